@@ -32,7 +32,7 @@ from flows.cli.console import exit_if_failed as _exit_if_failed
 from flows.cli.console import store as _store
 from flows.cli.console import warn as _warn
 from flows.cli.documents import AsJson
-from flows.cli.documents import paper as _paper
+from flows.cli.documents import json_output as _json_output
 from flows.cli.examples import app as _examples
 from flows.cli.new import app as _new
 from flows.cli.replicate import app as _replicate
@@ -42,7 +42,7 @@ from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
 if TYPE_CHECKING:
-    from flows.cli.documents import Paper
+    from flows.cli.documents import JsonOutput
     from flows.config.experiment import ExperimentConfig
     from flows.config.yaml_document import Document
 
@@ -219,8 +219,8 @@ def run(
             )
         run_replication(replication)
     else:
-        with _paper(as_json) as paper:
-            _run_experiment(config, document, settings, parallel, retry_invalid, yes, paper)
+        with _json_output(as_json) as out:
+            _run_experiment(config, document, settings, parallel, retry_invalid, yes, out)
 
 
 def _run_experiment(
@@ -230,7 +230,7 @@ def _run_experiment(
     parallel: int | None,
     retry_invalid: bool,
     yes: bool,
-    paper: Paper,
+    out: JsonOutput,
 ) -> None:
     from numpy.random import default_rng
 
@@ -286,8 +286,8 @@ def _run_experiment(
         raise typer.Exit(130) from None
     judged = judge(done.outcomes, experiment.claims, default_rng(0))
     rows = compared(done.outcomes, experiment.comparison, default_rng(0))
-    if paper.wanted:
-        paper.write(documents.run(experiment.experiment, done, judged, rows))
+    if out.wanted:
+        out.write(documents.run(experiment.experiment, done, judged, rows))
         _exit_if_failed(done.outcomes)
         return
     print_claims(judged, console)
@@ -333,9 +333,9 @@ def validate(
     document = find_document(config)
     confirm = None if yes else confirm_many
     try:
-        with _paper(as_json) as paper:
+        with _json_output(as_json) as out:
             done = compare_both(
-                document, settings, profile, _store(), _console(), _warn, confirm, paper
+                document, settings, profile, _store(), _console(), _warn, confirm, out
             )
     except KeyboardInterrupt:
         print(
@@ -370,8 +370,8 @@ def calibrate(
     """Measure what costs time on a cluster, and write it down as a profile for virtual time."""
     from flows.cli.calibrate import calibrate as measure
 
-    with _paper(as_json) as paper:
-        measure(config, settings, output, folder, _console(), _warn, paper)
+    with _json_output(as_json) as out:
+        measure(config, settings, output, folder, _console(), _warn, out)
 
 
 @app.command()
@@ -405,7 +405,7 @@ def resume(
     path = checkpoints_of(trial, Path.cwd())
     again = trial_of(saved_in(path), path)
     folder = trial_folder(again, path, Path.cwd())
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         console = _console()
         with exclusive(folder.parent), view_for(console) as view:
             must_not_have_ended(folder)
@@ -413,7 +413,7 @@ def resume(
             circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
             outcome = run_alone(again, folder, view, path, circumstances=circumstances)
         print_comparison((outcome,), console)
-        paper.write({"trial": outcome.row()})
+        out.write({"trial": outcome.row()})
     _exit_if_failed([outcome])
 
 
@@ -437,14 +437,14 @@ def replay(
     from flows.report.compare import figures_of_two
 
     again = replay_of(trial, Path.cwd())
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         console = _console()
         with view_for(console) as view:
             outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
         original = finished(again.events_file, again.record, load_prices()).outcome
         names = original.identity.trial, outcome.identity.trial
         console.print(figures_of_two(names, original, outcome))
-        paper.write({"original": original.row(), "replay": outcome.row()})
+        out.write({"original": original.row(), "replay": outcome.row()})
     _exit_if_failed([outcome])
 
 
@@ -509,7 +509,7 @@ def plan(
         print(job_scripts(trials[0]))
         return
     models = check_models(trials)
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         console = _console()
         recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
         to_run = [trial for trial in trials if trial.name not in recorded]
@@ -533,7 +533,7 @@ def plan(
         resolved = planned(experiment.claims, seeds, outcomes, default_rng(0))
         print_plan(resolved, seeds, name, console)
         seconds = durations.total(to_run, at_once_by_default(to_run)) if to_run else 0.0
-        paper.write(
+        out.write(
             documents.plan(experiment.experiment, trials, recorded, seconds, objections, resolved)
         )
 
@@ -557,10 +557,10 @@ def status(
     from flows.monitor.status import running, show
 
     found = running(Path.cwd(), experiment)
-    with _paper(as_json) as paper:
-        if not paper.wanted:
+    with _json_output(as_json) as out:
+        if not out.wanted:
             show(found, _console())
-        paper.write(documents.status(found))
+        out.write(documents.status(found))
 
 
 @app.command()
@@ -626,10 +626,10 @@ def report(
         begun = [each.outcome for each in recorded if each.record.started]
         claims = read_claims(folder)
         tables += write_latex(begun, read_comparison(folder), claims, latex)
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         print(*tables, path, sep="\n")
         files = {"report": path, "figures": folder / FIGURES, "tables": tables}
-        paper.write({"experiment": experiment, **files, "left_out": damaged})
+        out.write({"experiment": experiment, **files, "left_out": damaged})
 
 
 @app.command()
@@ -691,8 +691,8 @@ def results(
     judged = judge(outcomes, read_claims(folder), default_rng(0))
     rows = compared(outcomes, read_comparison(folder), default_rng(0))
     if as_json:
-        with _paper(as_json) as paper:
-            paper.write(documents.results(experiment, outcomes, judged, rows))
+        with _json_output(as_json) as out:
+            out.write(documents.results(experiment, outcomes, judged, rows))
         return
     console = _console()
     print_claims(judged, console)
@@ -725,12 +725,12 @@ def compare(first: Run, second: Run, as_json: AsJson = False) -> None:
 
     prices = load_prices()
     one, other = (find_run(name, Path.cwd(), prices, _warn) for name in (first, second))
-    with _paper(as_json) as paper:
-        if paper.wanted:
+    with _json_output(as_json) as out:
+        if out.wanted:
             check_comparable(one, other)
             alone = len(one.trials) == len(other.trials) == 1
             rows = () if alone else judged(one, other, default_rng(0))
-            paper.write(documents.compare(one, other, rows))
+            out.write(documents.compare(one, other, rows))
         else:
             print_side_by_side(one, other, default_rng(0), _console())
 
@@ -779,13 +779,13 @@ def doctor(
     from flows.cli import documents
     from flows.cli.doctor import as_table, examine, examine_cluster
 
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         if cluster is not None:
             findings = examine_cluster(cluster, settings, limit, Path.cwd(), _console(), _warn)
         else:
             findings = examine(Path.cwd(), _store())
             _console().print(as_table(findings))
-        paper.write(documents.doctor(findings))
+        out.write(documents.doctor(findings))
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
 

@@ -33,7 +33,7 @@ AsJson = Annotated[
 ]
 
 
-class Paper:
+class JsonOutput:
     """Takes the document of a command; what is written without `--json` goes nowhere."""
 
     def __init__(self, out: IO[str] | None) -> None:
@@ -57,24 +57,24 @@ class Paper:
 
 
 @contextmanager
-def paper(wanted: bool) -> Iterator[Paper]:
+def json_output(wanted: bool) -> Iterator[JsonOutput]:
     """Give what takes the document, if one is wanted; until the end, stdout is stderr.
 
     So it is for the processes that are started meanwhile, where stdout is that of the process.
     """
     if not wanted:
-        yield Paper(None)
+        yield JsonOutput(None)
         return
     own = sys.stdout
     if own is not sys.__stdout__ or own is None:
         with redirect_stdout(sys.stderr):
-            yield Paper(own)
+            yield JsonOutput(own)
         return
     own.flush()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
         try:
-            yield Paper(out)
+            yield JsonOutput(out)
         finally:
             own.flush()
             os.dup2(out.fileno(), 1)

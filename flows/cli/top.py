@@ -12,7 +12,7 @@ import typer
 
 from flows.cli import completion
 from flows.cli.console import console
-from flows.cli.documents import AsJson, paper
+from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from flows.monitor.top import Source
@@ -53,12 +53,15 @@ def top(
     """
     from flows.monitor.top import look_twice, shown
 
-    with _source(training, tls_ca_file, tls_cert, tls_key) as source, paper(as_json) as page:
+    with (
+        _source(training, tls_ca_file, tls_cert, tls_key) as source,
+        json_output(as_json) as out,
+    ):
         if once or as_json or not console().is_terminal:
             pictures = look_twice(source)
-            if not page.wanted:
+            if not out.wanted:
                 console().print(shown(pictures))
-            page.write(pictures)
+            out.write(pictures)
         else:
             _show(source, every)
 

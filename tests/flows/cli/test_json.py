@@ -240,11 +240,11 @@ def test_bad_input_writes_no_document(tmp_path: Path, words: list[str]) -> None:
 
 def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:
     code = (
-        "import numpy as np; from pathlib import Path; from flows.cli.documents import paper\n"
-        "with paper(True) as page:\n"
+        "import numpy as np; from pathlib import Path; from flows.cli.documents import json_output\n"
+        "with json_output(True) as out:\n"
         "    print('aside'); import os; os.system('echo child')\n"
         "    some = {'a': float('nan'), 'b': np.float32(2), 'c': Path('x'), 'd': np.arange(2)}\n"
-        "    page.write(some)\n"
+        "    out.write(some)\n"
         "print('after')\n"
     )
     done = subprocess.run(
