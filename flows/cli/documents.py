@@ -106,7 +106,7 @@ def comparison(rows: Iterable[Compared]) -> list[dict[str, Any]]:
             "value": row.interval,
             "difference": difference(row.difference),
             "reading": row.reading,
-            "said": row.said,
+            "sentence": row.said,
             "seeds_needed": row.repeats_needed,
         }
         for row in rows
@@ -229,7 +229,12 @@ def compare(first: Run, second: Run, rows: Iterable[Compared]) -> dict[str, Any]
 
 def doctor(findings: Sequence[Finding]) -> dict[str, Any]:
     """What was looked at, and whether experiments can run with it."""
-    return {"good": all(each.good for each in findings), "findings": findings}
+    return {
+        "ok": all(each.good for each in findings),
+        "findings": [
+            {"subject": each.subject, "message": each.found, "ok": each.good} for each in findings
+        ],
+    }
 
 
 def agreement(found: Agreement, said: Sequence[str]) -> dict[str, Any]:
@@ -270,10 +275,10 @@ def _standing(trial: Standing) -> dict[str, Any]:
         "state": trial.state,
         "reason": trial.reason,
         "since": going and going.since,
-        "heard": going and going.heard,
+        "last_event_at": going and going.heard,
         "updates": going and going.updates,
-        "of": going and going.of,
-        "said": going and going.told,
+        "total_updates": going and going.of,
+        "message": going and going.told,
         "dashboard": going and going.dashboard,
     }
 

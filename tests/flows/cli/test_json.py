@@ -221,7 +221,7 @@ def test_the_status_of_what_runs(tmp_path: Path) -> None:
 
 def test_the_doctor(tmp_path: Path) -> None:
     found = Documents(tmp_path)("doctor")
-    assert found["good"] == all(each["good"] for each in found["findings"])
+    assert found["ok"] == all(each["ok"] for each in found["findings"])
 
 
 @pytest.mark.parametrize(
