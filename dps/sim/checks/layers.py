@@ -113,7 +113,10 @@ async def caught_up(world: World, table: Table, layer: Checkpoint, patience: flo
     def behind() -> list[int]:
         tails = {v.shard: world.hosts[v.chain[-1].address].replica(v.shard) for v in table.views}
         left = {s: tail.state.version - tail._persistence.saved for s, tail in tails.items()}
-        return [shard for shard, unsaved in left.items() if unsaved >= (layer.at_risk or 1)]
+        return [shard for shard, unsaved in left.items() if unsaved >= due]
+
+    every = layer.at_risk or 1
+    due = every if layer.seconds is None else 1
 
     until = _now() + patience
     while behind():

@@ -39,6 +39,10 @@ def events(s: Setting, kind: type[Event], shard: int = 0) -> list[Any]:
     return [event for event in happened(s, kind) if event.shard == shard]
 
 
+def refuse(self: CheckpointFiles, *args: Any) -> int:
+    raise StoreUnavailable("no space")
+
+
 async def lose_all(s: Setting) -> Restored:
     """Lose every copy of shard 0 above the layer at once; return how it comes back."""
     before = len(events(s, Restored))
@@ -246,3 +250,37 @@ def test_a_promoted_tail_goes_on_with_the_layer() -> None:
         await until(lambda: events(s, CheckpointWritten)[-1].version >= 16)
 
     in_world(scenario, shards=1, recovery=over(Chain(2), every=4))
+
+
+@pytest.mark.parametrize("every", [None, 100])
+def test_a_new_tail_writes_in_time_what_was_acked_before_it_came(every: int | None) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        s.world.crash(s.world.name_of(view.chain[1]), back_after=1.0)
+        await until(lambda: len(s.world.view(0).chain) == 1 and s.world.view(0).serving)
+        for _ in range(20):
+            await client.push(ONES)
+        assert not events(s, CheckpointWritten)[-1].version, "it is not due yet"
+        await s.world.complete()
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 20, within=10.0)
+        assert (await lose_all(s)).version == 20
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), every=every, seconds=10.0))
+
+
+def test_a_new_tail_writes_what_the_one_before_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFiles, "write", refuse)
+            s.world.crash(s.world.name_of(view.chain[1]), back_after=1.0)
+            for _ in range(20):
+                await client.push(ONES)
+            await until(lambda: events(s, CheckpointFailed))
+            await s.world.complete()
+            await asyncio.sleep(2.0)
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 20, within=10.0)
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), every=10))
