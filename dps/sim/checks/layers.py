@@ -121,7 +121,7 @@ async def caught_up(world: World, table: Table, layer: Checkpoint, patience: flo
     until = _now() + patience
     while behind():
         text = f"shards {behind()}: what is due is not in a checkpoint after {patience:g} s"
-        require(_now() < until, "layer left behind", text)
+        require(_now() < until, "layer not caught up", text)
         await asyncio.sleep(0.1)
 
 
