@@ -1,6 +1,6 @@
-"""The checks of layers: acks never wait for the checkpoints below, and these are gone back to last.
+"""The checks of layers: acks never wait for the checkpoints below, which are restored from last.
 
-That is when every copy above is lost, and to nothing older than the newest checkpoint that was
+That is when every copy above is lost, and from nothing older than the newest checkpoint that was
 complete when the coordinator had the shard restored. At rest, a layer has what is due.
 """
 
