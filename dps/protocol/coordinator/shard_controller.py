@@ -340,14 +340,8 @@ class ShardController:
 
     @property
     def _stays_durable(self) -> bool:
-        """Whether a new tail can go on where the old one is, without anything being written.
-
-        With a layer below it takes over what the old one has not written to files.
-        """
-        durability = self._durability
-        if durability.seconds is not None or durability.has_layer_below:
-            return False
-        return self._stored == self._port.store
+        """Whether a new tail can go on where the old one is, without anything being written."""
+        return self._stored == self._port.store and self._durability.seconds is None
 
     @property
     def _lacks_store(self) -> bool:
