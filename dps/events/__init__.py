@@ -404,7 +404,7 @@ class RolledBack(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed(Event):
-    """A checkpoint could not be written; the one before it is still there."""
+    """A checkpoint could not be written, or takes long; the one before it is still there."""
 
     shard: int
     epoch: int

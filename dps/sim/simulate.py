@@ -13,6 +13,7 @@ from dps.protocol import executor as offload
 from dps.protocol import key_cache as keys
 from dps.protocol.durabilities.layered import Layered
 from dps.protocol.group import Group
+from dps.protocol.messages import Table
 from dps.protocol.recovery import with_checkpoint_path
 from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.sim.checks.audit import Auditor, accepting, publishing, settled
@@ -171,11 +172,16 @@ class _Run:
         self._over.set()
         await self._injector.drained(HORIZON)
         await self._ended()
+        await self._rest()  # what is due must be written although no update follows
         await self._push_once_more()
+        self._auditor.check(await self._rest())
+
+    async def _rest(self) -> Table:
+        """Wait until all shards are served and at rest, and a layer has what is due."""
         table = await settled(self._world, HORIZON)
         if isinstance(durability := self._case.recovery.durability, Layered):
             await caught_up(self._world, table, durability.below, HORIZON)
-        self._auditor.check(table)
+        return table
 
     def join(self) -> None:
         """Have one more worker join, if there are cells for it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -319,7 +319,25 @@ def _seen_by_all_nodes(path: str | None) -> str | None:
     return path
 
 
-class CheckpointSection(Built[Durability]):
+class _CheckpointInterval(Section):
+    """Where checkpoints are written, and how often: every 100 updates if nothing is said."""
+
+    every: PositiveInt | Literal["auto"] | None = None
+    seconds: PositiveFloat | None = None
+    path: str | None = None
+    keep: PositiveInt = 2
+
+    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
+
+    @model_validator(mode="after")
+    def _some_interval(self) -> Self:
+        if self.every is None and self.seconds is None:
+            # Not as if it had been written: an axis over `seconds` must be able to replace it.
+            self.__dict__["every"] = CHECKPOINT_EVERY
+        return self
+
+
+class CheckpointSection(_CheckpointInterval, Built[Durability]):
     """Shard state survives in files, written in an interval of updates, of seconds, or of both.
 
     With `every: auto` the interval follows from what writes cost and how often shards are lost; it
@@ -328,24 +346,15 @@ class CheckpointSection(Built[Durability]):
 
     makes = dps.Checkpoint
     kind: Literal["checkpoint"]
-    every: PositiveInt | Literal["auto"] | None = None
     mode: Literal["sync", "async"] = "async"
-    path: str | None = None
-    keep: PositiveInt = 2
-    seconds: PositiveFloat | None = None
     scope: Literal["shard", "all"] = "shard"
     # Left out of what is recorded unless they are set: without them, a trial is what it always was.
     least: PositiveInt = Field(default=LEAST, exclude_if=lambda least: least == LEAST)
     most: PositiveInt = Field(default=MOST, exclude_if=lambda most: most == MOST)
     mtbf: PositiveFloat | None = Field(default=None, exclude_if=lambda mtbf: mtbf is None)
 
-    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
-
     @model_validator(mode="after")
-    def _some_interval(self) -> CheckpointSection:
-        if self.every is None and self.seconds is None:
-            # Not as if it had been written: an axis over `seconds` must be able to replace it.
-            self.__dict__["every"] = CHECKPOINT_EVERY
+    def _is_accepted(self) -> Self:
         with refusing():
             self.build()
         return self
@@ -365,25 +374,14 @@ class PartialCheckpointSection(Built[Durability]):
     _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
 
 
-class LayerSection(Section):
+class LayerSection(_CheckpointInterval):
     """Checkpoints that are written in the background, below what acks wait for."""
 
     every: PositiveInt | None = None
-    seconds: PositiveFloat | None = None
-    path: str | None = None
-    keep: PositiveInt = 2
-
-    _all_nodes_see_it = field_validator("path")(_seen_by_all_nodes)
-
-    @model_validator(mode="after")
-    def _some_interval(self) -> LayerSection:
-        if self.every is None and self.seconds is None:
-            self.__dict__["every"] = CHECKPOINT_EVERY
-        return self
 
 
 class _AboveLayer(Built[Durability]):
-    """A durability that a layer of checkpoints may lie below."""
+    """A durability that may have a layer of checkpoints below."""
 
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
     below: LayerSection | None = Field(default=None, exclude_if=lambda below: below is None)

@@ -1,7 +1,7 @@
 """Layers: what acks wait for is in memory, and checkpoints are written below it in the background.
 
-When every copy above is lost, a shard goes on from the newest complete checkpoint. Whether that is
-so is for the coordinator to say: a server cannot know who else has the state.
+When every copy above is lost, a shard is restored from the newest complete checkpoint. The
+coordinator decides that: a server cannot know who else has the state.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Layered(Durability):
     """Shard state lives as `above` says, and checkpoints of it are written in the background.
 
-    As long as one copy above lives, nothing acked is lost, and the layer below is not looked at.
-    When all are lost (every replica of a chain; the state store, and the server with it), the shard
-    goes on from the newest complete checkpoint: acked updates since then are lost. No ack waits for
-    the layer, so `below.every` says how often a write begins, and bounds nothing: while files are
-    slow, or cannot be written, more is at risk.
+    As long as one copy above lives, nothing acked is lost, and no checkpoint is read. When all are
+    lost (every replica of a chain; the state store, and the server with it), the shard is restored
+    from the newest complete checkpoint: acked updates since then are lost. No ack waits for the
+    layer, so `below.every` sets how often a write begins, and is no bound on the loss: while files
+    are slow, or cannot be written, more is at risk.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class Layered(Durability):
         return replace(self, below=self.below.at(path))
 
     def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
-        """Whether what is above can be restored: only else is the layer below asked."""
+        """Whether the state above can be restored; the layer below is used only if it cannot."""
         return self.above.is_restorable(stored, store)
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
@@ -140,7 +140,7 @@ class LayeredPersistence:
         Whether the state is restored from the files.
     """
 
-    immediate = False  # else nobody would say what is committed
+    immediate = False  # each commit must come here, to be noted for the layer below
     cuts: CutPersistence | None = None
 
     def __init__(

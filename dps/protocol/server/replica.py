@@ -283,7 +283,7 @@ class Replica:
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            given = self.shard, m.epoch, chain, state, "replica", self._persistence.saved
+            given = self.shard, m.epoch, chain, state, "replica", self.saved
             install = Install(*given, m.keepers)
             copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
             await commits.until_interrupted(copy)
@@ -329,6 +329,11 @@ class Replica:
         """Raise `StaleEpoch` if this is not the replica's epoch."""
         if epoch != self.epoch or self._closed:
             raise StaleEpoch(f"shard {self.shard} is in epoch {self.epoch}, not {epoch}")
+
+    @property
+    def saved(self) -> int:
+        """The version that survives the loss of this host, if it need not be the last acked one."""
+        return self._persistence.saved
 
     @property
     def uncommitted(self) -> int:

@@ -323,18 +323,23 @@ class ShardServer:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
         self._note_keepers(m)
         keeper, life = self._persistence(m.shard, m.from_below), self._life
-        state = self._got(m) if m.since else await keeper.restore(m.epoch, m.cut)
+        if m.since:
+            got = self._got(m)
+            state = got.state
+            keeper.take_over(got.saved, state.version)
+        else:
+            state = await keeper.restore(m.epoch, m.cut)
         if life != self._life:
             raise LeaseExpired(f"{self._node} was given up while it restored the state")
         await self._adopt(m.shard, m.epoch, (m.host,), state, keeper.source, keeper)
         return brought(keeper.source, state)
 
-    def _got(self, m: Restore) -> ShardState:
-        """The state that an earlier attempt to restore a shard has brought here."""
+    def _got(self, m: Restore) -> Replica:
+        """The replica that an earlier attempt to restore a shard has brought here."""
         replica = self._replicas.get(m.shard)
         if replica is None or replica.epoch < m.since:
             raise StaleEpoch(f"{self._node} has got no state of shard {m.shard} since {m.since}")
-        return replica.state
+        return replica
 
     async def _adopt(
         self,
@@ -373,7 +378,7 @@ class ShardServer:
             if old is not None:
                 await old.close()
         if replica.is_head:
-            await keeper.begin(epoch, replica.state)
+            await replica.make_durable(epoch)
             now = self._clock.now()
             if self._restored.get(shard, 0) < epoch:  # the first time it may have failed half-way
                 self._restored[shard] = epoch

@@ -10,13 +10,15 @@ import asyncio
 
 from dps.core.shard import ShardState
 from dps.protocol.durability import ServerContext
-from dps.protocol.storage.checkpoint_schedule import Checkpoints, CheckpointSettings, in_thread
+from dps.protocol.storage.checkpoint_schedule import Checkpoints, CheckpointSettings
 
 PAUSE_SECONDS = 0.5  # after a write that has failed
 
 
 class BackgroundCheckpoints(Checkpoints):
     """A shard's state in files, written beside its updates. Used from one event loop."""
+
+    _retry_seconds = PAUSE_SECONDS
 
     def __init__(self, wanted: CheckpointSettings, context: ServerContext) -> None:
         super().__init__(wanted, context)
@@ -30,15 +32,14 @@ class BackgroundCheckpoints(Checkpoints):
         StoreUnavailable
             The path cannot be read.
         """
-        return bool(await in_thread(self._files.found))
+        return bool(await self._in_thread(self._files.found))
 
     def note(self, epoch: int, state: ShardState) -> None:
         """Take note of a state that is acked, and begin to write it when that is due."""
         self._note(epoch, state)
         if epoch <= self._refused:
             return
-        if self._timer is None and self._wanted.seconds is not None:
-            self._timer = asyncio.create_task(self._write_in_time())
+        self._start_timer()
         if self._is_due and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write_while_due())
 
@@ -74,4 +75,4 @@ class BackgroundCheckpoints(Checkpoints):
             before = self._complete
             await asyncio.shield(self._start_writing(epoch, state))
             if self._complete == before:
-                await asyncio.sleep(PAUSE_SECONDS)
+                await self._pause()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, Protocol, TypeVar
 
@@ -25,6 +26,8 @@ T = TypeVar("T")
 
 RETRY_SECONDS = 0.05
 TICK_SECONDS = 0.001  # clocks may differ by less than the time can advance
+SLOW_SECONDS = 30.0  # a write that takes longer is recorded as failed while it goes on
+FILE_THREADS = 2  # of each shard: a write that hangs does not keep the next epoch's waiting
 
 
 class CheckpointSettings(Protocol):
@@ -79,6 +82,7 @@ class Checkpoints:
     window = 64
     cuts: CutPersistence | None = None
     _save_attempts = 1  # the disk does not change its mind at once
+    _retry_seconds = RETRY_SECONDS
 
     def __init__(self, wanted: CheckpointSettings, context: ServerContext) -> None:
         if wanted.path is None:
@@ -89,6 +93,8 @@ class Checkpoints:
         self._emit = context.emit
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
         self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.group}", context)
+        # Not the event loop's own threads, which apply updates: files may hang for ever.
+        self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
         self._complete = 0
         self._writing: asyncio.Task[None] | None = None
         self._timer: asyncio.Task[None] | None = None
@@ -97,6 +103,7 @@ class Checkpoints:
         self._unsaved = asyncio.Event()
         self._since = 0.0  # whatever is acked and not saved was acked after this moment
         self._failure = ""  # why the last write failed
+        self._failed_at = -math.inf
         self._refused = 0  # up to this epoch, the files belong to a server that came later
         self._sync = sync = wanted.mode == "sync"
         self._due, self._allowed = math.inf, math.inf
@@ -143,8 +150,7 @@ class Checkpoints:
         self._note(epoch, state)
         if self._costs.came(self._clock.monotonic(), state.version):
             self._choose(epoch)
-        if self._timer is None and self._wanted.seconds is not None:
-            self._timer = asyncio.create_task(self._write_in_time())
+        self._start_timer()
         if state.version - self._complete >= self._due:
             self._start_writing(epoch, state)
         while self._too_much_at_risk(state):
@@ -177,9 +183,9 @@ class Checkpoints:
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the newest checkpoint that is whole, recording those that are not."""
-        for found in await in_thread(self._files.found):
+        for found in await self._in_thread(self._files.found):
             try:
-                state = await in_thread(partial(self._files.read, found))
+                state = await self._in_thread(partial(self._files.read, found))
                 await self._tell_of(epoch, found)
                 return state
             except CheckpointCorrupt as error:
@@ -232,6 +238,14 @@ class Checkpoints:
         age = self._clock.monotonic() - self._since
         return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
 
+    def _start_timer(self) -> None:
+        """Have what is unsaved written in time, if that is promised.
+
+        The timer may have ended, when a server that came later had the files for a while.
+        """
+        if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
+            self._timer = asyncio.create_task(self._write_in_time())
+
     async def _write_in_time(self) -> None:
         """Start a write in time for what is unsaved, though no further update may follow."""
         while True:
@@ -247,7 +261,12 @@ class Checkpoints:
             before = self._complete
             await asyncio.shield(self._start_writing(epoch, state))
             if self._complete == before:
-                await asyncio.sleep(RETRY_SECONDS)
+                await self._pause()
+
+    async def _pause(self) -> None:
+        """Wait until a write may be tried again after one that failed, whoever started it."""
+        while (left := self._failed_at + self._retry_seconds - self._clock.monotonic()) > 0:
+            await asyncio.sleep(max(left, TICK_SECONDS))
 
     def _start_writing(self, epoch: int, state: ShardState) -> asyncio.Task[None]:
         if self._writing is None or self._writing.done():
@@ -274,7 +293,7 @@ class Checkpoints:
             self._failed(epoch, str(error))
 
     def _failed(self, epoch: int, reason: str) -> None:
-        self._failure = reason
+        self._failure, self._failed_at = reason, self._clock.monotonic()
         self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
 
     async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
@@ -284,9 +303,18 @@ class Checkpoints:
 
     async def _write(self, epoch: int, state: ShardState, cut: int | None = None) -> None:
         began = self._clock.monotonic()
-        nbytes = await in_thread(partial(self._files.write, epoch, state, cut))
+        loop = asyncio.get_running_loop()
+        slow = loop.call_later(SLOW_SECONDS, self._tell_of_slow_write, epoch, state.version)
+        try:
+            nbytes = await self._in_thread(partial(self._files.write, epoch, state, cut))
+        finally:
+            slow.cancel()
         now, took = self._clock.now(), self._clock.monotonic() - began
         self._emit(CheckpointWritten(now, self._shard, epoch, state.version, nbytes, took))
+
+    def _tell_of_slow_write(self, epoch: int, version: int) -> None:
+        reason = f"version {version} is not written after {SLOW_SECONDS:g} s; the write goes on"
+        self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
 
     def _saved(self, version: int, noted: float) -> None:
         self._complete = version
@@ -294,7 +322,6 @@ class Checkpoints:
         if self._latest is not None and self._latest[1].version <= version:
             self._unsaved.clear()
 
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """Do work that blocks, without stopping the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Do work with files, which may block, without stopping the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

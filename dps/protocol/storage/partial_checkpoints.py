@@ -12,11 +12,7 @@ from dps.errors import ConfigurationError
 from dps.events import PartsRestored
 from dps.protocol.durability import ServerContext
 from dps.protocol.storage.checkpoint_files import CheckpointFiles, Found
-from dps.protocol.storage.checkpoint_schedule import (
-    Checkpoints,
-    CheckpointSettings,
-    in_thread,
-)
+from dps.protocol.storage.checkpoint_schedule import Checkpoints, CheckpointSettings
 from dps.protocol.storage.partial_files import PartialFiles
 
 
@@ -40,7 +36,7 @@ class PartialCheckpoints(Checkpoints):
         return PartialFiles(path, context.shard, keep, self._share, context.layout)
 
     async def _tell_of(self, epoch: int, found: Found) -> None:
-        behind = await in_thread(partial(self._files.behind, found))
+        behind = await self._in_thread(partial(self._files.behind, found))
         if behind is not None:
             how_old = behind.version, behind.oldest, behind.older, behind.units
             self._emit(PartsRestored(self._clock.now(), self._shard, epoch, *how_old))

@@ -15,7 +15,7 @@ from dps.errors import CheckpointCorrupt, DpsError
 from dps.events import CheckpointRefused
 from dps.protocol.durability import ServerContext
 from dps.protocol.messages import WantCut
-from dps.protocol.storage.checkpoint_schedule import Checkpoints, CheckpointSettings, in_thread
+from dps.protocol.storage.checkpoint_schedule import Checkpoints, CheckpointSettings
 
 FIRST = 0  # the cut of the states with which a group starts
 
@@ -40,7 +40,7 @@ class CutCheckpoints(Checkpoints):
         """Write the first state of the shard, once; any other one is in its cut already."""
         if self._begun:
             return
-        there = await in_thread(self._files.found)
+        there = await self._in_thread(self._files.found)
         if not any((found.epoch, found.cut) == (epoch, FIRST) for found in there):
             await self._write(epoch, state, FIRST)
             self._saved(state.version, self._clock.monotonic())
@@ -54,10 +54,10 @@ class CutCheckpoints(Checkpoints):
         CheckpointCorrupt
             It is damaged, or not there; a cut before it must do, on all shards.
         """
-        for found in await in_thread(self._files.found):
+        for found in await self._in_thread(self._files.found):
             if found.cut == cut:
                 try:
-                    state = await in_thread(partial(self._files.read, found))
+                    state = await self._in_thread(partial(self._files.read, found))
                 except CheckpointCorrupt as error:
                     now = self._clock.now()
                     refused = CheckpointRefused(now, self._shard, found.manifest, str(error))
@@ -86,7 +86,7 @@ class CutCheckpoints(Checkpoints):
         self._taken = {other: at for other, at in self._taken.items() if other > cut}
         async with self._ended:
             self._ended.notify_all()
-        await in_thread(partial(self._files.prune_cuts, epoch, oldest))
+        await self._in_thread(partial(self._files.prune_cuts, epoch, oldest))
 
     async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
         """Have a cut taken that holds the state."""

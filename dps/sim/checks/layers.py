@@ -1,6 +1,6 @@
-"""The checks of layers: acks never wait for the checkpoints below, and these are gone back to last.
+"""The checks of layers: acks never wait for the checkpoints below, which are restored from last.
 
-That is when every copy above is lost, and to nothing older than the newest checkpoint that was
+That is when every copy above is lost, and from nothing older than the newest checkpoint that was
 complete when the coordinator had the shard restored. At rest, a layer has what is due.
 """
 
@@ -113,12 +113,15 @@ async def caught_up(world: World, table: Table, layer: Checkpoint, patience: flo
     def behind() -> list[int]:
         tails = {v.shard: world.hosts[v.chain[-1].address].replica(v.shard) for v in table.views}
         left = {s: tail.state.version - tail._persistence.saved for s, tail in tails.items()}
-        return [shard for shard, unsaved in left.items() if unsaved >= (layer.at_risk or 1)]
+        return [shard for shard, unsaved in left.items() if unsaved >= due]
+
+    every = layer.at_risk or 1
+    due = every if layer.seconds is None else 1
 
     until = _now() + patience
     while behind():
         text = f"shards {behind()}: what is due is not in a checkpoint after {patience:g} s"
-        require(_now() < until, "layer left behind", text)
+        require(_now() < until, "layer not caught up", text)
         await asyncio.sleep(0.1)
 
 

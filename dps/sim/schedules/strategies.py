@@ -228,5 +228,6 @@ _ALL = (
         shards=3,
         servers=3,
     ),
+    Case("chain(2) over checkpoint, seconds", Recovery(Layered(Chain(2), Checkpoint(seconds=5.0)))),
 )
 CASES = {case.name: case for case in _ALL}

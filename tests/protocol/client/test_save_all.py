@@ -17,8 +17,8 @@ from dps.protocol.client.save_all import save_all
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import CloseGroup
 from dps.protocol.recovery import Recovery
-from dps.protocol.storage import checkpoint_schedule as saving
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
 from dps.testing.worlds import Setting, happened, in_world
@@ -76,7 +76,7 @@ def test_what_was_acknowledged_before_is_written_on_all_shards() -> None:
 def test_a_write_of_an_older_state_that_is_under_way_is_not_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def slowly(work: Callable[[], Any]) -> Any:
+    async def slowly(self: Checkpoints, work: Callable[[], Any]) -> Any:
         await asyncio.sleep(0.5)
         return work()
 
@@ -84,7 +84,7 @@ def test_a_write_of_an_older_state_that_is_under_way_is_not_enough(
         _, client = await s.enter("a")
         driver = Driver(s)
         await client.push(ONES)
-        monkeypatch.setattr(saving, "in_thread", slowly)
+        monkeypatch.setattr(Checkpoints, "_in_thread", slowly)
         first = asyncio.ensure_future(driver.save())
         await asyncio.sleep(0.1)  # it is being written
         await client.push(ONES)

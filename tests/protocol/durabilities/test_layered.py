@@ -19,7 +19,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.messages import Drain, Push
+from dps.protocol.messages import Drain, Keepers, Push, Restore
 from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.wire import decode, encode
@@ -37,6 +37,10 @@ def over(above: Chain | SharedStore, **choices: Any) -> Recovery:
 
 def events(s: Setting, kind: type[Event], shard: int = 0) -> list[Any]:
     return [event for event in happened(s, kind) if event.shard == shard]
+
+
+def refuse(self: CheckpointFiles, *args: Any) -> int:
+    raise StoreUnavailable("no space")
 
 
 async def lose_all(s: Setting) -> Restored:
@@ -262,3 +266,86 @@ def test_a_promoted_tail_goes_on_with_the_layer() -> None:
         await until(lambda: events(s, CheckpointWritten)[-1].version >= 16)
 
     in_world(scenario, shards=1, recovery=over(Chain(2), every=4))
+
+
+@pytest.mark.parametrize("every", [None, 100])
+def test_a_new_tail_writes_in_time_what_was_acked_before_it_came(every: int | None) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        s.world.crash(s.world.name_of(view.chain[1]), back_after=1.0)
+        await until(lambda: len(s.world.view(0).chain) == 1 and s.world.view(0).serving)
+        for _ in range(20):
+            await client.push(ONES)
+        assert not events(s, CheckpointWritten)[-1].version, "it is not due yet"
+        await s.world.complete()
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 20, within=10.0)
+        assert (await lose_all(s)).version == 20
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), every=every, seconds=10.0))
+
+
+def test_a_new_tail_writes_what_the_one_before_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFiles, "write", refuse)
+            s.world.crash(s.world.name_of(view.chain[1]), back_after=1.0)
+            for _ in range(20):
+                await client.push(ONES)
+            await until(lambda: events(s, CheckpointFailed))
+            await s.world.complete()
+            await asyncio.sleep(2.0)
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 20, within=10.0)
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), every=10))
+
+
+@pytest.mark.parametrize("choices", [{"every": 2}, {"seconds": 0.2}, {"every": 2, "seconds": 0.2}])
+def test_a_write_that_fails_is_tried_again_after_a_pause(
+    choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        monkeypatch.setattr(CheckpointFiles, "write", refuse)
+        await client.push(ONES)
+        await asyncio.sleep(10.0)
+        assert 18 <= len(events(s, CheckpointFailed)) <= 21
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), **choices))
+
+
+def test_a_host_that_has_the_state_does_not_ask_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was lost before the shard was served from what it had."""
+
+    def unreadable(self: CheckpointFiles) -> Any:
+        raise StoreUnavailable("the path cannot be read")
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        view = (await s.world.complete()).views[0]
+        monkeypatch.setattr(CheckpointFiles, "found", unreadable)
+        keepers = Keepers(s.world.table.store)
+        (host,) = view.chain
+        got = Restore(0, view.epoch + 1, host, keepers, since=view.epoch)
+        assert (await s.ask(host, got)).version == 1
+
+    in_world(scenario, shards=1, recovery=over(SharedStore(4), every=100))
+
+
+def test_a_shard_that_is_restored_twice_is_written_by_one_writer() -> None:
+    """The coordinator asks again when it has no reply."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        view = (await s.world.complete()).views[0]
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
+        (host,) = view.chain
+        await s.ask(host, Restore(0, view.epoch, host, Keepers(s.world.table.store)))
+        await asyncio.sleep(10.0)
+        assert [written.version for written in events(s, CheckpointWritten)] == [0, 1]
+
+    in_world(scenario, shards=1, recovery=over(SharedStore(4), seconds=1.0))

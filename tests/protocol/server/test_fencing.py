@@ -43,7 +43,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.shard_server import ShardServer
-from dps.protocol.storage import checkpoint_schedule as saving
+from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import SimClock, here
@@ -496,13 +496,13 @@ def test_a_restoration_that_was_begun_in_an_earlier_life_comes_to_nothing(
         slow = asyncio.Event()
         first = s.world.hosts[s.world.endpoint("spare-0").address]
 
-        async def in_thread(work: Any) -> Any:
+        async def in_thread(self: Checkpoints, work: Any) -> Any:
             done = work()
             if isinstance(done, ShardState) and here.get() is s.world.process("spare-0"):
                 await slow.wait()
             return done
 
-        monkeypatch.setattr(saving, "in_thread", in_thread)
+        monkeypatch.setattr(Checkpoints, "_in_thread", in_thread)
         s.world.crash("server-0")
         await asyncio.sleep(0.2)
         cut_off(s, "spare-0")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
@@ -12,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.core.shard import ShardState
 from dps.errors import NotServing, StoreUnavailable
 from dps.events import (
     CheckpointFailed,
@@ -23,13 +27,15 @@ from dps.events import (
 )
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durability import ServerContext
+from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.messages import Drain
 from dps.protocol.recovery import Recovery
-from dps.protocol.storage import checkpoint_schedule as saving
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.checkpoint_schedule import SLOW_SECONDS, Checkpoints
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import Process, SimClock
+from dps.sim.schedules.strategies import TIMINGS
 from dps.sim.world import COORDINATOR
 from dps.testing.worlds import Setting, happened, in_world, until
 
@@ -119,7 +125,7 @@ def test_what_is_acked_during_a_write_is_saved_in_time_too(
     """Its age counts from when it was acked, not from the end of a slow write without it."""
     seconds, slow = 1.0, 0.4
 
-    async def slowly(work: Callable[[], Any]) -> Any:
+    async def slowly(self: Checkpoints, work: Callable[[], Any]) -> Any:
         await asyncio.sleep(slow)
         return work()
 
@@ -143,7 +149,7 @@ def test_what_is_acked_during_a_write_is_saved_in_time_too(
         assert acked[2] < saved[1]
         assert saved[2] - acked[2] <= seconds
 
-    monkeypatch.setattr(saving, "in_thread", slowly)
+    monkeypatch.setattr(Checkpoints, "_in_thread", slowly)
     in_world(scenario, shards=1, recovery=saved(seconds=seconds))
 
 
@@ -309,6 +315,90 @@ def test_what_waits_for_a_write_goes_into_it() -> None:
     in_world(scenario, shards=1)
 
 
+def test_the_timer_starts_again_when_a_server_has_its_files_back() -> None:
+    async def scenario(s: Setting) -> None:
+        process, _ = await s.enter("worker-0")
+        (state,) = await s.states()
+        states = [replace(state, version=version, index=version) for version in range(3)]
+        wanted = Checkpoint(path=f"memory://saving-{next(_numbers)}", seconds=0.4)
+        group, clock = s.world.group, SimClock(process)
+        transport = SimTransport(s.world.network, process)
+        tools = transport, clock, lambda event: None, no_store
+        context = ServerContext(0, "back", group.coordinator, group.timings, *tools)
+        keeper, newcomers = wanted.persistence(context), wanted.persistence(context)
+        await keeper.begin(1, states[0])
+        await keeper.commit(1, states[1])
+        newcomers.take_over(0, 1)
+        await newcomers.begin(2, states[1])
+        await asyncio.sleep(1.0)  # the timer is refused the files of a later epoch
+        await keeper.begin(3, states[1])  # the newcomer was lost before it served
+        await keeper.commit(3, states[2])
+        await until(lambda: keeper.saved == 2, within=0.4)
+        await keeper.close()
+
+    in_world(scenario, shards=1)
+
+
+def test_a_write_that_hangs_keeps_no_update_from_being_applied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Updates are applied in the threads of the event loop, of which there may be few."""
+    hanging, let_go = threading.Event(), threading.Event()
+
+    def hang(self: CheckpointFiles, *args: Any) -> int:
+        hanging.set()
+        let_go.wait(60.0)
+        return 0
+
+    class RealClock:
+        now, monotonic = staticmethod(time.time), staticmethod(time.monotonic)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        here = Endpoint("here", "")
+        tools: Any = None, RealClock(), lambda event: None, no_store
+        context = ServerContext(0, "g", here, TIMINGS, *tools)
+        keeper = Checkpoint(path="memory://hangs").persistence(context)
+        empty = np.zeros(1, np.uint8)
+        writing = asyncio.ensure_future(keeper.begin(1, ShardState(0, 0, 0, empty, {}, {}, {}, {})))
+        try:
+            async with asyncio.timeout(30.0):
+                while not hanging.is_set():
+                    await asyncio.sleep(0.01)
+                assert await offload(lambda: "applied", INLINE_BYTES) == "applied"
+            assert not writing.done()
+        finally:
+            let_go.set()
+        await writing
+
+    monkeypatch.setattr(CheckpointFiles, "write", hang)
+    asyncio.run(scenario())
+
+
+def test_a_write_that_takes_long_is_told_of_while_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = asyncio.Event()
+
+    async def hang(self: Checkpoints, work: Callable[[], Any]) -> Any:
+        await done.wait()
+        return work()
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("worker-0")
+        monkeypatch.setattr(Checkpoints, "_in_thread", hang)
+        await client.push(ONES)
+        await asyncio.sleep(SLOW_SECONDS - 1.0)
+        assert not events(s, CheckpointFailed)
+        await asyncio.sleep(SLOW_SECONDS)
+        (told,) = events(s, CheckpointFailed)
+        assert told.reason == "version 1 is not written after 30 s; the write goes on"
+        done.set()
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 1, within=1.0)
+
+    in_world(scenario, shards=1, recovery=saved(every=2))
+
+
 def test_both_limits_hold_together() -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("worker-0")
@@ -323,7 +413,7 @@ def test_both_limits_hold_together() -> None:
     in_world(scenario, recovery=saved(every=6, seconds=10.0))
 
 
-async def slow_write(work: Callable[[], Any]) -> Any:
+async def slow_write(self: Checkpoints, work: Callable[[], Any]) -> Any:
     await asyncio.sleep(0.2)
     return work()
 
@@ -331,7 +421,7 @@ async def slow_write(work: Callable[[], Any]) -> Any:
 def test_the_ack_of_an_update_that_makes_a_write_due_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(saving, "in_thread", slow_write)
+    monkeypatch.setattr(Checkpoints, "_in_thread", slow_write)
 
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("worker-0")
@@ -365,7 +455,7 @@ async def keep_pushing(s: Setting, workers: int) -> Callable[[], None]:
 def test_a_chosen_interval_grows_while_nothing_fails_and_shrinks_when_servers_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(saving, "in_thread", slow_write)
+    monkeypatch.setattr(Checkpoints, "_in_thread", slow_write)
 
     async def scenario(s: Setting) -> None:
         end = await keep_pushing(s, 3)
@@ -390,7 +480,7 @@ def test_where_no_ack_waits_for_a_write_there_is_a_pause_between_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Writes cost nothing then, but what goes on without one must be seen."""
-    monkeypatch.setattr(saving, "in_thread", slow_write)
+    monkeypatch.setattr(Checkpoints, "_in_thread", slow_write)
 
     async def scenario(s: Setting) -> None:
         end = await keep_pushing(s, 3)
