@@ -72,8 +72,11 @@ class Persistence(Protocol):
         """Go on where that of another replica is, which has given away its state of a version."""
         ...
 
-    def hand_over(self) -> None:
-        """Let go of what is not kept yet: another replica is the one that commits now."""
+    def enter(self, epoch: int, state: ShardState | None) -> None:
+        """Take note of an epoch in which this replica commits, after a state that is committed.
+
+        None: another replica commits, and is the one to keep what is not kept yet.
+        """
         ...
 
     async def begin(self, epoch: int, state: ShardState) -> None:
@@ -112,7 +115,7 @@ class NoPersistence:
     def take_over(self, saved: int, version: int) -> None:
         """Do nothing."""
 
-    def hand_over(self) -> None:
+    def enter(self, epoch: int, state: ShardState | None) -> None:
         """Do nothing."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:

@@ -41,7 +41,7 @@ from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
 from dps.core.placement.hash_ring import checked_placement
-from dps.core.rules.per_array import check_names
+from dps.core.rules.per_array import check_names, frozen
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
@@ -233,7 +233,10 @@ class TrialConfig(_Settings):
     def _each_array_has_a_rule(self) -> TrialConfig:
         if isinstance(self.optimizer, ByNameSection):
             with refusing("optimizer.rules"):
-                check_names(self.build_optimizer(), workload_of(self).parameters)
+                names = workload_of(self).parameters
+                check_names(self.build_optimizer(), names)
+            if frozen(self.build_optimizer(), names) == frozenset(names):
+                refuse("all arrays are frozen: nothing would be trained", key="optimizer.rules")
             if self.evaluation.objective is not None:
                 refuse(
                     "an objective has the penalty of one rule for all arrays, and this optimizer "
@@ -751,6 +754,12 @@ def _labelled_value(axes: dict[str, Any], override: Override) -> dict[str, Any] 
     if not known and is_key(TrialConfig, rest):
         return None
     label = max(known, key=len, default=name)
+    if known and not isinstance(axes[axis], dict):
+        raise ConfigurationError(
+            f"{override}: the values of the axis {quoted(axis)} are their own labels, so that "
+            f"{quoted(label)} would name another value. Set the whole axis: "
+            f"--set 'axes.{shown(axis)}=[...]'."
+        )
     inner = name.removeprefix(label).lstrip(".")
     last = axis.rpartition(".")[2]  # so that one word may stand for a section, as anywhere else
     whole = replace(override, key=".".join(filter(None, [last, inner])))

@@ -164,10 +164,10 @@ class LayeredPersistence:
         self._below.take_over(saved, version)
         self._begun = True
 
-    def hand_over(self) -> None:
-        """Let go of what is not written yet: another replica writes now."""
-        self._above.hand_over()
-        self._below.hand_over()
+    def enter(self, epoch: int, state: ShardState | None) -> None:
+        """Go on with what is not written yet, or leave it to another replica."""
+        self._above.enter(epoch, state)
+        self._below.enter(epoch, state)
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts.

@@ -310,8 +310,7 @@ class Replica:
             self.epoch, self.chain = m.epoch, m.chain
             out = self._me not in m.chain
             self._commits.configure(m.epoch, self._commits.successor if out else self._next)
-            if not self._is_tail:
-                self._persistence.hand_over()
+            self._persistence.enter(m.epoch, self._commits.visible if self._is_tail else None)
         if self.is_head and not was_head:
             now = self._clock.now()
             self._emit(Promoted(now, self.shard, m.epoch, self.node, self.state.version))

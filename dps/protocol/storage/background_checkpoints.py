@@ -42,8 +42,14 @@ class BackgroundCheckpoints(Checkpoints):
         if self._is_due and (self._writer is None or self._writer.done()):
             self._writer = asyncio.create_task(self._write_while_due())
 
-    def hand_over(self) -> None:
-        """Write nothing more of what was noted here: whoever commits now has it too."""
+    def enter(self, epoch: int, state: ShardState | None) -> None:
+        """Go on with what another replica has not written; None: leave it to another one."""
+        if state is not None:
+            self.note(epoch, state)
+        else:
+            self._forget()
+
+    def _forget(self) -> None:
         for task in (self._timer, self._writer):
             if task is not None:
                 task.cancel()
@@ -53,7 +59,7 @@ class BackgroundCheckpoints(Checkpoints):
 
     async def close(self) -> None:
         """Start no further write."""
-        self.hand_over()
+        self._forget()
 
     @property
     def _is_due(self) -> bool:

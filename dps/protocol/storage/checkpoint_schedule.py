@@ -130,8 +130,8 @@ class Checkpoints:
         if self._wanted.seconds is not None:
             self._since = self._clock.monotonic() - self._allowed_for
 
-    def hand_over(self) -> None:
-        """Do nothing: what was acked here has been promised here."""
+    def enter(self, epoch: int, state: ShardState | None) -> None:
+        """Do nothing: whoever commits begins with a write, or is told what is saved."""
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Write the state that the server starts with, so that there always is a checkpoint."""

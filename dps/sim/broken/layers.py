@@ -57,6 +57,13 @@ def _note_nothing(self: BackgroundCheckpoints, epoch: int, state: ShardState) ->
     """Write the state with which a shard begins, and none after it."""
 
 
+@instead_of(LayeredPersistence, "enter", "layer left to the old tail", layered)
+def _enter_and_wait(self: LayeredPersistence, epoch: int, state: ShardState | None) -> None:
+    """Begin as the tail with what comes, whatever the one before has not written."""
+    if state is None:
+        _enter(self, epoch, state)
+
+
 @instead_of(Layered, "is_last_copy", "layer restored while a replica is silent", layered_chains)
 def _no_last_copy(self: Layered, alone: bool, tried: bool, restorable: bool) -> bool:
     """Give the last replica up as soon as its lease is over, since there are checkpoints."""
@@ -76,5 +83,5 @@ async def _begin_anew(self: ShardController, view: View, host: Endpoint) -> Brou
     return await (_bring_back if above else _install)(self, view, host)
 
 
-_restore = BackgroundCheckpoints.restore
+_restore, _enter = BackgroundCheckpoints.restore, LayeredPersistence.enter
 _bring_back, _install = ShardController._bring_back, ShardController._install

@@ -14,6 +14,7 @@ from dps.events import (
     NodeJoined,
     ResourceSampled,
     TrainingStarted,
+    TrialStarted,
 )
 from flows.analysis.outcome import outcome
 from flows.analysis.resources import (
@@ -63,6 +64,15 @@ def test_checkpoints_kept_and_store_at_its_fullest() -> None:
     assert found.checkpoint_kept_bytes == 240  # two of shard 0, one of shard 1
     assert found.store_bytes == 70
     assert found.stored_bytes == 310
+
+
+def test_checkpoints_below_a_chain_have_a_number_to_keep_of_their_own() -> None:
+    below = {"every": 10, "seconds": None, "path": None, "keep": 1}
+    durability = {"kind": "chain", "replicas": 2, "below": below}
+    settings = {"config": {"recovery": {"name": "custom", "durability": durability}}}
+    written = [CheckpointWritten(1.0, 0, 1, v, 100, 0.1) for v in (10, 20, 30)]
+    record = Record((TrialStarted(0.0, "a trial", settings, {}), *written))
+    assert storage(record).checkpoint_kept_bytes == 100
 
 
 def test_money_counts_nodes_only_while_they_are_up_during_the_training() -> None:

@@ -170,9 +170,43 @@ def test_a_run_that_fails_ends_with_1_and_says_so_in_the_document(tmp_path: Path
 
 @pytest.mark.slow
 def test_schedules_of_the_simulation(tmp_path: Path) -> None:
-    dps = Documents(tmp_path)
-    found = dps("simulate", "--schedules", "5")
+    found = Documents(tmp_path)("simulate", "--schedules", "5")
     assert (found["schedules"], found["violations"]) == (5, [])
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("advise", ["--model=1MB", "--mtbf=1h", "--workers=2", "--gradient=100ms", "--seeds=4"]),
+        ("soak", ["--minutes=0", "--faults=1", "--only=chain(2)"]),
+        ("example", ["l1_logistic"]),
+        ("calibrate", ["--output=mine.yaml"]),
+        ("bench elastic", ["--moves=1"]),
+        ("bench measuring", ["--rounds=1"]),
+        ("bench sparse", ["--rounds=1"]),
+        ("bench recovery", ["--repeats=1"]),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_is_measured_is_written_with_the_keys_of_the_page(
+    tmp_path: Path, command: str, words: list[str]
+) -> None:
+    assert Documents(tmp_path)(*command.split(), *words, command=command)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_both_kinds_of_time_are_compared(tmp_path: Path) -> None:
+    here = Documents(tmp_path)
+    small = {**SMALL, "cluster": "local", "axes": {"recovery": ["none", "chain"]}, "claims": []}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+    found = here("validate", "small.yaml")
+    assert (found["experiment"], found["virtual"]) == ("small", "small-virtual")
+    assert {each["strategy"] for each in found["figures"]} == {"none", "chain"}
 
 
 def test_the_doctor(tmp_path: Path) -> None:

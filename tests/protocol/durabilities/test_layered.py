@@ -19,7 +19,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.messages import Push
+from dps.protocol.messages import Drain, Push
 from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.wire import decode, encode
@@ -231,6 +231,22 @@ def test_who_is_the_tail_no_more_leaves_the_layer_to_the_one_that_is(
         assert failures(head) == before
 
     in_world(scenario, shards=1, recovery=over(Chain(2), every=4))
+
+
+def test_a_new_tail_writes_what_the_one_before_has_not_though_nothing_follows() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        old = s.world.name_of(view.chain[-1])
+        await client.push(ONES)
+        assert not any(written.version for written in events(s, CheckpointWritten))
+        await s.scaled(Drain(view.chain[-1]))
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 1, within=5.0)
+        written = [n for n, e in s.world.events if isinstance(e, CheckpointWritten) and e.version]
+        assert written
+        assert old not in written
+
+    in_world(scenario, shards=1, recovery=over(Chain(2), seconds=60.0), extra=("spare-0",))
 
 
 def test_a_promoted_tail_goes_on_with_the_layer() -> None:
