@@ -275,3 +275,8 @@ if __name__ == "__main__":
 def runs(process: psutil.Process) -> bool:
     """Whether it is a program's process, and not one of multiprocessing's own."""
     return os.getsid(process.pid) == process.pid
+
+
+def test_the_supervisor_has_no_need_of_dask() -> None:
+    loaded = "import sys, dps; dps.supervise; sys.exit('distributed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded]).returncode == 0
