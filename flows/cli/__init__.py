@@ -37,6 +37,7 @@ from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
 if TYPE_CHECKING:
+    from flows.analysis.outcome import Outcome
     from flows.config.experiment import ExperimentConfig
     from flows.config.yaml_document import Document
 
@@ -75,11 +76,12 @@ Experiment = Annotated[str, typer.Argument(help="The name of an experiment recor
 
 
 class Format(StrEnum):
-    """How `dps results` writes."""
+    """How `dps results` and `dps compare` write."""
 
     table = "table"
     csv = "csv"
     json = "json"
+    latex = "latex"
 
 
 class Widths(StrEnum):
@@ -584,6 +586,14 @@ def results(
             "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
         ),
     ] = Format.table,
+    summary: Annotated[
+        bool,
+        typer.Option(
+            "--summary",
+            help="As csv and json: not every trial, but means, intervals, differences and "
+            "verdicts. As latex, it is always these.",
+        ),
+    ] = False,
 ) -> None:
     """Print the figures of every recorded trial of an experiment, and what they show."""
     from numpy.random import default_rng
@@ -609,6 +619,9 @@ def results(
     recorded = read_experiment(folder, load_prices(), _warn)
     running = {standing.trial for standing in under_way(folder, recorded)}
     outcomes = [as_it_stands(done.outcome, running) for done in recorded]
+    if format is Format.latex or (summary and format is not Format.table):
+        print(_summary(experiment, folder, outcomes, format), end="")
+        return
     match format:
         case Format.json:
             print(to_json(outcomes))
@@ -626,26 +639,63 @@ def results(
             print_exploratory(rows, console)
 
 
-Run = Annotated[
-    str,
+def _summary(experiment: str, folder: Path, outcomes: Sequence[Outcome], format: Format) -> str:
+    """What an experiment shows, in a form for other programs: claims, means, differences."""
+    from numpy.random import default_rng
+
+    from flows.analysis.comparison import compared, read_comparison
+    from flows.analysis.statistics.claims import judge, read_claims
+    from flows.report.export import exported, to_csv, to_json
+    from flows.report.latex import NEEDED, latex_tables
+
+    comparison, claims = read_comparison(folder), read_claims(folder)
+    if format is Format.latex:
+        tables = latex_tables(outcomes, comparison, claims)
+        return "\n".join([NEEDED.rstrip(), *(table.latex() for table in tables)])
+    rows = exported(
+        compared(outcomes, comparison, default_rng(0)), judge(outcomes, claims, default_rng(0))
+    )
+    return to_csv(rows) if format is Format.csv else f"{to_json(rows, [experiment])}\n"
+
+
+Runs = Annotated[
+    list[str],
     typer.Argument(
-        help="An experiment, or trials of one: demo, demo/chain, demo/chain.kill, "
-        "demo/chain.kill.seed-0."
+        metavar="RUN...",
+        help="Experiments, or trials of them: demo, demo/chain, demo/chain.kill, "
+        "demo/chain.kill.seed-0; those of another directory by their path: "
+        "../before/results/demo. The first is what the others are compared with.",
     ),
 ]
 
 
 @app.command()
-def compare(first: Run, second: Run) -> None:
-    """Show two recorded runs side by side: what differs in their settings, then their figures."""
+def compare(
+    runs: Runs,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
+        ),
+    ] = Format.table,
+) -> None:
+    """Show recorded runs side by side: what changed in settings and versions, then figures."""
     from numpy.random import default_rng
 
     from flows.analysis.prices import load_prices
-    from flows.report.compare import find_run, print_side_by_side
+    from flows.report.compare import Form, find_run, print_side_by_side, write_side_by_side
 
+    forms: dict[Format, Form] = {
+        Format.csv: "csv",
+        Format.json: "json",
+        Format.latex: "latex",
+    }
     prices = load_prices()
-    runs = [find_run(name, Path.cwd(), prices, _warn) for name in (first, second)]
-    print_side_by_side(runs[0], runs[1], default_rng(0), _console())
+    found = [find_run(name, Path.cwd(), prices, _warn) for name in runs]
+    if format is Format.table:
+        print_side_by_side(found, default_rng(0), _console())
+    else:
+        print(write_side_by_side(found, default_rng(0), forms[format]), end="")
 
 
 @app.command()

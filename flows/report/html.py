@@ -337,7 +337,7 @@ def _config_facts(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _consistency(section: Mapping[str, Any]) -> str:
     kind = str(section.get("kind", ""))
-    rest = [f"{key} {value}" for key, value in section.items() if key != "kind"]
+    rest = [f"bound {value}" for key, value in section.items() if key != "kind"]
     return ", ".join(filter(None, [CONSISTENCY.get(kind, kind), *rest]))
 
 
