@@ -25,7 +25,7 @@ from flows.analysis.comparison import Compared, Rows, compare_rows, read_compari
 from flows.analysis.effects.controls import setup
 from flows.analysis.finished import Finished, experiment_folder, read_whole
 from flows.analysis.groups import place
-from flows.analysis.outcome import Outcome
+from flows.analysis.outcome import Outcome, labels_told
 from flows.analysis.prices import Prices
 from flows.analysis.virtual_time import told
 from flows.config.base import ComparisonSection
@@ -301,18 +301,18 @@ def _shown(values: Iterable[str]) -> str:
 
 def _rows(run: Run) -> Rows:
     def at(outcome: Outcome) -> tuple[str, str]:
-        return " · ".join(_labels_left(outcome, run.part)), run.name
+        return labels_told(_labels_left(outcome, run.part)), run.name
 
     return rows_by((done.outcome for done in run.trials), at)
 
 
-def _labels_left(outcome: Outcome, part: str) -> list[str]:
+def _labels_left(outcome: Outcome, part: str) -> dict[str, str]:
     """The labels of a trial that a part of its name does not say."""
     labels = list(outcome.identity.labels.items())
     for said in range(len(labels)):
         if _combination(trial_name(dict(labels[:said]), seed=0)) == part:
-            return [label for _, label in labels[said:]]
-    return []
+            return dict(labels[said:])
+    return {}
 
 
 def _combination(trial: str) -> str:

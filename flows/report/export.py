@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from flows.analysis.comparison import Compared
+from flows.analysis.outcome import labels_told
 from flows.analysis.statistics import CONFIDENCE
 from flows.analysis.statistics.claims import JudgedClaim
 from flows.metrics import BY_KEY, Metric
@@ -138,7 +139,7 @@ def _of_claim(judged: JudgedClaim) -> ExportedRow:
     low, high = judged.bounds or (None, None)
     return ExportedRow(
         kind="claim",
-        condition=" · ".join(claim.condition.values()),
+        condition=labels_told(claim.condition),
         strategy=claim.strategy,
         baseline=None if claim.one_sample else claim.baseline,
         metric=claim.metric,
