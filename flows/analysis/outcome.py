@@ -8,6 +8,7 @@ a second record, that of the control (`effects`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -80,6 +81,17 @@ _SUMS = (
 )
 
 
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+
+
+def labels_told(labels: Mapping[str, str]) -> str:
+    """Return labels as they are shown beside one another; a number with the name of its axis."""
+    return " · ".join(
+        f"{axis.rpartition('.')[2]} {label}" if _NUMBER.fullmatch(label) else label
+        for axis, label in labels.items()
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Which trial it is; `labels` are its values on the experiment's axes."""
@@ -99,9 +111,9 @@ class Identity:
 
     @property
     def condition(self) -> str:
-        """The labels on the other axes, such as "kill" or "no fault"."""
+        """The labels on the other axes, such as "kill" or "no fault"; a number with its axis."""
         axis = "recovery" if "recovery" in self.labels else next(iter(self.labels), None)
-        return " · ".join(label for key, label in self.labels.items() if key != axis)
+        return labels_told({key: label for key, label in self.labels.items() if key != axis})
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
 if TYPE_CHECKING:
+    from flows.analysis.outcome import Outcome
     from flows.cli.documents import JsonOutput
     from flows.config.experiment import ExperimentConfig
     from flows.config.yaml_document import Document
@@ -88,11 +89,12 @@ Experiment = Annotated[
 
 
 class Format(StrEnum):
-    """How `dps results` writes."""
+    """How `dps results` and `dps compare` write."""
 
     table = "table"
     csv = "csv"
     json = "json"
+    latex = "latex"
 
 
 class Widths(StrEnum):
@@ -658,6 +660,14 @@ def results(
             "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
         ),
     ] = Format.table,
+    summary: Annotated[
+        bool,
+        typer.Option(
+            "--summary",
+            help="As csv and json: not every trial, but means, intervals, differences and "
+            "verdicts. As latex, it is always these.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the figures of every recorded trial of an experiment, and what they show."""
@@ -685,6 +695,9 @@ def results(
     recorded = read_experiment(folder, load_prices(), _warn)
     running = {standing.trial for standing in under_way(folder, recorded)}
     outcomes = [as_it_stands(done.outcome, running) for done in recorded]
+    if not as_json and (format is Format.latex or (summary and format is not Format.table)):
+        print(_summary(experiment, folder, outcomes, format), end="")
+        return
     if format is not Format.table and not as_json:
         print(to_json(outcomes) if format is Format.json else to_csv(outcomes).rstrip("\n"))
         return
@@ -704,35 +717,79 @@ def results(
     print_exploratory(rows, console)
 
 
-Run = Annotated[
-    str,
+def _summary(experiment: str, folder: Path, outcomes: Sequence[Outcome], format: Format) -> str:
+    """What an experiment shows, in a form for other programs: claims, means, differences."""
+    from numpy.random import default_rng
+
+    from flows.analysis.comparison import compared, read_comparison
+    from flows.analysis.statistics.claims import judge, read_claims
+    from flows.report.export import exported, to_csv, to_json
+    from flows.report.latex import NEEDED, latex_tables
+
+    comparison, claims = read_comparison(folder), read_claims(folder)
+    if format is Format.latex:
+        tables = latex_tables(outcomes, comparison, claims)
+        return "\n".join([NEEDED.rstrip(), *(table.latex() for table in tables)])
+    rows = exported(
+        compared(outcomes, comparison, default_rng(0)), judge(outcomes, claims, default_rng(0))
+    )
+    return to_csv(rows) if format is Format.csv else f"{to_json(rows, [experiment])}\n"
+
+
+Runs = Annotated[
+    list[str],
     typer.Argument(
-        help="An experiment, or trials of one: demo, demo/chain, demo/chain.kill, "
-        "demo/chain.kill.seed-0.",
+        metavar="RUN...",
+        help="Experiments, or trials of them: demo, demo/chain, demo/chain.kill, "
+        "demo/chain.kill.seed-0; those of another directory by their path: "
+        "../before/results/demo. The first is what the others are compared with.",
         autocompletion=completion.runs,
     ),
 ]
 
 
 @app.command()
-def compare(first: Run, second: Run, as_json: AsJson = False) -> None:
-    """Show two recorded runs side by side: what differs in their settings, then their figures."""
+def compare(
+    runs: Runs,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
+        ),
+    ] = Format.table,
+    as_json: AsJson = False,
+) -> None:
+    """Show recorded runs side by side: what changed in settings and versions, then figures."""
     from numpy.random import default_rng
 
     from flows.analysis.prices import load_prices
     from flows.cli import documents
-    from flows.report.compare import check_comparable, find_run, judged, print_side_by_side
+    from flows.report.compare import (
+        Form,
+        check_comparable,
+        find_run,
+        judged,
+        print_side_by_side,
+        write_side_by_side,
+    )
 
+    forms: dict[Format, Form] = {
+        Format.csv: "csv",
+        Format.json: "json",
+        Format.latex: "latex",
+    }
     prices = load_prices()
-    one, other = (find_run(name, Path.cwd(), prices, _warn) for name in (first, second))
+    found = [find_run(name, Path.cwd(), prices, _warn) for name in runs]
     with _json_output(as_json) as out:
         if out.wanted:
-            check_comparable(one, other)
-            alone = len(one.trials) == len(other.trials) == 1
-            rows = () if alone else judged(one, other, default_rng(0))
-            out.write(documents.compare(one, other, rows))
+            check_comparable(found)
+            alone = all(len(run.trials) == 1 for run in found)
+            rows = () if alone else judged(found, default_rng(0))
+            out.write(documents.compare(found, rows))
+        elif format is Format.table:
+            print_side_by_side(found, default_rng(0), _console())
         else:
-            print_side_by_side(one, other, default_rng(0), _console())
+            print(write_side_by_side(found, default_rng(0), forms[format]), end="")
 
 
 @app.command()

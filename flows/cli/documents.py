@@ -215,14 +215,16 @@ def status(statuses: Iterable[Status]) -> list[dict[str, Any]]:
     ]
 
 
-def compare(first: Run, second: Run, rows: Iterable[Compared]) -> dict[str, Any]:
-    """Two runs side by side."""
+def compare(runs: Sequence[Run], rows: Iterable[Compared]) -> dict[str, Any]:
+    """Runs side by side; the others are compared with the first."""
     from flows.report.compare import settings_that_differ
 
     return {
-        "first": {"name": first.name, "trials": trials(t.outcome for t in first.trials)},
-        "second": {"name": second.name, "trials": trials(t.outcome for t in second.trials)},
-        "settings": settings_that_differ(first, second),
+        "runs": [
+            {"name": run.name, "trials": trials(done.outcome for done in run.trials)}
+            for run in runs
+        ],
+        "settings": settings_that_differ(*runs),
         "comparison": comparison(rows),
     }
 

@@ -191,6 +191,40 @@ def latex_tables(
     return tuple(tables)
 
 
+def run_tables(rows: Sequence[Compared]) -> tuple[LatexTable, ...]:
+    """Return tables of runs side by side, one for each condition: means, differences, p."""
+    tables = list[LatexTable]()
+    named = slugs(list(dict.fromkeys(row.condition or "all" for row in rows)))
+    for condition in dict.fromkeys(row.condition for row in rows):
+        members = [row for row in rows if row.condition == condition]
+        lines = list[Sequence[str]]()
+        for metric in dict.fromkeys(row.metric for row in members):
+            found = [_beside(row) for row in members if row.metric == metric]
+            lines += [*([[]] if lines else []), found[0], *(["", *row[1:]] for row in found[1:])]
+        counts = [row.interval.n for row in members if row.interval] or [0]
+        caption = (
+            f"Runs side by side{_under(condition)}, {count_told(counts)}: mean and mean difference "
+            f"from {rows[0].baseline}, seed by seed, each with its 95% interval in brackets, and "
+            "p by itself; nothing is corrected for the number of comparisons."
+        )
+        headings = ("", "run", "mean", "difference", "p", "reading")
+        name = f"{named[condition or 'all']}-runs"
+        tables.append(LatexTable(name, caption, headings, lines, "llrrrl"))
+    return tuple(tables)
+
+
+def _beside(row: Compared) -> list[str]:
+    metric, own = BY_KEY[row.metric], row.interval
+    mean = NOT_APPLICABLE
+    if own is not None:
+        mean = _text(metric, own.mean)
+        if own.low is not None and own.high is not None and own.n >= FEWEST_SEEDS:
+            mean = f"{mean} {_bounds(metric, metric.cut(own.low), metric.cut(own.high))}"
+    if row.difference is None:
+        return [_named(metric), row.strategy, mean, "", "", row.reading or ""]
+    return [_named(metric), row.strategy, mean, *_read(row)[2:]]
+
+
 def escaped(text: str) -> str:
     """Return text with all that LaTeX would take for something else written out."""
     return _ESCAPED.sub(lambda found: _SPECIAL[found[0]], text)

@@ -82,12 +82,15 @@ def in_short(groups: Sequence[Group], baseline: str | None = None) -> tuple[str,
     faulty = [group for group in groups if group.faulty]
     first = [group for group in groups if group.condition == (faulty or groups)[0].condition]
     if not faulty:
-        said = _without_faults(first), _final_in_short(first), _price_in_short(first, baseline)
+        price = _price_in_short(first, baseline)
+        said = _without_faults(first), _final_in_short(first), price[:1].upper() + price[1:]
         return tuple(sentence for sentence in said if sentence)
     without = [found for group in first if (found := quiet(groups, group))]
     several = len({group.condition for group in faulty}) > 1
     under = f"Under “{first[0].condition}”: " if several else ""
-    said = under + plan(first), _effects_in_short(first), _price_in_short(without, baseline)
+    price = _price_in_short(without, baseline)
+    ready = f"Without a fault, {price}" if price else ""
+    said = under + plan(first), _effects_in_short(first), ready
     return tuple(sentence for sentence in said if sentence)
 
 
@@ -270,10 +273,10 @@ def _price_in_short(groups: Sequence[Group], baseline: str | None) -> str:
     ratios = {g.strategy: r.mean for g in rest if (r := ratio(g, base, "cost_usd"))}
     if not ratios:
         own = span(base, "cost_usd", " USD")
-        return f"It cost {own}." if own and not rest else ""
+        return f"it cost {own}." if own and not rest else ""
     cheapest = sorted(ratios, key=lambda strategy: ratios[strategy])
     each = [f"{strategy} cost {ratios[strategy]:.2f} times" for strategy in cheapest]
-    return f"Without a fault, {_listed(each)} the money of {base.strategy}."
+    return f"{_listed(each)} the money of {base.strategy}."
 
 
 def _measured() -> str:
