@@ -270,7 +270,8 @@ def _run_experiment(
     print_claims(judge(done.outcomes, experiment.claims, default_rng(0)), console)
     console.print()
     print_comparison(done.outcomes, console)
-    print_exploratory(compared(done.outcomes, experiment.comparison, default_rng(0)), console)
+    rows = compared(done.outcomes, experiment.comparison, default_rng(0))
+    print_exploratory(rows, console, done.outcomes[0].score)
     print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
     _exit_if_failed(done.outcomes)
 
@@ -613,7 +614,7 @@ def results(
             print_left_out(outcomes, console)
             print_failed_before(outcomes, console)
             rows = compared(outcomes, read_comparison(folder), default_rng(0))
-            print_exploratory(rows, console)
+            print_exploratory(rows, console, *(each.score for each in outcomes[:1]))
 
 
 Run = Annotated[

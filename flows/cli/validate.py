@@ -36,11 +36,12 @@ def validate(
     from numpy.random import default_rng
 
     from flows.config.trials import load_trials
-    from flows.execution.preflight import check_deployments
+    from flows.execution.preflight import check_deployments, check_models
     from flows.verification.validate import agreement, crowded, table, twin, verdict
 
     both = None if confirm is None else lambda count: confirm(2 * count)
     experiment, trials = load_trials(document, settings, both)
+    check_models(trials)
     other, twins = twin(document, settings, profile)
     at_once = [check_deployments(each, None, warn) for each in (trials, twins)]
     virtual = _run(other, twins, at_once[1], store, console)

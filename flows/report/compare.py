@@ -29,6 +29,7 @@ from flows.config.base import ComparisonSection
 from flows.config.errors import suggest
 from flows.config.trials import flat, trial_name
 from flows.metrics import COLUMNS, NOT_APPLICABLE
+from flows.metrics.score import ACCURACY
 from flows.quoting import quoted, shown
 from flows.records.record import event_files, read_start
 from flows.report.terminal import figure_name, print_exploratory, signed
@@ -156,7 +157,10 @@ def print_side_by_side(first: Run, second: Run, rng: np.random.Generator, consol
         outcomes = first.trials[0].outcome, second.trials[0].outcome
         console.print(figures_of_two((first.name, second.name), *outcomes))
     else:
-        print_exploratory(judged(first, second, rng), console)
+        scores = {trial.outcome.score for trial in (*first.trials, *second.trials)}
+        print_exploratory(
+            judged(first, second, rng), console, scores.pop() if len(scores) == 1 else ACCURACY
+        )
 
 
 def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> Table:
@@ -174,7 +178,8 @@ def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> T
         difference = ""
         if column.metric is not None and None not in values:
             difference = signed(column, values[1] - values[0])
-        cells = (figure_name(column), *texts, difference)
+        name = figure_name(first.score.of(column) if first.score == second.score else column)
+        cells = (name, *texts, difference)
         table.add_row(*map(Text, cells))
     return table
 

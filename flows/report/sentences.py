@@ -213,8 +213,11 @@ def _effects_in_short(groups: Sequence[Group]) -> str:
     column, seeds = BY_KEY["effect_time_mean"], max(len(group.trials) for group in groups)
     best = sorted(means, key=lambda strategy: -means[strategy])
     each = [f"{column.text(means[strategy])} points with {strategy}" for strategy in best]
+    differed = (
+        "From the first fault on, accuracy differed from that of the same seeds without it by"
+    )
     return (
-        "From the first fault on, accuracy differed from that of the same seeds without it by "
+        f"{_scored(groups[0], differed)} "
         f"{_and(each)}, at the same times{f' and on average of {seeds} seeds' * (seeds > 1)}."
     )
 
@@ -287,15 +290,21 @@ def _effect(group: Group) -> str:
         if group.spread(f"effect_{over}_mean")
     ]
     if not parts:
-        return "What that did to the accuracy is not known, for want of a control."
+        return _scored(group, "What that did to the accuracy is not known, for want of a control.")
     deficit = group.spread("gradients_deficit")
     missing = ""
     if deficit is not None and deficit.low > 0:
         missing = f", and {span(group, 'gradients_deficit')} gradients were not computed in time"
-    return (
-        "From the first fault on, accuracy differed from that of the same seeds without it by "
-        f"{', '.join(parts)}, on average{missing}."
+    differed = (
+        "From the first fault on, accuracy differed from that of the same seeds without it by"
     )
+    return f"{_scored(group, differed)} {', '.join(parts)}, on average{missing}."
+
+
+def _scored(group: Group, text: str) -> str:
+    """A text that speaks of accuracy, with what the trials of a group are scored by instead."""
+    every = (*group.trials, *group.left_out)
+    return every[0].score.said(text) if every else text
 
 
 def _updates(group: Group) -> str:
@@ -328,7 +337,9 @@ def _end(group: Group, quiet: Group | None) -> str:
     if final is None:
         return ""
     compared = span(quiet, "accuracy_final", "%") if quiet else None
-    return f"Final accuracy {final}" + (f" ({compared} without the fault)." if compared else ".")
+    return _scored(group, f"Final accuracy {final}") + (
+        f" ({compared} without the fault)." if compared else "."
+    )
 
 
 def _price(group: Group, baseline: Group | None) -> str:

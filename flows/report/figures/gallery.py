@@ -42,7 +42,7 @@ def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
     for axis in axes:
         name, title = f"against-{axis.slug}", f"Against {axis.name}"
         yield _chapter(name, title, against.NOTE, against.against(subject, axis))
-    yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject))
+    yield _chapter("accuracy", subject.score.said("Accuracy"), bands.NOTE, _accuracy(subject))
     apart = _apart(subject)
     left_out = _left_out(subject, apart)
     yield _chapter(
@@ -61,7 +61,7 @@ def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
     yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
     yield _chapter("work", "Work and resources over time", bands.NOTE, _over_time(subject))
     yield _chapter("resources", "Resources by role and link", "", _by_part(subject))
-    yield _chapter("money", "Cost against accuracy", "", _money(subject))
+    yield _chapter("money", subject.score.said("Cost against accuracy"), "", _money(subject))
 
 
 def _chapter(name: str, title: str, note: str, found: Iterable[Drawing | None]) -> Chapter:
