@@ -27,6 +27,7 @@ from flows.analysis.learning import (
     accuracy,
     loss,
     objective,
+    rmse,
     target,
 )
 from flows.analysis.ledger import Ledger, applied_rows, ledger
@@ -51,6 +52,7 @@ from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.analysis.virtual_time import profile
 from flows.metrics.metric import LINKS, Period
 from flows.metrics.resources import OF_LINKS, OF_ROLES
+from flows.metrics.score import ACCURACY, Score, score_of
 from flows.records.record import Record
 
 # What a record that begins in the middle of a training cannot tell: what adds up from the start.
@@ -135,7 +137,9 @@ class Outcome:
         What they did, against the trial's control; that is known only beside other trials, see
         `flows.analysis.finished.with_effects`.
     accuracy, loss, objective, target
-        What it did to the model.
+        What it did to the model; `accuracy` is the `score` of the trial, whatever that is.
+    rmse
+        Root of the mean squared error at the end, where numbers are predicted.
     target_usd
         Money spent until the target was reached; None: it was not, or there is none.
     staleness, staleness_in
@@ -189,6 +193,8 @@ class Outcome:
     whole: bool
     effects: Effects = UNKNOWN
     target_usd: float | None = None
+    score: Score = ACCURACY
+    rmse: float | None = None
     circumstances: Mapping[str, int] = field(default_factory=dict)
     faults_skipped: int = 0
 
@@ -281,6 +287,7 @@ class Outcome:
             "accuracy_area_time": self.accuracy.area_time,
             "accuracy_area_gradients": self.accuracy.area_gradients,
             "target_accuracy": self.target.accuracy,
+            "rmse_final": self.rmse,
             "target_seconds": self.target.seconds,
             "target_gradients": self.target.gradients,
             "target_usd": self.target_usd,
@@ -389,6 +396,8 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         circumstances=record.circumstances,
         faults_skipped=len(record.of(FaultSkipped)),
         target_usd=_spent_until(record, prices, wanted.seconds),
+        score=score_of(record.config),
+        rmse=rmse(record),
     )
 
 

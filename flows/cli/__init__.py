@@ -295,7 +295,7 @@ def _run_experiment(
     print_claims(judged, console)
     console.print()
     print_comparison(done.outcomes, console)
-    print_exploratory(rows, console)
+    print_exploratory(rows, console, done.outcomes[0].score)
     print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
     _exit_if_failed(done.outcomes)
 
@@ -714,7 +714,7 @@ def results(
     print_time(outcomes, console)
     print_left_out(outcomes, console)
     print_failed_before(outcomes, console)
-    print_exploratory(rows, console)
+    print_exploratory(rows, console, *(each.score for each in outcomes[:1]))
 
 
 def _summary(experiment: str, folder: Path, outcomes: Sequence[Outcome], format: Format) -> str:

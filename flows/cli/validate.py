@@ -44,6 +44,7 @@ def validate(
 
     both = None if confirm is None else lambda count: confirm(2 * count)
     experiment, trials = load_trials(document, settings, both)
+    check_models(trials)
     other, twins = twin(document, settings, profile)
     check_models(trials)
     at_once = [check_deployments(each, None, warn) for each in (trials, twins)]

@@ -91,6 +91,7 @@ from flows.config.workload import (
     PythonSection,
     WorkloadSection,
     misfit,
+    score_objection,
     workload_of,
 )
 from flows.config.yaml_document import (
@@ -221,6 +222,10 @@ class TrialConfig(_Settings):
                 wrong = misfit(self, self.training)
             if wrong is not None:
                 refuse(wrong[1], key=wrong[0])
+            with refusing("evaluation.metric"):
+                unfit = score_objection(self, self.evaluation.metric)
+            if unfit is not None:
+                refuse(unfit, key="evaluation.metric")
         return self
 
     @model_validator(mode="after")
@@ -500,6 +505,19 @@ class ExperimentConfig(_Settings):
             refuse(
                 f"the grid has {trials:,} trials; expected {MOST_TRIALS:,} at most",
                 key="axes" if self.axes else "seeds",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _trials_have_one_score(self) -> ExperimentConfig:
+        varied = [self.axes.get("evaluation.metric", {}), self.axes.get("dataset.task", {})]
+        sections = self.axes.get("evaluation", {}).values()
+        named = {section.get("metric") for section in sections if isinstance(section, dict)}
+        if any(varied) or len(named) > 1:
+            key = next(axis for axis in self.axes if axis.startswith(("evaluation", "dataset")))
+            refuse(
+                "trials with different scores cannot be compared; make an experiment of each",
+                key=f"axes.{key}",
             )
         return self
 

@@ -33,6 +33,7 @@ from flows.config.errors import suggest
 from flows.config.trials import flat, trial_name
 from flows.files import is_file, is_folder
 from flows.metrics import COLUMNS, NOT_APPLICABLE
+from flows.metrics.score import ACCURACY, Score
 from flows.quoting import quoted, shown
 from flows.records.record import EVENTS_FILE, event_files, labels_of, read_start
 from flows.report.export import exported, to_csv, to_json
@@ -218,7 +219,7 @@ def print_side_by_side(runs: Sequence[Run], rng: np.random.Generator, console: C
         outcomes = first.trials[0].outcome, second.trials[0].outcome
         console.print(figures_of_two((first.name, second.name), *outcomes))
     else:
-        print_exploratory(judged(runs, rng), console)
+        print_exploratory(judged(runs, rng), console, _score(runs))
 
 
 def write_side_by_side(runs: Sequence[Run], rng: np.random.Generator, form: Form) -> str:
@@ -232,7 +233,9 @@ def write_side_by_side(runs: Sequence[Run], rng: np.random.Generator, form: Form
     check_comparable(runs)
     compared, names = judged(runs, rng), [run.name for run in runs]
     if form == "latex":
-        return "\n".join([NEEDED.rstrip(), *(each.latex() for each in run_tables(compared))])
+        return "\n".join(
+            [NEEDED.rstrip(), *(each.latex() for each in run_tables(compared, _score(runs)))]
+        )
     rows = exported(compared)
     if form == "csv":
         return to_csv(rows)
@@ -240,6 +243,12 @@ def write_side_by_side(runs: Sequence[Run], rng: np.random.Generator, form: Form
         {"setting": each.key, "values": each.values} for each in settings_that_differ(*runs)
     ]
     return f"{to_json(rows, names, settings)}\n"
+
+
+def _score(runs: Sequence[Run]) -> Score:
+    """What all runs are scored by; accuracy stands for scores that differ."""
+    scores = {done.outcome.score for run in runs for done in run.trials}
+    return scores.pop() if len(scores) == 1 else ACCURACY
 
 
 def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> Table:
@@ -257,7 +266,8 @@ def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> T
         difference = ""
         if column.metric is not None and None not in values:
             difference = signed(column, values[1] - values[0])
-        cells = (figure_name(column), *texts, difference)
+        name = figure_name(first.score.of(column) if first.score == second.score else column)
+        cells = (name, *texts, difference)
         table.add_row(*map(Text, cells))
     return table
 

@@ -244,7 +244,7 @@ def render(
     outcomes = [outcome for _, outcome in trials]
     records = [record for record, _ in trials]
     groups = [group for group in summarize(outcomes) if group.trials]
-    names = strategies(outcomes)
+    names, score = strategies(outcomes), outcomes[0].score
     baseline = baseline_of(outcomes, comparison)
     # Drawn anew with the same seed, so that the same records always make the same page.
     judged = judge(outcomes, claims, np.random.default_rng(0))
@@ -277,15 +277,16 @@ def render(
         checks=_checks(outcomes),
         looks=looks(names),
         colours={colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
-        statistics=tables.statistics(rows),
+        statistics=tables.statistics(rows, score),
         chapters=sections,
         comparisons=[
             tables.figure_table(groups, condition)
             for condition in dict.fromkeys(group.condition for group in groups)
         ],
-        trial_columns=[BY_KEY[key] for key in tables.PER_TRIAL],
+        trial_columns=[score.of(BY_KEY[key]) for key in tables.PER_TRIAL],
+        score=score,
         trials=[(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
-        definitions=tables.definitions(),
+        definitions=tables.definitions(score),
         terms=TERMS,
         yaml=redaction.configuration(document) if redaction else document,
         versions=versions(records),
@@ -316,6 +317,7 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
         ("trials", trials_text),
         ("seeds", _runs_of(seeds)),
         *((n, ", ".join(v) if len(v) <= MOST_VALUES else VARIED) for n, v in values.items()),
+        ("score", outcomes[0].score.told),
         ("time", told([outcome.virtual for outcome in outcomes])),
         ("arrays sent by", described(outcome.transports for outcome in on_nodes)),
         # Virtual time begins at the same moment in every trial, which says nothing to a reader.

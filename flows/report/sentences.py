@@ -237,8 +237,8 @@ def _effects_in_short(groups: Sequence[Group]) -> str:
     best = sorted(means, key=lambda strategy: -means[strategy])
     each = [f"{column.text(means[strategy])} points with {strategy}" for strategy in best]
     return (
-        f"From the fault on, {_measured()} differed on average by {_listed(each)} from the same "
-        f"seed without the fault{_mean_of(groups)}."
+        f"From the fault on, {_measured(groups[0])} differed on average by {_listed(each)} from "
+        f"the same seed without the fault{_mean_of(groups)}."
     )
 
 
@@ -279,9 +279,9 @@ def _price_in_short(groups: Sequence[Group], baseline: str | None) -> str:
     return f"{_listed(each)} the money of {base.strategy}."
 
 
-def _measured() -> str:
-    """What is measured of the model, as its metric has it."""
-    return BY_KEY["accuracy_final"].label.removeprefix("final ")
+def _measured(group: Group) -> str:
+    """What the model is scored by."""
+    return _scored(group, BY_KEY["accuracy_final"].label.removeprefix("final "))
 
 
 def _mean_of(groups: Sequence[Group]) -> str:
@@ -348,7 +348,7 @@ def _effect(group: Group) -> str:
     ]
     if not parts:
         return (
-            f"What that did to {_measured()} is not known: there is no trial of the same seed "
+            f"What that did to {_measured(group)} is not known: there is no trial of the same seed "
             "without the fault."
         )
     deficit = group.spread("gradients_deficit")
@@ -356,9 +356,15 @@ def _effect(group: Group) -> str:
     if deficit is not None and deficit.low > 0:
         missing = f"; {span(group, 'gradients_deficit')} fewer gradients were computed in that time"
     return (
-        f"From the fault on, {_measured()} differed from the same seed without the fault, on "
+        f"From the fault on, {_measured(group)} differed from the same seed without the fault, on "
         f"average over that time, by {', '.join(parts)}{missing}."
     )
+
+
+def _scored(group: Group, text: str) -> str:
+    """A text that speaks of accuracy, with what the trials of a group are scored by instead."""
+    every = (*group.trials, *group.left_out)
+    return every[0].score.said(text) if every else text
 
 
 def _updates(group: Group) -> str:
@@ -392,8 +398,9 @@ def _end(group: Group, quiet: Group | None) -> str:
     if final is None:
         return ""
     compared = span(quiet, "accuracy_final", "%") if quiet else None
-    label = BY_KEY["accuracy_final"].label.capitalize()
-    return f"{label} {final}" + (f" ({compared} without the fault)." if compared else ".")
+    label = _scored(group, BY_KEY["accuracy_final"].label)
+    said = f"{label[0].upper()}{label[1:]} {final}"
+    return f"{said} ({compared} without the fault)." if compared else f"{said}."
 
 
 def _money(group: Group, quiet: Group | None) -> str:
