@@ -130,6 +130,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "stateless over checkpoint:240",
         # The tail of a chain moves before it has written what is unsaved, and nothing more comes.
         "chain(2) over checkpoint, seconds, elastic:2089116843000001:1,2:wide:calm",
+        # A chain has a new tail before the old one has written what is unsaved; no more comes.
+        "chain(2) over checkpoint, seconds:7",
         # A worker ends before all shards have acked, and one of those that had has gone back.
         "checkpoint, all, BSP:6600110022000070:2,4",
         # A worker that thinks for long between its updates, and begins anew, takes its time.
