@@ -105,7 +105,7 @@ _SHARDS: dict[str, Callable[[ShardView], str]] = {
     "node": lambda s: s.node or "down",
     "version": lambda s: _or_dash(s.version),
     "epoch": lambda s: str(s.epoch),
-    "replicas": lambda s: ", ".join(s.replicas[1:]) or "–",
+    "other replicas": lambda s: ", ".join(s.replicas[1:]) or "–",
     "size": lambda s: size(s.nbytes),
 }
 _WORKERS: dict[str, Callable[[WorkerView], str]] = {

@@ -63,7 +63,7 @@ class Checked(HTMLParser):
 def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
     assert SHARDS[0].node == "server-0"
     lines = repr(SHARDS).splitlines()
-    assert lines[0].split() == ["shard", "node", "version", "epoch", "replicas", "size"]
+    assert lines[0].split() == ["shard", "node", "version", "epoch", "other", "replicas", "size"]
     assert lines[1].split() == ["0", "server-0", "1,204", "2", "replica-0-1", "3.4", "MB"]
     assert lines[2].split() == ["1", "down", "–", "3", "–", "3.4", "MB"]
     assert [shard.serving for shard in SHARDS] == [True, False]
