@@ -88,7 +88,7 @@ class _Shard:
         self.members: dict[str, Process] = {}
         self.refused = 0
         self.begun = False
-        self.seeded: Restored | None = None  # the last restoration, if by the driver or a worker
+        self.seeded: Restored | None = None  # the last restoration, if it needs no host of before
         self.restorations: dict[int, _Restoration] = {}  # by epoch
         self.layer = LayerHistory()
         self.last_chain: tuple[Endpoint, ...] = ()
@@ -474,7 +474,7 @@ class Auditor:
         if self._forgets:  # only the copies of workers may bring back what was lost
             self._note_restoration(event, based_on, there)
         shard.members = {process.address: process}
-        seeded = event.source in ("initial", "worker")
+        seeded = event.source in ("initial", "worker") or fell_back
         shard.seeded = event if seeded and shard.begun else None
         shard.begun = True
         if (
@@ -526,7 +526,7 @@ class Auditor:
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
 
     def _has_only_begun(self, number: int, process: Process) -> bool:
-        """Whether a host got initial values or a worker's copy, never served, and has nothing else.
+        """Whether a host got initial values, a copy or what a layer has, and never served.
 
         It is asked for nothing then: the state remains with whom it came from, if that one lives.
         What it has of the mail is still in the mailbox, unless that was lost.
