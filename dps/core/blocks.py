@@ -17,6 +17,7 @@ import numpy as np
 
 from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
 from dps.core.placement.of_blocks import place
+from dps.core.ranges import whole
 from dps.core.tables.spec import PARTITIONS, Given, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
@@ -192,8 +193,10 @@ class Layout:
         arrays = tuple(_spec(name, array) for name, array in params.items())
         if not arrays and not tables:
             raise ConfigurationError("params is empty: give at least one named array, or a table")
-        if shards < 1:
-            raise ConfigurationError(f"shards={shards}, expected at least 1")
+        number = whole(shards)
+        if number is None or number < 1:
+            raise ConfigurationError(f"shards={shards!r}, expected at least 1, a whole number")
+        shards = number
         _check_tables(arrays, tables)
         total = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))

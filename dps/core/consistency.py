@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dps.core.ranges import whole_argument
+from dps.core.ranges import whole, whole_argument
 from dps.core.shard import Progress
 from dps.errors import ConfigurationError
 from dps.shown import Shown
@@ -36,8 +36,10 @@ class SSP(Shown):
     tau: int
 
     def __post_init__(self) -> None:
-        if self.tau < 0:
-            raise ConfigurationError(f"SSP: tau={self.tau}, expected 0 or more updates")
+        tau = whole(self.tau)
+        if tau is None or tau < 0:
+            raise ConfigurationError(f"SSP: tau={self.tau!r}, expected 0 or more whole updates")
+        object.__setattr__(self, "tau", tau)
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,7 +326,8 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
     else:
         console.print(_comparison(groups, RECOVERY))
         console.print(_comparison(groups, USE))
-    console.print(Text(LEGEND, style="dim"))
+    legend = " ".join(filter(None, [LEGEND, outcomes[0].score.told if outcomes else ""]))
+    console.print(Text(legend, style="dim"))
     print_time(outcomes, console)
     real = [outcome for outcome in outcomes if not outcome.virtual]
     if by := described(outcome.transports for outcome in real):

@@ -195,6 +195,19 @@ def loss(record: Record) -> Loss:
     return Loss(final=_finite_mean(values[-LAST_EVALUATIONS:]), lowest=min(finite, default=None))
 
 
+def rmse(record: Record) -> float | None:
+    """Return the root of the mean squared error at the end, which follows from that R².
+
+    None where the errors are as large as those of the mean, or larger: R² is 0 then, whatever they
+    are.
+    """
+    deviation = record.config.get("dataset", {}).get("target_deviation")
+    explained = _mean([step.accuracy for step in course(record)][-LAST_EVALUATIONS:])
+    if deviation is None or not explained:
+        return None
+    return float(deviation * math.sqrt(1 - explained))
+
+
 def objective(record: Record) -> Objective:
     """Return what the evaluator saw of the training problem."""
     steps = course(record)

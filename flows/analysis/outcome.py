@@ -8,6 +8,7 @@ a second record, that of the control (`effects`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -26,6 +27,7 @@ from flows.analysis.learning import (
     accuracy,
     loss,
     objective,
+    rmse,
     target,
 )
 from flows.analysis.ledger import Ledger, applied_rows, ledger
@@ -50,6 +52,7 @@ from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.analysis.virtual_time import profile
 from flows.metrics.metric import LINKS, Period
 from flows.metrics.resources import OF_LINKS, OF_ROLES
+from flows.metrics.score import ACCURACY, Score, score_of
 from flows.records.record import Record
 
 # What a record that begins in the middle of a training cannot tell: what adds up from the start.
@@ -80,6 +83,17 @@ _SUMS = (
 )
 
 
+_NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
+
+
+def labels_told(labels: Mapping[str, str]) -> str:
+    """Return labels as they are shown beside one another; a number with the name of its axis."""
+    return " · ".join(
+        f"{axis.rpartition('.')[2]} {label}" if _NUMBER.fullmatch(label) else label
+        for axis, label in labels.items()
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Which trial it is; `labels` are its values on the experiment's axes."""
@@ -99,9 +113,9 @@ class Identity:
 
     @property
     def condition(self) -> str:
-        """The labels on the other axes, such as "kill" or "no fault"."""
+        """The labels on the other axes, such as "kill" or "no fault"; a number with its axis."""
         axis = "recovery" if "recovery" in self.labels else next(iter(self.labels), None)
-        return " · ".join(label for key, label in self.labels.items() if key != axis)
+        return labels_told({key: label for key, label in self.labels.items() if key != axis})
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,9 @@ class Outcome:
         What they did, against the trial's control; that is known only beside other trials, see
         `flows.analysis.finished.with_effects`.
     accuracy, loss, objective, target
-        What it did to the model.
+        What it did to the model; `accuracy` is the `score` of the trial, whatever that is.
+    rmse
+        Root of the mean squared error at the end, where numbers are predicted.
     target_usd
         Money spent until the target was reached; None: it was not, or there is none.
     staleness, staleness_in
@@ -177,6 +193,8 @@ class Outcome:
     whole: bool
     effects: Effects = UNKNOWN
     target_usd: float | None = None
+    score: Score = ACCURACY
+    rmse: float | None = None
     circumstances: Mapping[str, int] = field(default_factory=dict)
     faults_skipped: int = 0
 
@@ -269,6 +287,7 @@ class Outcome:
             "accuracy_area_time": self.accuracy.area_time,
             "accuracy_area_gradients": self.accuracy.area_gradients,
             "target_accuracy": self.target.accuracy,
+            "rmse_final": self.rmse,
             "target_seconds": self.target.seconds,
             "target_gradients": self.target.gradients,
             "target_usd": self.target_usd,
@@ -377,6 +396,8 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         circumstances=record.circumstances,
         faults_skipped=len(record.of(FaultSkipped)),
         target_usd=_spent_until(record, prices, wanted.seconds),
+        score=score_of(record.config),
+        rmse=rmse(record),
     )
 
 

@@ -15,6 +15,7 @@ from flows.analysis.learning import course
 from flows.analysis.ledger import Row, applied_rows
 from flows.analysis.statistics import nearest_rank
 from flows.analysis.throughput import COMPUTE, computing
+from flows.metrics.score import score_of
 from flows.records.record import Record
 
 WINDOW_SECONDS = 0.5
@@ -53,8 +54,9 @@ def _training(record: Record) -> Iterator[Point]:
 
 
 def _evaluation(record: Record) -> Iterator[Point]:
+    score = score_of(record.config)
     for step in course(record):
-        yield Point("eval/accuracy", step.t, step.accuracy)
+        yield Point(f"eval/{score.key}", step.t, step.accuracy)
         yield Point("eval/loss", step.t, step.loss)
         if step.objective is not None:
             yield Point("eval/objective", step.t, step.objective)

@@ -32,7 +32,7 @@ from flows.cli.console import exit_if_failed as _exit_if_failed
 from flows.cli.console import store as _store
 from flows.cli.console import warn as _warn
 from flows.cli.documents import AsJson
-from flows.cli.documents import paper as _paper
+from flows.cli.documents import json_output as _json_output
 from flows.cli.examples import app as _examples
 from flows.cli.new import app as _new
 from flows.cli.replicate import app as _replicate
@@ -42,7 +42,8 @@ from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
 if TYPE_CHECKING:
-    from flows.cli.documents import Paper
+    from flows.analysis.outcome import Outcome
+    from flows.cli.documents import JsonOutput
     from flows.config.experiment import ExperimentConfig
     from flows.config.yaml_document import Document
 
@@ -88,11 +89,12 @@ Experiment = Annotated[
 
 
 class Format(StrEnum):
-    """How `dps results` writes."""
+    """How `dps results` and `dps compare` write."""
 
     table = "table"
     csv = "csv"
     json = "json"
+    latex = "latex"
 
 
 class Widths(StrEnum):
@@ -219,8 +221,8 @@ def run(
             )
         run_replication(replication)
     else:
-        with _paper(as_json) as paper:
-            _run_experiment(config, document, settings, parallel, retry_invalid, yes, paper)
+        with _json_output(as_json) as out:
+            _run_experiment(config, document, settings, parallel, retry_invalid, yes, out)
 
 
 def _run_experiment(
@@ -230,7 +232,7 @@ def _run_experiment(
     parallel: int | None,
     retry_invalid: bool,
     yes: bool,
-    paper: Paper,
+    out: JsonOutput,
 ) -> None:
     from numpy.random import default_rng
 
@@ -286,14 +288,14 @@ def _run_experiment(
         raise typer.Exit(130) from None
     judged = judge(done.outcomes, experiment.claims, default_rng(0))
     rows = compared(done.outcomes, experiment.comparison, default_rng(0))
-    if paper.wanted:
-        paper.write(documents.run(experiment.experiment, done, judged, rows))
+    if out.wanted:
+        out.write(documents.run(experiment.experiment, done, judged, rows))
         _exit_if_failed(done.outcomes)
         return
     print_claims(judged, console)
     console.print()
     print_comparison(done.outcomes, console)
-    print_exploratory(rows, console)
+    print_exploratory(rows, console, done.outcomes[0].score)
     print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
     _exit_if_failed(done.outcomes)
 
@@ -333,9 +335,9 @@ def validate(
     document = find_document(config)
     confirm = None if yes else confirm_many
     try:
-        with _paper(as_json) as paper:
+        with _json_output(as_json) as out:
             done = compare_both(
-                document, settings, profile, _store(), _console(), _warn, confirm, paper
+                document, settings, profile, _store(), _console(), _warn, confirm, out
             )
     except KeyboardInterrupt:
         print(
@@ -370,8 +372,8 @@ def calibrate(
     """Measure what costs time on a cluster, and write it down as a profile for virtual time."""
     from flows.cli.calibrate import calibrate as measure
 
-    with _paper(as_json) as paper:
-        measure(config, settings, output, folder, _console(), _warn, paper)
+    with _json_output(as_json) as out:
+        measure(config, settings, output, folder, _console(), _warn, out)
 
 
 @app.command()
@@ -405,7 +407,7 @@ def resume(
     path = checkpoints_of(trial, Path.cwd())
     again = trial_of(saved_in(path), path)
     folder = trial_folder(again, path, Path.cwd())
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         console = _console()
         with exclusive(folder.parent), view_for(console) as view:
             must_not_have_ended(folder)
@@ -413,7 +415,7 @@ def resume(
             circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
             outcome = run_alone(again, folder, view, path, circumstances=circumstances)
         print_comparison((outcome,), console)
-        paper.write({"trial": outcome.row()})
+        out.write({"trial": outcome.row()})
     _exit_if_failed([outcome])
 
 
@@ -437,14 +439,14 @@ def replay(
     from flows.report.compare import figures_of_two
 
     again = replay_of(trial, Path.cwd())
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         console = _console()
         with view_for(console) as view:
             outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
         original = finished(again.events_file, again.record, load_prices()).outcome
         names = original.identity.trial, outcome.identity.trial
         console.print(figures_of_two(names, original, outcome))
-        paper.write({"original": original.row(), "replay": outcome.row()})
+        out.write({"original": original.row(), "replay": outcome.row()})
     _exit_if_failed([outcome])
 
 
@@ -473,6 +475,7 @@ def plan(
     """
     from numpy.random import default_rng
 
+    from dps.errors import ConfigurationError
     from flows.analysis.finished import RESULTS
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import planned
@@ -499,6 +502,8 @@ def plan(
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
 
+    if job_script and as_json:
+        raise ConfigurationError("--job-script and --json: scripts are no JSON; leave out one")
     document = find_document(config)
     experiment, expanded = load_trials(document, settings, None if yes else confirm_many)
     trials = in_blocks(experiment, expanded)
@@ -506,7 +511,7 @@ def plan(
         print(job_scripts(trials[0]))
         return
     models = check_models(trials)
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         console = _console()
         recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
         to_run = [trial for trial in trials if trial.name not in recorded]
@@ -530,7 +535,7 @@ def plan(
         resolved = planned(experiment.claims, seeds, outcomes, default_rng(0))
         print_plan(resolved, seeds, name, console)
         seconds = durations.total(to_run, at_once_by_default(to_run)) if to_run else 0.0
-        paper.write(
+        out.write(
             documents.plan(experiment.experiment, trials, recorded, seconds, objections, resolved)
         )
 
@@ -554,10 +559,10 @@ def status(
     from flows.monitor.status import running, show
 
     found = running(Path.cwd(), experiment)
-    with _paper(as_json) as paper:
-        if not paper.wanted:
+    with _json_output(as_json) as out:
+        if not out.wanted:
             show(found, _console())
-        paper.write(documents.status(found))
+        out.write(documents.status(found))
 
 
 @app.command()
@@ -623,10 +628,10 @@ def report(
         begun = [each.outcome for each in recorded if each.record.started]
         claims = read_claims(folder)
         tables += write_latex(begun, read_comparison(folder), claims, latex)
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         print(*tables, path, sep="\n")
         files = {"report": path, "figures": folder / FIGURES, "tables": tables}
-        paper.write({"experiment": experiment, **files, "left_out": damaged})
+        out.write({"experiment": experiment, **files, "left_out": damaged})
 
 
 @app.command()
@@ -655,6 +660,14 @@ def results(
             "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
         ),
     ] = Format.table,
+    summary: Annotated[
+        bool,
+        typer.Option(
+            "--summary",
+            help="As csv and json: not every trial, but means, intervals, differences and "
+            "verdicts. As latex, it is always these.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the figures of every recorded trial of an experiment, and what they show."""
@@ -682,14 +695,17 @@ def results(
     recorded = read_experiment(folder, load_prices(), _warn)
     running = {standing.trial for standing in under_way(folder, recorded)}
     outcomes = [as_it_stands(done.outcome, running) for done in recorded]
+    if not as_json and (format is Format.latex or (summary and format is not Format.table)):
+        print(_summary(experiment, folder, outcomes, format), end="")
+        return
     if format is not Format.table and not as_json:
         print(to_json(outcomes) if format is Format.json else to_csv(outcomes).rstrip("\n"))
         return
     judged = judge(outcomes, read_claims(folder), default_rng(0))
     rows = compared(outcomes, read_comparison(folder), default_rng(0))
     if as_json:
-        with _paper(as_json) as paper:
-            paper.write(documents.results(experiment, outcomes, judged, rows))
+        with _json_output(as_json) as out:
+            out.write(documents.results(experiment, outcomes, judged, rows))
         return
     console = _console()
     print_claims(judged, console)
@@ -698,38 +714,82 @@ def results(
     print_time(outcomes, console)
     print_left_out(outcomes, console)
     print_failed_before(outcomes, console)
-    print_exploratory(rows, console)
+    print_exploratory(rows, console, *(each.score for each in outcomes[:1]))
 
 
-Run = Annotated[
-    str,
+def _summary(experiment: str, folder: Path, outcomes: Sequence[Outcome], format: Format) -> str:
+    """What an experiment shows, in a form for other programs: claims, means, differences."""
+    from numpy.random import default_rng
+
+    from flows.analysis.comparison import compared, read_comparison
+    from flows.analysis.statistics.claims import judge, read_claims
+    from flows.report.export import exported, to_csv, to_json
+    from flows.report.latex import NEEDED, latex_tables
+
+    comparison, claims = read_comparison(folder), read_claims(folder)
+    if format is Format.latex:
+        tables = latex_tables(outcomes, comparison, claims)
+        return "\n".join([NEEDED.rstrip(), *(table.latex() for table in tables)])
+    rows = exported(
+        compared(outcomes, comparison, default_rng(0)), judge(outcomes, claims, default_rng(0))
+    )
+    return to_csv(rows) if format is Format.csv else f"{to_json(rows, [experiment])}\n"
+
+
+Runs = Annotated[
+    list[str],
     typer.Argument(
-        help="An experiment, or trials of one: demo, demo/chain, demo/chain.kill, "
-        "demo/chain.kill.seed-0.",
+        metavar="RUN...",
+        help="Experiments, or trials of them: demo, demo/chain, demo/chain.kill, "
+        "demo/chain.kill.seed-0; those of another directory by their path: "
+        "../before/results/demo. The first is what the others are compared with.",
         autocompletion=completion.runs,
     ),
 ]
 
 
 @app.command()
-def compare(first: Run, second: Run, as_json: AsJson = False) -> None:
-    """Show two recorded runs side by side: what differs in their settings, then their figures."""
+def compare(
+    runs: Runs,
+    format: Annotated[
+        Format,
+        typer.Option(
+            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
+        ),
+    ] = Format.table,
+    as_json: AsJson = False,
+) -> None:
+    """Show recorded runs side by side: what changed in settings and versions, then figures."""
     from numpy.random import default_rng
 
     from flows.analysis.prices import load_prices
     from flows.cli import documents
-    from flows.report.compare import check_comparable, find_run, judged, print_side_by_side
+    from flows.report.compare import (
+        Form,
+        check_comparable,
+        find_run,
+        judged,
+        print_side_by_side,
+        write_side_by_side,
+    )
 
+    forms: dict[Format, Form] = {
+        Format.csv: "csv",
+        Format.json: "json",
+        Format.latex: "latex",
+    }
     prices = load_prices()
-    one, other = (find_run(name, Path.cwd(), prices, _warn) for name in (first, second))
-    with _paper(as_json) as paper:
-        if paper.wanted:
-            check_comparable(one, other)
-            alone = len(one.trials) == len(other.trials) == 1
-            rows = () if alone else judged(one, other, default_rng(0))
-            paper.write(documents.compare(one, other, rows))
+    found = [find_run(name, Path.cwd(), prices, _warn) for name in runs]
+    with _json_output(as_json) as out:
+        if out.wanted:
+            check_comparable(found)
+            alone = all(len(run.trials) == 1 for run in found)
+            rows = () if alone else judged(found, default_rng(0))
+            out.write(documents.compare(found, rows))
+        elif format is Format.table:
+            print_side_by_side(found, default_rng(0), _console())
         else:
-            print_side_by_side(one, other, default_rng(0), _console())
+            print(write_side_by_side(found, default_rng(0), forms[format]), end="")
 
 
 @app.command()
@@ -776,13 +836,13 @@ def doctor(
     from flows.cli import documents
     from flows.cli.doctor import as_table, examine, examine_cluster
 
-    with _paper(as_json) as paper:
+    with _json_output(as_json) as out:
         if cluster is not None:
             findings = examine_cluster(cluster, settings, limit, Path.cwd(), _console(), _warn)
         else:
             findings = examine(Path.cwd(), _store())
             _console().print(as_table(findings))
-        paper.write(documents.doctor(findings))
+        out.write(documents.doctor(findings))
     if not all(finding.good for finding in findings):
         raise typer.Exit(1)
 

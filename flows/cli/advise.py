@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.console import console
-from flows.cli.documents import AsJson, paper
+from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from flows.advice.situation import Situation
@@ -97,8 +97,8 @@ def _advise(situation: Situation, seeds: int, as_json: bool) -> None:
     found, turns = expected(situation, trialled), flips(situation, trialled)
     told = list(text.warnings(situation, found, trialled[0].idle))
     if as_json:
-        with paper(as_json) as page:
-            page.write(text.as_data(situation, found, turns, trialled[0].rate, told))
+        with json_output(as_json) as out:
+            out.write(text.as_data(situation, found, turns, trialled[0].rate, told))
         return
     lines = ("", text.recommendation(situation, found, turns), *(f"- {line}" for line in told))
     shown.print(f"{text.situation_text(situation)}\n", markup=False)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from dps.virtual.profile import Profile
     from flows.benchmarks.calibration import Measured
-    from flows.cli.documents import Paper
+    from flows.cli.documents import JsonOutput
 
 
 def calibrate(
@@ -25,7 +25,7 @@ def calibrate(
     folder: str | None,
     console: Console,
     warn: Callable[[str], None],
-    paper: Paper,
+    out: JsonOutput,
 ) -> None:
     """Measure, write the profile, and show what calls take by it.
 
@@ -68,7 +68,7 @@ def calibrate(
         {"bytes": nbytes, "measured_seconds": measured.calls[nbytes], "profile_seconds": seconds}
         for nbytes, seconds in calibration.predicted(profile).items()
     ]
-    paper.write({"file": output, "profile": data, "calls": calls})
+    out.write({"file": output, "profile": data, "calls": calls})
     console.print(_table(measured, profile))
     console.print(
         f"\n{output}: run an experiment with it by --set cluster.kind=virtual --set "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from flows.cli.console import console
-from flows.cli.documents import AsJson, paper
+from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from flows.benchmarks.torch import Row
@@ -36,9 +36,9 @@ def soak(
     """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
     from flows.verification.soak import soak as run_soak
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         done = run_soak(minutes, seed, first, faults, only)
-        page.write(done)
+        out.write(done)
     raise typer.Exit(done.code)
 
 
@@ -53,11 +53,16 @@ def returns(
     every: Annotated[
         int, typer.Option(min=1, help="The interval of checkpoints, in updates.")
     ] = 100,
+    standby: Annotated[bool, typer.Option("--standby", help="Keep the next driver ready.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Kill the driver or the scheduler of supervised trainings; each must go on by itself."""
     from flows.verification.returns import run_returns
 
-    raise typer.Exit(run_returns(kill, times, seed, every))
+    with json_output(as_json) as out:
+        done = run_returns(kill, times, seed, every, standby)
+        out.write(done)
+    raise typer.Exit(done.code)
 
 
 @app.command()
@@ -79,7 +84,7 @@ def simulate(
     """Run the protocol on virtual time under random faults; every promise must hold."""
     from flows.verification import simulate as simulation
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         if fresh is not None:
             seed = _series_of(fresh)
             print(f"series {seed}; again: dps simulate --schedules {schedules} --seed {seed}")
@@ -90,7 +95,7 @@ def simulate(
             done = simulation.run_mutants(console())
         else:
             done = simulation.run_many(schedules, seed, console())
-        page.write(done)
+        out.write(done)
     if not done.good:
         raise typer.Exit(1)
 
@@ -129,14 +134,12 @@ def transport(
     from flows.benchmarks import transport as bench_transport
 
     transports = (transport,) if transport else bench_transport.TRANSPORTS
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         if throughput:
             rounds = rounds or bench_throughput.ROUNDS
             rates = bench_throughput.throughput(transports, rounds, _tell)
             print(bench_throughput.table(rates, rounds))
-            page.write(
-                [{**asdict(each.cell), "gradients_per_second": each.rates} for each in rates]
-            )
+            out.write([{**asdict(each.cell), "gradients_per_second": each.rates} for each in rates])
             return
         rounds = rounds or bench_transport.ROUNDS
         systems = bench_transport.systems(transports)
@@ -145,7 +148,7 @@ def transport(
         print(bench_transport.table(found, rounds))
         if judged := bench_transport.verdicts(found):
             print(f"\n{judged}")
-        page.write([{"bytes": each.size.nbytes, "seconds": each.seconds} for each in found])
+        out.write([{"bytes": each.size.nbytes, "seconds": each.seconds} for each in found])
 
 
 @bench.command()
@@ -157,13 +160,13 @@ def recovery(
     from flows.benchmarks import overhead as bench_cost
     from flows.benchmarks import recovery as bench_recovery
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         rows = bench_recovery.recovery_times(repeats, _tell)
         turns, summed = bench_cost.costs(_tell), bench_cost.sums(_tell)
         tables = bench_recovery.table(rows), bench_cost.table(turns), bench_cost.sums_table(summed)
         print(*tables, sep="\n\n")
         times = [{"strategy": r.strategy, "kind": r.kind, "rto_seconds": r.totals} for r in rows]
-        page.write({"recoveries": times, "costs": turns, "sums": summed})
+        out.write({"recoveries": times, "costs": turns, "sums": summed})
 
 
 @bench.command()
@@ -174,10 +177,10 @@ def elastic(
     """Time how long a training is held up by shards that move between servers."""
     from flows.benchmarks import elastic as bench_elastic
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         rows = bench_elastic.moves(moves, _tell)
         print(bench_elastic.table(rows))
-        page.write(
+        out.write(
             [
                 {
                     "strategy": row.strategy,
@@ -199,10 +202,10 @@ def measuring(
     """Compare gradients per second with everything recorded and evaluated, and with neither."""
     from flows.benchmarks import measuring as bench_measuring
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         found = bench_measuring.measuring(_tell, rounds)
         print(bench_measuring.table(found))
-        page.write([{**asdict(each), "ratio": each.ratio} for each in found])
+        out.write([{**asdict(each), "ratio": each.ratio} for each in found])
 
 
 @bench.command()
@@ -213,10 +216,10 @@ def sparse(
     """Count keys per second of sparse tables, beside a dictionary of arrays and Ray actors."""
     from flows.benchmarks import sparse as bench_sparse
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         rows = bench_sparse.sparse(_tell, rounds)
         print(bench_sparse.table(rows, rounds))
-        page.write(rows)
+        out.write(rows)
 
 
 @bench.command()
@@ -227,10 +230,10 @@ def torch(
     """Train modules of torch beside the bare loop of the same, also on CUDA if it is there."""
     from flows.benchmarks import torch as bench_torch
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         rows = bench_torch.measure(_tell, rounds)
         print(bench_torch.table(rows))
-        page.write([_torch_row(row) for row in rows])
+        out.write([_torch_row(row) for row in rows])
 
 
 @bench.command()
@@ -242,12 +245,12 @@ def baselines(
     """Train beside a single process, Ray, torch RPC and torchft; kill the server of each."""
     from flows.benchmarks.baselines import comparison
 
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         found = comparison.compare(range(seeds), _tell)
         print(comparison.table(found))
         if output is not None:
             comparison.write(found, output)
-        page.write(comparison.as_data(found))
+        out.write(comparison.as_data(found))
 
 
 def _torch_row(row: Row) -> dict[str, Any]:

@@ -33,7 +33,7 @@ AsJson = Annotated[
 ]
 
 
-class Paper:
+class JsonOutput:
     """Takes the document of a command; what is written without `--json` goes nowhere."""
 
     def __init__(self, out: IO[str] | None) -> None:
@@ -57,24 +57,24 @@ class Paper:
 
 
 @contextmanager
-def paper(wanted: bool) -> Iterator[Paper]:
+def json_output(wanted: bool) -> Iterator[JsonOutput]:
     """Give what takes the document, if one is wanted; until the end, stdout is stderr.
 
     So it is for the processes that are started meanwhile, where stdout is that of the process.
     """
     if not wanted:
-        yield Paper(None)
+        yield JsonOutput(None)
         return
     own = sys.stdout
     if own is not sys.__stdout__ or own is None:
         with redirect_stdout(sys.stderr):
-            yield Paper(own)
+            yield JsonOutput(own)
         return
     own.flush()
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         os.dup2(2, 1)
         try:
-            yield Paper(out)
+            yield JsonOutput(out)
         finally:
             own.flush()
             os.dup2(out.fileno(), 1)
@@ -106,7 +106,7 @@ def comparison(rows: Iterable[Compared]) -> list[dict[str, Any]]:
             "value": row.interval,
             "difference": difference(row.difference),
             "reading": row.reading,
-            "said": row.said,
+            "sentence": row.said,
             "seeds_needed": row.repeats_needed,
         }
         for row in rows
@@ -215,21 +215,28 @@ def status(statuses: Iterable[Status]) -> list[dict[str, Any]]:
     ]
 
 
-def compare(first: Run, second: Run, rows: Iterable[Compared]) -> dict[str, Any]:
-    """Two runs side by side."""
+def compare(runs: Sequence[Run], rows: Iterable[Compared]) -> dict[str, Any]:
+    """Runs side by side; the others are compared with the first."""
     from flows.report.compare import settings_that_differ
 
     return {
-        "first": {"name": first.name, "trials": trials(t.outcome for t in first.trials)},
-        "second": {"name": second.name, "trials": trials(t.outcome for t in second.trials)},
-        "settings": settings_that_differ(first, second),
+        "runs": [
+            {"name": run.name, "trials": trials(done.outcome for done in run.trials)}
+            for run in runs
+        ],
+        "settings": settings_that_differ(*runs),
         "comparison": comparison(rows),
     }
 
 
 def doctor(findings: Sequence[Finding]) -> dict[str, Any]:
     """What was looked at, and whether experiments can run with it."""
-    return {"good": all(each.good for each in findings), "findings": findings}
+    return {
+        "ok": all(each.good for each in findings),
+        "findings": [
+            {"subject": each.subject, "message": each.found, "ok": each.good} for each in findings
+        ],
+    }
 
 
 def agreement(found: Agreement, said: Sequence[str]) -> dict[str, Any]:
@@ -270,10 +277,10 @@ def _standing(trial: Standing) -> dict[str, Any]:
         "state": trial.state,
         "reason": trial.reason,
         "since": going and going.since,
-        "heard": going and going.heard,
+        "last_event_at": going and going.heard,
         "updates": going and going.updates,
-        "of": going and going.of,
-        "said": going and going.told,
+        "total_updates": going and going.of,
+        "message": going and going.told,
         "dashboard": going and going.dashboard,
     }
 

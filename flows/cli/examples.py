@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.documents import AsJson, paper
+from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -70,9 +70,9 @@ def example(
         from flows.problems.rica import check
 
         check(task)
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         outcomes = solve_each(names, output, lambda each: solve(each, task))
-        page.write([as_data(*each) for each in zip(names, outcomes, strict=True)])
+        out.write([as_data(*each) for each in zip(names, outcomes, strict=True)])
     if not all(outcome.met for outcome in outcomes):
         raise typer.Exit(1)
 

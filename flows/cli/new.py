@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
-from flows.cli.documents import AsJson, paper
+from flows.cli.documents import AsJson, json_output
 
 Workload = Literal["softmax", "mlp", "logistic", "rica"]
 Dataset = Literal["digits", "fashion_mnist", "patches"]
@@ -121,9 +121,9 @@ def new(
     text = written(name, choices)
     trials = _checked(name, text)
     _create(path, text)
-    with paper(as_json) as page:
+    with json_output(as_json) as out:
         print(f"{path}: {trials} trials. dps plan {path} shows them, dps run {path} runs them")
-        page.write({"experiment": name, "file": path, "trials": trials, "choices": choices})
+        out.write({"experiment": name, "file": path, "trials": trials, "choices": choices})
 
 
 def _strategies(names: Sequence[str]) -> tuple[Recovery, ...]:

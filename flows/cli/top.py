@@ -12,7 +12,7 @@ import typer
 
 from flows.cli import completion
 from flows.cli.console import console
-from flows.cli.documents import AsJson, paper
+from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from flows.monitor.top import Source
@@ -32,7 +32,9 @@ def top(
             autocompletion=completion.experiments,
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Print one picture, and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print one picture, as without a terminal.")
+    ] = False,
     every: Annotated[
         float, typer.Option(min=0.2, max=3600, help="Seconds from one picture to the next.")
     ] = 1.0,
@@ -51,29 +53,38 @@ def top(
     """
     from flows.monitor.top import look_twice, shown
 
-    with _source(training, tls_ca_file, tls_cert, tls_key) as source, paper(as_json) as page:
-        if once or as_json:
+    with (
+        _source(training, tls_ca_file, tls_cert, tls_key) as source,
+        json_output(as_json) as out,
+    ):
+        if once or as_json or not console().is_terminal:
             pictures = look_twice(source)
-            if not page.wanted:
+            if not out.wanted:
                 console().print(shown(pictures))
-            page.write(pictures)
+            out.write(pictures)
         else:
             _show(source, every)
 
 
 def _show(source: Source, every: float) -> None:
+    """Show pictures until Ctrl-C, or until what is shown has ended."""
     from rich.live import Live
 
-    from flows.monitor.top import shown
+    from flows.monitor.top import Ended, shown
 
     terminal = console()
+    pictures = source.look()
     try:
-        with Live(console=terminal, screen=terminal.is_terminal, auto_refresh=False) as live:
+        with Live(console=terminal, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(shown(source.look()), refresh=True)
+                live.update(shown(pictures), refresh=True)
                 time.sleep(every)
+                pictures = source.look()
     except KeyboardInterrupt:
         raise typer.Exit from None
+    except Ended as ended:
+        terminal.print(shown(pictures))
+        terminal.print(str(ended), highlight=False, markup=False)
 
 
 @contextmanager

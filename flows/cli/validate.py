@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flows.analysis.outcome import Outcome
-    from flows.cli.documents import Paper
+    from flows.cli.documents import JsonOutput
     from flows.config.experiment import ExperimentConfig
     from flows.config.trials import Trial
     from flows.config.yaml_document import Document
@@ -24,7 +24,7 @@ def validate(
     console: Console,
     warn: Callable[[str], None],
     confirm: Callable[[int], None] | None,
-    paper: Paper,
+    out: JsonOutput,
 ) -> list[Outcome]:
     """Run an experiment and its twin on virtual time, and show the table; return all outcomes.
 
@@ -44,6 +44,7 @@ def validate(
 
     both = None if confirm is None else lambda count: confirm(2 * count)
     experiment, trials = load_trials(document, settings, both)
+    check_models(trials)
     other, twins = twin(document, settings, profile)
     check_models(trials)
     at_once = [check_deployments(each, None, warn) for each in (trials, twins)]
@@ -57,7 +58,7 @@ def validate(
     said = [*verdict(found), *crowded(trials)]
     for line in said:
         console.print(line, highlight=False, markup=False)
-    paper.write(
+    out.write(
         {
             "experiment": experiment.experiment,
             "virtual": other.experiment,

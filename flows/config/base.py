@@ -560,12 +560,17 @@ class ObjectiveSection(Section):
 
 
 class EvaluationSection(Section):
-    """How often the evaluator scores a snapshot, and the accuracy whose time is of interest.
+    """How often the evaluator scores a snapshot, by which `metric`, and which value is a `target`.
 
-    With `objective`, it tells the objective of the training problem as well.
+    Null is the accuracy, or R² where targets are numbers. With `objective`, it tells the objective
+    of the training problem as well.
     """
 
     every_seconds: PositiveFloat = 0.25
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    metric: Literal["accuracy", "auc", "r2"] | None = Field(
+        default=None, exclude_if=lambda named: named is None
+    )
     target: Annotated[float, Field(gt=0, le=1)] | None = None
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
     objective: ObjectiveSection | None = Field(default=None, exclude_if=lambda said: said is None)

@@ -41,7 +41,7 @@ from dps.core.faults.plan import Fault, FaultPlan
 from dps.core.filters.filter import Filter
 from dps.core.names import role_of
 from dps.core.placement.hash_ring import checked_placement
-from dps.core.rules.per_array import check_names
+from dps.core.rules.per_array import check_names, frozen
 from dps.core.rules.rule import UpdateRule
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
@@ -91,6 +91,7 @@ from flows.config.workload import (
     PythonSection,
     WorkloadSection,
     misfit,
+    score_objection,
     workload_of,
 )
 from flows.config.yaml_document import (
@@ -221,6 +222,10 @@ class TrialConfig(_Settings):
                 wrong = misfit(self, self.training)
             if wrong is not None:
                 refuse(wrong[1], key=wrong[0])
+            with refusing("evaluation.metric"):
+                unfit = score_objection(self, self.evaluation.metric)
+            if unfit is not None:
+                refuse(unfit, key="evaluation.metric")
         return self
 
     @model_validator(mode="after")
@@ -233,7 +238,10 @@ class TrialConfig(_Settings):
     def _each_array_has_a_rule(self) -> TrialConfig:
         if isinstance(self.optimizer, ByNameSection):
             with refusing("optimizer.rules"):
-                check_names(self.build_optimizer(), workload_of(self).parameters)
+                names = workload_of(self).parameters
+                check_names(self.build_optimizer(), names)
+            if frozen(self.build_optimizer(), names) == frozenset(names):
+                refuse("all arrays are frozen: nothing would be trained", key="optimizer.rules")
             if self.evaluation.objective is not None:
                 refuse(
                     "an objective has the penalty of one rule for all arrays, and this optimizer "
@@ -501,6 +509,19 @@ class ExperimentConfig(_Settings):
         return self
 
     @model_validator(mode="after")
+    def _trials_have_one_score(self) -> ExperimentConfig:
+        varied = [self.axes.get("evaluation.metric", {}), self.axes.get("dataset.task", {})]
+        sections = self.axes.get("evaluation", {}).values()
+        named = {section.get("metric") for section in sections if isinstance(section, dict)}
+        if any(varied) or len(named) > 1:
+            key = next(axis for axis in self.axes if axis.startswith(("evaluation", "dataset")))
+            refuse(
+                "trials with different scores cannot be compared; make an experiment of each",
+                key=f"axes.{key}",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _claims_are_of_trials(self, info: ValidationInfo) -> ExperimentConfig:
         narrowed = info.context is not None and NARROWED.items() <= info.context.items()
         found = checked(
@@ -751,6 +772,12 @@ def _labelled_value(axes: dict[str, Any], override: Override) -> dict[str, Any] 
     if not known and is_key(TrialConfig, rest):
         return None
     label = max(known, key=len, default=name)
+    if known and not isinstance(axes[axis], dict):
+        raise ConfigurationError(
+            f"{override}: the values of the axis {quoted(axis)} are their own labels, so that "
+            f"{quoted(label)} would name another value. Set the whole axis: "
+            f"--set 'axes.{shown(axis)}=[...]'."
+        )
     inner = name.removeprefix(label).lstrip(".")
     last = axis.rpartition(".")[2]  # so that one word may stand for a section, as anywhere else
     whole = replace(override, key=".".join(filter(None, [last, inner])))

@@ -23,6 +23,7 @@ from flows.workloads.own_data import (
     Format,
     FunctionDataset,
     Loaded,
+    Preparation,
     Split,
     called,
     loaded,
@@ -57,6 +58,23 @@ class OwnDataSection(Section):
 
     split: SplitSection = SplitSection()
     standardise: bool = False
+    # Left out of what is recorded unless it is set, like `standardise_target`.
+    task: Literal["classification", "regression"] = Field(
+        default="classification", exclude_if=lambda task: task == "classification"
+    )
+    standardise_target: bool = Field(default=False, exclude_if=lambda wanted: not wanted)
+    # What RMSE is computed with from R²; it follows from the data.
+    target_deviation: float | None = Field(default=None, exclude_if=lambda found: found is None)
+
+    @model_validator(mode="after")
+    def _targets_can_be_scaled(self) -> OwnDataSection:
+        if self.standardise_target and self.task != "regression":
+            refuse("classes have no scale; leave it out", key="standardise_target")
+        return self
+
+    @property
+    def _preparation(self) -> Preparation:
+        return Preparation(self.standardise, self.task == "regression", self.standardise_target)
 
     @property
     def whole(self) -> Loaded:
@@ -75,7 +93,8 @@ class OwnDataSection(Section):
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
         """Return what of the section, as it is recorded, results depend on: not where files lie."""
         split = {key: value for key, value in written["split"].items() if key != "path"}
-        kept = {key: value for key, value in written.items() if key != "path"}
+        follows = ("path", "target_deviation")
+        kept = {key: value for key, value in written.items() if key not in follows}
         return {**kept, "split": split}
 
 
@@ -99,7 +118,7 @@ class _FileSection(OwnDataSection):
         self._is_known(self, "path")
         self._is_known(self.split, "split.path")
         with refusing("path"):
-            _ = self.whole
+            self.__dict__["target_deviation"] = self.whole.target_deviation
         return self
 
     @staticmethod
@@ -127,7 +146,7 @@ class _FileSection(OwnDataSection):
             KnownFile(self.path, self.sha256 or ""),
             KnownFile(other.path, other.sha256 or "") if other.path is not None else None,
             Split(other.test, other.seed),
-            standardise=self.standardise,
+            preparation=self._preparation,
             **settings,
         )
 
@@ -208,7 +227,7 @@ class PythonDataSection(OwnDataSection):
             found = called(self.source)
         if self.sha256 not in (None, found.data.digest):
             refuse(f"the data have the SHA-256 {found.data.digest}, not this one", key="sha256")
-        self.__dict__["sha256"] = found.data.digest
+        self.__dict__.update(sha256=found.data.digest, target_deviation=found.target_deviation)
         return self
 
     @property
@@ -216,7 +235,9 @@ class PythonDataSection(OwnDataSection):
         """The function, as it is now."""
         drawn = Split(self.split.test, self.split.seed)
         settings = json.dumps(self.settings, sort_keys=True)
-        return FunctionDataset(code_at(self.function, self.path), settings, drawn, self.standardise)
+        return FunctionDataset(
+            code_at(self.function, self.path), settings, drawn, self._preparation
+        )
 
     @property
     def whole(self) -> Loaded:

@@ -49,7 +49,9 @@ from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 FEWER = "expected a batch of so many at most"
 MOST_FILTERS = 4096
 MOST_PATCHES = 1_000_000
-TAKES_SPARSE = ("softmax", "mlp", "logistic")  # kinds whose layers are no more than products
+TAKES_SPARSE = ("softmax", "mlp", "logistic", "linear")  # their layers are no more than products
+PREDICTS_NUMBERS = ("linear", "mlp", "torch", "python")
+SCORED_BY_AUC = ("softmax", "mlp", "logistic", "torch", "cnn", "python")
 
 
 class _WorkloadSection(Section):
@@ -88,6 +90,13 @@ class LogisticSection(_WorkloadSection):
     """Logistic regression that tells even classes from odd ones."""
 
     kind: Literal["logistic"]
+
+
+class LinearSection(_WorkloadSection):
+    """Least squares; its loss has `l2`/2 times the sum of squared weights added to it."""
+
+    kind: Literal["linear"]
+    l2: NonNegativeFloat = 0.0
 
 
 class RicaSection(_WorkloadSection):
@@ -188,6 +197,7 @@ WorkloadSection = Annotated[
     MlpSection
     | SoftmaxSection
     | LogisticSection
+    | LinearSection
     | RicaSection
     | TorchSection
     | CnnSection
@@ -349,6 +359,8 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
         The data are not as they were planned, or the model refuses their shape.
     """
     dataset, section = config.dataset, config.workload
+    if section.kind == "linear" and not dataset.shape.regression:
+        return "workload.kind", "linear predicts numbers; it needs data with task: regression"
     if not isinstance(dataset, OwnDataSection):
         return None
     data, shape = dataset.whole.data, dataset.shape
@@ -356,6 +368,9 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
     if training.batch_size > rows:
         each = " for each worker" if training.partition == "by_class" else ""
         return "training.batch_size", f"{data.name} has {rows:,} rows to train on{each}; {FEWER}"
+    if shape.regression and section.kind not in PREDICTS_NUMBERS:
+        told = f"{section.kind} predicts no numbers; use {', '.join(PREDICTS_NUMBERS)}"
+        return "workload.kind", told
     if section.kind == "logistic" and shape.classes != 2:
         told = f"logistic tells two classes apart, and {data.name} has {shape.classes}; use softmax"
         return "workload.kind", told
@@ -368,4 +383,24 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
     if section.kind in TAKES_SPARSE and weights > MOST_WEIGHTS:
         told = f"{data.name} has {shape.features:,} features: the layers have {weights:,} weights"
         return "dataset.path", f"{told}; expected {MOST_WEIGHTS:,} at most"
+    return None
+
+
+def score_objection(config: Trained, metric: str | None) -> str | None:
+    """Say why a model cannot be scored by a metric on its data, if it cannot."""
+    dataset, kind = config.dataset, config.workload.kind
+    if metric is None:
+        return None
+    if dataset.shape.regression:
+        return None if metric == "r2" else f"{metric} is for classes; regression is scored by r2"
+    if metric == "r2":
+        return "r2 is for numbers; it needs data with task: regression"
+    if metric == "accuracy":
+        return None
+    if dataset.shape.classes != 2:
+        return f"auc is for two classes, and the data have {dataset.shape.classes}; use accuracy"
+    if kind not in SCORED_BY_AUC:
+        return f"{kind} gives no scores of classes; auc needs {', '.join(SCORED_BY_AUC)}"
+    if isinstance(dataset, OwnDataSection) and not 0 < dataset.load("test").y_test.mean() < 1:
+        return "the rows that are to be scored are all of one class; auc needs both"
     return None

@@ -19,6 +19,7 @@ from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from distributed import Client
@@ -69,6 +70,7 @@ from flows.workloads import (
     Workload,
     batches,
 )
+from flows.workloads.losses import auc, predicted
 
 LOST = "scheduler-connection-lost"  # as Dask says why futures are cancelled
 TRACEBACK_FILE = "traceback.txt"
@@ -505,12 +507,19 @@ class Scorer:
     def __call__(
         self, weights: Mapping[str, np.ndarray]
     ) -> tuple[float, float] | tuple[float, float, float, float]:
-        """Return loss and accuracy, and objective and stationarity if they are asked for."""
+        """Return loss and score, and objective and stationarity if they are asked for."""
         params, data = dict(weights), self._data
         scores = self._workload.evaluate(params, data.x_test, data.y_test)
+        if self._config.evaluation.metric == "auc":
+            found = predicted(self._predictor(params), data.x_test, data.y_test)
+            scores = scores[0], auc(found[:, 1] - found[:, 0], data.y_test)
         if self._objective is None:
             return scores
         return (*scores, *self._objective.score(params, data.x_train, data.y_train))
+
+    def _predictor(self, params: dict[str, np.ndarray]) -> Callable[[Any], np.ndarray]:
+        workload: Any = self._workload  # of a kind that predicts: the configuration was checked
+        return partial(workload.predict, params)
 
     @cached_property
     def _workload(self) -> Workload:

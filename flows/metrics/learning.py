@@ -137,6 +137,15 @@ ACCURACY = (
         better="lower",
     ),
     Metric(
+        "rmse_final",
+        "final RMSE",
+        "",
+        "Root of the mean squared error on the test part, in the units of the target in its file: "
+        "that of the final R². Empty where R² is 0, and where targets are classes.",
+        "final/rmse",
+        better="lower",
+    ),
+    Metric(
         "loss_lowest",
         "lowest loss",
         "",

@@ -44,12 +44,14 @@ from dps.events import (
     TrainingStarted,
     TrialEnded,
     TrialResumed,
+    TrialStarted,
     Undisturbed,
     WorkerLeft,
 )
 from flows.analysis.outcome import Outcome
 from flows.config.faults.text import WAYS
 from flows.config.trials import Trial
+from flows.metrics.score import ACCURACY, Score, score_of
 from flows.monitor.estimate import TRACKING_SECONDS, Durations, about, trials_told
 
 HOLD_SECONDS = 0.3  # for which a line is held: what other nodes saw before may arrive after it
@@ -73,6 +75,7 @@ class Course:
     accuracy: float | None = None
     versions: dict[int, int] = field(default_factory=dict)
     down: set[int] = field(default_factory=set)
+    score: Score = ACCURACY
 
     @property
     def updates(self) -> int:
@@ -82,6 +85,8 @@ class Course:
     def take(self, event: Event) -> str | None:
         """Note an event; return a line to show if it is part of a fault's story."""
         match event:
+            case TrialStarted():
+                self.score = score_of(event.settings.get("config", {}))
             case TrainingStarted():
                 self.started = event.t
             case Evaluated():
@@ -100,7 +105,7 @@ class Course:
 
     def text(self) -> str:
         """Return the state of the training in a few words."""
-        accuracy = "" if self.accuracy is None else f"accuracy {self.accuracy:.1%}"
+        accuracy = "" if self.accuracy is None else f"{self.score.name} {self.accuracy:.1%}"
         return "  ".join([accuracy, *(f"shard {shard} is down" for shard in sorted(self.down))])
 
 
@@ -377,7 +382,7 @@ def _ending(outcome: Outcome) -> str:
     if not outcome.valid:
         return f"{outcome.status}: {outcome.reason}"
     final = outcome.accuracy.final
-    accuracy = "" if final is None else f", accuracy {final:.1%}"
+    accuracy = "" if final is None else f", {outcome.score.name} {final:.1%}"
     seconds = outcome.pace.seconds
     return f"valid{accuracy}" + ("" if seconds is None else f", {seconds:.1f} s of training")
 

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.cluster.scheduler.overview import GroupOverview, overviews
+from dps.errors import ConfigurationError
 from dps.events import (
     Applied,
     Decided,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 MOST_RECENT = 10
 MOST_STALENESS = 200  # updates that the staleness shown is the median of
+ANSWER_SECONDS = 15.0  # within which a scheduler must answer
 APART_SECONDS = 1.0  # between two looks, so that there is a rate
 
 
@@ -104,11 +106,15 @@ class Picture:
     recent: tuple[Happened, ...]
 
 
+class Ended(ConfigurationError):
+    """What pictures were taken of is not there any more."""
+
+
 class Source(Protocol):
     """Where pictures come from."""
 
     def look(self) -> list[Picture]:
-        """Return a picture of each training that runs now."""
+        """Return a picture of each training that runs now; raises `Ended` if none ever will."""
         ...
 
 
@@ -287,9 +293,11 @@ class ExperimentSource:
         """Return a picture of each trial that runs now; none between two trials."""
         owner = owner_of(self._folder)
         if owner is None or owner.has_ended:
-            # Raises, with how it stands: somebody who is at work would have been found.
-            running(self._folder.parent.parent, self._folder.name)
-            return []
+            try:
+                running(self._folder.parent.parent, self._folder.name)
+            except ConfigurationError as error:
+                raise Ended(str(error)) from error
+            return []  # it has begun again since
         found: list[Picture] = []
         for name in trial_names(self._folder):
             path = self._folder / name / EVENTS_FILE
@@ -311,12 +319,20 @@ class SchedulerSource:
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._address = client.scheduler.address
         self._paces: dict[str, Pace] = {}
         self._first: dict[str, float] = {}
 
     def look(self) -> list[Picture]:
-        """Ask the scheduler."""
-        said: list[GroupOverview] = self._client.run_on_scheduler(overviews)
+        """Ask the scheduler, for some seconds at most."""
+        try:
+            said: list[GroupOverview] = self._client.sync(
+                self._client.run_on_scheduler, overviews, callback_timeout=ANSWER_SECONDS
+            )
+        except (OSError, TimeoutError, ValueError) as error:
+            raise Ended(
+                f"the Dask scheduler at {self._address} does not answer any more ({error})"
+            ) from error
         return [self._picture(each) for each in said]
 
     def _picture(self, group: GroupOverview) -> Picture:

@@ -17,15 +17,15 @@ from flows.replication.verdicts import ClaimVerdict, Verdicts
 Agreement = Literal["same", "apart", "resolution", "direction", "contradiction", "unknown"]
 
 MEANING: Final[dict[Agreement, str]] = {
-    "same": "agree in the verdict",
-    "apart": "agree in the verdict and not in the size: the effects are further apart than "
-    "their intervals allow",
-    "resolution": "differ in what could be resolved: no further apart than their intervals allow, "
-    "in the same direction",
-    "direction": "are undecided: no further apart than their intervals allow, in opposite "
-    "directions",
-    "contradiction": "disagree: further apart than their intervals allow, or opposite verdicts",
-    "unknown": "differ, and one side has no effect with an interval to tell by",
+    "same": "with the same verdict",
+    "apart": "with the same verdict and effects that are further apart than their intervals allow",
+    "resolution": "with verdicts that differ in what could be resolved (effects no further apart "
+    "than their intervals allow, in the same direction)",
+    "direction": "undecided (effects no further apart than their intervals allow, in opposite "
+    "directions)",
+    "contradiction": "with verdicts that disagree (effects further apart than their intervals "
+    "allow, or opposite verdicts)",
+    "unknown": "with verdicts that differ, and no effect with an interval on one side to tell by",
 }
 SHORT: Final[dict[Agreement, str]] = {
     "same": "same",
@@ -44,15 +44,15 @@ NO_SIDE = "–"
 def agreement(real: ClaimVerdict, virtual: ClaimVerdict) -> Agreement:
     """Return how the verdicts on one claim stand to each other."""
     one, other = real.effect, virtual.effect
-    known = one is not None and other is not None and None not in (one.low, other.low)
     apart = one is not None and other is not None and are_apart(one, other)
     if real.verdict == virtual.verdict:
         return "apart" if apart else "same"
     if apart or {real.verdict, virtual.verdict} == {"holds", "does not hold"}:
         return "contradiction"
-    if one is None or other is None or not known:
+    if one is None or other is None or None in (one.low, other.low):
         return "unknown"
-    return "direction" if one.mean * other.mean < 0 else "resolution"
+    turn = virtual.turn
+    return "direction" if (one.mean - turn) * (other.mean - turn) < 0 else "resolution"
 
 
 def compared(
@@ -124,7 +124,7 @@ def _told(real: Verdicts, virtual: Verdicts) -> str:
     counts = "; ".join(f"{found[kind]} {words}" for kind, words in MEANING.items() if found[kind])
     named = [_name(mine) for other, mine in pairs if agreement(other, mine) in OPEN]
     disputed = f" Apart or in disagreement: {'; '.join(named)}." if named else ""
-    return f"{_claims(len(pairs))} that both have judged, {counts or '0 agree'}.{disputed}"
+    return f"{_claims(len(pairs))} that both have judged: {counts or 'none'}.{disputed}"
 
 
 def _only_real(real: Verdicts, virtual: Verdicts) -> list[str]:

@@ -36,6 +36,8 @@ class Claim:
         Whether it holds.
     effect
         What was found, in numbers; None: nothing to judge by.
+    turn
+        The bound on whose one side the effect is claimed to be; of two bounds, the lower.
     """
 
     claim: str
@@ -43,6 +45,7 @@ class Claim:
     found: str
     verdict: Verdict
     effect: Interval | None = None
+    turn: float = 0.0
 
     @property
     def row(self) -> tuple[str, str, str, str]:
@@ -93,6 +96,7 @@ def judged(measurements: Sequence[Measurement]) -> list[Claim]:
             _found(measured, effect, decision),
             "does not hold" if measured.refuted else decision.verdict,
             _shown(effect, decision),
+            measured.least if math.isfinite(measured.least) else measured.most,
         )
         for measured, effect, decision in zip(
             measurements, effects, decide(list(zip(effects, regions, strict=True))), strict=True

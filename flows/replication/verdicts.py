@@ -34,6 +34,8 @@ class ClaimVerdict(Section):
     mean, low, high, n
         The same effect in numbers, with the interval at the level of the verdict. None where there
         is none, or where the effect is only a bound.
+    turn
+        The effect at which its direction turns: 0 of a difference, 1 of a ratio.
     """
 
     study: str = ""
@@ -45,6 +47,7 @@ class ClaimVerdict(Section):
     low: float | None = None
     high: float | None = None
     n: int = 0
+    turn: float = 0.0
 
     @classmethod
     def of(
@@ -56,11 +59,12 @@ class ClaimVerdict(Section):
         *,
         study: str = "",
         measured: str = "",
+        turn: float = 0.0,
     ) -> ClaimVerdict:
         """Return a verdict whose effect is in numbers as well; None: it has none, or is a bound."""
         words = {"study": study, "claim": claim, "measured": measured, "found": found}
         numbers = {} if effect is None else asdict(effect)
-        return cls.model_validate({**words, "verdict": verdict, **numbers})
+        return cls.model_validate({**words, "verdict": verdict, **numbers, "turn": turn})
 
     @property
     def key(self) -> tuple[str, str, str]:

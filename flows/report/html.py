@@ -63,10 +63,11 @@ FIGURES = "figures"
 PUBLIC_MODE = 0o644
 # What a page carries of files to download; with more of them it would be slow to open.
 DOWNLOAD_BYTES = 6_000_000
-# A page opens with so many figures of so many chapters; all others are folded.
-FIGURES_SHOWN, CHAPTERS_SHOWN = 2, 3
-# Tables at a glance that are not folded, one for each condition.
-GLANCES_SHOWN = 2
+# A page opens with so many figures of so many chapters, all others are folded; of one chapter less
+# where it has more claims.
+FIGURES_SHOWN, CHAPTERS_SHOWN, FEW_CLAIMS = 2, 3, 4
+# Tables at a glance that are not folded, of one for each condition.
+GLANCES_SHOWN = 1
 MOST_VALUES, VARIED = 4, "varied"
 CONSISTENCY = {
     "asp": "asynchronous (ASP)",
@@ -243,12 +244,12 @@ def render(
     outcomes = [outcome for _, outcome in trials]
     records = [record for record, _ in trials]
     groups = [group for group in summarize(outcomes) if group.trials]
-    names = strategies(outcomes)
+    names, score = strategies(outcomes), outcomes[0].score
     baseline = baseline_of(outcomes, comparison)
     # Drawn anew with the same seed, so that the same records always make the same page.
     judged = judge(outcomes, claims, np.random.default_rng(0))
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
-    opening, sections = _sections(drawn)
+    opening, sections = _sections(drawn, CHAPTERS_SHOWN - (len(claims) > FEW_CLAIMS))
     document = experiment_yaml(records, claims)
     return page(
         TEMPLATE,
@@ -276,15 +277,16 @@ def render(
         checks=_checks(outcomes),
         looks=looks(names),
         colours={colour: f"strategy-{i}" for i, colour in enumerate(STRATEGY_COLOURS)},
-        statistics=tables.statistics(rows),
+        statistics=tables.statistics(rows, score),
         chapters=sections,
         comparisons=[
             tables.figure_table(groups, condition)
             for condition in dict.fromkeys(group.condition for group in groups)
         ],
-        trial_columns=[BY_KEY[key] for key in tables.PER_TRIAL],
+        trial_columns=[score.of(BY_KEY[key]) for key in tables.PER_TRIAL],
+        score=score,
         trials=[(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
-        definitions=tables.definitions(),
+        definitions=tables.definitions(score),
         terms=TERMS,
         yaml=redaction.configuration(document) if redaction else document,
         versions=versions(records),
@@ -315,6 +317,7 @@ def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
         ("trials", trials_text),
         ("seeds", _runs_of(seeds)),
         *((n, ", ".join(v) if len(v) <= MOST_VALUES else VARIED) for n, v in values.items()),
+        ("score", outcomes[0].score.told),
         ("time", told([outcome.virtual for outcome in outcomes])),
         ("arrays sent by", described(outcome.transports for outcome in on_nodes)),
         # Virtual time begins at the same moment in every trial, which says nothing to a reader.
@@ -337,7 +340,7 @@ def _config_facts(config: Mapping[str, Any]) -> dict[str, str]:
 
 def _consistency(section: Mapping[str, Any]) -> str:
     kind = str(section.get("kind", ""))
-    rest = [f"{key} {value}" for key, value in section.items() if key != "kind"]
+    rest = [f"bound {value}" for key, value in section.items() if key != "kind"]
     return ", ".join(filter(None, [CONSISTENCY.get(kind, kind), *rest]))
 
 
@@ -394,7 +397,7 @@ def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
 # -- figures ----------------------------------------------------------------------------------
 
 
-def _sections(drawn: Sequence[Chapter]) -> tuple[Picture | None, list[Section]]:
+def _sections(drawn: Sequence[Chapter], open_chapters: int) -> tuple[Picture | None, list[Section]]:
     """The figure that the page opens with, and the others by chapter."""
     every = list(drawings(drawn))
     opening = drawn[0].first if drawn else None
@@ -402,7 +405,7 @@ def _sections(drawn: Sequence[Chapter]) -> tuple[Picture | None, list[Section]]:
     pictures = {drawing.name: _picture(drawing, carried) for drawing in every}
     sections = list[Section]()
     for chapter in drawn:
-        shown = FIGURES_SHOWN if len(sections) < CHAPTERS_SHOWN else 0
+        shown = FIGURES_SHOWN if len(sections) < open_chapters else 0
         own = [pictures[drawing.name] for drawing in chapter.drawings if drawing is not opening]
         if own:
             sections.append(Section(chapter, tuple(own[:shown]), tuple(own[shown:])))

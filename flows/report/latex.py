@@ -24,10 +24,11 @@ from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, NOT_APPLICABLE, Metric
+from flows.metrics.score import Score
 from flows.report import claims as in_words
 from flows.report.figures.figure import slugs
 from flows.report.figures.style import count_told
-from flows.report.tables import COMPARED
+from flows.report.tables import COMPARED, score_of_groups
 
 # Points of a text in `article`, and of both columns of a journal's page.
 COLUMN, PAGE = 345, 505
@@ -177,18 +178,52 @@ def latex_tables(
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
     conditions = list(dict.fromkeys(group.condition for group in groups))
     named = slugs([condition or "all" for condition in conditions])
-    tables = list[LatexTable]()
+    tables, score = list[LatexTable](), score_of_groups(groups)
     if claims:
-        tables.append(_claims(judge(outcomes, claims, np.random.default_rng(0))))
+        tables.append(_claims(judge(outcomes, claims, np.random.default_rng(0)), score))
     for condition in conditions:
         slug = named[condition or "all"]
         judged = [row for row in rows if row.condition == condition]
         if judged:
-            tables += _differences(judged, slug)
+            tables += _differences(judged, slug, score)
         members = [group for group in groups if group.condition == condition]
         for title, keys in COMPARED.items():
             tables += _means(members, title, keys, slug)
     return tuple(tables)
+
+
+def run_tables(rows: Sequence[Compared], score: Score) -> tuple[LatexTable, ...]:
+    """Return tables of runs side by side, one for each condition: means, differences, p."""
+    tables = list[LatexTable]()
+    named = slugs(list(dict.fromkeys(row.condition or "all" for row in rows)))
+    for condition in dict.fromkeys(row.condition for row in rows):
+        members = [row for row in rows if row.condition == condition]
+        lines = list[Sequence[str]]()
+        for metric in dict.fromkeys(row.metric for row in members):
+            found = [_beside(row, score) for row in members if row.metric == metric]
+            lines += [*([[]] if lines else []), found[0], *(["", *row[1:]] for row in found[1:])]
+        counts = [row.interval.n for row in members if row.interval] or [0]
+        caption = (
+            f"Runs side by side{_under(condition)}, {count_told(counts)}: mean and mean difference "
+            f"from {rows[0].baseline}, seed by seed, each with its 95% interval in brackets, and "
+            "p by itself; nothing is corrected for the number of comparisons."
+        )
+        headings = ("", "run", "mean", "difference", "p", "reading")
+        name = f"{named[condition or 'all']}-runs"
+        tables.append(LatexTable(name, caption, headings, lines, "llrrrl"))
+    return tuple(tables)
+
+
+def _beside(row: Compared, score: Score) -> list[str]:
+    metric, own = score.of(BY_KEY[row.metric]), row.interval
+    mean = NOT_APPLICABLE
+    if own is not None:
+        mean = _text(metric, own.mean)
+        if own.low is not None and own.high is not None and own.n >= FEWEST_SEEDS:
+            mean = f"{mean} {_bounds(metric, metric.cut(own.low), metric.cut(own.high))}"
+    if row.difference is None:
+        return [_named(metric), row.strategy, mean, "", "", row.reading or ""]
+    return [_named(metric), row.strategy, mean, *_read(row, score)[2:]]
 
 
 def escaped(text: str) -> str:
@@ -223,10 +258,11 @@ def _means(groups: Sequence[Group], title: str, keys: Sequence[str], slug: str) 
     known = [key for key in keys if any(map(partial(_told, key=key), groups))]
     if not known:
         return []
+    score = score_of_groups(groups)
     counts = count_told([len(group.trials) for group in groups])
     caption = (
-        f"{title}{_under(groups[0].condition)}: mean over the valid trials, {counts} per strategy, "
-        f"with the 95% interval of the mean in brackets{_fewer(groups)}."
+        f"{score.said(title)}{_under(groups[0].condition)}: mean over the valid trials, {counts} "
+        f"per strategy, with the 95% interval of the mean in brackets{_fewer(groups)}."
     )
     across = [groups[i : i + MOST_ACROSS] for i in range(0, len(groups), MOST_ACROSS)]
     down = [known[i : i + MOST_METRICS] for i in range(0, len(known), MOST_METRICS)]
@@ -236,7 +272,10 @@ def _means(groups: Sequence[Group], title: str, keys: Sequence[str], slug: str) 
                 f"{slug}-{_slug(title)}",
                 caption,
                 ("", *(group.strategy for group in part)),
-                [[_named(BY_KEY[key]), *(_mean(group, key) for group in part)] for key in keys],
+                [
+                    [_named(score.of(BY_KEY[key])), *(_mean(group, key) for group in part)]
+                    for key in keys
+                ],
             )
             for part in across
             for keys in down
@@ -278,15 +317,16 @@ def _mean(group: Group, key: str) -> str:
     return f"{_text(metric, found.mean)} {bounds}{partly}"
 
 
-def _claims(judged: Sequence[JudgedClaim]) -> LatexTable:
+def _claims(judged: Sequence[JudgedClaim], score: Score) -> LatexTable:
     """What was claimed beforehand: each difference, its p and the verdict."""
+    meant = f" {score.told}" if score.told else ""
     counts = [each.difference.n for each in judged if each.difference] or [0]
     family = f" for {len(judged)} claims (Holm)" if len(judged) > 1 else ""
     return LatexTable(
         "claims",
         f"Claims fixed beforehand, seed by seed, {count_told(counts)}: mean difference with its "
         "interval at the level of the verdict, 95% interval or wider, in brackets; p corrected"
-        f"{family}.",
+        f"{family}.{meant}",
         ("", "difference", "p", "verdict"),
         [_claim(each) for each in judged],
         "lrrl",
@@ -314,11 +354,11 @@ def _at_level(judged: JudgedClaim) -> str:
     return f" {_bounds(judged.claim.column, *judged.bounds)}"
 
 
-def _differences(rows: Sequence[Compared], slug: str) -> list[LatexTable]:
+def _differences(rows: Sequence[Compared], slug: str, score: Score) -> list[LatexTable]:
     """What strategies are compared by: each metric's difference from the baseline, and its p."""
     parts: list[list[Sequence[str]]] = [[]]
     for metric in dict.fromkeys(row.metric for row in rows):
-        found = [_read(row) for row in rows if row.metric == metric and row.difference]
+        found = [_read(row, score) for row in rows if row.metric == metric and row.difference]
         block = [*found[:1], *(["", *row[1:]] for row in found[1:])]
         if len(parts[-1]) + len(block) > MOST_DOWN:
             parts.append([])
@@ -336,8 +376,8 @@ def _differences(rows: Sequence[Compared], slug: str) -> list[LatexTable]:
     )
 
 
-def _read(row: Compared) -> list[str]:
-    metric, found = BY_KEY[row.metric], row.difference
+def _read(row: Compared, score: Score) -> list[str]:
+    metric, found = score.of(BY_KEY[row.metric]), row.difference
     assert found is not None
     mean = _text(metric, found.mean)
     if found.low is not None and found.high is not None and found.n >= FEWEST_SEEDS:

@@ -82,12 +82,15 @@ def in_short(groups: Sequence[Group], baseline: str | None = None) -> tuple[str,
     faulty = [group for group in groups if group.faulty]
     first = [group for group in groups if group.condition == (faulty or groups)[0].condition]
     if not faulty:
-        said = _without_faults(first), _final_in_short(first), _price_in_short(first, baseline)
+        price = _price_in_short(first, baseline)
+        said = _without_faults(first), _final_in_short(first), price[:1].upper() + price[1:]
         return tuple(sentence for sentence in said if sentence)
     without = [found for group in first if (found := quiet(groups, group))]
     several = len({group.condition for group in faulty}) > 1
     under = f"Under “{first[0].condition}”: " if several else ""
-    said = under + plan(first), _effects_in_short(first), _price_in_short(without, baseline)
+    price = _price_in_short(without, baseline)
+    ready = f"Without a fault, {price}" if price else ""
+    said = under + plan(first), _effects_in_short(first), ready
     return tuple(sentence for sentence in said if sentence)
 
 
@@ -234,8 +237,8 @@ def _effects_in_short(groups: Sequence[Group]) -> str:
     best = sorted(means, key=lambda strategy: -means[strategy])
     each = [f"{column.text(means[strategy])} points with {strategy}" for strategy in best]
     return (
-        f"From the fault on, {_measured()} differed on average by {_listed(each)} from the same "
-        f"seed without the fault{_mean_of(groups)}."
+        f"From the fault on, {_measured(groups[0])} differed on average by {_listed(each)} from "
+        f"the same seed without the fault{_mean_of(groups)}."
     )
 
 
@@ -270,15 +273,15 @@ def _price_in_short(groups: Sequence[Group], baseline: str | None) -> str:
     ratios = {g.strategy: r.mean for g in rest if (r := ratio(g, base, "cost_usd"))}
     if not ratios:
         own = span(base, "cost_usd", " USD")
-        return f"It cost {own}." if own and not rest else ""
+        return f"it cost {own}." if own and not rest else ""
     cheapest = sorted(ratios, key=lambda strategy: ratios[strategy])
     each = [f"{strategy} cost {ratios[strategy]:.2f} times" for strategy in cheapest]
-    return f"Without a fault, {_listed(each)} the money of {base.strategy}."
+    return f"{_listed(each)} the money of {base.strategy}."
 
 
-def _measured() -> str:
-    """What is measured of the model, as its metric has it."""
-    return BY_KEY["accuracy_final"].label.removeprefix("final ")
+def _measured(group: Group) -> str:
+    """What the model is scored by."""
+    return _scored(group, BY_KEY["accuracy_final"].label.removeprefix("final "))
 
 
 def _mean_of(groups: Sequence[Group]) -> str:
@@ -345,7 +348,7 @@ def _effect(group: Group) -> str:
     ]
     if not parts:
         return (
-            f"What that did to {_measured()} is not known: there is no trial of the same seed "
+            f"What that did to {_measured(group)} is not known: there is no trial of the same seed "
             "without the fault."
         )
     deficit = group.spread("gradients_deficit")
@@ -353,9 +356,15 @@ def _effect(group: Group) -> str:
     if deficit is not None and deficit.low > 0:
         missing = f"; {span(group, 'gradients_deficit')} fewer gradients were computed in that time"
     return (
-        f"From the fault on, {_measured()} differed from the same seed without the fault, on "
+        f"From the fault on, {_measured(group)} differed from the same seed without the fault, on "
         f"average over that time, by {', '.join(parts)}{missing}."
     )
+
+
+def _scored(group: Group, text: str) -> str:
+    """A text that speaks of accuracy, with what the trials of a group are scored by instead."""
+    every = (*group.trials, *group.left_out)
+    return every[0].score.said(text) if every else text
 
 
 def _updates(group: Group) -> str:
@@ -389,8 +398,9 @@ def _end(group: Group, quiet: Group | None) -> str:
     if final is None:
         return ""
     compared = span(quiet, "accuracy_final", "%") if quiet else None
-    label = BY_KEY["accuracy_final"].label.capitalize()
-    return f"{label} {final}" + (f" ({compared} without the fault)." if compared else ".")
+    label = _scored(group, BY_KEY["accuracy_final"].label)
+    said = f"{label[0].upper()}{label[1:]} {final}"
+    return f"{said} ({compared} without the fault)." if compared else f"{said}."
 
 
 def _money(group: Group, quiet: Group | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -29,11 +28,23 @@ def _told(axis: str, config: Mapping[str, Any]) -> str:
         recovery = config.get("recovery")
         return _recovery(recovery) if isinstance(recovery, Mapping) else ""
     try:
-        text = json.dumps(value_at(config, axis), ensure_ascii=False)
+        text = _plain(value_at(config, axis))
     except (LookupError, TypeError, ValueError, AttributeError):
         return ""  # of another version of dps, whose keys are not known here
     text = f"{axis}: {text}"
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def _plain(value: Any) -> str:
+    """Return a setting in a line, without the marks of JSON: a kind before what belongs to it."""
+    if isinstance(value, Mapping):
+        rest = [f"{k}: {_plain(v)}" for k, v in value.items() if k != "kind" and v is not None]
+        if "kind" not in value:
+            return "; ".join(rest) or "nothing"
+        return f"{value['kind']} ({', '.join(rest)})" if rest else str(value["kind"])
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or "nothing"
+    return str(value)
 
 
 def _recovery(recovery: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from flows.analysis.statistics import Interval
 from flows.metrics import BY_KEY, COLUMNS, NOT_APPLICABLE, Metric
 from flows.metrics.metric import LINKS
 from flows.metrics.resources import OF_LINKS
+from flows.metrics.score import ACCURACY, Score
 from flows.report import sentences as words
 
 SHOWN_ROLES = ("all", "server", "replica", "store", "worker")
@@ -53,6 +54,7 @@ COMPARED: Mapping[str, Sequence[str]] = {
         "target_gradients",
         "target_usd",
         "loss_final",
+        "rmse_final",
         "objective_final",
         "objective_excess",
         "objective_target_seconds",
@@ -234,7 +236,7 @@ class Statistics:
     rows: tuple[tuple[Metric, tuple[ComparedCell | None, ...]], ...]
 
 
-def statistics(rows: Sequence[Compared]) -> list[Statistics]:
+def statistics(rows: Sequence[Compared], score: Score = ACCURACY) -> list[Statistics]:
     """Return a table for each condition; none where there are too few seeds for any test."""
     if not any(row.p for row in rows):
         return []
@@ -245,7 +247,7 @@ def statistics(rows: Sequence[Compared]) -> list[Statistics]:
         metrics = dict.fromkeys(row.metric for row in members)
         found = {(row.metric, row.strategy): _compared(row) for row in members}
         lines = tuple(
-            (BY_KEY[metric], tuple(found.get((metric, name)) for name in names))
+            (score.of(BY_KEY[metric]), tuple(found.get((metric, name)) for name in names))
             for metric in metrics
         )
         tables.append(Statistics(condition, members[0].baseline, names, lines))
@@ -336,7 +338,8 @@ def _glance(
         )
     told = [(heading, cells) for heading, cells in columns if _tells(cells)]
     rows = [(m.strategy, tuple(cells[i] for _, cells in told)) for i, m in enumerate(members)]
-    return Glance(members[0].condition, tuple(heading for heading, _ in told), tuple(rows))
+    said = score_of_groups(members).said
+    return Glance(members[0].condition, tuple(said(heading) for heading, _ in told), tuple(rows))
 
 
 def _tells(cells: Sequence[Cell]) -> bool:
@@ -361,8 +364,12 @@ def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
     members = [group for group in groups if group.condition == condition]
     known = [BY_KEY[key] for keys in COMPARED.values() for key in keys]
     zeros = tuple(column for column in known if _is_zero(column, members))
+    score = score_of_groups(members)
     sections = [
-        (title, tuple(_line(BY_KEY[key], members) for key in keys if _applies(key, members)))
+        (
+            score.said(title),
+            tuple(_line(score.of(BY_KEY[key]), members) for key in keys if _applies(key, members)),
+        )
         for title, keys in COMPARED.items()
     ]
     return FigureTable(
@@ -373,6 +380,11 @@ def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
         # Most roles send over some links only.
         zeros=tuple(column for column in zeros if column.key not in BY_LINK),
     )
+
+
+def score_of_groups(groups: Sequence[Group]) -> Score:
+    """Return what the trials of some groups are scored by."""
+    return next((each.score for group in groups for each in group.trials), ACCURACY)
 
 
 def _applies(key: str, groups: Sequence[Group]) -> bool:
@@ -415,14 +427,14 @@ def in_reading_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
     ]
 
 
-def definitions() -> list[Metric]:
-    """Return the figures that the tables show, to be explained."""
+def definitions(score: Score = ACCURACY) -> list[Metric]:
+    """Return the figures that the tables show, to be explained, of models with a score."""
     shown = {key for keys in COMPARED.values() for key in keys} | {
         *PER_TRIAL,
         *words.MUST_BE_ZERO,
         "status",
     }
-    return [column for column in COLUMNS if column.key in shown]
+    return [score.of(column) for column in COLUMNS if column.key in shown]
 
 
 def price_rows(prices: Prices) -> list[tuple[str, str, str]]:

@@ -12,6 +12,7 @@ from flows.analysis.comparison import Compared
 from flows.analysis.statistics import FEWEST_SEEDS, Difference, Interval
 from flows.analysis.statistics.power import fewest_seeds
 from flows.metrics import BY_KEY, NOT_APPLICABLE, Metric
+from flows.metrics.score import ACCURACY, Score
 from flows.report.claims import EXPLORATORY
 
 if TYPE_CHECKING:
@@ -26,15 +27,18 @@ LEGEND = (
 )
 
 
-def print_exploratory(rows: Sequence[Compared], console: Console) -> None:
-    """Print one table for each condition, with a line for every strategy and metric."""
+def print_exploratory(rows: Sequence[Compared], console: Console, score: Score = ACCURACY) -> None:
+    """Print one table for each condition, with a line for every strategy and metric.
+
+    `score` is what models are scored by.
+    """
     if not any(row.reading for row in rows):
         return
     for condition in dict.fromkeys(row.condition for row in rows):
         console.print()
         heading = f"{EXPLORATORY}: {condition}" if condition else EXPLORATORY
         console.print(Text(heading, style="bold underline"))
-        console.print(_table([row for row in rows if row.condition == condition]))
+        console.print(_table([row for row in rows if row.condition == condition], score))
     told = LEGEND.format(baseline=rows[0].baseline, fewest=fewest_seeds(exact=True))
     console.print(Text(told, style="dim"))
 
@@ -50,7 +54,7 @@ def signed(column: Metric, value: float) -> str:
     return f"+{text}" if value > 0 else text
 
 
-def _table(rows: Sequence[Compared]) -> Table:
+def _table(rows: Sequence[Compared], score: Score) -> Table:
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for heading, justify in (
         ("figure", "left"),
@@ -64,7 +68,7 @@ def _table(rows: Sequence[Compared]) -> Table:
         table.add_column(Text(heading), justify=justify, overflow="fold")  # type: ignore[arg-type]
     shown, order = "", list(dict.fromkeys(row.metric for row in rows))
     for row in sorted(rows, key=lambda row: order.index(row.metric)):
-        column = BY_KEY[row.metric]
+        column = score.of(BY_KEY[row.metric])
         name = "" if row.metric == shown else figure_name(column)
         shown = row.metric
         figures = (

@@ -404,7 +404,11 @@ def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
     end = _milliseconds(record.events[-1].t + shift)
     row = outcome.row()
     known = [column for column in COLUMNS if column not in EFFECTS]
-    finals = {c.metric: row[c.key] for c in known if c.metric and row[c.key] is not None}
+    finals = {
+        outcome.score.tracked(c.metric): row[c.key]
+        for c in known
+        if c.metric and row[c.key] is not None
+    }
     points = [
         (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
         # What processes used goes by the names of MLflow's system metrics.

@@ -98,8 +98,21 @@ class Return:
     missing: tuple[int, ...]
 
 
-def run_returns(whom: Sequence[str], times: int, seed: int, every: int) -> int:
-    """Kill each of `whom` so many times; return the exit code: 1 if a promise was broken.
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """What the kills came to, up to the first that broke a promise; `violation` says which."""
+
+    returns: tuple[Return, ...]
+    violation: str | None = None
+
+    @property
+    def code(self) -> int:
+        """The exit code: 1 if a promise was broken."""
+        return 0 if self.violation is None else 1
+
+
+def run_returns(whom: Sequence[str], times: int, seed: int, every: int, standby: bool) -> Returns:
+    """Kill each of `whom` so many times, and print what comes of it.
 
     Parameters
     ----------
@@ -107,6 +120,8 @@ def run_returns(whom: Sequence[str], times: int, seed: int, every: int) -> int:
         It draws the moments of the kills.
     every
         The interval of checkpoints, in updates.
+    standby
+        Whether the next driver is kept ready.
     """
     for each in whom:
         if each not in VICTIMS:
@@ -115,13 +130,14 @@ def run_returns(whom: Sequence[str], times: int, seed: int, every: int) -> int:
     for number in range(times):
         for each in whom:
             try:
-                found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), every))
+                found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), every, standby))
             except (DpsError, OSError, TimeoutError) as error:
-                print(f"VIOLATION: {each}, kill {number + 1}, seed {seed}: {error}", flush=True)
-                return 1
+                violation = f"{each}, kill {number + 1}, seed {seed}: {error}"
+                print(f"VIOLATION: {violation}", flush=True)
+                return Returns(tuple(found), violation)
             print(_line(number + 1, found[-1], every), flush=True)
     print(table(found, every), "No process and no file is left behind.", sep="\n\n", flush=True)
-    return 0
+    return Returns(tuple(found))
 
 
 def table(found: Sequence[Return], every: int) -> str:
@@ -159,7 +175,7 @@ def _numbers(numbers: Iterable[int]) -> str:
 # -- one training, and its kill ------------------------------------------------------------------
 
 
-def _one(whom: str, draw: random.Random, every: int) -> Return:
+def _one(whom: str, draw: random.Random, every: int, standby: bool) -> Return:
     """Supervise a training whose driver or scheduler is killed, and check what has become of it."""
     with tempfile.TemporaryDirectory(prefix="dps-") as name:
         folder, temporary = Path(name), Path(name) / "tmp"
@@ -167,7 +183,8 @@ def _one(whom: str, draw: random.Random, every: int) -> Return:
         told: list[Returned] = []
         killer = _Killer(folder, whom, draw.uniform(0, LONGEST_SECONDS))
         with environment({"TMPDIR": str(temporary)}):
-            final = supervise(partial(train, folder, every), on_return=told.append)
+            work, ready = partial(train, folder, every), PRELOAD if standby else None
+            final = supervise(work, on_return=told.append, standby=standby, preload=ready)
         killer.join()
         left = [str(process) for pid in killer.drivers for process in left_behind(pid)]
         left += [str(path) for path in temporary.iterdir()]

@@ -23,6 +23,7 @@ from flows.workloads.datasets import Part as Part
 from flows.workloads.datasets import ensure_dataset as ensure_dataset
 from flows.workloads.datasets import find_dataset as find_dataset
 from flows.workloads.datasets import load_dataset as load_dataset
+from flows.workloads.linear import LinearRegression as LinearRegression
 from flows.workloads.logistic import ParityRegression as ParityRegression
 from flows.workloads.mlp import MLP as MLP
 from flows.workloads.objective import Objective as Objective
@@ -35,6 +36,7 @@ WORKLOADS: Mapping[str, Callable[..., Workload]] = {
     "mlp": MLP,
     "softmax": SoftmaxRegression,
     "logistic": ParityRegression,
+    "linear": LinearRegression,
     "rica": Rica,
     "torch": torch_module,
     "cnn": cnn,

@@ -62,19 +62,28 @@ class Workload(Protocol):
 class DatasetShape:
     """All that a model needs to know of its data: values per example, and number of classes.
 
-    `sparse`: whether examples are a `scipy.sparse.csr_array` instead of rows of numpy.
+    Attributes
+    ----------
+    sparse
+        Whether examples are a `scipy.sparse.csr_array` instead of rows of numpy.
+    regression
+        Whether targets are numbers instead of classes; then `classes` is 1, the one value that is
+        predicted.
     """
 
     features: int
     classes: int
     sparse: bool = False
+    regression: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Examples for classification: one row of float32 each, and an int64 class from 0.
+    """Examples: one row of float32 each, and an int64 class from 0; or a float32 target.
 
-    A part that was not loaded has no rows. Sparse rows are a `scipy.sparse.csr_array`.
+    A part that was not loaded has no rows. Sparse rows are a `scipy.sparse.csr_array`. With targets
+    that are numbers there is one class, and `regression` is true; one unit of them was
+    `target_scale` before they were scaled.
     """
 
     name: str
@@ -83,12 +92,14 @@ class Dataset:
     x_test: Any
     y_test: Array
     classes: int
+    regression: bool = False
+    target_scale: float = 1.0
 
     @property
     def shape(self) -> DatasetShape:
         """Features and classes."""
         sparse = not isinstance(self.x_train, np.ndarray)
-        return DatasetShape(self.x_train.shape[1], self.classes, sparse)
+        return DatasetShape(self.x_train.shape[1], self.classes, sparse, self.regression)
 
     @cached_property
     def digest(self) -> str:

@@ -54,6 +54,11 @@ class ParityRegression:
         loss = float(_losses(scores, odd).mean(dtype=np.float64))
         return loss, float(((scores > 0) == (odd > 0)).mean())
 
+    def predict(self, params: Arrays, x: Array) -> Array:
+        """Return the scores of the even and of the odd classes, examples × 2."""
+        scores = _scores(params, x.astype(self.dtype, copy=False))
+        return np.column_stack([np.zeros_like(scores), scores])
+
     def _odd(self, y: Array) -> Array:
         return (y % 2).astype(self.dtype)
 

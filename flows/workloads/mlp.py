@@ -1,4 +1,7 @@
-"""The multilayer perceptron: dense layers with ReLU between them, softmax cross-entropy."""
+"""The multilayer perceptron: dense layers with ReLU between them.
+
+Its loss is the softmax cross-entropy, or half the mean squared error where targets are numbers.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,17 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from flows.workloads.base import Array, Arrays, DatasetShape, check_dtype
-from flows.workloads.losses import cross_entropy_gradient, evaluate
+from flows.workloads.losses import (
+    cross_entropy_gradient,
+    evaluate,
+    evaluate_regression,
+    squared_gradient,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """A classifier with any number of hidden layers.
+    """A classifier, or for regression one output, with any number of hidden layers.
 
     Parameters
     ----------
@@ -65,7 +73,7 @@ class MLP:
         """Return the mean loss over the batch, and the gradients, by backpropagation."""
         inputs = self._forward(params, x)
         delta = inputs.pop()
-        loss = cross_entropy_gradient(delta, y)
+        loss = (squared_gradient if self.shape.regression else cross_entropy_gradient)(delta, y)
         gradients: Arrays = {}
         for layer in reversed(range(self.layers)):
             gradients[_bias(layer)] = delta.sum(axis=0)
@@ -76,8 +84,13 @@ class MLP:
         return loss, {name: gradients[name] for name in params}
 
     def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
-        """Return the mean loss and the accuracy."""
-        return evaluate(lambda rows: self._forward(params, rows)[-1], x, y)
+        """Return the mean loss and the accuracy; for regression, R²."""
+        score = evaluate_regression if self.shape.regression else evaluate
+        return score(lambda rows: self.predict(params, rows), x, y)
+
+    def predict(self, params: Arrays, x: Array) -> Array:
+        """Return the scores or predictions, examples × classes."""
+        return self._forward(params, x)[-1]
 
     def _forward(self, params: Arrays, x: Array) -> list[Array]:
         """Return the input of every layer and, last, the logits."""

@@ -149,10 +149,14 @@ def _scores(workload: Any, name: str, params: Arrays, x: Any) -> None:
     with refusing(name, "cannot predict"):
         found = workload.predict(dict(params), x)
     expected = (x.shape[0], workload.shape.classes)
+    if workload.shape.regression:
+        what = "a prediction for each example"
+    else:
+        what = "a row for each example, with a score for each class"
     if found.shape != expected or found.dtype.kind not in "fiu" or not np.isfinite(found).all():
         raise ConfigurationError(
             f"{name}: it predicts {found.dtype}{list(found.shape)} for a batch, expected finite "
-            f"scores {list(expected)}: a row for each example, with a score for each class"
+            f"scores {list(expected)}: {what}"
         )
 
 

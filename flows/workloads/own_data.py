@@ -49,8 +49,28 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class Preparation:
+    """What is made of examples.
+
+    Parameters
+    ----------
+    standardise
+        Whether each feature is moved and scaled to the mean 0 and standard deviation 1 that it has
+        in the training part. One that is constant there is only moved.
+    regression
+        Whether targets are numbers to be predicted, instead of classes.
+    standardise_target
+        Whether such targets are moved and scaled like features.
+    """
+
+    standardise: bool = False
+    regression: bool = False
+    standardise_target: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class FileDataset:
-    """Examples of a file of one's own, for classification.
+    """Examples of a file of one's own.
 
     Parameters
     ----------
@@ -68,9 +88,8 @@ class FileDataset:
         The columns of features, None for all others; for npz, one array.
     delimiter
         Between the cells of CSV.
-    standardise
-        Whether each feature is moved and scaled to the mean 0 and standard deviation 1 that it has
-        in the training part. One that is constant there is only moved.
+    preparation
+        See `Preparation`.
     dense
         Whether sparse rows are made dense.
     """
@@ -82,7 +101,7 @@ class FileDataset:
     target: str | None = None
     features: tuple[str, ...] | None = None
     delimiter: str = ","
-    standardise: bool = False
+    preparation: Preparation = Preparation()
     dense: bool = False
 
 
@@ -107,21 +126,34 @@ class Loaded:
             return replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
         return data
 
+    @property
+    def target_deviation(self) -> float | None:
+        """Of numbers to be predicted, the standard deviation in what is scored, before scaling."""
+        data = self.data
+        if not data.regression:
+            return None
+        return float(data.y_test.std(dtype=np.float64) * data.target_scale)
+
     def told(self) -> str:
         """Say how much there is."""
         data, shape = self.data, self.data.shape
-        counts = np.bincount(data.y_train, minlength=shape.classes) / len(data.y_train)
-        shares = (f"{quoted(n)} {share:.0%}" for n, share in zip(self.names, counts, strict=True))
         kind = "sparse features" if shape.sparse else "features"
         return (
             f"{data.name}: {len(data.y_train):,} rows to train on, {len(data.y_test):,} to score, "
-            f"{shape.features:,} {kind}, {shape.classes:,} classes "
-            f"({listed([*shares], MOST_TOLD)})"
+            f"{shape.features:,} {kind}, {self._targets_told()}"
         )
+
+    def _targets_told(self) -> str:
+        y = self.data.y_train
+        if self.data.regression:
+            return f"targets from {y.min():.4g} to {y.max():.4g} with the mean {y.mean():.4g}"
+        counts = np.bincount(y, minlength=len(self.names)) / len(y)
+        shares = (f"{quoted(n)} {share:.0%}" for n, share in zip(self.names, counts, strict=True))
+        return f"{len(self.names):,} classes ({listed([*shares], MOST_TOLD)})"
 
 
 def divided(
-    place: str, train: Examples, test: Examples | None, split: Split, standardise: bool
+    place: str, train: Examples, test: Examples | None, split: Split, preparation: Preparation
 ) -> Loaded:
     """Return a data set of examples: classes numbered from 0, divided, scaled, in float32.
 
@@ -137,19 +169,28 @@ def divided(
     ConfigurationError
         Targets are no classes, or there are too few rows; or data are sparse and to be moved.
     """
-    names, y = _classes(place, train.y)
+    wanted, names = preparation, None
+    if wanted.regression:
+        y = _numbers(place, train.y)
+    else:
+        names, y = _classes(place, train.y)
     x = train.x
     if test is None:
-        scored = _drawn(place, y, names, split)
+        scored = _any_drawn(place, y, split) if names is None else _drawn(place, y, names, split)
         x_train, y_train, x_test, y_test = x[~scored], y[~scored], x[scored], y[scored]
     else:
         x_train, y_train, x_test = x, y, test.x
-        y_test = _numbered(place, test.y, names)
-    if standardise:
+        y_test = _numbers(place, test.y) if names is None else _numbered(place, test.y, names)
+    if wanted.standardise:
         x_train, x_test = _standardised(place, x_train, x_test)
-    shown = tuple(str(name) for name in names)
+    scale = 1.0
+    if names is None:
+        scale = float(y_train.std()) if wanted.standardise_target else 1.0
+        y_train, y_test = _targets(place, y_train, y_test, wanted.standardise_target)
     parts = _float32(place, x_train), y_train, _float32(place, x_test), y_test
-    return Loaded(Dataset(place, *parts, len(names)), shown)
+    if names is None:
+        return Loaded(Dataset(place, *parts, 1, regression=True, target_scale=scale), ())
+    return Loaded(Dataset(place, *parts, len(names)), tuple(str(name) for name in names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +203,14 @@ class FunctionDataset:
         The function.
     settings
         What it is given, by name, as JSON.
-    split, standardise
+    split, preparation
         As for a `FileDataset`; four arrays are divided already.
     """
 
     code: OwnCode
     settings: str = "{}"
     split: Split = Split()
-    standardise: bool = False
+    preparation: Preparation = Preparation()
 
 
 @lru_cache(maxsize=2)
@@ -198,7 +239,7 @@ def call(source: FunctionDataset) -> Loaded:
     train = _examples(f"{place}, x and y", *found[:2])
     test = _examples(f"{place}, x_test and y_test", *found[2:]) if len(found) == 4 else None
     _same_width(place, train, test)
-    return divided(place, train, test, source.split, source.standardise)
+    return divided(place, train, test, source.split, source.preparation)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -221,7 +262,7 @@ def loaded(source: FileDataset) -> Loaded:
         test = _read(source, source.test_file, train.x.shape[1])
         _same_width(source.test_file.path, train, test)
     place = Path(source.file.path).name
-    return divided(place, train, test, source.split, source.standardise)
+    return divided(place, train, test, source.split, source.preparation)
 
 
 def _read(source: FileDataset, file: KnownFile, width: int | None) -> Examples:
@@ -323,7 +364,7 @@ def _whole(place: str, y: Array) -> None:
     if y.dtype.kind == "f" and (wrong := np.flatnonzero(y != np.round(y))).size:
         raise ConfigurationError(
             f"{place}: the target is {y[wrong[0]]:g} in row {wrong[0] + 1} of the examples; "
-            "classes are whole numbers or texts"
+            "classes are whole numbers or texts. Are numbers to be predicted? Give task: regression"
         )
 
 
@@ -362,6 +403,38 @@ def _drawn(place: str, y: Array, names: Array, split: Split) -> Array:
     return chosen
 
 
+def _numbers(place: str, y: Array) -> Array:
+    if y.dtype.kind != "f":
+        raise ConfigurationError(
+            f"{place}: the target is {quoted(str(y[0]))} in the first row; regression needs numbers"
+        )
+    return y
+
+
+def _any_drawn(place: str, y: Array, split: Split) -> Array:
+    """Which rows score weights, as a mask, whatever their targets are."""
+    count = max(1, round(split.test * len(y)))
+    if count >= len(y):
+        raise ConfigurationError(f"{place}: too few rows: {len(y)}, and {count} are to be scored")
+    chosen = np.zeros(len(y), bool)
+    # RandomState's streams are frozen for good (NEP 19), Generator's are not: the split is fixed.
+    chosen[np.random.RandomState(split.seed).permutation(len(y))[:count]] = True
+    return chosen
+
+
+def _targets(place: str, train: Array, test: Array, standardise: bool) -> tuple[Array, Array]:
+    """Targets of both parts as float32, scaled by what the training part has."""
+    if train.min() == train.max() or test.min() == test.max():
+        part = "train on" if train.min() == train.max() else "score"
+        raise ConfigurationError(
+            f"{place}: the target is the same in all rows to {part}; there is nothing to predict"
+        )
+    if standardise:
+        mean, deviation = train.mean(), train.std()
+        train, test = (train - mean) / deviation, (test - mean) / deviation
+    return _float32(place, train), _float32(place, test)
+
+
 def _standardised(place: str, train: Any, test: Any) -> tuple[Array, Array]:
     """Both parts, moved and scaled by what the training part has."""
     if not isinstance(train, np.ndarray):
@@ -382,7 +455,7 @@ def _float32(place: str, x: Any) -> Any:
     values = small if isinstance(small, np.ndarray) else small.data
     if not np.isfinite(values).all():
         raise ConfigurationError(
-            f"{place}: a feature is beyond {np.finfo(np.float32).max:g}, the largest number of "
+            f"{place}: a value is beyond {np.finfo(np.float32).max:g}, the largest number of "
             "float32; scale it, or standardise"
         )
     return small

@@ -14,7 +14,7 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from flows.workloads.base import Array, Arrays, DatasetShape
-from flows.workloads.losses import EVALUATION_ROWS
+from flows.workloads.losses import EVALUATION_ROWS, r_squared
 from flows.workloads.own_code import OwnCode, refusing
 
 METHODS = ("initial", "gradient", "predict")
@@ -34,12 +34,16 @@ class Model(Protocol):
         """Return the mean loss over a batch, and its gradient for every parameter.
 
         `x` is float32, examples × features (a `scipy.sparse.csr_array` if the data are sparse), `y`
-        are int64 classes. Gradients have the names, shapes and dtypes of the parameters.
+        are int64 classes, or for regression float32 targets. Gradients have the names, shapes and
+        dtypes of the parameters.
         """
         ...
 
     def predict(self, params: Arrays, x: Any) -> Array:
-        """Return scores, examples × classes; the class with the largest is what is predicted."""
+        """Return scores, examples × classes; the class with the largest is what is predicted.
+
+        For regression, return a prediction for each example, of one dimension or two.
+        """
         ...
 
 
@@ -84,20 +88,26 @@ class PythonModel:
         return float(loss), {name: np.array(gradient) for name, gradient in gradients.items()}
 
     def predict(self, params: Arrays, x: Any) -> Array:
-        """Return the model's scores, examples × classes."""
-        return np.asarray(self.model.predict(params, x))
+        """Return the model's scores or predictions, examples × classes."""
+        found = np.asarray(self.model.predict(params, x))
+        return found[:, None] if self.shape.regression and found.ndim == 1 else found
 
     def evaluate(self, params: Arrays, x: Any, y: Array) -> tuple[float, float]:
-        """Return the mean loss and the accuracy."""
+        """Return the mean loss and the accuracy; for regression, R²."""
         if not len(y):
             raise ValueError("no examples to evaluate: was this part of the data set loaded?")
-        loss, right = 0.0, 0
+        loss, right, errors = 0.0, 0, []
         for start in range(0, len(y), EVALUATION_ROWS):
             rows, labels = x[start : start + EVALUATION_ROWS], y[start : start + EVALUATION_ROWS]
             mean, _ = self.model.gradient(params, rows, labels)
             loss += float(mean) * len(labels)
-            right += int(np.count_nonzero(self.predict(params, rows).argmax(axis=1) == labels))
-        return loss / len(y), right / len(y)
+            predicted = self.predict(params, rows)
+            if self.shape.regression:
+                errors.append(predicted[:, 0] - labels)
+            else:
+                right += int(np.count_nonzero(predicted.argmax(axis=1) == labels))
+        share = r_squared(np.concatenate(errors), y) if errors else right / len(y)
+        return loss / len(y), share
 
     @cached_property
     def model(self) -> Model:

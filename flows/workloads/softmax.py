@@ -58,6 +58,10 @@ class SoftmaxRegression:
         loss, accuracy = self._layer.evaluate(params, x, y)
         return loss + self._penalty(params), accuracy
 
+    def predict(self, params: Arrays, x: Array) -> Array:
+        """Return the scores, examples × classes."""
+        return self._layer.predict(params, x)
+
     @property
     def _layer(self) -> MLP:
         return MLP(self.shape, (), self.dtype)

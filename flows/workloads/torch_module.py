@@ -23,7 +23,7 @@ from torch import nn
 
 from dps.errors import ConfigurationError
 from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
-from flows.workloads.losses import EVALUATION_ROWS
+from flows.workloads.losses import EVALUATION_ROWS, r_squared
 
 Module = Any  # an `nn.Module`
 Tensors = dict[str, Any]
@@ -36,7 +36,7 @@ _LOCK = threading.RLock()
 
 @dataclass(frozen=True)
 class TorchWorkload:
-    """A classifier that is a torch module.
+    """A classifier that is a torch module; for regression, one that predicts a number.
 
     Parameters
     ----------
@@ -46,7 +46,8 @@ class TorchWorkload:
         Makes the module for data of this shape. It gets rows of float32, one per example, and
         returns a row of scores for each.
     loss
-        Returns the mean loss over a batch, given scores and classes.
+        Returns the mean loss over a batch, given scores and classes, or for regression
+        predictions and targets, both of one dimension.
 
     Notes
     -----
@@ -78,29 +79,42 @@ class TorchWorkload:
         """Return the mean loss over the batch, and the gradients, as torch computes them."""
         leaves = {name: torch.tensor(array, requires_grad=True) for name, array in params.items()}
         with _seeded(batch_seed(x, y)), _one_thread():
-            loss = self.loss(self._scores(leaves, x, training=True), torch.tensor(y))
+            scores = self._scores(leaves, x, training=True)
+            loss = self.loss(*self._compared(scores, y))
             found = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return loss.item(), dict(zip(leaves, map(_fresh_array, found), strict=True))
 
     def predict(self, params: Arrays, x: Array) -> Array:
-        """Return the module's scores, examples × classes."""
+        """Return the module's scores or predictions, examples × classes."""
         tensors = {name: torch.tensor(array) for name, array in params.items()}
         with _LOCK, torch.no_grad(), _one_thread():
-            return _fresh_array(self._scores(tensors, x, training=False))
+            found = _fresh_array(self._scores(tensors, x, training=False))
+        return found[:, None] if self.shape.regression and found.ndim == 1 else found
 
     def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
-        """Return the mean loss and the accuracy."""
+        """Return the mean loss and the accuracy; for regression, R²."""
         if not len(y):
             raise ValueError("no examples to evaluate: was this part of the data set loaded?")
         tensors = {name: torch.tensor(array) for name, array in params.items()}
-        loss, right = 0.0, 0
+        loss, right, errors = 0.0, 0, []
         with _LOCK, torch.no_grad(), _one_thread():
             for start in range(0, len(y), EVALUATION_ROWS):
-                labels = torch.tensor(y[start : start + EVALUATION_ROWS])
+                part = y[start : start + EVALUATION_ROWS]
                 scores = self._scores(tensors, x[start : start + EVALUATION_ROWS], training=False)
+                scores, labels = self._compared(scores, part)
                 loss += float(self.loss(scores, labels)) * len(labels)
-                right += int((scores.argmax(dim=1) == labels).sum())
-        return loss / len(y), right / len(y)
+                if self.shape.regression:
+                    errors.append((scores - labels).numpy())
+                else:
+                    right += int((scores.argmax(dim=1) == labels).sum())
+        share = r_squared(np.concatenate(errors), y) if errors else right / len(y)
+        return loss / len(y), share
+
+    def _compared(self, scores: Any, y: Array) -> tuple[Any, Any]:
+        """What the loss compares: for regression, both of one dimension and dtype."""
+        if not self.shape.regression:
+            return scores, torch.tensor(y)
+        return scores.reshape(len(y)), torch.tensor(y, dtype=scores.dtype)
 
     @cached_property
     def _skeleton(self) -> Module:

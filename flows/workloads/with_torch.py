@@ -18,6 +18,7 @@ from dps.errors import ConfigurationError
 from flows.workloads.base import DatasetShape, Workload
 
 CROSS_ENTROPY = "torch.nn.functional:cross_entropy"
+SQUARED = "torch.nn.functional:mse_loss"
 KINDS = ("torch", "cnn")
 PRELOAD = ("flows.workloads.torch_module",)  # for processes that are forked, so that each has it
 
@@ -33,13 +34,16 @@ def torch_module(shape: DatasetShape, module: str, loss: str = CROSS_ENTROPY) ->
         Names a callable that makes the `nn.Module` for data of a `DatasetShape`. The module gets
         examples as rows of float32 and returns one row of scores, one per class, for each.
     loss
-        Names a callable that returns the mean loss over a batch, given scores and int64 classes.
+        Names a callable that returns the mean loss over a batch, given scores and int64 classes;
+        or, for regression, predictions and targets, where the mean squared error is the default.
 
     Raises
     ------
     ConfigurationError
         torch is not installed, or there is nothing of such a name.
     """
+    if shape.regression and loss == CROSS_ENTROPY:
+        loss = SQUARED  # what else is there by default
     make, measure = find(module), find(loss)
     from flows.workloads.torch_module import TorchWorkload
 

@@ -84,6 +84,18 @@ def test_the_page_is_short_until_it_is_unfolded(browser: Any, page: Path) -> Non
     assert browser.execute_script(HEIGHT) > MOST_SCREENS * SCREEN
 
 
+@pytest.mark.parametrize("width", [400, 360])
+def test_nothing_that_is_open_scrolls_sideways_on_a_phone(
+    browser: Any, page: Path, width: int
+) -> None:
+    screen = {"width": width, "height": SCREEN, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    browser.get(page.as_uri())
+    assert browser.execute_script(SIDEWAYS) == []
+    browser.execute_script(UNFOLD)
+    assert browser.execute_script(SIDEWAYS) != [], "else nothing would be found"
+
+
 def test_links_of_the_contents_lead_somewhere(browser: Any, page: Path) -> None:
     browser.get(page.as_uri())
     found = browser.execute_script(CONTENTS)
@@ -119,6 +131,14 @@ CONTENTS = """
     return Object.fromEntries(
         links.map(link => [link.textContent, target(link)?.getBoundingClientRect().height ?? 0])
     );
+"""
+SIDEWAYS = """
+    const shown = [...document.querySelectorAll("*")].filter(each => each.checkVisibility());
+    const wide = shown.filter(each => each.scrollWidth > each.clientWidth + 1 &&
+        ["auto", "scroll"].includes(getComputedStyle(each).overflowX));
+    const whole = document.documentElement;
+    return [...wide, ...(whole.scrollWidth > whole.clientWidth ? [whole] : [])]
+        .map(each => each.getAttribute("aria-label") ?? each.tagName);
 """
 UNFOLD = "document.querySelectorAll('details').forEach(part => part.open = true)"
 # Those in closed parts of the page have no size; they are opened first.

@@ -160,6 +160,9 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name(name: str, wrong: floa
     [
         ({}, 1, "params is empty"),
         (PARAMS, 0, "shards=0, expected at least 1"),
+        (PARAMS, 2.0, "shards=2.0, expected at least 1, a whole number"),
+        (PARAMS, "2", "shards='2', expected at least 1"),
+        (PARAMS, True, "shards=True, expected at least 1"),
         ({"n": np.arange(3)}, 1, r"params\['n'\] is int64, expected float32 or float64"),
         ({"h": np.zeros(3, np.float16)}, 1, r"params\['h'\] is float16"),
         ({"e": np.zeros((0, 3))}, 1, r"params\['e'\] is empty"),

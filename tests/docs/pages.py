@@ -93,8 +93,9 @@ def examples() -> dict[str, Fence]:
 
 
 def shell_lines() -> Iterator[tuple[str, list[str]]]:
-    """The page and the words of each command, from blocks and from within sentences."""
+    """The page and the words of each command of ours, from blocks and from within sentences."""
     for page in PAGES:
         text = _FENCE.sub("", page.read_text())
         for line in (*_INDENTED.findall(text), *_INLINE.findall(text)):
-            yield name_of(page), shlex.split(line, comments=True)
+            words = shlex.split(line, comments=True)
+            yield name_of(page), words[: words.index("|")] if "|" in words else words

@@ -63,6 +63,13 @@ def program(folder: Path, scope: str, steps: int, session: Session) -> Outcome:
         return trained(cluster, folder, scope, steps, session)
 
 
+def killed_as_it_returns(folder: Path, steps: int, session: Session) -> Outcome:
+    """Train, but for the first return, in which the driver dies before anything is up."""
+    if session.returns == 1:
+        killing(session)
+    return program(folder, "shard", steps, session)
+
+
 def program_there(folder: Path, address: str, steps: int, session: Session) -> Outcome:
     """Train on a Dask deployment, whose processes outlive this one."""
     with ExistingCluster(address, nodes(), patience=SECONDS) as cluster:

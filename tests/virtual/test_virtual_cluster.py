@@ -187,7 +187,7 @@ def test_a_run_does_not_depend_on_the_process_that_it_is_in() -> None:
 DIGESTS = {
     "none": "b318f734e46e3a13",
     "chain": "bdbd4085ccaa07fd",
-    "stateless": "59dec7c349145f82",
+    "stateless": "d59431f4ba35f257",
     "worker cache": "1c05613d611c5a32",
 }
 

@@ -6,9 +6,8 @@ is computed on its node; what a node holds already stays there as far as equal s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from dps.errors import ConfigurationError
@@ -101,7 +100,9 @@ def refuse_futures(train: Callable[..., Any]) -> None:
     from distributed import Future
 
     if isinstance(train, partial) and any(
-        isinstance(given, Future) for given in (*train.args, *train.keywords.values())
+        isinstance(each, Future)
+        for given in (*train.args, *train.keywords.values())
+        for each in (given if isinstance(given, list | tuple) else [given])
     ):
         raise ConfigurationError(
             "the training function was given a Dask future by functools.partial, which cannot be "
@@ -142,15 +143,24 @@ def _partitions(data: Any) -> list[Any]:
 
 def _holders(client: distributed.Client, data: Any, parts: Sequence[Any]) -> list[set[str]]:
     """Which nodes hold all that a partition is made of; none where it is not computed yet."""
-    from dask.optimization import cull
     from distributed import futures_of
 
     known = client.who_has(futures_of(data))
-    found = []
-    for part in parts:
-        tasks, _ = cull(dict(part.__dask_graph__()), [part.key])
-        needs = (getattr(task, "dependencies", ()) for task in tasks.values())
-        begins_with = {key for key in (*tasks, *chain(*needs)) if key in known}
-        places = [set(known[key]) for key in begins_with]
-        found.append(set.intersection(*places) if places else set())
-    return found
+    if not known:
+        return [set() for _ in parts]
+    return [_in_memory(dict(part.__dask_graph__()), part.key, known) for part in parts]
+
+
+def _in_memory(tasks: Mapping[Any, Any], key: Any, known: Mapping[Any, Sequence[str]]) -> set[str]:
+    """The nodes that hold everything in memory that a task of a graph begins with."""
+    found: set[str] | None = None
+    ahead, seen = [key], {key}
+    while ahead:
+        each = ahead.pop()
+        if each in known:
+            found = set(known[each]) if found is None else found & set(known[each])
+            continue
+        needs = getattr(tasks.get(each), "dependencies", ())
+        ahead += [need for need in needs if need not in seen]
+        seen.update(needs)
+    return found or set()

@@ -810,6 +810,7 @@ class ParameterServer(Observable):
         if not self._open:
             return
         self._open = False
+        self._shares.clear()
         if not self._connection.can_break:
             await self._close_in_order(checkpoint)
         elif self._connection.broken or not await self._closed_in_time(checkpoint):

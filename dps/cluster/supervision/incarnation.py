@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -36,13 +36,15 @@ class Incarnation:
     ----------
     program
         Called with a `Session` there.
+    preload
+        What nodes of its `LocalCluster` need imported; None: it has none.
     """
 
-    def __init__(self, program: Callable[[Any], Any]) -> None:
+    def __init__(self, program: Callable[[Any], Any], preload: Sequence[str] | None) -> None:
         context = multiprocessing.get_context("spawn")
         self._link, theirs = context.Pipe()
         self._process = context.Process(
-            target=run_program, args=(theirs, program), name="dps-program"
+            target=run_program, args=(theirs, program, preload), name="dps-program"
         )
         with without_interrupts():
             self._process.start()
@@ -64,10 +66,8 @@ class Incarnation:
             wait([self._link, self._ended])
             try:
                 if self._link.poll():
-                    message = self._link.recv()
-                    if not isinstance(message, Scratch):
+                    if (message := self._received()) is not None:
                         return message
-                    self._scratch = message.folder
                     continue
             except (EOFError, OSError):
                 wait([self._ended])
@@ -107,11 +107,22 @@ class Incarnation:
                     process.kill()
             for process in members:
                 is_gone(process, GRACE_SECONDS)
+        with contextlib.suppress(EOFError, OSError):
+            while self._scratch is None and self._link.poll():
+                self._received()
         if self._scratch is not None:
             shutil.rmtree(self._scratch, ignore_errors=True)
         self._is_over = True
         self._link.close()
         os.close(self._ended)
+
+    def _received(self) -> Any | None:
+        """Return what the process has said for its supervisor; None: that was for this object."""
+        message = self._link.recv()
+        if not isinstance(message, Scratch):
+            return message
+        self._scratch = message.folder
+        return None
 
     def _members(self) -> list[psutil.Process]:
         """The processes of the session that can still do something."""

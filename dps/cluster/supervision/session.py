@@ -132,6 +132,7 @@ class Session:
         params: Mapping[str, np.ndarray],
         choices: Mapping[str, Any],
     ) -> ParameterServer:
+        """Bring a parameter server up, and say so when all of it is in checkpoints."""
         known = self._past.known.get(call)
         if known is None:
             ps = ParameterServer(client, params, **choices)
@@ -139,6 +140,11 @@ class Session:
             self._settle(client, known, choices.get("timings", Timings()))
             kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
             ps = ParameterServer.resume(client, known.folder, **kept)
+        try:
+            ps.checkpoint()  # of a durability that would write the first one later
+        except BaseException:
+            ps.close(checkpoint=False)
+            raise
         returned = self._returned(known, ps) if self.returns else None
         self._say(Up(call, _folder(ps), returned))
         if returned is not None and (sink := choices.get("on_event")) is not None:

@@ -132,7 +132,8 @@ def _verdicts(claims: Sequence[Claim], version: Version) -> Verdicts:
         command=version.command(PAPER),
         virtual=version.virtual,
         claims=tuple(
-            ClaimVerdict.of(each.claim, each.found, each.verdict, each.effect) for each in claims
+            ClaimVerdict.of(each.claim, each.found, each.verdict, each.effect, turn=each.turn)
+            for each in claims
         ),
     )
 

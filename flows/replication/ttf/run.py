@@ -4,11 +4,10 @@ Two studies answer the paper's claims: (a) an emulation of the system as publish
 and (b) the real dps under the same questions, on a small model and on the paper's CNN. Two more go
 where the paper did not: (c) the store, or the path of checkpoints, is hit as well; (d) the hybrids
 of its future work. (e) asks the questions again by design, on virtual time, where enough seeds can
-be had. What is recorded is not run again; claims and figures
-come from the records.
+be had. What is recorded is not run again; claims and figures come from the records.
 
-On virtual time run (b) to (d), and of (e) the CNN; `findings.NOT_VIRTUAL` has what does not, and
-why.
+On virtual time run (b) to (d), and of (e) what the full version alone has; `findings.NOT_VIRTUAL`
+says what does not, and why.
 """
 
 from __future__ import annotations
@@ -85,11 +84,12 @@ BY_DESIGN = {"(e) by design": "ttf-by-design"}
 # Of part (e) as well; too long for the short version, whose real processes are those of (b).
 OF_THE_FULL = {
     "(e) by design, on real processes": "ttf-by-design-real",
+    "(e) by design, waiting and going on": "ttf-by-design-continue",
     "(e) by design, CNN": "ttf-by-design-cnn",
 }
 
-# Of part (e), what is on virtual time only if that is asked for.
-VIRTUAL_CNN = {"(e) by design, CNN": "ttf-by-design-cnn"}
+# Of those, what is on virtual time.
+VIRTUAL = {title: name for title, name in OF_THE_FULL.items() if name != "ttf-by-design-real"}
 
 
 def run(
@@ -151,12 +151,7 @@ def findings(
         title: _study(title, name, version, here, warn)
         for title, name in {**published, **JUDGED}.items()
     }
-    some = Version(full=False, virtual=True)
-    alike = {
-        title: _study(title, name, some, here, warn)
-        for title, name in JUDGED.items()
-        if version.virtual and version.full
-    }
+    alike = {} if beside is None else alike_of(version, beside, here, warn)
     others = [_study(title, name, version, here, warn) for title, name in SHOWN.items()]
     designed = [
         Designed(_study(title, name, version, here, warn), experiment(name, version).claims)
@@ -169,8 +164,18 @@ def findings(
 def by_design(version: Version) -> Mapping[str, str]:
     """Return the experiments of part (e), by their titles."""
     if version.virtual:
-        return VIRTUAL_CNN if version.full else {}
+        return VIRTUAL if version.full else {}
     return {**BY_DESIGN, **OF_THE_FULL} if version.full else BY_DESIGN
+
+
+def alike_of(
+    version: Version, real: Verdicts, here: Path, warn: Callable[[str], None]
+) -> Mapping[str, Study]:
+    """Those trials of a full version on virtual time that a short one on real processes has too."""
+    if not (version.full and version.virtual) or real.command != Version().command(PAPER):
+        return {}
+    short = Version(virtual=True)
+    return {title: _study(title, name, short, here, warn) for title, name in JUDGED.items()}
 
 
 def experiment(name: str, version: Version) -> ExperimentConfig:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from flows.analysis.statistics import FEWEST_SEEDS, ROUNDING, student_reach
-from flows.metrics import BY_KEY
+from flows.metrics import BY_KEY, Metric
+from flows.metrics.score import Score
 from flows.report.figures.dataset import Subject
 from flows.report.figures.figure import Drawing, Table, slugs
 from flows.report.figures.numeric_axis import NumericAxis
@@ -104,6 +105,17 @@ class Map:
     measure: Measure
     others: tuple[str, ...]
     values: Mapping[str, Mapping[Place, Seeds]]
+    score: Score
+
+    @property
+    def metric(self) -> Metric:
+        """The figure that is compared, by the name of what models are scored by."""
+        return self.score.of(BY_KEY[self.measure.key])
+
+    @property
+    def title(self) -> str:
+        """What is compared."""
+        return self.score.said(self.measure.title)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -173,7 +185,7 @@ def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
         for others, found in values.items():
             known = {name: found[name] for name in subject.strategies if name in found} or found
             if len(known) > 1:
-                yield Map(x, y, measure, others, known)
+                yield Map(x, y, measure, others, known, subject.score)
 
 
 def difference(one: Seeds, other: Seeds) -> CellDifference | None:
@@ -227,7 +239,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     bar.outline.set_visible(False)
     footnote(
         figure,
-        f"{found.measure.title}, {other} minus {base}, {unit}; "
+        f"{found.title}, {other} minus {base}, {unit}; "
         f"{count_told([each.n for each in known.values()] or [0])} per cell; hatched: "
         "95% t interval contains 0; line: break-even",
     )
@@ -238,8 +250,8 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     ]
     return Drawing(
         f"break-even-{found.name}-{names[other]}-{names[base]}",
-        f"{found.measure.title.capitalize()}: {other} against {base}{found.where}",
-        f"{other} minus {base}: {BY_KEY[found.measure.key].definition}",
+        f"{found.title[:1].upper()}{found.title[1:]}: {other} against {base}{found.where}",
+        f"{other} minus {base}: {found.metric.definition}",
         figure,
         Table((found.x.name, found.y.name, f"difference, {unit}", "seeds", "resolved"), (*rows,)),
         rows=True,
@@ -282,18 +294,18 @@ def _winners(found: Map) -> Drawing:
     legend_above(figure, keys)
     footnote(
         figure,
-        f"best {found.measure.title}; {count_told(counts)} per cell; hatched: 95% t interval of "
+        f"best {found.title}; {count_told(counts)} per cell; hatched: 95% t interval of "
         "its lead over the second contains 0",
     )
     return Drawing(
         f"winners-{found.name}",
-        f"Best {found.measure.title}{found.where}",
-        f"The best of {len(strategies)} strategies by {BY_KEY[found.measure.key].label}.",
+        f"Best {found.title}{found.where}",
+        f"The best of {len(strategies)} strategies by {found.metric.label}.",
         figure,
         Table(
             (
                 *(found.x.name, found.y.name, "best", "second", "strategy"),
-                *(BY_KEY[found.measure.key].label, "low", "high", "seeds"),
+                *(found.metric.label, "low", "high", "seeds"),
             ),
             tuple(rows),
         ),

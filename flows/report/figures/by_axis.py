@@ -13,6 +13,7 @@ import numpy as np
 from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.resources import busiest, cores_used
 from flows.metrics import BY_KEY
+from flows.metrics.score import Score
 from flows.report.figures.bands import bounds, told_of
 from flows.report.figures.dataset import Subject, Trial
 from flows.report.figures.figure import Drawing, Table
@@ -80,6 +81,9 @@ def against(subject: Subject, axis: NumericAxis) -> Iterator[Drawing | None]:
         if measure is ACCURACY and len(updates) > 1:
             continue  # it would show that more gradients help, and not what the axis does
         points = _points(subject, axis, measure)
+        if measure is ACCURACY:
+            yield _drawing(axis, _of(subject.score), points)
+            continue
         if measure is RATE and workers:
             yield _drawing(axis, measure, points, _linear(points, axis))
             yield _drawing(axis, EFFICIENCY, _efficiency(points, axis))
@@ -97,6 +101,14 @@ def _points(subject: Subject, axis: NumericAxis, measure: Measure) -> Points:
 
 
 # -- workers -----------------------------------------------------------------------------------
+
+
+def _of(score: Score) -> Measure:
+    """The final accuracy, by the name of what models are scored by."""
+    said = score.said
+    return replace(
+        ACCURACY, title=said(ACCURACY.title), note=said(ACCURACY.note), y=said(ACCURACY.y)
+    )
 
 
 def _counts_workers(subject: Subject, axis: NumericAxis) -> bool:
@@ -243,7 +255,7 @@ def _scales(axes: Axes, axis: NumericAxis, measure: Measure, values: Sequence[fl
     axes.set_xticks(list(axis.places.values()), [axis.tick(label) for label in axis.places])
     axes.set_xlabel(axis.name)
     axes.set_ylabel(measure.y)
-    value_axis(axes, values, highest=measure.highest, near=measure is ACCURACY)
+    value_axis(axes, values, highest=measure.highest, near=measure.name == ACCURACY.name)
     if measure.percent:
         percent_ticks(axes)
 

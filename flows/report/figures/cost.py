@@ -12,6 +12,7 @@ import numpy as np
 from flows.analysis.groups import Group
 from flows.analysis.statistics import FEWEST_SEEDS, interval
 from flows.metrics import BY_KEY
+from flows.metrics.score import Score
 from flows.report.figures.dataset import Subject, titled
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import (
@@ -93,7 +94,7 @@ def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | No
         for value in _draw(axes, each, scale, subject.looks[strategy], measure.limits)
     ]
     axes.set_xlabel(f"money for the training, {_unit(scale)}")
-    axes.set_ylabel(measure.y)
+    axes.set_ylabel(subject.score.said(measure.y))
     axes.margins(x=0.1)
     if measure is FINAL:
         value_axis(axes, reached, *measure.limits, near=True)
@@ -110,14 +111,15 @@ def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | No
     footnote(figure, told)
     note = (
         f"Large: mean over trials; small: each trial ({told}). Left and up is better; the grey "
-        f"line, the frontier, joins the strategies that no other beats in both.{measure.note}"
+        f"line, the frontier, joins the strategies that no other beats in both."
+        f"{subject.score.said(measure.note)}"
     )
     return Drawing(
         subject.name(measure.name, condition),
-        titled(measure.title, condition),
+        titled(subject.score.said(measure.title), condition),
         note,
         figure,
-        _table(points, best, measure),
+        _table(points, best, measure, subject.score),
     )
 
 
@@ -199,14 +201,17 @@ def _unit(scale: float) -> str:
 
 
 def _table(
-    points: Mapping[str, Points], best: Sequence[tuple[float, float]], measure: Measure
+    points: Mapping[str, Points],
+    best: Sequence[tuple[float, float]],
+    measure: Measure,
+    score: Score,
 ) -> Table:
     rows: list[tuple[Any, ...]] = []
     for strategy, each in points.items():
         mean = _mean(each)
         rows.append((strategy, "mean", *mean, "yes" if mean in best else "no"))
         rows += [(strategy, seed, *pair, None) for seed, pair in each.items()]
-    label = BY_KEY[ACCURACY].label if measure is FINAL else measure.y
+    label = score.said(BY_KEY[ACCURACY].label if measure is FINAL else measure.y)
     return Table(
         ("strategy", "seed", f"{BY_KEY[COST].label}, USD", label, "on the front"), tuple(rows)
     )

@@ -92,7 +92,7 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
     joined = {name: band(by_name[name], 0.0, measure.highest) for name in names}
     for place, name in enumerate(names):
         _draw(axes, subject.looks[name], by_name[name], joined[name], place)
-    axes.set_ylabel(measure.y)
+    axes.set_ylabel(subject.score.said(measure.y))
     value_axis(axes, _shown(drawn, joined), highest=measure.highest, near=measure.highest == 1.0)
     if measure.highest == 1.0:
         percent_ticks(axes)
@@ -107,7 +107,7 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
     footnote(figure, told_of([len(each) for each in by_name.values()]))
     return Drawing(
         name=subject.name(measure.name, condition),
-        title=titled(measure.title, condition),
+        title=titled(subject.score.said(measure.title), condition),
         note=_note(subject, measure, condition, len(trials) - len(shown)),
         figure=figure,
         table=_table(measure, drawn, joined),

@@ -9,6 +9,7 @@ from dps.events import TrialResumed
 from flows.analysis.faults import training_span
 from flows.analysis.groups import Group, conditions, strategies, summarize
 from flows.analysis.outcome import Outcome
+from flows.metrics.score import ACCURACY, Score
 from flows.records.record import Record
 from flows.report.figures.figure import slugs
 from flows.report.figures.style import Look, looks
@@ -32,6 +33,8 @@ class Subject:
         Of each strategy.
     slugs
         Of each strategy and condition, for names of files.
+    score
+        What its models are scored by.
     """
 
     trials: tuple[Trial, ...]
@@ -40,6 +43,7 @@ class Subject:
     conditions: tuple[str, ...]
     looks: dict[str, Look]
     slugs: dict[str, str]
+    score: Score = ACCURACY
 
     @classmethod
     def of(cls, trials: Sequence[Trial]) -> Subject:
@@ -55,6 +59,7 @@ class Subject:
             conditions=shown,
             looks=looks(names),
             slugs=slugs([*shown, *(name for name in names if name not in shown)]),
+            score=outcomes[0].score if outcomes else ACCURACY,
         )
 
     def under(self, condition: str | None, strategy: str | None = None) -> list[Trial]:

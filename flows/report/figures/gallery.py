@@ -42,9 +42,10 @@ def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
     for axis in axes:
         name, title = f"against-{axis.slug}", f"Against {axis.name}"
         yield _chapter(name, title, against.NOTE, against.against(subject, axis))
-    yield _chapter("accuracy", "Accuracy", bands.NOTE, _accuracy(subject), _opening(subject))
+    said = subject.score.said
+    yield _chapter("accuracy", said("Accuracy"), bands.NOTE, _accuracy(subject), _opening(subject))
     yield _chapter("recovery", "Recovery and staleness", "", _recovery(subject))
-    yield _chapter("money", "Cost against accuracy", "", _money(subject))
+    yield _chapter("money", said("Cost against accuracy"), "", _money(subject))
     apart = _apart(subject)
     left_out = _left_out(subject, apart)
     yield _chapter(

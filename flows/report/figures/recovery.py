@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SINCE = "seconds since the fault"
+SCORE = "test accuracy"
 WITHOUT = "without fault"
 DETECTED, SERVING = (0, (1, 1.5)), (0, (4, 2))  # dashes
 SHADE = 0.18
@@ -56,7 +57,7 @@ def trial_figure(record: Record, outcome: Outcome) -> Figure:
     by_name = looks([strategy])
     draw_line(axes, *_columns(accuracy_points(trial, start(record))), by_name[strategy])
     marked = mark_faults(axes, [trial], by_name[strategy], lambda each: start(each[0]))
-    percent_axis(axes, "test accuracy")
+    percent_axis(axes, outcome.score.said(SCORE))
     axes.set_xlabel(SECONDS)
     legend_above(figure, [*strategy_keys([strategy], by_name), *marked])
     footnote(figure, told_of([1]))
@@ -84,7 +85,7 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
     _draw(axes, without, Look(REFERENCE, ""), span)
     _draw(axes, through, look, span)
     marked = mark_faults(axes, hit, look, _since)
-    percent_axis(axes, "test accuracy", _lowest(subject, group.condition, *span))
+    percent_axis(axes, subject.score.said(SCORE), _lowest(subject, group.condition, *span))
     axes.set_xlabel(SINCE)
     axes.set_xlim(*span)
     keys = strategy_keys([group.strategy], subject.looks)
@@ -104,7 +105,7 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
         title=titled(group.strategy, group.condition),
         note=words.moments(group),
         figure=figure,
-        table=Table(("condition", "seed", SINCE, "test accuracy"), tuple(rows)),
+        table=Table(("condition", "seed", SINCE, subject.score.said(SCORE)), tuple(rows)),
         strategy=group.strategy,
     )
 

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from dps import SGD, Worker
 from dps.cluster.driver.data_shares import assigned
 from dps.errors import ConfigurationError
-from tests.support.training import COUNTING, params, patient_server, results
+from tests.support.training import COUNTING, SECONDS, params, patient_server, results
+from tests.support.waiting import eventually
 
 ROWS = 120
 
@@ -37,10 +38,12 @@ def test_each_worker_is_given_its_partitions_of_an_array(plain: Client) -> None:
     x = da.arange(ROWS, chunks=20)
     with patient_server(plain, params(), optimizer=COUNTING) as ps:
         found = results(ps.run(plain_rows, workers=2, data=x))
+        assert sum("arange" in str(key) for key in plain.who_has()) == 6
         assert [np.concatenate(parts).tolist() for _, parts in found] == [
             list(range(60)),
             list(range(60, ROWS)),
         ]
+    eventually(lambda: not any("arange" in str(key) for key in plain.who_has()), SECONDS)
 
 
 @pytest.mark.cluster
@@ -126,6 +129,7 @@ def test_data_that_cannot_be_shared_out_is_refused(plain: Client) -> None:
         assert "[1, 2] partitions" in message(data=(da.ones(4, chunks=4), da.ones(4, chunks=2)))
         (future,) = plain.scatter([1])
         assert "data=[future, …]" in message(train=partial(with_future, future))
+        assert "data=[future, …]" in message(train=partial(with_future, [future]))
         assert not ps.workers
 
 

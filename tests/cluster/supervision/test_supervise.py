@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,7 +38,7 @@ from tests.support.supervised import (
     beginning,
     beginning_file,
 )
-from tests.support.training import SECONDS
+from tests.support.training import PRELOAD, SECONDS
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -48,9 +49,10 @@ LIMIT_SECONDS = 3 * SECONDS  # for what waits for whole incarnations on a busy m
 
 @pytest.fixture(autouse=True)
 def nothing_left(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Check that what was supervised leaves no temporary file."""
+    """Check that what was supervised leaves no temporary file, and nobody who waits to begin."""
     monkeypatch.setenv("TMPDIR", str(scratch))
     yield
+    assert [each for each in psutil.Process().children() if runs(each)] == []
     # Dask's own folder is that of a deployment, and stays with it.
     assert {path.name for path in scratch.iterdir()} <= {"dask-scratch-space"}
 
@@ -117,7 +119,11 @@ def check(folder: Path, outcome: Outcome, told: list[Returned], scope: str, step
 
 
 def train(
-    folder: Path, scope: str, moments: list[tuple[str, int]], address: str | None = None
+    folder: Path,
+    scope: str,
+    moments: list[tuple[str, int]],
+    address: str | None = None,
+    standby: bool = False,
 ) -> list[Returned]:
     """Supervise a training whose processes are killed, check it, and return what was told."""
     told: list[Returned] = []
@@ -126,8 +132,9 @@ def train(
     run = partial(supervised.program, folder, scope, steps)
     if address is not None:
         run = partial(supervised.program_there, folder, address, steps)
+    ready: dict[str, Any] = {"standby": True, "preload": PRELOAD} if standby else {}
     with pytest.warns(ReturnedWarning) as warned:
-        outcome = dps.supervise(run, returns=len(moments), on_return=told.append)
+        outcome = dps.supervise(run, returns=len(moments), on_return=told.append, **ready)
     ours = [str(each.message) for each in warned if each.category is ReturnedWarning]
     assert len(ours) == len(told) == len(moments)
     for text, returned in zip(ours, told, strict=True):
@@ -136,9 +143,17 @@ def train(
     return told
 
 
-@pytest.mark.parametrize("whom", ["driver", "scheduler"])
-def test_a_training_goes_on_after_a_kill(tmp_path: Path, whom: str) -> None:
-    (returned,) = train(tmp_path, "shard", [(whom, 60)])
+@pytest.mark.parametrize(
+    ("whom", "standby"),
+    [
+        ("driver", True),
+        ("scheduler", False),
+        pytest.param("driver", False, marks=pytest.mark.slow),
+        pytest.param("scheduler", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_goes_on_after_a_kill(tmp_path: Path, whom: str, standby: bool) -> None:
+    (returned,) = train(tmp_path, "shard", [(whom, 60)], standby=standby)
     cause = "ended by SIGKILL" if whom == "driver" else "connection to Dask's scheduler"
     assert cause in returned.cause
     assert 0 < returned.seconds < LIMIT_SECONDS
@@ -151,7 +166,24 @@ def test_a_training_goes_on_after_kills_at_any_moment(
     tmp_path: Path, scope: str, seed: int
 ) -> None:
     draw = random.Random(seed)
-    train(tmp_path, scope, [(draw.choice(WHOM), draw.randrange(80)) for _ in range(3)])
+    moments = [(draw.choice(WHOM), draw.randrange(80)) for _ in range(3)]
+    train(tmp_path, scope, moments, standby=draw.random() < 0.5)
+
+
+@pytest.mark.slow
+def test_what_is_killed_while_it_returns_goes_on_from_the_same_checkpoints(tmp_path: Path) -> None:
+    told: list[Returned] = []
+    kill_at(tmp_path, [("driver", 60)])
+    run = partial(supervised.killed_as_it_returns, tmp_path, 200)
+    with pytest.warns(ReturnedWarning):
+        outcome = dps.supervise(run, on_return=told.append)
+    (returned,) = told
+    assert returned.returns == outcome.returns == 2
+    begun = beginning(tmp_path, 2)
+    assert list(returned.versions) == begun.versions
+    assert max(sum(acked(tmp_path, 0)) - version for version in begun.versions) <= EVERY
+    pushed = sum(acked(tmp_path, 2))
+    assert outcome.counts == outcome.versions == [n + pushed for n in begun.versions]
 
 
 @pytest.mark.slow
@@ -212,15 +244,16 @@ def test_what_cannot_be_supervised_is_refused() -> None:
         dps.supervise(supervised.without_checkpoints)
 
 
-def test_ctrl_c_ends_the_program_and_all_that_belongs_to_it(tmp_path: Path) -> None:
-    flag = tmp_path / "ended"
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_a_program_ends_with_its_supervisor(tmp_path: Path, number: signal.Signals) -> None:
+    flag = tmp_path / "interrupted"
     script = f"""
 import dps
 from functools import partial
 from pathlib import Path
 from tests.support import supervised
 if __name__ == "__main__":
-    dps.supervise(partial(supervised.waiting, Path({str(flag)!r})))
+    dps.supervise(partial(supervised.waiting, Path({str(flag)!r})), standby=True)
 """
     file = tmp_path / "script.py"
     file.write_text(script)
@@ -229,14 +262,21 @@ if __name__ == "__main__":
         [sys.executable, str(file)], env=environment, stderr=subprocess.PIPE, text=True
     ) as user:
         eventually(flag.with_suffix(".began").exists, LIMIT_SECONDS)
-        (program,) = [each.pid for each in psutil.Process(user.pid).children() if runs(each)]
-        user.send_signal(signal.SIGINT)
+        programs = [each.pid for each in psutil.Process(user.pid).children() if runs(each)]
+        user.send_signal(number)
         _, errors = user.communicate(timeout=SECONDS)
-    assert flag.exists()
-    assert errors.splitlines()[-1] == "KeyboardInterrupt"
-    assert of_session(program) == []
+    assert user.returncode == -number
+    if number == signal.SIGINT:  # the program had the time to end in its own way
+        assert flag.exists()
+        assert errors.splitlines()[-1] == "KeyboardInterrupt"
+    eventually(lambda: not any(of_session(program) for program in programs), SECONDS)
 
 
 def runs(process: psutil.Process) -> bool:
     """Whether it is a program's process, and not one of multiprocessing's own."""
     return os.getsid(process.pid) == process.pid
+
+
+def test_the_supervisor_has_no_need_of_dask() -> None:
+    loaded = "import sys, dps; dps.supervise; sys.exit('distributed' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded]).returncode == 0

@@ -242,7 +242,7 @@ def text_of(console: Console) -> str:
 def side_by_side(here: Path, first: str, second: str) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
     runs = [find_run(name, here, PRICES) for name in (first, second)]
-    print_side_by_side(runs[0], runs[1], np.random.default_rng(0), console)
+    print_side_by_side(runs, np.random.default_rng(0), console)
     return text_of(console)
 
 
@@ -304,7 +304,7 @@ def test_a_strategy_alone_stands_for_all_its_conditions(here: Path) -> None:
     run = find_run("demo/chain", here, PRICES)
     names = {done.outcome.identity.condition for done in run.trials}
     assert {"kill", "no fault"} <= names
-    rows = judged(find_run("demo/none", here, PRICES), run, np.random.default_rng(0))
+    rows = judged([find_run("demo/none", here, PRICES), run], np.random.default_rng(0))
     assert {row.condition for row in rows} == names
 
 

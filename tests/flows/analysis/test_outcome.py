@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -106,6 +107,8 @@ def test_recovery_times_of_a_trial() -> None:
 def test_identity_comes_from_the_settings() -> None:
     identity = toy("chain", "kill", 1).identity
     assert (identity.strategy, identity.condition, identity.seed) == ("chain", "kill", 1)
+    labels = {**identity.labels, "training.workers": "8", "filters": "top-k"}
+    assert replace(identity, labels=labels).condition == "kill · workers 8 · top-k"
     assert identity.trial == "chain.kill.seed-1"
     assert len(identity.digest) == 12
 

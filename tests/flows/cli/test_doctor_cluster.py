@@ -59,9 +59,9 @@ def test_this_machine_is_a_cluster_that_is_well(tmp_path: Path) -> None:
     found = doctor(tmp_path, "--cluster", "small.yaml", "--json")
     assert found.returncode == 0, found.stderr
     said = json.loads(found.stdout)
-    assert said["good"]
+    assert said["ok"]
     assert [finding["subject"] for finding in said["findings"]] == TRIED
-    told = {finding["subject"]: finding["found"] for finding in said["findings"]}
+    told = {finding["subject"]: finding["message"] for finding in said["findings"]}
     assert told["start"].startswith("3 nodes in ")
     assert "3 processes here have ended" in told["end"]
     left = [p for p in psutil.process_iter() if p.pid not in before and "forkserver" in p.name()]

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from flows.cli import app
+from flows.records.owner import noted
 from tests.support.deployment import ROOT
 from tests.support.synthetic import write_experiment
 
@@ -88,7 +89,7 @@ def keys_of(words: str) -> set[str]:
     """The keys that the page names of a command's document, or of each entry of a list."""
     _, found, after = PAGE.read_text("utf-8").partition(f"\n## dps {words}\n")
     assert found, f"docs/json.md has no heading for dps {words}"
-    rows = re.findall(r"^\| `([a-z_]+)` \|", after.partition("\n## ")[0], re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9_]+)` \|", after.partition("\n## ")[0], re.MULTILINE)
     return set(rows)
 
 
@@ -150,7 +151,7 @@ def test_plan_and_report_and_compare(ran: tuple[Documents, Any]) -> None:
     assert "recovery.durability.kind" in {each["key"] for each in both["settings"]}
     alone = dps("compare", "small/none.kill.seed-0", "small/chain.kill.seed-0")
     assert alone["comparison"] == []
-    lost = [alone[side]["trials"][0]["updates_lost"] for side in ("first", "second")]
+    lost = [run["trials"][0]["updates_lost"] for run in alone["runs"]]
     assert lost[0] > lost[1] == 0
 
 
@@ -170,19 +171,65 @@ def test_a_run_that_fails_ends_with_1_and_says_so_in_the_document(tmp_path: Path
 
 @pytest.mark.slow
 def test_schedules_of_the_simulation(tmp_path: Path) -> None:
-    dps = Documents(tmp_path)
-    found = dps("simulate", "--schedules", "5")
+    found = Documents(tmp_path)("simulate", "--schedules", "5")
     assert (found["schedules"], found["violations"]) == (5, [])
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("advise", ["--model=1MB", "--mtbf=1h", "--workers=2", "--gradient=100ms", "--seeds=4"]),
+        ("soak", ["--minutes=0", "--faults=1", "--only=chain(2)"]),
+        ("example", ["l1_logistic"]),
+        ("calibrate", ["--output=mine.yaml"]),
+        ("bench elastic", ["--moves=1"]),
+        ("bench measuring", ["--rounds=1"]),
+        ("bench sparse", ["--rounds=1"]),
+        ("returns", ["--times=1", "--kill=driver"]),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_what_is_measured_is_written_with_the_keys_of_the_page(
+    tmp_path: Path, command: str, words: list[str]
+) -> None:
+    assert Documents(tmp_path)(*command.split(), *words, command=command)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_both_kinds_of_time_are_compared(tmp_path: Path) -> None:
+    here = Documents(tmp_path)
+    small = {**SMALL, "cluster": "local", "axes": {"recovery": ["none", "chain"]}, "claims": []}
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(small))
+    found = here("validate", "small.yaml")
+    assert (found["experiment"], found["virtual"]) == ("small", "small-virtual")
+    assert {each["strategy"] for each in found["figures"]} == {"none", "chain"}
+
+
+def test_the_status_of_what_runs(tmp_path: Path) -> None:
+    folder = write_experiment(tmp_path / "results" / "demo")
+    with noted(folder):
+        [found] = Documents(tmp_path)("status")
+    assert found["owner"]["pid"] == os.getpid()
+    assert {trial["state"] for trial in found["trials"]} == {"valid"}
+    assert all(trial["updates"] is None for trial in found["trials"])
 
 
 def test_the_doctor(tmp_path: Path) -> None:
     found = Documents(tmp_path)("doctor")
-    assert found["good"] == all(each["good"] for each in found["findings"])
+    assert found["ok"] == all(each["ok"] for each in found["findings"])
 
 
-def test_bad_input_writes_no_document(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "words", [["results", "nothing"], ["plan", "demo", "--job-script"], ["plan", "no.yaml"]]
+)
+def test_bad_input_writes_no_document(tmp_path: Path, words: list[str]) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "results", "nothing", "--json"],
+        [sys.executable, "-m", "flows.cli", *words, "--json"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -193,11 +240,12 @@ def test_bad_input_writes_no_document(tmp_path: Path) -> None:
 
 def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:
     code = (
-        "import numpy as np; from pathlib import Path; from flows.cli.documents import paper\n"
-        "with paper(True) as page:\n"
+        "import numpy as np; from pathlib import Path\n"
+        "from flows.cli.documents import json_output\n"
+        "with json_output(True) as out:\n"
         "    print('aside'); import os; os.system('echo child')\n"
         "    some = {'a': float('nan'), 'b': np.float32(2), 'c': Path('x'), 'd': np.arange(2)}\n"
-        "    page.write(some)\n"
+        "    out.write(some)\n"
         "print('after')\n"
     )
     done = subprocess.run(

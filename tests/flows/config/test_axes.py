@@ -164,10 +164,9 @@ def test_a_label_can_be_added(labelled: str) -> None:
             "saved",
             {"preset": "checkpoint", "durability": {"every": 7}},
         ),
-        ("axes.optimizer.learning_rate.0.2=0.3", "optimizer.learning_rate", "0.2", 0.3),
         ("axes.optimizer.learning_rate.more=0.5", "optimizer.learning_rate", "more", 0.5),
     ],
-    ids=["list", "word", "a key of it", "a number", "new"],
+    ids=["list", "word", "a key of it", "new"],
 )
 def test_a_label_can_be_set(labelled: str, setting: str, axis: str, label: str, value: Any) -> None:
     before, after = axes_of(labelled), axes_of(labelled, setting)
@@ -189,6 +188,13 @@ def test_a_key_of_the_configuration_is_an_axis_of_its_own(labelled: str, setting
 
 def yaml_labels(values: str) -> list[str]:
     return [str(value) for value in yaml.safe_load(values)]
+
+
+def test_a_value_that_is_its_own_label_is_not_replaced_under_it(labelled: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'0\.2' would name another value\. Set the whole"
+    ):
+        load_experiment(labelled, ["axes.optimizer.learning_rate.0.2=0.3"])
 
 
 def test_a_wrong_value_of_a_label_is_told_with_the_label(labelled: str) -> None:

@@ -122,6 +122,10 @@ def test_an_axis_over_them_leaves_trials_without_them_as_they_were(config: Path)
             "optimizer['*']: a gradient is clipped as a whole",
         ),
         (
+            "optimizer={kind: by_name, rules: {'*': {kind: frozen}}}",
+            "optimizer.rules: all arrays are frozen: nothing would be trained",
+        ),
+        (
             "optimizer={kind: by_name, rules: {'*': {kind: adem}}}",
             "unknown kind 'adem'; did you mean 'adam'",
         ),

@@ -196,7 +196,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
         (ROWS[40:60], "has 16 rows to train on; expected a batch of so many at most"),
         ([*ROWS, [1, 2, "x", 4, "setosa"]], "line 152: column 'pl' is 'x', expected a number"),
         ([*ROWS, [1, 2, "nan", 4, "setosa"]], "line 152: column 'pl' is 'nan'"),
-        ([*ROWS, [1, 2, 1e300, 4, "setosa"]], "a feature is beyond 3.40282e"),
+        ([*ROWS, [1, 2, 1e300, 4, "setosa"]], "a value is beyond 3.40282e"),
     ],
     ids=["one class", "one row", "less than a batch", "text", "nan", "huge"],
 )

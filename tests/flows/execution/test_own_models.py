@@ -264,6 +264,70 @@ def test_models_on_an_axis_are_checked_each(tmp_path: Path) -> None:
     ]
 
 
+NUMBERS = """
+import numpy as np
+
+
+def load():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 3))
+    return x, x @ [1.0, 2.0, -1.0] + 5
+
+
+class Line:
+    def __init__(self, shape):
+        assert (shape.regression, shape.classes) == (True, 1)
+        self.features = shape.features
+
+    def initial(self, rng):
+        return {"w": np.zeros(self.features, np.float32), "b": np.zeros(1, np.float32)}
+
+    def gradient(self, params, x, y):
+        error = self.predict(params, x) - y.astype(params["w"].dtype)
+        return (error**2).mean() / 2, {"w": x.T @ error / len(y), "b": error.mean(keepdims=True)}
+
+    def predict(self, params, x):
+        return x @ params["w"] + params["b"]
+"""
+
+
+def test_a_model_may_predict_numbers(tmp_path: Path) -> None:
+    (tmp_path / "numbers_of_mine.py").write_text(NUMBERS)
+    sections = {
+        "dataset": {"kind": "python", "function": "numbers_of_mine:load", "task": "regression"},
+        "workload": {"kind": "python", "module": "numbers_of_mine:Line"},
+    }
+    (trial,) = trials(tmp_path, **sections)
+    (line,) = check_models([trial])
+    assert line.startswith(
+        "Model: numbers_of_mine:Line: 2 arrays, 4 parameters; its gradient agrees"
+    )
+    model, data = workload_of(trial.config), trial.config.dataset.load()
+    assert data.y_train.dtype == np.float32
+    assert data.shape == DatasetShape(3, 1, regression=True)
+    right = {"w": np.array([1, 2, -1], np.float32), "b": np.array([5], np.float32)}
+    loss, share = model.evaluate(right, data.x_test, data.y_test)
+    assert loss == pytest.approx(0, abs=1e-9)
+    assert share == pytest.approx(1)
+    with pytest.raises(ValueError, match="no examples"):
+        model.evaluate(right, data.x_test[:0], data.y_test[:0])
+
+
+def test_predictions_of_numbers_must_be_one_for_each_example(tmp_path: Path) -> None:
+    wrong = NUMBERS.replace(
+        "return x @ params", "return x.T[:, :2] if len(x) == 32 else x @ params"
+    )
+    (tmp_path / "numbers_of_mine.py").write_text(
+        wrong.replace("self.predict(params, x)", "x @ params['w'] + params['b']")
+    )
+    sections = {
+        "dataset": {"kind": "python", "function": "numbers_of_mine:load", "task": "regression"},
+        "workload": {"kind": "python", "module": "numbers_of_mine:Line"},
+    }
+    with pytest.raises(ConfigurationError, match=r"expected finite scores \[32, 1\]: a prediction"):
+        check_models(trials(tmp_path, **sections))
+
+
 # -- torch -----------------------------------------------------------------------------------------
 
 TORCH = """

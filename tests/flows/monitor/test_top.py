@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -18,11 +19,20 @@ import yaml
 from rich.console import Console
 
 from dps import Chain, Recovery
+from dps.cluster.backends.existing import connected
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.tls import temporary
 from dps.errors import ConfigurationError, RecordDamaged
 from dps.events import Applied, Event, LossReported, TrialEnded
-from flows.monitor.top import Picture, SchedulerSource, TrialSource, look_twice, shown, source_of
+from flows.monitor.top import (
+    Ended,
+    Picture,
+    SchedulerSource,
+    TrialSource,
+    look_twice,
+    shown,
+    source_of,
+)
 from flows.records.owner import NOTE
 from flows.records.record import EVENTS_FILE, GRID_FILE, EventWriter, RecordReader, read_record
 from tests.support.synthetic import toy_events, write_events
@@ -141,6 +151,13 @@ def test_folders_and_names_are_found(tmp_path: Path) -> None:
         source_of("dmo", tmp_path)
 
 
+def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
+    write_events(tmp_path / "results" / "demo" / "chain.kill.seed-0", toy_events())
+    printed = dps(tmp_path, "demo/chain.kill.seed-0")
+    assert printed.returncode == 0, printed.stderr
+    assert printed.stdout.count("demo/chain.kill.seed-0: valid, 800 of 800 updates") == 1
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -230,6 +247,18 @@ def test_the_command_looks_at_a_scheduler_with_certificates(tmp_path: Path) -> N
         assert [shard["version"] for shard in picture["shards"]] == [0, 0]
         once = dps(tmp_path, cluster.address, *words, "--once")
         assert f"{ps.name}: running, 0 updates" in once.stdout
+
+
+@pytest.mark.cluster
+def test_the_end_of_a_scheduler_is_told() -> None:
+    with contextlib.ExitStack() as stack:
+        cluster = stack.enter_context(LocalCluster(nodes(servers=1, workers=1), PRELOAD))
+        client = stack.enter_context(connected(cluster.address, cluster.security))
+        source = SchedulerSource(client)
+        assert source.look() == []
+        cluster.close()
+        with pytest.raises(Ended, match=f"{cluster.address} does not answer any more"):
+            source.look()
 
 
 # -- an experiment ---------------------------------------------------------------------------------

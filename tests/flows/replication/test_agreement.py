@@ -17,8 +17,9 @@ from flows.replication.ttf.run import (
     JUDGED,
     SHORT,
     SHOWN,
-    VIRTUAL_CNN,
+    VIRTUAL,
     Short,
+    alike_of,
     by_design,
     experiment,
 )
@@ -72,13 +73,21 @@ def test_how_two_verdicts_stand_to_each_other(
     assert agreement(real, virtual) == expected
 
 
+def test_the_direction_of_a_ratio_turns_at_one() -> None:
+    real = ClaimVerdict.of("Faster", "", "not resolved", Interval(0.96, 0.9, 1.02, 3), turn=1)
+    slower = ClaimVerdict.of("Faster", "", "does not hold", Interval(0.99, 0.98, 1.0, 5), turn=1)
+    faster = ClaimVerdict.of("Faster", "", "holds", Interval(1.01, 1.0, 1.02, 5), turn=1)
+    assert agreement(real, slower) == "resolution"
+    assert agreement(real, faster) == "direction"
+
+
 def test_disagreements_are_named_and_what_one_side_lacks_is_told() -> None:
     both = judged("holds", 2, 1, 3), judged("does not hold", -2, -3, -1)
     alone = judged("holds", 1, 0, 2, measured="one kill: pace")
     gone = judged("holds", 1, 0, 2, measured="on average: price")
     said, table = compared(verdicts(both[0], gone), verdicts(both[1], alone, virtual=True))
     text = " ".join(said)
-    assert "Of 1 claim that both have judged, 1 disagree:" in text
+    assert "Of 1 claim that both have judged: 1 with verdicts that disagree" in text
     assert "Apart or in disagreement: (b): 4. one kill: price." in text
     assert "No verdict by real processes has 1 claim: asked later." in text
     assert "By real processes alone were judged 1 of (b)" in text
@@ -97,8 +106,12 @@ def test_what_both_have_run_is_told_apart_from_what_more_cells_say() -> None:
     assert table.headings[3::3] == ["virtual time, the same cells and seeds", "virtual time, all"]
     assert table.rows[0][5::3] == ["same", "disagree"]
     same, all_of_it = said[1:]
-    assert same.startswith("By the same cells and seeds, of 1 claim that both have judged, 1 agree")
-    assert all_of_it.startswith("By all of them, of 1 claim that both have judged, 1 disagree")
+    assert same.startswith(
+        "By the same cells and seeds, of 1 claim that both have judged: 1 with the"
+    )
+    assert all_of_it.startswith(
+        "By all of them, of 1 claim that both have judged: 1 with verdicts that dis"
+    )
 
 
 def test_without_verdicts_of_real_processes_there_is_nothing_to_compare() -> None:
@@ -167,7 +180,7 @@ def test_every_trial_is_on_virtual_time_and_none_in_a_folder_of_real_ones(full: 
     ]
     assert {each.cluster.kind for each in virtual} == {"virtual"}
     assert not {each.experiment for each in virtual} & {each.experiment for each in real}
-    twins = [each for each in virtual if each.experiment != "ttf-by-design-cnn"]
+    twins = [each for each in virtual if "by-design" not in each.experiment]
     fewer = [
         (one.experiment, other.trials - one.trials)
         for one, other in zip(twins, real, strict=True)
@@ -182,8 +195,19 @@ def test_what_is_not_on_virtual_time_is_said_with_the_reason() -> None:
     whole = experiment("ttf-path-damaged", Version(full=True))
     assert NO_SPACE in whole.axes["faults"]
     assert NO_SPACE not in experiment("ttf-path-damaged", FULL_VIRTUAL).axes["faults"]
-    left_out = set(by_design(Version(full=True))) - set(VIRTUAL_CNN)
+    left_out = set(by_design(Version(full=True))) - set(VIRTUAL)
     assert left_out == {reason.partition(":")[0] for reason in NOT_VIRTUAL if reason[1] == "e"}
+
+
+def test_beside_the_short_version_are_its_own_cells_and_seeds(tmp_path: Path) -> None:
+    short = verdicts(judged("holds", 2, 1, 3))
+    found = alike_of(FULL_VIRTUAL, short, tmp_path, print)
+    assert {title: study.planned for title, study in found.items()} == {
+        title: experiment(name, Version()).trials for title, name in JUDGED.items()
+    }
+    full = short.model_copy(update={"command": Version(full=True).command("ttf")})
+    assert not alike_of(FULL_VIRTUAL, full, tmp_path, print), "these have all cells and seeds"
+    assert not alike_of(Version(virtual=True), short, tmp_path, print)
 
 
 @pytest.mark.slow

@@ -1,0 +1,211 @@
+"""What models are scored by: which score fits which data, and what all that is told calls it."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.metrics import r2_score, roc_auc_score
+
+from dps.errors import ConfigurationError
+from dps.events import Evaluated
+from flows.analysis.finished import Finished, print_comparison, read_finished
+from flows.analysis.prices import load_prices
+from flows.analysis.series import series
+from flows.config.trials import Trial, digest, load_trials
+from flows.config.workload import workload_of
+from flows.execution.trial import Scorer, run_trial
+from flows.metrics import COLUMNS
+from flows.metrics.score import SCORES
+from flows.records.record import EVENTS_FILE
+from flows.report.html import write_report
+
+
+def trials(folder: Path, **sections: Any) -> tuple[Trial, ...]:
+    base = {
+        "experiment": "scored",
+        "workload": "softmax",
+        "dataset": {"kind": "npz", "path": "cancer.npz", "standardise": True},
+        "training": {"updates": 60, "compute_seconds": 0.01},
+        "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+        "cluster": "virtual",
+    }
+    x, y = load_breast_cancer(return_X_y=True)
+    np.savez(folder / "cancer.npz", x=x, y=y)
+    x, y = load_diabetes(return_X_y=True)
+    np.savez(folder / "diabetes.npz", x=x, y=y)
+    path = folder / "scored.yaml"
+    path.write_text(yaml.safe_dump({**base, **sections}))
+    return load_trials(str(path))[1]
+
+
+REGRESSION = {
+    "kind": "npz",
+    "path": "diabetes.npz",
+    "task": "regression",
+    "standardise": True,
+    "standardise_target": True,
+}
+UNSCALED = {"standardise_target": False}
+AUC = {"metric": "auc", "every_seconds": 0.05, "target": 0.9}
+
+
+def ran(folder: Path, trial: Trial) -> Finished:
+    (folder / trial.name).mkdir(parents=True)
+    run_trial(trial, folder / trial.name, lambda event: None)
+    return read_finished(folder / trial.name / EVENTS_FILE, load_prices())
+
+
+def test_auc_is_that_of_scikit_learn_for_the_model_of_a_trial(tmp_path: Path) -> None:
+    for workload in ("softmax", "mlp", "logistic"):
+        (trial,) = trials(tmp_path, workload=workload, evaluation=AUC)
+        model: Any = workload_of(trial.config)
+        data = trial.config.dataset.load()
+        params = model.initial(np.random.default_rng(0))
+        _, gradients = model.gradient(params, data.x_train, data.y_train)
+        params = {name: params[name] - gradients[name] for name in params}
+        found = model.predict(params, data.x_test)
+        loss, score = Scorer(trial.config)(params)
+        assert score == pytest.approx(roc_auc_score(data.y_test, found[:, 1] - found[:, 0]))
+        assert loss == pytest.approx(model.evaluate(params, data.x_test, data.y_test)[0])
+        assert score > 0.9
+
+
+def test_r_squared_is_that_of_scikit_learn_for_the_model_of_a_trial(tmp_path: Path) -> None:
+    (trial,) = trials(tmp_path, workload="linear", dataset=REGRESSION)
+    model: Any = workload_of(trial.config)
+    data = trial.config.dataset.load()
+    assert abs(data.y_train.mean()) < 1e-6
+    assert data.y_train.std() == pytest.approx(1, abs=1e-6)
+    params = model.initial(np.random.default_rng(0))
+    for _ in range(100):
+        _, gradients = model.gradient(params, data.x_train, data.y_train)
+        params = {name: params[name] - 0.1 * gradients[name] for name in params}
+    known = r2_score(data.y_test, model.predict(params, data.x_test))
+    assert Scorer(trial.config)(params)[1] == pytest.approx(known, abs=1e-6)
+    assert known > 0.2
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_rmse_is_in_the_units_of_the_file(tmp_path: Path, scaled: bool) -> None:
+    (plain,) = trials(tmp_path, workload="linear", dataset={**REGRESSION, **UNSCALED})
+    sections = {
+        "dataset": REGRESSION if scaled else {**REGRESSION, **UNSCALED},
+        "training": {"updates": 200, "compute_seconds": 0.01},
+        "evaluation": {"every_seconds": 0.05},
+    }
+    (trial,) = trials(tmp_path, workload="linear", **sections)
+    done = ran(tmp_path / "scored", trial)
+    # The loss is half the mean squared error, in the units that are trained on.
+    squares = [2 * event.loss for event in done.record.of(Evaluated)[-3:]]
+    unit = plain.config.dataset.load().y_train.std() if scaled else 1.0
+    found = done.outcome.row()["rmse_final"]
+    assert found == pytest.approx(unit * np.sqrt(np.mean(squares)), rel=1e-4)
+    assert 40 < found < 70
+
+
+def test_classes_have_no_rmse_nor_is_a_trial_known_by_it(tmp_path: Path) -> None:
+    (classes,) = trials(tmp_path)
+    assert "target_deviation" not in classes.config.model_dump(mode="json")["dataset"]
+    (numbers,) = trials(tmp_path, workload="linear", dataset=REGRESSION)
+    known = numbers.config.dataset.model_copy(update={"target_deviation": 1.0})
+    assert digest(numbers.config.model_copy(update={"dataset": known})) == numbers.digest
+
+
+@pytest.mark.parametrize(
+    ("sections", "name", "key"),
+    [
+        ({"evaluation": AUC}, "AUC", "auc"),
+        ({"workload": "linear", "dataset": REGRESSION}, "R²", "r2"),
+    ],
+    ids=["auc", "r2"],
+)
+def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
+    tmp_path: Path, sections: dict[str, Any], name: str, key: str
+) -> None:
+    faults = {"none": [], "kill": [{"kind": "kill", "target": "server-0", "at_updates": 20}]}
+    varied = trials(tmp_path, axes={"faults": faults}, recovery="chain", **sections)
+    done = [ran(tmp_path / "scored", trial) for trial in varied]
+    outcomes = [each.outcome for each in done]
+    assert {outcome.status for outcome in outcomes} == {"valid"}
+    assert {outcome.score.name for outcome in outcomes} == {name}
+    scores = [event.accuracy for event in done[0].record.of(Evaluated)]
+    points = [point.value for point in series(done[0].record) if point.name == f"eval/{key}"]
+    assert points == scores
+    assert not any(point.name == "eval/accuracy" for point in series(done[0].record))
+
+    page = write_report(tmp_path / "scored", tmp_path / "report.html").read_text()
+    said = f"Where it says accuracy, {name} is meant"
+    assert said in page
+    assert f"Final {name}" in page
+    assert f"final {name}" in page
+    assert f"test {name}" in page  # on the axes of figures
+    assert f"{name} differed from that of the same seeds" in page
+    for phrase in ("test accuracy", "inal accuracy", "effect on accuracy", "Accuracy minus"):
+        assert phrase not in page
+    console = Console(record=True, width=500, file=io.StringIO())
+    print_comparison(outcomes, console)
+    assert said in console.export_text()
+
+
+def test_no_figure_speaks_of_accuracy_under_another_score() -> None:
+    told = [f"{column.label} {column.definition}" for column in COLUMNS]
+    assert sum("ccuracy" in text for text in told) > 10
+    for key in ("auc", "r2"):
+        for column in COLUMNS:
+            found = SCORES[key].of(column)
+            assert "ccuracy" not in f"{found.label} {found.definition}"
+    assert [SCORES["accuracy"].of(column) for column in COLUMNS] == list(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"evaluation": {"metric": "r2"}}, "r2 is for numbers; it needs data with task"),
+        ({"workload": "linear"}, "linear predicts numbers; it needs data with task: regression"),
+        ({"dataset": REGRESSION}, "softmax predicts no numbers; use linear, mlp, torch, python"),
+        (
+            {"dataset": REGRESSION, "workload": "mlp", "evaluation": {"metric": "auc"}},
+            "auc is for classes; regression is scored by r2",
+        ),
+        ({"dataset": "digits", "evaluation": {"metric": "auc"}}, "the data have 10; use accuracy"),
+        (
+            {"workload": "rica", "evaluation": {"metric": "auc"}},
+            "rica gives no scores of classes",
+        ),
+        ({"evaluation": {"metric": "rmse"}}, "unknown metric 'rmse'; .*'?auc"),
+        ({"axes": {"evaluation.metric": ["auc", "accuracy"]}}, "trials with different scores"),
+        (
+            {"axes": {"evaluation": {"a": {"metric": "auc"}, "b": {"every_seconds": 1.0}}}},
+            "trials with different scores",
+        ),
+        (
+            {"dataset": {"kind": "npz", "path": "diabetes.npz"}},
+            "Are numbers to be predicted. Give task: regression|too few rows",
+        ),
+        (
+            {"dataset": {"kind": "npz", "path": "cancer.npz", "standardise_target": True}},
+            "classes have no scale; leave it out",
+        ),
+    ],
+)
+def test_a_score_that_does_not_fit_is_refused(
+    tmp_path: Path, sections: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        trials(tmp_path, **sections)
+
+
+def test_a_task_and_a_score_are_recorded_only_where_they_are_said(tmp_path: Path) -> None:
+    (plain,) = trials(tmp_path)
+    written = plain.config.model_dump(mode="json")
+    assert "metric" not in written["evaluation"]
+    assert {"task", "standardise_target"}.isdisjoint(written["dataset"])
+    (scored,) = trials(tmp_path, evaluation={"metric": "auc"})
+    assert scored.digest != plain.digest
