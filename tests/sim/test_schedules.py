@@ -128,8 +128,6 @@ def _digest_with_hash_seed(seed: str) -> str:
         # Who is given the newest checkpoint has not served when the store is lost again: that
         # checkpoint is still there.
         "stateless over checkpoint:240",
-        # The tail of a chain moves before it has written what is unsaved, and nothing more comes.
-        "chain(2) over checkpoint, seconds, elastic:2089116843000001:1,2:wide:calm",
         # A chain has a new tail before the old one has written what is unsaved; no more comes.
         "chain(2) over checkpoint, seconds:7",
         # A worker ends before all shards have acked, and one of those that had has gone back.

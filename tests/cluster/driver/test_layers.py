@@ -46,8 +46,9 @@ def saved_versions(path: Path) -> list[int]:
 
 
 def written(run: Run) -> int:
-    """The version of the newest checkpoint of shard 0 that somebody has told of."""
-    return max(e.version for e in run.events.of(CheckpointWritten) if e.shard == 0)
+    """The version of the newest checkpoint of shard 0 of which an event has come by now."""
+    of_shard = [e.version for e in run.events.of(CheckpointWritten) if e.shard == 0]
+    return max(of_shard, default=0)
 
 
 def kill_together(run: Run, *names: str) -> None:
