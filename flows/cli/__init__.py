@@ -648,7 +648,8 @@ def sync(
     """Enter into MLflow what is recorded here and not in it, as after an outage of its server."""
     from flows.cli.sync import sync as deliver
 
-    deliver(experiments, Path.cwd(), _store(), print, _warn)
+    for name in deliver(experiments, Path.cwd(), _store(), print, _warn):
+        print(f"{name}: {_curves(name, True)}")
 
 
 @app.command()

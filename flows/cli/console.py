@@ -36,11 +36,22 @@ def curves(experiment: str, tracked: bool) -> str:
     """Say in a line where the runs of an experiment are, or how they get there."""
     if not tracked:
         return f"Every run, with its curves, when the tracking store is back: dps sync {experiment}"
-    from dps.core.credentials import masked
-
     uri = store() or ""
     served = uri.startswith(("http://", "https://"))
-    return f"Every run, with its curves: {masked(uri) if served else 'dps ui'}"
+    return f"Every run, with its curves: {_trials_of(experiment, uri) if served else 'dps ui'}"
+
+
+def _trials_of(experiment: str, uri: str) -> str:
+    """The page of a server that shows the trials of an experiment; else, the one of all."""
+    from dps.errors import StoreUnavailable
+    from flows.tracking.server import TRAINING_VIEW, served_page, trials_view
+    from flows.tracking.tracker import tracked_experiments
+
+    try:
+        number = tracked_experiments(uri).get(experiment)
+    except StoreUnavailable:  # since a moment ago, when it had them all
+        number = None
+    return served_page(TRAINING_VIEW if number is None else trials_view(number), uri)
 
 
 def warn(text: str) -> None:

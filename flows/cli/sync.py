@@ -33,8 +33,10 @@ Tell = Callable[[str], None]
 
 def sync(
     names: Sequence[str], here: Path, store: str | None, say: Tell, warn: Tell = lambda _: None
-) -> None:
+) -> list[str]:
     """Deliver to the tracking store what is recorded in a working directory.
+
+    Return the names of the experiments that are there.
 
     Parameters
     ----------
@@ -58,9 +60,13 @@ def sync(
         The store is well, and does not take some of it; it has all the rest.
     """
     refused: list[Refused] = []
+    there: list[str] = []
     for name in names or recorded_experiments(here):
         try:
-            refused += _sync_one(experiment_folder(name, here), here, store, say, warn)
+            found = _sync_one(experiment_folder(name, here), here, store, say, warn)
+            if found is not None:
+                refused += found
+                there.append(name)
         except ConfigurationError as error:
             if names:
                 raise
@@ -68,10 +74,13 @@ def sync(
     if refused:
         todo = "The rest is in the store. When it takes this, such as larger files: `dps sync`"
         raise Refused("\n".join([*map(str, refused), todo]))
+    return there
 
 
-def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell) -> list[Refused]:
-    """Deliver one experiment; return what the store did not take."""
+def _sync_one(
+    folder: Path, here: Path, store: str | None, say: Tell, warn: Tell
+) -> list[Refused] | None:
+    """Deliver one experiment; return what the store did not take, None if there is nothing."""
     name, refused = folder.name, list[Refused]()
     with exclusive(folder):
         left_out, prices = list[str](), load_prices()
@@ -81,7 +90,7 @@ def _sync_one(folder: Path, here: Path, store: str | None, say: Tell, warn: Tell
         whole = [each for each in recorded if _counts(each)]
         if not whole:
             say(f"{name}: no trial that is over and belongs in the tracking store")
-            return []
+            return None
         found, trials = _known(whole, warn)
         digests = dataset_digests(trials)
         tracker = Tracker(name, here, store)

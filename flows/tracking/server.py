@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError
@@ -19,8 +19,9 @@ from flows.tracking.ui_server import PARAMETER, TOKEN
 
 HOST = "127.0.0.1"
 APP = "dps"  # the name of `flows.tracking.ui_server` among MLflow's apps, in pyproject.toml
-# MLflow opens with its views of language models; this is the page for training runs.
-TRAINING_VIEW = "#/experiments?workflowType=machine_learning"
+# MLflow opens with its views of language models; this is what makes it show training runs.
+WORKFLOW = "workflowType=machine_learning"
+TRAINING_VIEW = f"#/experiments?{WORKFLOW}"
 STOP_SECONDS = 5.0
 TRIALS = "tags.dps.kind = 'trial'"
 BY_NAME = "tags.`dps.trial`"
@@ -77,12 +78,19 @@ def page(view: str, port: int, token: str) -> str:
     return f"http://{HOST}:{port}/?{PARAMETER}={token}{view}"
 
 
+def served_page(view: str, uri: str) -> str:
+    """Return the address of a page of an MLflow server, without what its URI has of a password."""
+    parts = urlsplit(uri)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path.rstrip('/')}/{view}"
+
+
 def trials_view(experiment_id: str) -> str:
     """Return the page that shows the trials of an experiment side by side.
 
     They are sorted by name: in the order of their start MLflow would hide them in their parent.
     """
-    query = f"searchFilter={quote(TRIALS)}&orderByKey={quote(BY_NAME)}&orderByAsc=true"
+    query = f"{WORKFLOW}&searchFilter={quote(TRIALS)}&orderByKey={quote(BY_NAME)}&orderByAsc=true"
     return f"#/experiments/{experiment_id}/runs?{query}&compareRunsMode=CHART"
 
 

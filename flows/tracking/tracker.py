@@ -11,19 +11,23 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.series import series
+from flows.analysis.statistics.claims import judge, read_claims
 from flows.analysis.steps import Steps
 from flows.analysis.system_metrics import system_metrics
 from flows.config.trials import flat
 from flows.metrics import COLUMNS
 from flows.metrics.effects import EFFECTS
 from flows.records.record import Record
+from flows.tracking.notes import experiment_note, trial_note
 from flows.tracking.store import (
     Refused,
     create_database,
@@ -53,6 +57,8 @@ CONTROL_TAG = "dps.control"
 EFFECTS_TAG = "dps.effects"
 TRANSPORT_TAG = "dps.transport"
 VIRTUAL_TAG = "dps.virtual"
+NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the description
+NOTE_DIGEST_TAG = "dps.note"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
 Point = tuple[str, float, int, int]  # name, value, milliseconds since the Unix epoch, step
@@ -141,6 +147,9 @@ class Tracker:
             whole = next(same, None)
             self._delete(run for run in known if run is not whole)
             if whole is not None:
+                if not whole.data.tags.get(NOTE_TAG):  # written before runs had one
+                    note = trial_note(record, outcome)[:TAG_LENGTH]
+                    self._client.set_tag(whole.info.run_id, NOTE_TAG, note)
                 self._enter_effects(whole, whole.info.end_time, outcome)
                 return str(whole.info.run_id)
             shift = _shift(record, outcome, events_file)
@@ -164,6 +173,8 @@ class Tracker:
         self, trials: Sequence[tuple[Record, Outcome]], report: Path, figures: Path
     ) -> None:
         """Write the counts of trials, report and figures to the parent run; end that.
+
+        The `report` is in the folder of the experiment, whose claims the description tells.
 
         Children get the effects of their faults, which could not be told while their controls had
         not run. Parent and children get the digest of the experiment, so that what earlier
@@ -195,6 +206,7 @@ class Tracker:
                 if outcome is not None:
                     self._enter_effects(run, run.info.end_time, outcome)
             self._tag_experiment(outcomes, children)
+            self._describe(outcomes, report.parent)
             failed = not any(outcome.valid for outcome in outcomes)
             self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
 
@@ -279,6 +291,7 @@ class Tracker:
             "dps.strategy": identity.strategy,
             "dps.condition": identity.condition,
             "dps.seed": str(identity.seed),
+            NOTE_TAG: trial_note(record, outcome),
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
             **_transports(outcome),
@@ -333,6 +346,20 @@ class Tracker:
         self._client.log_artifact(run_id, str(events_file))
         self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")
 
+    def _describe(self, outcomes: Sequence[Outcome], folder: Path) -> None:
+        """Describe the experiment and its run, unless somebody has written a description."""
+        # Drawn as for the report, so that both say the same.
+        judged = judge(outcomes, read_claims(folder), np.random.default_rng(0))
+        note = experiment_note(outcomes, judged)[:TAG_LENGTH]
+        digest = _digest(note)
+        client, experiment, parent = self._client, self._experiment_id, self.parent_id
+        if _ours(client.get_experiment(experiment).tags):
+            client.set_experiment_tag(experiment, NOTE_TAG, note)
+            client.set_experiment_tag(experiment, NOTE_DIGEST_TAG, digest)
+        if _ours(client.get_run(parent).data.tags):
+            client.set_tag(parent, NOTE_TAG, note)
+            client.set_tag(parent, NOTE_DIGEST_TAG, digest)
+
     def _tag_experiment(self, outcomes: Sequence[Outcome], runs: Iterable[Any]) -> None:
         digests = sorted(outcome.identity.digest for outcome in outcomes)
         digest = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:DIGEST_LENGTH]
@@ -362,6 +389,16 @@ def tracked_experiments(uri: str) -> dict[str, str]:
             filter_string=f"name LIKE '{PREFIX}%'", order_by=["name"]
         )
         return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def _ours(tags: Mapping[str, str]) -> bool:
+    """Whether there is no description yet, or the one that was written here."""
+    note = tags.get(NOTE_TAG)
+    return not note or _digest(note) == tags.get(NOTE_DIGEST_TAG)
 
 
 def _artifacts(folder: Path) -> str:

@@ -26,6 +26,8 @@ from dps.errors import ConfigurationError
 from flows.cli.sync import sync
 from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.execution.attempt import Attempt
+from flows.tracking.server import trials_view
+from flows.tracking.tracker import tracked_experiments
 from tests.flows.execution.test_experiment import ORDER, ToyRunner, experiment, go
 from tests.flows.execution.test_run import CONFIG
 from tests.support.mlflow_server import MlflowServer
@@ -200,7 +202,8 @@ def test_a_server_killed_in_the_middle_of_a_grid_ends_with_the_same_data(
     told = grid.told()
     assert grid.process.returncode == 0, told
     assert told.count("cannot be used") == told.count("is back, and has what was kept") == 1
-    assert told.endswith(f"Every run, with its curves: {up.uri}\n")
+    number = tracked_experiments(up.uri)["killed"]
+    assert told.endswith(f"Every run, with its curves: {up.uri}/{trials_view(number)}\n")
     assert held(up.database, up.artifacts, "killed") == grid.without_outage()
 
 

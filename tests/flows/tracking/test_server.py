@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from flows.tracking.server import HOST, child, page, trials_view, ui_command
+from flows.tracking.server import HOST, child, page, served_page, trials_view, ui_command
 
 TOKEN = "what-nobody-guesses"
 
@@ -70,8 +70,14 @@ def test_the_page_of_trials_filters_and_sorts_so_that_mlflow_unfolds_them() -> N
     address = page(trials_view("7"), 5000, TOKEN)
     assert address.startswith(f"http://127.0.0.1:5000/?token={TOKEN}#/experiments/7/runs?")
     query = dict(parse_qsl(address.split("?")[2]))
+    assert query["workflowType"] == "machine_learning"
     assert query["searchFilter"] == "tags.dps.kind = 'trial'"
     assert query["orderByKey"] == "tags.`dps.trial`"
+
+
+def test_the_page_of_a_server_has_no_password() -> None:
+    address = served_page(trials_view("7"), "https://ann:pa55word@tracking.example:8443/mlflow/")
+    assert address.startswith("https://tracking.example:8443/mlflow/#/experiments/7/runs?")
 
 
 def test_a_taken_port_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import socketserver
 import subprocess
@@ -12,15 +13,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dps.errors import StoreUnavailable
 from dps.events import Connected, Evaluated, TrialStarted
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
+from flows.analysis.statistics.claims import judge
+from flows.config.claims import ClaimSection
 from flows.config.trials import flat
 from flows.records.record import Record, read_record
 from flows.report.html import write_report
+from flows.tracking.notes import experiment_note
 from flows.tracking.store import default_uri
 from flows.tracking.tracker import Tracker, tracked_experiments
 from tests.support.synthetic import (
@@ -181,6 +186,61 @@ def test_parent_and_children_carry_the_digest_of_their_experiment(tracked: Track
     digest = parent.data.tags["dps.experiment.digest"]
     assert len(digest) == 12
     assert tracked.child("chain.kill.seed-1").data.tags["dps.experiment.digest"] == digest
+
+
+def test_descriptions_say_what_is_asked_and_what_happened(tracked: Tracked) -> None:
+    experiment = tracked.client.get_experiment_by_name("dps/demo")
+    [parent] = tracked.runs("tags.`dps.kind` = 'experiment'")
+    note = experiment.tags["mlflow.note.content"]
+    assert note == parent.data.tags["mlflow.note.content"]
+    assert "**Strategies:** none, checkpoint, chain, stateless" in note
+    assert "**Conditions:** no fault, kill" in note
+    assert "No claims were fixed beforehand" in note
+    told = tracked.child("chain.kill.seed-1").data.tags["mlflow.note.content"]
+    assert re.fullmatch(
+        r"chain, kill, seed 1: server-0 was killed with SIGKILL at \d.\d\d s: a replica took over "
+        r".*later; final accuracy \d\d\.\d%; training \d.\d\d s\.",
+        told,
+    )
+    told = tracked.child("none.no-fault.seed-0").data.tags["mlflow.note.content"]
+    assert told.startswith("none, no fault, seed 0: nothing failed; final accuracy")
+
+
+def test_claims_and_their_verdicts_are_in_the_description(tracked: Tracked) -> None:
+    claim = {"metric": "rto_seconds", "strategy": "chain", "against": "checkpoint"}
+    section = ClaimSection.model_validate(
+        {"claim": "Chains are sooner", **claim, "direction": "less", "smallest": 0.5}
+    )
+    results = [result for _, result in read_trials(tracked.folder, load_prices())]
+    note = experiment_note(results, judge(results, [section], np.random.default_rng(0)))
+    assert re.search(r"- \*Chains are sooner\*: \*\*(holds|not resolved)\*\*\. .*chain", note)
+
+
+def test_a_description_that_somebody_wrote_stays(tracked: Tracked, tmp_path: Path) -> None:
+    shutil.copytree(tracked.folder, folder := tmp_path / "noted")
+    shutil.rmtree(folder / "figures")
+    tracker = Tracker("noted", tracked.here)
+    report, figures = folder / "report.html", tracked.folder / "figures"
+    trials = read_trials(folder, load_prices())
+    tracker.track_experiment(trials, report, figures)
+    number = tracked.client.get_experiment_by_name("dps/noted").experiment_id
+    few = [trial for trial in trials if trial[1].identity.strategy == "chain"]
+    tracker.track_experiment(few, report, figures)
+    note = tracked.client.get_experiment(number).tags["mlflow.note.content"]
+    assert "**Strategies:** chain\n" in note, "ours is kept up to date"
+    tracked.client.set_experiment_tag(number, "mlflow.note.content", "for the paper")
+    tracker.track_experiment(trials, report, figures)
+    assert tracked.client.get_experiment(number).tags["mlflow.note.content"] == "for the paper"
+
+
+def test_a_run_from_before_descriptions_gets_one(tracked: Tracked) -> None:
+    run = tracked.child("chain.kill.seed-0")
+    tracked.client.delete_tag(run.info.run_id, "mlflow.note.content")
+    path = tracked.folder / "chain.kill.seed-0" / "events.jsonl"
+    record = read_record(path)
+    again = tracked.tracker.track_trial(record, outcome(record, load_prices()), path)
+    assert again == run.info.run_id
+    assert "mlflow.note.content" in tracked.client.get_run(again).data.tags
 
 
 def test_params_are_flat_and_dotted(tracked: Tracked) -> None:
