@@ -117,6 +117,38 @@ def test_a_model_that_knows_float32_only_is_checked_in_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "raised", ['assert x.dtype == np.float32, "narrow"', '{np.dtype("float32"): 1}[x.dtype]']
+)
+def test_a_model_that_refuses_float64_in_its_own_way_is_checked_in_float32(
+    tmp_path: Path, raised: str
+) -> None:
+    refuses = ("hidden = np.tanh(x", f"{raised}\n        hidden = np.tanh(x")
+    (line,) = check_models(trials(write(tmp_path, refuses)))
+    assert line.endswith("(float32).")
+
+
+@pytest.mark.parametrize("calls", [0, 3], ids=["at once", "where losses are compared"])
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("{}['key']", r"cannot compute a gradient for x .*: KeyError: 'key' \(.*mine\.py, line"),
+        ("return np.inf, gradients", "the loss for x .* is inf, expected a finite number"),
+        ("return np.nan, gradients", "the loss for x .* is nan, expected a finite number"),
+    ],
+)
+def test_a_model_that_fails_or_has_no_finite_loss_is_refused(
+    tmp_path: Path, fault: str, problem: str, calls: int
+) -> None:
+    before = "        return (log_sum"
+    fails = (
+        f"        CALLS.append(1)\n        if len(CALLS) > {calls}:\n            {fault}\n{before}"
+    )
+    changes = (("class Model:", "CALLS = []\n\n\nclass Model:"), (before, fails))
+    with pytest.raises(ConfigurationError, match=problem):
+        check_models(trials(write(tmp_path, *changes)))
+
+
+@pytest.mark.parametrize(
     ("change", "problem"),
     [
         ((HIDDEN, f"{HIDDEN} * 1.001"), "gradient of 'hidden' is not that of the loss: along"),
