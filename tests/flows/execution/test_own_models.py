@@ -236,6 +236,34 @@ def test_what_a_function_returns_must_be_examples(
         trials(write(tmp_path, (before, f"return {returned}")))
 
 
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"colour": 1}, "colour: unknown key"),
+        ({"training": {"updates": "ten"}}, "updates.*expected a whole number"),
+        ({"axes": {"optimizer.learning_rate": ["fast"]}}, "'fast'"),
+        ({"faults": [{"kind": "kill", "target": "server-9", "at_updates": 5}]}, "server-9"),
+    ],
+    ids=["unknown", "type", "axis", "fault"],
+)
+def test_no_code_runs_for_a_configuration_that_is_refused(
+    tmp_path: Path, sections: dict[str, Any], problem: str
+) -> None:
+    ran = tmp_path / "ran"
+    write(tmp_path, ("import beside", f"import beside\n\nopen({str(ran)!r}, 'w').close()"))
+    with pytest.raises(ConfigurationError, match=problem):
+        trials(tmp_path, **sections)
+    assert not ran.exists()
+    trials(tmp_path)
+    assert ran.exists()
+
+
+def test_code_is_looked_for_beside_a_configuration_whose_labels_are_wrong(tmp_path: Path) -> None:
+    axes = {"axes": {"server.shards": [1, 2]}, "exclude": [{"server.shards": "3"}]}
+    with pytest.raises(ConfigurationError, match=r"exclude.*3"):
+        trials(write(tmp_path), **axes)
+
+
 def test_four_arrays_are_divided_already(tmp_path: Path) -> None:
     before = "return beside.CENTRES[y] + 0.5 * rng.normal(size=(rows, 4)), y"
     after = "x = rng.normal(size=(rows, 2, 3))\n    return x[:150], y[:150], x[150:], y[150:]"
