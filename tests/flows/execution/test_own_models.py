@@ -222,6 +222,15 @@ def test_a_model_that_is_not_there_is_refused(
         ("(y, y, y)", "returned 3 values"),
         ("(y, y)", r"the shapes are \[200\] and \[200\], expected examples × features"),
         ("(np.full((200, 4), np.nan), y)", "x has NaN or infinity"),
+        (
+            "(y[:0, None], y[:0])",
+            r"the shapes are \[0, 1\] and \[0\], expected examples × features",
+        ),
+        (
+            "(np.zeros((0, 2, 2)), y[:0])",
+            r"the shapes are \[0, 2, 2\] and \[0\], expected examples",
+        ),
+        ("(y[:, None][:, :0], y)", r"the shapes are \[200, 0\] and \[200\], expected examples"),
         ("(np.full((200, 4), 'a'), y)", "the dtypes are <U1 and int64"),
         ("(y[:, None], y * 0)", "all 200 rows are of the class 0"),
         ("(y[:, None], y, np.ones((5, 2)), y[:5])", "test part has 2 features, the other 1"),
