@@ -67,6 +67,7 @@ from flows.config.base import (
     Section,
     ServerSection,
     TrainingSection,
+    folder_of,
     in_folder,
     is_key,
     is_of_record,
@@ -85,6 +86,7 @@ from flows.config.faults.checks import (
 from flows.config.filters import FilterSection
 from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import ByNameSection, OptimizerSection
+from flows.config.own_data import PythonDataSection
 from flows.config.plugins import Registered
 from flows.config.workload import (
     DatasetSection,
@@ -203,6 +205,15 @@ class TrialConfig(_Settings):
         wrong = next(self._fault_objections(), None)
         if wrong is not None:
             refuse(wrong[1], key=wrong[0])
+        return self
+
+    @model_validator(mode="after")
+    def _code_of_ones_own_runs(self, info: ValidationInfo) -> TrialConfig:
+        # Here and not where the sections are read: nobody's code runs for a file that is refused.
+        if not is_of_record(info):
+            for section in (self.workload, self.dataset):
+                if isinstance(section, PythonSection | PythonDataSection):
+                    section.run_code(folder_of(info))
         return self
 
     @model_validator(mode="after")
@@ -634,7 +645,7 @@ def load_grid(
         configs = list(experiment.trial_configs())
     except ValidationError as error:
         found = complaints(error, data)
-        blamed = _mistyped_values(data) if all(map(_is_of_labels, found)) else []
+        blamed = _mistyped_values(data, document.folder) if all(map(_is_of_labels, found)) else []
         raise placed(blamed or found, document, assignments) from error
     except InvalidCombination as error:
         raise placed(error.complaints, document, assignments) from error
@@ -696,7 +707,7 @@ def _is_of_labels(found: Complaint) -> bool:
     return found[0].split(".")[0] in NAMES_LABELS
 
 
-def _mistyped_values(data: dict[str, Any]) -> Sequence[Complaint]:
+def _mistyped_values(data: dict[str, Any], folder: Path) -> Sequence[Complaint]:
     """What is wrong with the values on the axes, where something names a label that is not there.
 
     A value that is mistyped takes its label along: then the value is to blame, not who names it.
@@ -704,7 +715,8 @@ def _mistyped_values(data: dict[str, Any]) -> Sequence[Complaint]:
     rest = {key: value for key, value in data.items() if key not in NAMES_LABELS}
     try:
         # One seed is enough: values are as wrong with each.
-        for _ in ExperimentConfig.model_validate({**rest, "seeds": [0]}).trial_configs():
+        one = ExperimentConfig.model_validate({**rest, "seeds": [0]}, context=in_folder(folder))
+        for _ in one.trial_configs():
             pass
     except InvalidCombination as error:
         return error.complaints

@@ -7,12 +7,13 @@ is wrong in it is said before anything runs; what is in it, not where it lies, i
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
 from dps.errors import ConfigurationError
-from flows.config.base import Section, absolute, folder_of, is_of_record
+from flows.config.base import Section, absolute, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.quoting import quoted
 from flows.workloads import Dataset, DatasetShape, Part
@@ -217,18 +218,20 @@ class PythonDataSection(OwnDataSection):
     sha256: Sha256 | None = None
 
     @model_validator(mode="after")
-    def _can_be_called(self, info: ValidationInfo) -> PythonDataSection:
-        if is_of_record(info):
-            return self
-        if self.split.path is not None:
+    def _has_no_other_file(self, info: ValidationInfo) -> PythonDataSection:
+        if self.split.path is not None and not is_of_record(info):
             refuse("a function has no other file; let it return four arrays", key="split.path")
-        with refusing("function"):
-            self.__dict__["path"] = find(self.function, folder_of(info)).path
+        return self
+
+    def run_code(self, folder: Path) -> None:
+        """Call the function, which is looked for in `folder`, and note what its data are."""
+        with refusing("dataset.function"):
+            self.__dict__["path"] = find(self.function, folder).path
             found = called(self.source)
         if self.sha256 not in (None, found.data.digest):
-            refuse(f"the data have the SHA-256 {found.data.digest}, not this one", key="sha256")
+            told = f"the data have the SHA-256 {found.data.digest}, not this one"
+            refuse(told, key="dataset.sha256")
         self.__dict__.update(sha256=found.data.digest, target_deviation=found.target_deviation)
-        return self
 
     @property
     def source(self) -> FunctionDataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
@@ -16,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from flows.config.base import KIND_ALONE, Section, TrainingSection, folder_of, is_of_record
+from flows.config.base import KIND_ALONE, Section, TrainingSection, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.own_data import (
@@ -148,18 +149,16 @@ class PythonSection(Section):
     path: str | None = None
     sha256: Sha256 | None = None
 
-    @model_validator(mode="after")
-    def _is_there(self, info: ValidationInfo) -> PythonSection:
-        if is_of_record(info):
-            return self
-        with refusing("module"):
-            found = find_code(self.module, folder_of(info))
+    def run_code(self, folder: Path) -> None:
+        """Import the module, which is looked for in `folder`, and note what it is."""
+        with refusing("workload.module"):
+            found = find_code(self.module, folder)
             found.load()
         if self.sha256 not in (None, found.sha256):
-            refuse(f"the module has the SHA-256 {found.sha256}, not this one", key="sha256")
+            told = f"the module has the SHA-256 {found.sha256}, not this one"
+            refuse(told, key="workload.sha256")
         # Not as if it had been written: what is read later may be another file.
         self.__dict__.update(path=found.path, sha256=found.sha256)
-        return self
 
     def build(self, shape: DatasetShape) -> Workload:
         """Return the workload for data of a shape."""

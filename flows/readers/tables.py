@@ -44,6 +44,10 @@ def read_npz(path: Path, x: str = "x", y: str | None = None) -> Examples:
     """
     arrays = open_npz(path, lambda names: names, "x=…, y=…")
     rows, labels = _matrix(path, arrays, x), _label(path, arrays, y)
+    if 0 in rows.shape:
+        raise ConfigurationError(
+            f"{path}: x is {list(rows.shape)}: expected one example and one feature at least"
+        )
     if rows.ndim > 2:
         rows = rows.reshape(len(rows), -1)
     if rows.ndim != 2 or labels.shape != rows.shape[:1]:

@@ -6,6 +6,7 @@ the model goes along with that.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,9 @@ def check_model(workload: Workload, name: str, x: Any, y: Array) -> str:
     Raises
     ------
     ConfigurationError
-        It fails, does not fit the data, writes into what it is given, or gives another gradient
-        for the same batch; or, of a model of one's own, the gradient is none of its loss.
+        It fails, does not fit the data, writes into what it is given, has a loss that is not
+        finite, or gives another gradient for the same batch; or, of a model of one's own, the
+        gradient is none of its loss.
     """
     params = _initial(workload, name)
     _protect(params, x, y)
@@ -122,7 +124,12 @@ def _gradient(
     batch = f"x of shape {x.shape} and classes up to {y.max()}"
     with refusing(name, f"cannot compute a gradient for {batch}"):
         loss, gradients = workload.gradient(dict(params), x, y)
-        return float(loss), dict(gradients)
+        found = float(loss), dict(gradients)
+    if not math.isfinite(found[0]):
+        raise ConfigurationError(
+            f"{name}: the loss for {batch} is {found[0]}, expected a finite number"
+        )
+    return found
 
 
 def _fits(name: str, params: Arrays, gradients: Arrays) -> None:
@@ -169,15 +176,11 @@ def _differences(workload: PythonModel, name: str, params: Arrays, x: Any, y: Ar
     wide_x = x.astype(np.float64)
     dtype = "float64"
     try:
-        _, gradients = workload.gradient(wide, wide_x, y)
-        if any(array.dtype != np.float64 for array in gradients.values()):
-            dtype = "float32"
-    except (TypeError, ValueError, RuntimeError):  # it does not go along: what is said tells so
-        dtype = "float32"
-    if dtype == "float32":
+        gradients = _fitting(workload, name, wide, wide_x, y)
+    except ConfigurationError:  # it does not go along: what is said tells so
+        dtype, wide_x = "float32", x
         wide = {key: array.astype(params[key].dtype) for key, array in wide.items()}
-        wide_x = x
-        _, gradients = _gradient(workload, name, wide, x, y)
+        gradients = _fitting(workload, name, wide, x, y)
     precision, worst = PRECISIONS[dtype], 0.0
     for key, array in wide.items():
         for _ in range(DIRECTIONS):
@@ -185,11 +188,11 @@ def _differences(workload: PythonModel, name: str, params: Arrays, x: Any, y: Ar
             direction = drawn / np.linalg.norm(drawn)
             said = float(np.sum(gradients[key].astype(np.float64) * direction))
             error, seen = min(
-                _error(workload, wide, key, direction, step, said, precision, wide_x, y)
+                _error(workload, name, wide, key, direction, step, said, precision, wide_x, y)
                 for step in precision.steps
             )
             worst = max(worst, error)
-            if error > precision.tolerance:
+            if not error <= precision.tolerance:
                 raise ConfigurationError(
                     f"{name}: the gradient of {key!r} is not that of the loss: along a random "
                     f"direction it says {said:.6g}, and the loss changes by {seen:.6g} (in "
@@ -198,8 +201,16 @@ def _differences(workload: PythonModel, name: str, params: Arrays, x: Any, y: Ar
     return f"its gradient agrees with differences of its loss to {worst:.0e} ({dtype})"
 
 
+def _fitting(workload: Workload, name: str, params: Arrays, x: Any, y: Array) -> Arrays:
+    """Return gradients that fit their parameters; raise `ConfigurationError` if they do not."""
+    _, gradients = _gradient(workload, name, params, x, y)
+    _fits(name, params, gradients)
+    return gradients
+
+
 def _error(
     workload: PythonModel,
+    name: str,
     params: Arrays,
     key: str,
     direction: Array,
@@ -213,7 +224,7 @@ def _error(
     losses = []
     for sign in (1, -1):
         moved = (params[key] + sign * step * direction).astype(params[key].dtype)
-        losses.append(workload.gradient({**params, key: moved}, x, y)[0])
+        losses.append(_gradient(workload, name, {**params, key: moved}, x, y)[0])
     seen = (losses[0] - losses[1]) / (2 * step)
     scale = max(abs(said), abs(seen), precision.floor * max(map(abs, losses)), 1e-12)
     return abs(said - seen) / scale, seen

@@ -29,7 +29,7 @@ Format = Literal["npz", "csv", "parquet", "svmlight"]
 
 MOST_CLASSES = 10_000
 MOST_TOLD = 8  # classes
-LEAST_OF_A_CLASS = 2  # one row to train on and one to score
+LEAST_TO_DIVIDE = 2  # rows of a class: one to train on and one to score
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,10 +173,10 @@ def divided(
     if wanted.regression:
         y = _numbers(place, train.y)
     else:
-        names, y = _classes(place, train.y)
+        names, y = _classes(place, train.y, 1 if test is not None else LEAST_TO_DIVIDE)
     x = train.x
     if test is None:
-        scored = _any_drawn(place, y, split) if names is None else _drawn(place, y, names, split)
+        scored = _any_drawn(place, y, split) if names is None else _drawn(y, split)
         x_train, y_train, x_test, y_test = x[~scored], y[~scored], x[scored], y[scored]
     else:
         x_train, y_train, x_test = x, y, test.x
@@ -296,13 +296,13 @@ def _examples(place: str, x: Any, y: Any) -> Examples:
     from scipy.sparse import csr_array, issparse
 
     rows = csr_array(x) if issparse(x) else np.asarray(x)
-    if rows.ndim > 2:
+    if rows.ndim > 2 and 0 not in rows.shape:
         rows = rows.reshape(len(rows), -1)
     targets = np.asarray(y)
-    if rows.ndim != 2 or targets.shape != rows.shape[:1] or not rows.shape[1]:
+    if rows.ndim != 2 or targets.shape != rows.shape[:1] or 0 in rows.shape:
         raise ConfigurationError(
             f"{place}: the shapes are {list(rows.shape)} and {list(targets.shape)}, expected "
-            "examples × features, and a target for each example"
+            "examples × features, one of each at least, and a target for each example"
         )
     if rows.dtype.kind not in "fiub" or targets.dtype.kind not in "fiubU":
         raise ConfigurationError(
@@ -334,8 +334,11 @@ def _svmlight(path: Path, width: int | None) -> Examples:
     )
 
 
-def _classes(place: str, y: Array) -> tuple[Array, Array]:
-    """Return the classes in their order, and the number of that of each example."""
+def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
+    """Return the classes in their order, and the number of that of each example.
+
+    Each has `least` examples.
+    """
     _whole(place, y)
     names, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)
     shown = _shown(names)
@@ -349,11 +352,11 @@ def _classes(place: str, y: Array) -> tuple[Array, Array]:
             f"{place}: the target has {len(names):,} values; expected {MOST_CLASSES:,} classes at "
             "most: is it the column of the classes?"
         )
-    few = np.flatnonzero(counts < LEAST_OF_A_CLASS)
+    few = np.flatnonzero(counts < least)
     if len(few):
         raise ConfigurationError(
             f"{place}: too few rows of {'a class' if len(few) == 1 else f'{len(few)} classes'}: "
-            f"{shown[few[0]]} has 1; expected {LEAST_OF_A_CLASS} at least, one to train on and one "
+            f"{shown[few[0]]} has 1; expected {least} at least, one to train on and one "
             "to score: is it the column of the classes?"
         )
     return _integers(names), numbers.astype(np.int64)
@@ -389,17 +392,15 @@ def _numbered(place: str, y: Array, names: Array) -> Array:
         ) from error
 
 
-def _drawn(place: str, y: Array, names: Array, split: Split) -> Array:
+def _drawn(y: Array, split: Split) -> Array:
     """Which rows score weights, as a mask: of each class its share, one at least left and taken."""
     count = max(1, round(split.test * len(y)))
     chosen = stratified(y, count, split.seed)
-    left = np.bincount(y[~chosen], minlength=len(names))
-    if not left.all():
-        name = _shown(names)[int(np.argmin(left))]
-        raise ConfigurationError(
-            f"{place}: with split.test = {split.test:g}, no row of the class {name} is left to "
-            "train on; make it smaller"
-        )
+    # RandomState's streams are frozen for good (NEP 19), Generator's are not: the split is fixed.
+    rng = np.random.RandomState(split.seed)
+    sizes, taken = np.bincount(y), np.bincount(y[chosen], minlength=y.max() + 1)
+    for number in np.flatnonzero((taken == 0) | (taken == sizes)):
+        chosen[rng.choice(np.flatnonzero(y == number))] = taken[number] == 0
     return chosen
 
 

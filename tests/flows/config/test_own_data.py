@@ -163,6 +163,28 @@ def test_each_class_has_its_share_of_what_is_drawn(tmp_path: Path) -> None:
     assert not np.array_equal(other.x_test, data.x_test)
 
 
+@pytest.mark.parametrize("test", [0.02, 0.2, 0.9])
+def test_of_a_rare_class_one_row_at_least_is_scored_and_one_trained_on(
+    tmp_path: Path, test: float
+) -> None:
+    sizes = {"a": 500, "b": 498, "c": 2, "d": 3}
+    rows = [[n, 0, 0, 0, name] for name, size in sizes.items() for n in range(size)]
+    write_csv(tmp_path / "iris.csv", rows)
+    data = trials(tmp_path, csv_section(split={"test": test}))[0].config.dataset.load()
+    scored, trained = np.bincount(data.y_test), np.bincount(data.y_train)
+    assert scored[2:].min() >= 1
+    assert trained[2:].min() >= 1
+    assert (scored + trained).tolist() == [*sizes.values()]
+    assert scored.sum() == pytest.approx(test * len(rows), abs=3)
+
+
+def test_where_rows_to_score_are_given_one_row_of_a_class_is_enough(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv", ROWS[:51])
+    write_csv(tmp_path / "test.csv", ROWS[40:60])
+    (trial,) = trials(tmp_path, csv_section(split={"path": "test.csv"}))
+    assert np.bincount(trial.config.dataset.load().y_train).tolist() == [50, 1]
+
+
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
@@ -171,7 +193,7 @@ def test_each_class_has_its_share_of_what_is_drawn(tmp_path: Path) -> None:
         ({"features": ["sl", "species"]}, "is the target, which no feature may tell"),
         ({"features": ["sl", "petals"]}, "there is no column 'petals'"),
         ({"target": "sl", "features": ["sw"]}, "the target is 5.1 in row 1"),
-        ({"split": {"test": 0.99}}, r"no row of the class '\w+' is left to train on"),
+        ({"split": {"test": 0.99}}, "has 3 rows to train on; expected a batch of so many at most"),
         ({"split": {"path": "iris.csv", "seed": 1}}, "no rows are drawn; leave this out"),
         ({"split": {"path": "other.csv"}}, "the class 'rose' is in the file of the test part only"),
         ({"kind": "svmlight"}, "unknown key"),

@@ -117,6 +117,38 @@ def test_a_model_that_knows_float32_only_is_checked_in_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    "raised", ['assert x.dtype == np.float32, "narrow"', '{np.dtype("float32"): 1}[x.dtype]']
+)
+def test_a_model_that_refuses_float64_in_its_own_way_is_checked_in_float32(
+    tmp_path: Path, raised: str
+) -> None:
+    refuses = ("hidden = np.tanh(x", f"{raised}\n        hidden = np.tanh(x")
+    (line,) = check_models(trials(write(tmp_path, refuses)))
+    assert line.endswith("(float32).")
+
+
+@pytest.mark.parametrize("calls", [0, 3], ids=["at once", "where losses are compared"])
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("{}['key']", r"cannot compute a gradient for x .*: KeyError: 'key' \(.*mine\.py, line"),
+        ("return np.inf, gradients", "the loss for x .* is inf, expected a finite number"),
+        ("return np.nan, gradients", "the loss for x .* is nan, expected a finite number"),
+    ],
+)
+def test_a_model_that_fails_or_has_no_finite_loss_is_refused(
+    tmp_path: Path, fault: str, problem: str, calls: int
+) -> None:
+    before = "        return (log_sum"
+    fails = (
+        f"        CALLS.append(1)\n        if len(CALLS) > {calls}:\n            {fault}\n{before}"
+    )
+    changes = (("class Model:", "CALLS = []\n\n\nclass Model:"), (before, fails))
+    with pytest.raises(ConfigurationError, match=problem):
+        check_models(trials(write(tmp_path, *changes)))
+
+
+@pytest.mark.parametrize(
     ("change", "problem"),
     [
         ((HIDDEN, f"{HIDDEN} * 1.001"), "gradient of 'hidden' is not that of the loss: along"),
@@ -190,6 +222,15 @@ def test_a_model_that_is_not_there_is_refused(
         ("(y, y, y)", "returned 3 values"),
         ("(y, y)", r"the shapes are \[200\] and \[200\], expected examples × features"),
         ("(np.full((200, 4), np.nan), y)", "x has NaN or infinity"),
+        (
+            "(y[:0, None], y[:0])",
+            r"the shapes are \[0, 1\] and \[0\], expected examples × features",
+        ),
+        (
+            "(np.zeros((0, 2, 2)), y[:0])",
+            r"the shapes are \[0, 2, 2\] and \[0\], expected examples",
+        ),
+        ("(y[:, None][:, :0], y)", r"the shapes are \[200, 0\] and \[200\], expected examples"),
         ("(np.full((200, 4), 'a'), y)", "the dtypes are <U1 and int64"),
         ("(y[:, None], y * 0)", "all 200 rows are of the class 0"),
         ("(y[:, None], y, np.ones((5, 2)), y[:5])", "test part has 2 features, the other 1"),
@@ -202,6 +243,34 @@ def test_what_a_function_returns_must_be_examples(
     before = "return beside.CENTRES[y] + 0.5 * rng.normal(size=(rows, 4)), y"
     with pytest.raises(ConfigurationError, match=problem):
         trials(write(tmp_path, (before, f"return {returned}")))
+
+
+@pytest.mark.parametrize(
+    ("sections", "problem"),
+    [
+        ({"colour": 1}, "colour: unknown key"),
+        ({"training": {"updates": "ten"}}, "updates.*expected a whole number"),
+        ({"axes": {"optimizer.learning_rate": ["fast"]}}, "'fast'"),
+        ({"faults": [{"kind": "kill", "target": "server-9", "at_updates": 5}]}, "server-9"),
+    ],
+    ids=["unknown", "type", "axis", "fault"],
+)
+def test_no_code_runs_for_a_configuration_that_is_refused(
+    tmp_path: Path, sections: dict[str, Any], problem: str
+) -> None:
+    ran = tmp_path / "ran"
+    write(tmp_path, ("import beside", f"import beside\n\nopen({str(ran)!r}, 'w').close()"))
+    with pytest.raises(ConfigurationError, match=problem):
+        trials(tmp_path, **sections)
+    assert not ran.exists()
+    trials(tmp_path)
+    assert ran.exists()
+
+
+def test_code_is_looked_for_beside_a_configuration_whose_labels_are_wrong(tmp_path: Path) -> None:
+    axes = {"axes": {"server.shards": [1, 2]}, "exclude": [{"server.shards": "3"}]}
+    with pytest.raises(ConfigurationError, match=r"exclude.*3"):
+        trials(write(tmp_path), **axes)
 
 
 def test_four_arrays_are_divided_already(tmp_path: Path) -> None:
