@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -237,14 +238,22 @@ class _Killer:
         self._folder = folder
         self._whom = whom
         self._after = after
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._kill = Future[None]()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def join(self) -> None:
-        """Wait until it has ended."""
-        self._thread.join()
+        """Wait until it has ended; raise what it has raised."""
+        self._kill.result()
 
     def _run(self) -> None:
+        try:
+            self._kill_and_wait()
+        except BaseException as error:  # noqa: BLE001 (raised by `join`)
+            self._kill.set_exception(error)
+        else:
+            self._kill.set_result(None)
+
+    def _kill_and_wait(self) -> None:
         self._acked(0, 1)
         begun = _begun(self._folder, 0)
         time.sleep(self._after)

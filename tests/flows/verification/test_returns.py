@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
-from flows.verification.returns import Return, table
+from flows.verification.returns import Begun, Return, _Killer, table
 
 SECONDS = 240
 
@@ -40,6 +43,16 @@ def test_whoever_is_no_victim_is_refused() -> None:
     )
     assert ended.returncode == 2
     assert "--kill server, expected driver or scheduler" in ended.stderr
+
+
+def test_a_kill_that_fails_is_raised_to_whoever_waits_for_it(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    begun = json.dumps(asdict(Begun(ended.pid, ended.pid, [])))
+    (tmp_path / "begun-0.json").write_text(begun)
+    (tmp_path / "notes-0-0").write_text("push 1\nsafe 1\n")
+    with pytest.raises(ProcessLookupError):
+        _Killer(tmp_path, "driver", 0.0).join()
 
 
 def test_the_table_has_a_line_for_each_victim() -> None:
