@@ -162,8 +162,9 @@ class _Supervisor:
         noticed = time.monotonic()
         cause = _cause(incarnation, last)
         if not self._limit.allows(noticed):
-            raised = last.raised if last is not None else None
-            raise TooManyReturns(self._limit_text(cause)) from raised and _error_of(raised)
+            met = last.raised if last is not None else None
+            error = _error_of(met) if met is not None else None
+            raise TooManyReturns(self._limit_text(cause)) from error
         if self._next is None:
             self._next = self._start()  # which imports what it needs meanwhile
         incarnation.end()
