@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,9 @@ from dps.cluster.supervision.supervisor import supervise
 from dps.core.rules.rule import SGD
 from dps.errors import ConfigurationError, DpsError
 from dps.events import Returned
+from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
 from dps.protocol.recovery import Recovery
 from flows.records.live import eventually
 from flows.verification.counting import (
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from dps.cluster.supervision.session import Session
 
 VICTIMS = ("driver", "scheduler")
+CHECKPOINTS = "checkpoints"  # the folder of all of them
 
 SHARDS = 2
 WORKERS = 2
@@ -62,11 +66,40 @@ PRELOAD = ("dps.cluster.driver.parameter_server", "flows.verification.counting")
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """How an incarnation of a training begins: whom to kill, and what each shard has by worker."""
+    """How an incarnation of a training begins: whom to kill, and what each shard has by worker.
+
+    `group` is the name of its parameter server, and of the folder of its checkpoints.
+    """
 
     driver: int
     scheduler: int
+    group: str
     applied: list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How trainings are supervised, and what their shards are restored from.
+
+    Attributes
+    ----------
+    every
+        The interval of checkpoints, in updates.
+    standby
+        Whether the next driver is kept ready.
+    layered
+        Whether checkpoints are below a chain. No ack waits for them then, so the interval does not
+        bound what is lost.
+    """
+
+    every: int
+    standby: bool = False
+    layered: bool = False
+
+    def recovery(self, folder: Path) -> Recovery:
+        """The recovery of a training whose files are in a folder."""
+        checkpoint = Checkpoint(every=self.every, path=str(folder / CHECKPOINTS))
+        return Recovery(Layered(Chain(2), checkpoint) if self.layered else checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +144,13 @@ class Returns:
         return 0 if self.violation is None else 1
 
 
-def run_returns(whom: Sequence[str], times: int, seed: int, every: int, standby: bool) -> Returns:
+def run_returns(whom: Sequence[str], times: int, seed: int, setting: Setting) -> Returns:
     """Kill each of `whom` so many times, and print what comes of it.
 
     Parameters
     ----------
     seed
         It draws the moments of the kills.
-    every
-        The interval of checkpoints, in updates.
-    standby
-        Whether the next driver is kept ready.
     """
     for each in whom:
         if each not in VICTIMS:
@@ -130,13 +159,18 @@ def run_returns(whom: Sequence[str], times: int, seed: int, every: int, standby:
     for number in range(times):
         for each in whom:
             try:
-                found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), every, standby))
+                found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), setting))
             except (DpsError, OSError, TimeoutError) as error:
                 violation = f"{each}, kill {number + 1}, seed {seed}: {error}"
                 print(f"VIOLATION: {violation}", flush=True)
                 return Returns(tuple(found), violation)
-            print(_line(number + 1, found[-1], every), flush=True)
-    print(table(found, every), "No process and no file is left behind.", sep="\n\n", flush=True)
+            print(_line(number + 1, found[-1], setting.every), flush=True)
+    print(
+        table(found, setting.every),
+        "No process and no file is left behind.",
+        sep="\n\n",
+        flush=True,
+    )
     return Returns(tuple(found))
 
 
@@ -175,7 +209,7 @@ def _numbers(numbers: Iterable[int]) -> str:
 # -- one training, and its kill ------------------------------------------------------------------
 
 
-def _one(whom: str, draw: random.Random, every: int, standby: bool) -> Return:
+def _one(whom: str, draw: random.Random, setting: Setting) -> Return:
     """Supervise a training whose driver or scheduler is killed, and check what has become of it."""
     with tempfile.TemporaryDirectory(prefix="dps-") as name:
         folder, temporary = Path(name), Path(name) / "tmp"
@@ -183,25 +217,35 @@ def _one(whom: str, draw: random.Random, every: int, standby: bool) -> Return:
         told: list[Returned] = []
         killer = _Killer(folder, whom, draw.uniform(0, LONGEST_SECONDS))
         with environment({"TMPDIR": str(temporary)}):
-            work, ready = partial(train, folder, every), PRELOAD if standby else None
+            work, standby = partial(train, folder, setting), setting.standby
+            ready = PRELOAD if standby else None
             final = supervise(work, on_return=told.append, standby=standby, preload=ready)
         killer.join()
         left = [str(process) for pid in killer.drivers for process in left_behind(pid)]
         left += [str(path) for path in temporary.iterdir()]
         require(not left, f"left behind: {', '.join(left)}")
         require(len(told) == 1, f"{len(told)} returns were told, expected 1")
-        return _checked(folder, whom, every, killer, told[0], final)
+        return _checked(folder, whom, setting, killer, told[0], final)
 
 
 def _checked(
-    folder: Path, whom: str, every: int, killer: _Killer, told: Returned, final: list[set[int]]
+    folder: Path,
+    whom: str,
+    setting: Setting,
+    killer: _Killer,
+    told: Returned,
+    final: list[set[int]],
 ) -> Return:
     """Compare what workers were told with what each shard had afterwards, and has in the end."""
     before, after = (read_notes(_notes(folder, number)) for number in range(2))
     saved = [_cells(of_shard) for of_shard in _begun(folder, 1).applied]
     lost = tuple(len(before.safe - cells) for cells in saved)
     for shard, number in enumerate(lost):
-        require(number <= every, f"shard {shard} has lost {number} updates, of {every} at most")
+        require(
+            number <= setting.every or setting.layered,
+            f"shard {shard} has lost {number} updates, of {setting.every} at most",
+        )
+        require_newest(folder / CHECKPOINTS / _begun(folder, 0).group, shard, len(saved[shard]))
         require(
             told.lost[shard] <= len(before.pushed - saved[shard]),
             f"shard {shard} was said to have lost {told.lost[shard]} updates, and has not",
@@ -218,6 +262,17 @@ def _checked(
         missing.append(len(gone))
     acked, up = len(before.safe), told.seconds
     return Return(whom, acked, killer.seconds, up, lost, told.lost, tuple(missing))
+
+
+def require_newest(folder: Path, shard: int, version: int) -> None:
+    """A shard goes on from the newest complete checkpoint of the parameter server of before."""
+    # A manifest is published last, and its name begins with its place in the order.
+    manifest = max((folder / f"shard-{shard}").glob("*.json"), key=lambda path: path.name)
+    newest = json.loads(manifest.read_text())["version"]
+    require(
+        version >= newest,
+        f"shard {shard} has gone back to version {version}, though {newest} was complete",
+    )
 
 
 class _Killer:
@@ -237,14 +292,22 @@ class _Killer:
         self._folder = folder
         self._whom = whom
         self._after = after
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._kill = Future[None]()
+        threading.Thread(target=self._run, daemon=True).start()
 
     def join(self) -> None:
-        """Wait until it has ended."""
-        self._thread.join()
+        """Wait until it has ended; raise what it has raised."""
+        self._kill.result()
 
     def _run(self) -> None:
+        try:
+            self._kill_and_wait()
+        except BaseException as error:  # noqa: BLE001 (raised by `join`)
+            self._kill.set_exception(error)
+        else:
+            self._kill.set_result(None)
+
+    def _kill_and_wait(self) -> None:
         self._acked(0, 1)
         begun = _begun(self._folder, 0)
         time.sleep(self._after)
@@ -268,11 +331,14 @@ class _Killer:
 # -- what runs in the driver and in the workers --------------------------------------------------
 
 
-def train(folder: Path, every: int, session: Session) -> list[set[int]]:
+def train(folder: Path, setting: Setting, session: Session) -> list[set[int]]:
     """Train until told to stop; return the updates, by cell, that each shard has in the end."""
     from dps.cluster.backends.local import LocalCluster
 
-    specs = [NodeSpec(f"server-{n}", "server") for n in range(SHARDS)]
+    recovery = setting.recovery(folder)
+    names = [f"server-{shard}" for shard in range(SHARDS)]
+    names += [f"replica-{shard}-1" for shard in range(SHARDS) if setting.layered]
+    specs = [NodeSpec(name, "server") for name in names]
     specs += [NodeSpec(f"worker-{n}", "worker") for n in range(WORKERS)]
     with (
         LocalCluster(specs, PRELOAD) as cluster,
@@ -281,7 +347,7 @@ def train(folder: Path, every: int, session: Session) -> list[set[int]]:
             parameters(SHARDS, WORKERS * CELLS),
             shards=SHARDS,
             optimizer=SGD(1.0),
-            recovery=Recovery(Checkpoint(every=every, path=str(folder / "checkpoints"))),
+            recovery=recovery,
         ) as ps,
     ):
         _note_beginning(folder, session.returns, cluster.pids["scheduler"], ps)
@@ -326,7 +392,7 @@ def _note_beginning(folder: Path, returns: int, scheduler: int, ps: ParameterSer
     ]
     whole = folder / f"begun-{returns}.json"
     part = whole.with_suffix(".tmp")
-    part.write_text(json.dumps(asdict(Begun(os.getpid(), scheduler, applied))))
+    part.write_text(json.dumps(asdict(Begun(os.getpid(), scheduler, ps.name, applied))))
     part.replace(whole)
 
 

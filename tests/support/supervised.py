@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+from distributed import Client
+
 from dps import Checkpoint, ParameterServer, Recovery, Session, Worker
 from dps.cluster.backends.base import Cluster
 from dps.cluster.backends.existing import ExistingCluster
@@ -24,6 +26,7 @@ from tests.support.training import COUNTING, PRELOAD, SECONDS, audited, counts, 
 EVERY = 20
 SHARDS = 2
 WORKERS = 2
+NOBODY = "tcp://127.0.0.1:1"  # a port that nobody listens on
 
 
 @dataclass(frozen=True)
@@ -155,10 +158,10 @@ def waiting(flag: Path, session: Session) -> None:
         flag.touch()
 
 
-def without_checkpoints(session: Session) -> None:
-    """Ask for what could not be gone on from."""
+def recovering(recovery: Recovery, session: Session) -> None:
+    """Ask for a recovery that could not be gone on from."""
     with LocalCluster([], security="off", tell=lambda text: None) as cluster:
-        session.parameter_server(cluster.client, params())
+        session.parameter_server(cluster.client, params(), recovery=recovery)
 
 
 def left_open(folder: Path, session: Session) -> int:
@@ -184,5 +187,12 @@ def no_cluster_at_first(session: Session) -> str:
     if session.returns == 0:
         killing(session)
     if session.returns == 1:
-        raise OSError("no scheduler answers")
+        Client(NOBODY, timeout=0.2)
     return session.cause
+
+
+def opening_a_file(path: Path, session: Session) -> None:
+    """Be killed, then open a file."""
+    if session.returns == 0:
+        killing(session)
+    path.open()

@@ -58,13 +58,6 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterLost:
-    """The program cannot go on, as its Dask cluster is lost, or is not back yet."""
-
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """The program has returned."""
 
@@ -77,3 +70,14 @@ class Raised:
 
     error: BaseException | None
     trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLost:
+    """The program cannot go on, as its Dask cluster is lost, or is not back yet.
+
+    `raised` is what it raised because of that, if it has ended by it.
+    """
+
+    cause: str
+    raised: Raised | None = None

@@ -12,9 +12,11 @@ import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from distributed.comm import CommClosedError
 
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import checked_recovery
@@ -37,11 +39,14 @@ from dps.protocol.timings import Timings
 if TYPE_CHECKING:
     import distributed
 
+M = TypeVar("M", Finished, Raised)
+
 LOOK_SECONDS = 0.05
 TELL_SECONDS = 0.25
 
-# What a program raises that finds no Dask cluster, or whose scheduler dies as it starts.
-NO_CLUSTER = (OSError, TimeoutError, EOFError, CapacityError)
+# What Dask and dps raise where there is no cluster, or whose scheduler dies as it starts.
+NO_CLUSTER = (ConnectionError, TimeoutError, EOFError, CommClosedError, CapacityError)
+CONNECTING = ("distributed", "dps.cluster")  # where these come from, and not from the program
 NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
@@ -87,14 +92,16 @@ class Session:
         client
             A synchronous Dask client.
         params, choices
-            As for `ParameterServer`; the recovery must write checkpoints. When it goes on,
+            As for `ParameterServer`; the recovery must write checkpoints of whole shards, so
+            `PartialCheckpoint` is refused. When it goes on,
             parameters, rule, consistency, recovery and so on are those of the checkpoints, as for
             `ParameterServer.resume`.
 
         Raises
         ------
         ConfigurationError
-            The client is asynchronous, or the recovery writes no checkpoints.
+            The client is asynchronous, or the recovery writes no checkpoints, or such as a
+            shard is restored from in parts.
         StoreUnavailable
             The checkpoints of a parameter server that was up cannot be read. It does not begin
             anew in their place.
@@ -110,6 +117,12 @@ class Session:
             raise ConfigurationError(
                 f"a supervised program goes on from checkpoints, and {recovery.durability!r} "
                 "writes none: give recovery=Recovery(Checkpoint(path=...))"
+            )
+        if recovery.durability.restores_in_parts:
+            raise ConfigurationError(
+                f"a supervised program says after a return how many updates are lost, and from "
+                f"{recovery.durability!r} some blocks of a shard come back older than others, by "
+                "updates that nobody counts: give recovery=Recovery(Checkpoint(path=...))"
             )
         call, self._calls = self._calls, self._calls + 1
         watch = SchedulerWatch(client, self._say_lost)
@@ -157,21 +170,16 @@ class Session:
         An error that came of the loss of the scheduler is not the program's own.
         """
         if isinstance(message, Raised) and (cause := self._outer_cause(message)):
-            self._say_lost(cause)
+            self._say(ClusterLost(cause, _sendable(message)))
             return
-        try:
-            ForkingPickler.loads(ForkingPickler.dumps(message))
-        except Exception:  # noqa: BLE001 (whatever an object of the program's own raises)
-            own = message.trace if isinstance(message, Raised) else traceback.format_exc()
-            message = Raised(None, own)
-        self._say(message)
+        self._say(_sendable(message))
 
     def _outer_cause(self, message: Raised) -> str:
         """What an error came of, if it is not the program's own; "" if it is."""
         lost = next((watch.lost for watch in self._watches if watch.lost), "")
-        if not lost and self.returns and not self._is_up and isinstance(message.error, NO_CLUSTER):
+        error = message.error
+        if not lost and self.returns and not self._is_up and _is_no_cluster(error):
             # A scheduler that somebody else runs may be on its way back, and this one may die, too.
-            error = message.error
             return f"the program found no cluster ({type(error).__name__}: {error})"
         return lost
 
@@ -213,6 +221,29 @@ class Session:
     def _say(self, message: Any) -> None:
         with self._saying:
             self._link.send(message)
+
+
+def _sendable(message: M) -> M | Raised:
+    """What can be sent of how a program has ended."""
+    try:
+        ForkingPickler.loads(ForkingPickler.dumps(message))
+    except Exception:  # noqa: BLE001 (whatever an object of the program's own raises)
+        own = message.trace if isinstance(message, Raised) else traceback.format_exc()
+        return Raised(None, own)
+    return message
+
+
+def _is_no_cluster(error: BaseException | None) -> bool:
+    """Whether an error says that Dask or dps had no connection: not one of the program's own."""
+    # Dask has no class of its own for attempts to connect that took too long.
+    if error is None or not (type(error) is OSError or isinstance(error, NO_CLUSTER)):
+        return False
+    frames = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(_is_of(name, CONNECTING) and not _is_of(name, (__package__,)) for name in frames)
+
+
+def _is_of(module: str, packages: Sequence[str]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
 def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:

@@ -162,7 +162,9 @@ class _Supervisor:
         noticed = time.monotonic()
         cause = _cause(incarnation, last)
         if not self._limit.allows(noticed):
-            raise TooManyReturns(self._limit_text(cause))
+            met = last.raised if last is not None else None
+            error = _error_of(met) if met is not None else None
+            raise TooManyReturns(self._limit_text(cause)) from error
         if self._next is None:
             self._next = self._start()  # which imports what it needs meanwhile
         incarnation.end()
@@ -207,6 +209,12 @@ def _name(signal: int) -> str:
 def _result_of(last: Finished | Raised) -> Any:
     if isinstance(last, Finished):
         return last.result
-    if last.error is None:
-        raise ProgramFailed(f"what the program returned or raised cannot be sent:\n{last.trace}")
-    raise last.error from ProgramFailed(f"in the program:\n{last.trace}")
+    raise _error_of(last)
+
+
+def _error_of(raised: Raised) -> BaseException:
+    """What a program has raised, with its traceback there."""
+    if raised.error is None:
+        return ProgramFailed(f"what the program returned or raised cannot be sent:\n{raised.trace}")
+    raised.error.__cause__ = ProgramFailed(f"in the program:\n{raised.trace}")
+    return raised.error

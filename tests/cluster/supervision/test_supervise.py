@@ -23,10 +23,11 @@ import psutil
 import pytest
 
 import dps
-from dps import Timings
+from dps import Recovery, Timings
 from dps.cluster.supervision.supervisor import _Limit
 from dps.errors import ConfigurationError, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from tests.support import supervised
 from tests.support.deployment import deployed, workers
 from tests.support.supervised import (
@@ -213,7 +214,19 @@ def test_a_scheduler_that_is_lost_before_anything_is_up_is_a_loss(tmp_path: Path
 
 def test_a_cluster_that_is_not_back_yet_is_looked_for_again() -> None:
     cause = dps.supervise(supervised.no_cluster_at_first, returns=2)
-    assert cause == "the program found no cluster (OSError: no scheduler answers)"
+    assert re.match(r"the program found no cluster \(OSError: Timed out trying to connect", cause)
+
+
+def test_what_found_no_cluster_too_often_says_what_it_met() -> None:
+    with pytest.raises(TooManyReturns, match="found no cluster") as given_up:
+        dps.supervise(supervised.no_cluster_at_first, returns=1)
+    assert isinstance(given_up.value.__cause__, OSError)
+    assert "in no_cluster_at_first" in str(given_up.value.__cause__.__cause__)
+
+
+def test_a_file_that_is_missing_after_a_return_is_the_error_of_the_program(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        dps.supervise(partial(supervised.opening_a_file, tmp_path / "train.csv"), returns=2)
 
 
 def test_an_error_of_the_program_is_raised_and_not_tried_again() -> None:
@@ -240,8 +253,24 @@ def test_what_cannot_be_supervised_is_refused() -> None:
         dps.supervise(supervised.failing, returns=-1)
     with pytest.raises(ConfigurationError, match="within=0"):
         dps.supervise(supervised.failing, within=0)
-    with pytest.raises(ConfigurationError, match=r"NoDurability.* writes none"):
-        dps.supervise(supervised.without_checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "said"),
+    [
+        (Recovery(), r"NoDurability.* writes none"),
+        (
+            Recovery(PartialCheckpoint(path="never-written")),
+            r"PartialCheckpoint.* some blocks .* older than others",
+        ),
+    ],
+    ids=["none", "partial_checkpoint"],
+)
+def test_a_recovery_that_cannot_be_gone_on_from_whole_is_refused(
+    recovery: Recovery, said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        dps.supervise(partial(supervised.recovering, recovery))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])

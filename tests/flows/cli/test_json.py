@@ -183,12 +183,12 @@ def test_schedules_of_the_simulation(tmp_path: Path) -> None:
     [
         ("advise", ["--model=1MB", "--mtbf=1h", "--workers=2", "--gradient=100ms", "--seeds=4"]),
         ("soak", ["--minutes=0", "--faults=1", "--only=chain(2)"]),
+        ("soak --kill", ["driver", "--times=1"]),
         ("example", ["l1_logistic"]),
         ("calibrate", ["--output=mine.yaml"]),
         ("bench elastic", ["--moves=1"]),
         ("bench measuring", ["--rounds=1"]),
         ("bench sparse", ["--rounds=1"]),
-        ("returns", ["--times=1", "--kill=driver"]),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )

@@ -2,44 +2,82 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import asdict
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from flows.verification.returns import Return, table
+from dps.core.shard import ShardState
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from flows.verification.counting import Violation
+from flows.verification.returns import Begun, Return, _Killer, require_newest, table
 
 SECONDS = 240
 
 
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_a_short_series_keeps_every_promise() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "returns", "--times=1", "--every=50"],
+def soak(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flows.cli", "soak", *words],
         capture_output=True,
         text=True,
         timeout=SECONDS,
         check=False,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize("layered", [False, True], ids=["checkpoint", "layered"])
+def test_a_short_series_keeps_every_promise(layered: bool) -> None:
+    ended = soak(
+        "--kill=driver", "--kill=scheduler", "--times=1", "--every=50", *["--layered"] * layered
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = re.findall(r"1 (\w+) +killed after .* lost (\d+)\+(\d+) of 50", ended.stdout)
     assert [whom for whom, *_ in lines] == ["driver", "scheduler"]
-    assert all(int(number) <= 50 for _, *numbers in lines for number in numbers)
+    assert layered or all(int(number) <= 50 for _, *numbers in lines for number in numbers)
     assert "No process and no file is left behind." in ended.stdout
 
 
-def test_whoever_is_no_victim_is_refused() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "returns", "--kill=server"],
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--kill=driver,server"], "--kill server, expected driver or scheduler"),
+        (["--kill=driver", "--minutes=1"], "--minutes is of rounds"),
+        (["--kill=driver", "--only=none"], "--only is of rounds"),
+        (["--layered"], "--layered needs --kill"),
+        (["--times=20"], "--times needs --kill"),
+    ],
+    ids=["whom", "minutes", "only", "layered", "times"],
+)
+def test_what_makes_no_sense_with_kills_or_without_is_refused(words: list[str], said: str) -> None:
+    ended = soak(*words)
     assert ended.returncode == 2
-    assert "--kill server, expected driver or scheduler" in ended.stderr
+    assert said in " ".join(ended.stderr.replace("│", " ").split())
+
+
+def test_a_shard_must_not_go_on_from_an_older_checkpoint_than_the_newest(tmp_path: Path) -> None:
+    files = CheckpointFiles(str(tmp_path), 0, keep=2)
+    for version in (9, 10):
+        files.write(1, ShardState(version, version, 0, np.zeros(0, np.uint8), {}, {}))
+    require_newest(tmp_path, 0, 10)
+    with pytest.raises(Violation, match="gone back to version 9, though 10 was complete"):
+        require_newest(tmp_path, 0, 9)
+
+
+def test_a_kill_that_fails_is_raised_to_whoever_waits_for_it(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    begun = json.dumps(asdict(Begun(ended.pid, ended.pid, "group", [])))
+    (tmp_path / "begun-0.json").write_text(begun)
+    (tmp_path / "notes-0-0").write_text("push 1\nsafe 1\n")
+    with pytest.raises(ProcessLookupError):
+        _Killer(tmp_path, "driver", 0.0).join()
 
 
 def test_the_table_has_a_line_for_each_victim() -> None:
