@@ -37,7 +37,7 @@ from flows.report.figures.dataset import Trial, whole
 from flows.report.figures.figure import PRINT, SCREEN, Chapter, Drawing, Width, write_files
 from flows.report.figures.gallery import chapters, drawings
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
-from flows.report.public import Redaction
+from flows.report.public import FREE_TEXT, Redaction
 from flows.report.reproduce import experiment_yaml, versions
 from flows.report.sentences import Sentence
 from flows.report.strategies import strategy_notes
@@ -188,7 +188,7 @@ def write_report(
     drawn = chapters(found, compared.baseline)
     going = under_way(folder, recorded)
     claims = read_claims(folder)
-    redaction = Redaction.of(record for record, _ in found) if public else None
+    redaction = Redaction.of([record for record, _ in found]) if public else None
     page = render(found, prices, compared, drawn, unusable, going, claims, redaction)
     for name in redaction.found_in(page) if redaction else ():
         warn(
@@ -233,11 +233,12 @@ def render(
     What else they say, by the `comparison`, is exploratory.
 
     `unusable` says which records are left out and why, `going` which trials are running. Texts are
-    those that the `redaction` leaves.
+    those that the `redaction` leaves; with one, none is quoted that dps has not worded.
     """
     import numpy as np
 
     say = redaction.text if redaction else str
+    quote_text = _left_out_whole if redaction else str
 
     running = {standing.trial for standing in going}
     trials = [(record, as_it_stands(result, running)) for record, result in trials]
@@ -256,17 +257,18 @@ def render(
         opening=opening,
         public=redaction is not None,
         say=say,
+        quote=quote_text,
         unusable=unusable,
         going=going,
         experiment=outcomes[0].identity.experiment or "experiment",
-        facts=_facts(trials),
+        facts=[(name, say(value)) for name, value in _facts(trials)],
         glance=(glance := tables.glance(groups, baseline)),
         glances_shown=GLANCES_SHOWN,
         effects_told=any(BY_KEY["effect_time_mean"].label in each.headings for each in glance),
         short=words.in_short(groups, baseline) if groups else (),
         strategies=[(name, say(told)) for name, told in strategy_notes(records, names)],
         contents=_contents(sections, bool(groups), any(row.p for row in rows)),
-        claims=[_claim(each) for each in judged],
+        claims=[_claim(each, say) for each in judged],
         claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
         told=_told(groups, baseline),
         caution=words.caution(groups),
@@ -296,6 +298,10 @@ def render(
 
 
 # -- words ------------------------------------------------------------------------------------
+
+
+def _left_out_whole(_: str) -> str:
+    return FREE_TEXT
 
 
 def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
@@ -358,9 +364,9 @@ def _runs_of(numbers: Sequence[int]) -> str:
     return ", ".join(part for run in parts for part in run)
 
 
-def _claim(judged: JudgedClaim) -> Claim:
+def _claim(judged: JudgedClaim, say: Callable[[str], str]) -> Claim:
     return Claim(
-        in_words.title(judged.claim),
+        say(in_words.title(judged.claim)),
         judged.decision.verdict,
         in_words.TONES[judged.decision.verdict],
         in_words.verdict_sentence(judged),
