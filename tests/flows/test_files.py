@@ -20,10 +20,13 @@ from flows.records.record import GRID_FILE, Record, write_grid
 from flows.replication.charts import Chart, Dot
 from flows.replication.findings import TEXT, Findings
 from flows.replication.ttf import findings as ttf
+from flows.replication.verdicts import Verdicts
+from flows.replication.version import Version
 from tests.flows.replication.test_ttf_claims import study
 from tests.support.records import PRICES
 
 CHART = Chart("curve", "A curve.", "x", "y", {"ours": [Dot(0, 0), Dot(1, 1)]})
+VERDICTS = Verdicts(paper="ttf", command="", virtual=False, claims=())
 DONE = Finished(Path(), Record(()), outcome(Record(()), PRICES))
 STUDY = ttf.Study(ttf.CORRECTED, (DONE,), tuple(study()), (), 1)
 
@@ -32,10 +35,10 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "what is compared by": lambda folder: write_comparison(folder, ComparisonSection()),
     "what is claimed": lambda folder: write_claims(folder, ()),
     "a chart": CHART.write,
-    "findings": Findings("A paper", [], [], [], []).write,
-    "findings with charts": Findings("A paper", [], [], [], [CHART]).write,
+    "findings": Findings("A paper", [], [], [], [], VERDICTS).write,
+    "findings with charts": Findings("A paper", [], [], [], [CHART], VERDICTS).write,
     "findings of the first paper": lambda folder: ttf.write(
-        {STUDY.title: STUDY}, [], [], folder, None, "dps replicate ttf"
+        {STUDY.title: STUDY}, [], [], folder, None, Version(full=False)
     ),
 }
 
@@ -51,7 +54,7 @@ def test_results_that_cannot_be_written_are_said_so(tmp_path: Path, writer: str)
 def test_every_file_of_the_findings_can_be_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     with pytest.raises(StoreUnavailable, match=f"cannot be written to .*/{name}"):
-        ttf.write({STUDY.title: STUDY}, [], [], tmp_path, None, "dps replicate ttf")
+        ttf.write({STUDY.title: STUDY}, [], [], tmp_path, None, Version(full=False))
 
 
 @pytest.mark.parametrize(

@@ -313,7 +313,7 @@ def test_a_label_on_another_axis_stands_for_all_that_have_it(here: Path) -> None
     assert {done.outcome.identity.condition for done in kill.trials} == {"kill"}
     strategies = {done.outcome.identity.strategy for done in kill.trials}
     assert len(strategies) > 1
-    rows = judged(quiet, kill, np.random.default_rng(0))
+    rows = judged([quiet, kill], np.random.default_rng(0))
     assert {row.condition for row in rows} == strategies
 
 

@@ -511,7 +511,7 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["dataset.folder=x"], "dataset.folder: unknown key"),
         (
             ["workload.kind=gan"],
-            "unknown kind 'gan'; there are: mlp, softmax, logistic, rica, torch, cnn",
+            "unknown kind 'gan'; there are: mlp, softmax, logistic, linear, rica, torch, cnn",
         ),
         (["consistency={}"], "consistency: needs a 'kind'"),
         (["training=5"], "training: expected a section with keys, got 5"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -264,10 +265,16 @@ def test_an_unusable_store_stops_it_first(experiment: ExperimentConfig, tmp_path
 
 
 def test_missing_data_stop_it_first(experiment: ExperimentConfig, tmp_path: Path) -> None:
-    dataset = {"kind": "fashion_mnist", "folder": str(tmp_path / "nowhere")}
+    folder = tmp_path / "nowhere"
+    folder.mkdir()
+    for kind in ("images-idx3", "labels-idx1"):
+        for part in ("train", "t10k"):
+            (folder / f"{part}-{kind}-ubyte").touch()
+    dataset = {"kind": "fashion_mnist", "folder": str(folder)}
     other = ExperimentConfig.model_validate(
         {**experiment.model_dump(exclude_unset=True), "dataset": dataset}
     )
+    shutil.rmtree(folder)  # they were there when the configuration was read
     runner = ToyRunner()
     with pytest.raises(ConfigurationError, match="nowhere has no"):
         go(other, tmp_path, runner)

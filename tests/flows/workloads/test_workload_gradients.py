@@ -117,7 +117,7 @@ def test_workloads_are_built_by_name() -> None:
         (
             "transformer",
             {},
-            "'transformer' is unknown; there are: mlp, softmax, logistic, rica",
+            "'transformer' is unknown; there are: mlp, softmax, logistic, linear, rica",
         ),
         ("mlp", {"hiden": [3]}, "workload mlp has no 'hiden'; did you mean 'hidden'?"),
         ("mlp", {"hidden": [3, 0]}, r"hidden=\[3, 0\], expected widths above 0"),
