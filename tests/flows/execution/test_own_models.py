@@ -232,6 +232,11 @@ def test_a_model_that_is_not_there_is_refused(
         ),
         ("(y[:, None][:, :0], y)", r"the shapes are \[200, 0\] and \[200\], expected examples"),
         ("(np.full((200, 4), 'a'), y)", "the dtypes are <U1 and int64"),
+        (
+            "(y[:, None], np.where(y, 'a', 'NA'))",
+            "is 'NA' in row .* of the examples, expected a cla",
+        ),
+        ("(y[:, None], np.where(y, 'a', ''))", "is '' in row .* of the examples, expected a class"),
         ("(y[:, None], y * 0)", "all 200 rows are of the class 0"),
         ("(y[:, None], y, np.ones((5, 2)), y[:5])", "test part has 2 features, the other 1"),
         ("y + unknown", r"NameError: .*mine\.py, line \d+"),
