@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +329,26 @@ def test_modules_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None
     made = [workload_of(trials(tmp_path / name)[0].config) for name in "ab"]
     shapes = [w.initial(np.random.default_rng(0))["out"].shape for w in made]
     assert shapes == [(5, 3), (7, 3)]
+
+
+def test_what_a_module_imports_from_its_folder_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    imports = "import shared_part\nimport shared_package.part\nimport tabnanny\nimport numpy\n"
+    values = "(shared_part.VALUE, shared_package.part.VALUE, tabnanny.VALUE)"
+    for name in "ab":
+        folder = tmp_path / name
+        (folder / "shared_package").mkdir(parents=True)
+        (folder / "siblings.py").write_text(f"{imports}\n\ndef load():\n    return {values}\n")
+        (folder / "shared_package" / "__init__.py").touch()
+        for place in ("shared_part", "shared_package/part", "tabnanny"):
+            (folder / f"{place}.py").write_text(f"VALUE = {name!r}\n")
+    found = [find("siblings:load", tmp_path / name).load()() for name in "ab"]
+    assert found == [("a", "a", "a"), ("b", "b", "b")]
+    assert {"shared_part", "shared_package.part", "shared_package"}.isdisjoint(sys.modules)
+    assert hasattr(import_module("tabnanny"), "NannyNag")
+    assert sys.modules["numpy"] is np
 
 
 def test_models_on_an_axis_are_checked_each(tmp_path: Path) -> None:
