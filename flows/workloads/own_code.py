@@ -82,10 +82,7 @@ def find(reference: str, folder: Path) -> OwnCode:
     ConfigurationError
         It is in neither, or `reference` names nothing.
     """
-    matched = _REFERENCE.fullmatch(reference)
-    if matched is None:
-        raise ConfigurationError(f"{quoted(reference)} names nothing, expected 'module:name'")
-    place = matched[1]
+    place, _ = module_and_name(reference)
     beside = Path(folder, f"{place}.py").absolute()
     if beside.is_file():
         return code_at(reference, str(beside))
@@ -98,6 +95,14 @@ def find(reference: str, folder: Path) -> OwnCode:
                 f"there is no module {place!r}: neither {beside} nor one that is installed"
             ) from error
         raise
+
+
+def module_and_name(reference: str) -> tuple[str, str]:
+    """Return what "module:name" names; raises `ConfigurationError` if it names nothing."""
+    matched = _REFERENCE.fullmatch(reference)
+    if matched is None:
+        raise ConfigurationError(f"{quoted(reference)} names nothing, expected 'module:name'")
+    return matched[1], matched[2]
 
 
 def code_at(reference: str, path: str | None) -> OwnCode:
