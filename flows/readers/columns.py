@@ -27,6 +27,8 @@ from flows.readers.tables import numbers_of, open_parquet
 
 ROWS = 1 << 14  # of a CSV file that are converted at once
 MOST_NAMED = 24  # columns in a message
+# How others write a value that is missing; "Na" is sodium, and "none" may be a class.
+MISSING = frozenset(("", "NA", "N/A", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL"))
 
 Array = npt.NDArray[Any]
 
@@ -91,8 +93,8 @@ def read_csv(path: Path, names: ColumnNames, delimiter: str = ",") -> Examples:
     Raises
     ------
     ConfigurationError
-        The file cannot be read, lacks a column, or a cell is no finite number; the message has its
-        line and its column.
+        The file cannot be read, lacks a column, or a cell is no finite number, or missing; the
+        message has its line and its column.
     """
     with _opened(path) as file:
         reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
@@ -173,22 +175,26 @@ def _converted(
         values = np.array([[*map(float, pick(row))] for row in rows])
     except ValueError:
         values = None
-    if values is not None and np.isfinite(values).all():
+    # Python takes 1_000 for 1000, and nobody else does.
+    underlined = any("_" in " ".join(pick(row)) for row in rows)
+    if values is not None and not underlined and np.isfinite(values).all():
         return values
     for row, line in zip(rows, lines, strict=True):
         for column in columns:
-            if not _is_finite(row[column]):
+            if not is_number(row[column]):
                 raise _no_number(path, line, header[column], row[column])
     raise AssertionError("one of the cells is no finite number")
 
 
 def _targets(path: Path, cells: list[str], lines: list[int], name: str) -> Array:
     try:
-        values = np.array([*map(float, cells)])
+        values = None if any("_" in cell for cell in cells) else np.array([*map(float, cells)])
     except ValueError:
+        values = None
+    if values is None:
         for cell, line in zip(cells, lines, strict=True):
-            if not cell:
-                raise _no_number(path, line, name, cell, "a class or a number") from None
+            if cell in MISSING:
+                raise _no_number(path, line, name, cell, "a class or a number")
         return np.array(cells)
     wrong = np.flatnonzero(~np.isfinite(values))
     if len(wrong):
@@ -196,9 +202,10 @@ def _targets(path: Path, cells: list[str], lines: list[int], name: str) -> Array
     return values
 
 
-def _is_finite(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a text is a finite number, without underscores between its digits."""
     try:
-        return bool(np.isfinite(float(cell)))
+        return "_" not in cell and bool(np.isfinite(float(cell)))
     except ValueError:
         return False
 
@@ -224,9 +231,11 @@ def _parquet_target(path: Path, table: Any, name: str) -> Array:
     if not (types.is_string(kind) or types.is_large_string(kind)):
         return numbers_of(path, table, name)
     values = column.to_pylist()
-    missing = next((row for row, value in enumerate(values, 1) if not value), None)
-    if missing is not None:
+    missing = (n for n, value in enumerate(values) if value is None or value in MISSING)
+    if (first := next(missing, None)) is not None:
+        found = f"is {values[first]!r}" if values[first] else "nothing is there"
         raise ConfigurationError(
-            f"{path}, row {missing}, column {name!r}: nothing is there, expected a class"
+            f"{path}, row {first + 1}, column {name!r}: {found}, expected a class; leave such "
+            "rows out, or fill them in"
         )
     return np.array(values)

@@ -1,7 +1,8 @@
 """Functions and classes of one's own, named as "module:name" in a configuration.
 
 A module is a file beside the configuration, or one that is installed. A file is imported under a
-name of its own, so that two experiments may each have, say, a `model.py` in the same process.
+name of its own, so that two experiments may each have, say, a `model.py` in the same process, and
+what it imports from its folder is its own as well.
 """
 
 from __future__ import annotations
@@ -81,10 +82,7 @@ def find(reference: str, folder: Path) -> OwnCode:
     ConfigurationError
         It is in neither, or `reference` names nothing.
     """
-    matched = _REFERENCE.fullmatch(reference)
-    if matched is None:
-        raise ConfigurationError(f"{quoted(reference)} names nothing, expected 'module:name'")
-    place = matched[1]
+    place, _ = module_and_name(reference)
     beside = Path(folder, f"{place}.py").absolute()
     if beside.is_file():
         return code_at(reference, str(beside))
@@ -97,6 +95,14 @@ def find(reference: str, folder: Path) -> OwnCode:
                 f"there is no module {place!r}: neither {beside} nor one that is installed"
             ) from error
         raise
+
+
+def module_and_name(reference: str) -> tuple[str, str]:
+    """Return what "module:name" names; raises `ConfigurationError` if it names nothing."""
+    matched = _REFERENCE.fullmatch(reference)
+    if matched is None:
+        raise ConfigurationError(f"{quoted(reference)} names nothing, expected 'module:name'")
+    return matched[1], matched[2]
 
 
 def code_at(reference: str, path: str | None) -> OwnCode:
@@ -136,16 +142,39 @@ def _imported(place: str, path: str, sha256: str) -> ModuleType:
     assert spec.loader is not None, "its name ends in .py"
     module = module_from_spec(spec)
     sys.modules[spec.name] = module  # as dataclasses and the like look for it there
-    before = list(sys.path)
-    sys.path.insert(0, str(Path(path).parent))  # for modules beside it, which it imports
     try:
-        spec.loader.exec_module(module)
+        with _folder_on_path(Path(path).parent):
+            spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[spec.name]
         raise
-    finally:
-        sys.path[:] = before
     return module
+
+
+@contextmanager
+def _folder_on_path(folder: Path) -> Iterator[None]:
+    """Let modules beside a file be imported; afterwards their names are free again.
+
+    Another folder may have modules of the same names, and so may the standard library.
+    """
+    path, loaded = list(sys.path), set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = path
+        new = {name: module for name, module in list(sys.modules.items()) if name not in loaded}
+        # Not all that is somewhere below it: a virtual environment may be.
+        beside = {name for name in new if "." not in name and _is_in(folder, new[name])}
+        for name in new:
+            if name.partition(".")[0] in beside:
+                sys.modules.pop(name, None)  # another thread imports as well
+
+
+def _is_in(folder: Path, module: ModuleType) -> bool:
+    """Whether a module is a file in a folder, or a package that is."""
+    places = getattr(module, "__path__", None) or [getattr(module, "__file__", None)]
+    return any(place is not None and Path(place).parent == folder for place in places)
 
 
 def _origin(module: ModuleType) -> str:

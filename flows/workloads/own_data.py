@@ -16,7 +16,13 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from flows.quoting import listed, quoted
-from flows.readers.columns import ColumnNames, read_csv, read_parquet_columns
+from flows.readers.columns import (
+    MISSING,
+    ColumnNames,
+    is_number,
+    read_csv,
+    read_parquet_columns,
+)
 from flows.readers.examples import Examples
 from flows.readers.svmlight import read_svmlight
 from flows.readers.tables import read_npz
@@ -29,6 +35,7 @@ Format = Literal["npz", "csv", "parquet", "svmlight"]
 
 MOST_CLASSES = 10_000
 MOST_TOLD = 8  # classes
+LARGEST_CLASS = 2**53 - 1  # beyond it, whole numbers of float64 are one that were two in a file
 LEAST_TO_DIVIDE = 2  # rows of a class: one to train on and one to score
 
 
@@ -339,7 +346,7 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
 
     Each has `least` examples.
     """
-    _whole(place, y)
+    _are_classes(place, y)
     names, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)
     shown = _shown(names)
     if len(names) < 2:
@@ -362,9 +369,23 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
     return _integers(names), numbers.astype(np.int64)
 
 
-def _whole(place: str, y: Array) -> None:
-    """Refuse numbers that are no classes."""
-    if y.dtype.kind == "f" and (wrong := np.flatnonzero(y != np.round(y))).size:
+def _are_classes(place: str, y: Array) -> None:
+    """Refuse numbers and texts that are no classes."""
+    if y.dtype.kind != "f":
+        missing = np.flatnonzero(np.isin(y, [*MISSING]))
+        if missing.size:
+            raise ConfigurationError(
+                f"{place}: the target is {quoted(str(y[missing[0]]))} in row {missing[0] + 1} of "
+                "the examples, expected a class; leave such rows out, or fill them in"
+            )
+        return
+    if (large := np.flatnonzero(np.abs(y) > LARGEST_CLASS)).size:
+        raise ConfigurationError(
+            f"{place}: the target is {y[large[0]]:.17g} in row {large[0] + 1} of the examples; "
+            f"classes that are numbers are {LARGEST_CLASS:,} at most: is it the column of the "
+            "classes?"
+        )
+    if (wrong := np.flatnonzero(y != np.round(y))).size:
         raise ConfigurationError(
             f"{place}: the target is {y[wrong[0]]:g} in row {wrong[0] + 1} of the examples; "
             "classes are whole numbers or texts. Are numbers to be predicted? Give task: regression"
@@ -381,7 +402,7 @@ def _shown(names: Array) -> list[str]:
 
 def _numbered(place: str, y: Array, names: Array) -> Array:
     """The numbers of classes of the training part, for examples of another file."""
-    _whole(place, y)
+    _are_classes(place, y)
     numbers = {name: number for number, name in enumerate(names.tolist())}
     try:
         return np.array([numbers[name] for name in _integers(y).tolist()], np.int64)
@@ -406,8 +427,10 @@ def _drawn(y: Array, split: Split) -> Array:
 
 def _numbers(place: str, y: Array) -> Array:
     if y.dtype.kind != "f":
+        row = next((n for n, text in enumerate(y.tolist()) if not is_number(text)), 0)
         raise ConfigurationError(
-            f"{place}: the target is {quoted(str(y[0]))} in the first row; regression needs numbers"
+            f"{place}: the target is {quoted(str(y[row]))} in row {row + 1} of the examples; "
+            "regression needs numbers"
         )
     return y
 

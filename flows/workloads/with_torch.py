@@ -16,6 +16,7 @@ from typing import Any
 
 from dps.errors import ConfigurationError
 from flows.workloads.base import DatasetShape, Workload
+from flows.workloads.own_code import module_and_name, refusing
 
 CROSS_ENTROPY = "torch.nn.functional:cross_entropy"
 SQUARED = "torch.nn.functional:mse_loss"
@@ -85,17 +86,13 @@ def find(reference: str) -> Any:
     Raises
     ------
     ConfigurationError
-        torch is not installed, there is nothing of this name, or it cannot be called.
+        torch is not installed, the module fails, there is nothing of this name, or it cannot be
+        called.
     """
     need_torch()
-    place, _, name = reference.partition(":")
-    if not place or not name:
-        raise ConfigurationError(f"{reference!r} names nothing, expected 'package.module:name'")
-    try:
-        with _working_directory_on_path():
-            found = getattr(import_module(place), name)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
-        raise ConfigurationError(f"{reference!r} cannot be imported: {error}") from error
+    place, name = module_and_name(reference)
+    with refusing(reference), _working_directory_on_path():
+        found = getattr(import_module(place), name)
     if not callable(found):
         raise ConfigurationError(f"{reference!r} is {type(found).__name__}, expected a callable")
     return found

@@ -219,8 +219,13 @@ def test_what_is_wrong_is_said_before_anything_runs(
         ([*ROWS, [1, 2, "x", 4, "setosa"]], "line 152: column 'pl' is 'x', expected a number"),
         ([*ROWS, [1, 2, "nan", 4, "setosa"]], "line 152: column 'pl' is 'nan'"),
         ([*ROWS, [1, 2, 1e300, 4, "setosa"]], "a value is beyond 3.40282e"),
+        ([[*row[:4], 2**53 + n % 2] for n, row in enumerate(ROWS)], "target is 9007199254740992 i"),
+        (
+            [[*row[:4], -(10**30) * (n % 2)] for n, row in enumerate(ROWS)],
+            r"1e\+30 in row 2 of the",
+        ),
     ],
-    ids=["one class", "one row", "less than a batch", "text", "nan", "huge"],
+    ids=["one class", "one row", "batch", "text", "nan", "huge", "many digits", "huge class"],
 )
 def test_rows_that_cannot_be_learnt_from_are_refused(
     tmp_path: Path, rows: list[list[Any]], problem: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +234,11 @@ def test_a_model_that_is_not_there_is_refused(
         ),
         ("(y[:, None][:, :0], y)", r"the shapes are \[200, 0\] and \[200\], expected examples"),
         ("(np.full((200, 4), 'a'), y)", "the dtypes are <U1 and int64"),
+        (
+            "(y[:, None], np.where(y, 'a', 'NA'))",
+            "is 'NA' in row .* of the examples, expected a cla",
+        ),
+        ("(y[:, None], np.where(y, 'a', ''))", "is '' in row .* of the examples, expected a class"),
         ("(y[:, None], y * 0)", "all 200 rows are of the class 0"),
         ("(y[:, None], y, np.ones((5, 2)), y[:5])", "test part has 2 features, the other 1"),
         ("y + unknown", r"NameError: .*mine\.py, line \d+"),
@@ -322,6 +329,26 @@ def test_modules_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None
     made = [workload_of(trials(tmp_path / name)[0].config) for name in "ab"]
     shapes = [w.initial(np.random.default_rng(0))["out"].shape for w in made]
     assert shapes == [(5, 3), (7, 3)]
+
+
+def test_what_a_module_imports_from_its_folder_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "tabnanny", raising=False)
+    imports = "import shared_part\nimport shared_package.part\nimport tabnanny\nimport numpy\n"
+    values = "(shared_part.VALUE, shared_package.part.VALUE, tabnanny.VALUE)"
+    for name in "ab":
+        folder = tmp_path / name
+        (folder / "shared_package").mkdir(parents=True)
+        (folder / "siblings.py").write_text(f"{imports}\n\ndef load():\n    return {values}\n")
+        (folder / "shared_package" / "__init__.py").touch()
+        for place in ("shared_part", "shared_package/part", "tabnanny"):
+            (folder / f"{place}.py").write_text(f"VALUE = {name!r}\n")
+    found = [find("siblings:load", tmp_path / name).load()() for name in "ab"]
+    assert found == [("a", "a", "a"), ("b", "b", "b")]
+    assert {"shared_part", "shared_package.part", "shared_package"}.isdisjoint(sys.modules)
+    assert hasattr(import_module("tabnanny"), "NannyNag")
+    assert sys.modules["numpy"] is np
 
 
 def test_models_on_an_axis_are_checked_each(tmp_path: Path) -> None:

@@ -39,6 +39,10 @@ def test_features_are_in_the_order_in_which_they_are_named(tmp_path: Path) -> No
 def test_targets_may_be_texts(tmp_path: Path) -> None:
     found = read_csv(csv_file(tmp_path, "a,y\n1,cat\n2, dog\n"), NAMES)
     assert found.y.tolist() == ["cat", "dog"]
+    found = read_csv(csv_file(tmp_path, "a,y\n1,1_0\n2,10\n3,Na\n"), NAMES)
+    assert found.y.tolist() == ["1_0", "10", "Na"]
+    found = read_csv(csv_file(tmp_path, "a,y\n1,1_0\n2,10\n"), NAMES)
+    assert found.y.tolist() == ["1_0", "10"]
 
 
 def test_a_packed_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
@@ -68,6 +72,9 @@ def test_lines_are_counted_over_more_rows_than_are_converted_at_once(tmp_path: P
         ("a,y\ninf,2\n", "line 2: column 'a' is 'inf'"),
         ("a,y\n1,nan\n", "line 2: column 'y' is 'nan'"),
         ("a,y\n1,cat\n1,\n", "line 3: column 'y' is empty, expected a class or a number"),
+        ("a,y\n1,2\n1_000,2\n", "line 3: column 'a' is '1_000', expected a number"),
+        ("a,y\n1,cat\n1,NA\n", "line 3: column 'y' is 'NA', expected a class or a number"),
+        ("a,y\n1,cat\n1,nan\n", "line 3: column 'y' is 'nan', expected a class or a number"),
         ('a,y\n1,"2\n', "is no CSV in UTF-8"),
     ],
 )
@@ -113,6 +120,7 @@ def test_columns_of_parquet_are_read(tmp_path: Path) -> None:
         ({"a": ["x"], "y": [2]}, "column 'a' is of string, expected numbers"),
         ({"a": [1.0, None], "y": [2, 3]}, "row 2, column 'a'"),
         ({"a": [1, 2], "y": ["u", None]}, "row 2, column 'y': nothing is there"),
+        ({"a": [1, 2], "y": ["u", "nan"]}, "row 2, column 'y': is 'nan', expected a class"),
     ],
 )
 def test_what_is_wrong_in_parquet_is_said(tmp_path: Path, columns: Any, problem: str) -> None:

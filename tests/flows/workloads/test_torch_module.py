@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -168,15 +169,25 @@ def test_dropout_is_off_when_it_is_scored(relu: bool) -> None:
         ({"module": f"{MODULES}:normalised"}, "1 keeps running statistics"),
         ({"module": f"{MODULES}:no_module"}, "made str, expected an nn.Module"),
         ({"module": f"{MODULES}:NOT_CALLABLE"}, "is int, expected a callable"),
-        ({"module": f"{MODULES}:nothing"}, "cannot be imported: .*nothing"),
-        ({"module": "no.such.package:factory"}, "cannot be imported: No module named 'no'"),
-        ({"module": "factory"}, "names nothing, expected 'package.module:name'"),
+        ({"module": f"{MODULES}:nothing"}, "cannot be imported: AttributeError: .*nothing"),
+        ({"module": "no.such.package:factory"}, "cannot be imported: .*No module named 'no'"),
+        ({"module": "factory"}, "names nothing, expected 'module:name'"),
+        ({"module": "no-package:factory"}, "names nothing, expected 'module:name'"),
         ({"module": f"{MODULES}:small", "loss": "torch:no_loss"}, "no_loss"),
     ],
 )
 def test_it_is_refused(settings: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         build_workload("torch", SMALL, **settings).initial(np.random.default_rng(0))
+
+
+def test_a_module_that_fails_when_it_is_imported_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "module_that_fails.py").write_text("unknown\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"NameError: .*module_that_fails\.py, line 1\)"):
+        build_workload("torch", SMALL, module="module_that_fails:factory")
 
 
 def test_the_network_wants_squares() -> None:
