@@ -191,6 +191,13 @@ def no_cluster_at_first(session: Session) -> str:
     return session.cause
 
 
+def killed_at_first(folder: Path, session: Session) -> int:
+    """Be killed before there is a parameter server; return how often that was."""
+    if session.returns == 0:
+        killing(session)
+    return left_open(folder, session)
+
+
 def opening_a_file(path: Path, session: Session) -> None:
     """Be killed, then open a file."""
     if session.returns == 0:

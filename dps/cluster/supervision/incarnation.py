@@ -1,7 +1,7 @@
 """One incarnation of a supervised program: a process, and all those that come from it.
 
 They have an operating system's session of their own, by which they are known however they were
-started. Nothing here imports Dask.
+started, unless the program gives one of them another session. Nothing here imports Dask.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from dps.cluster.backends.lifetime import without_interrupts
 from dps.cluster.backends.processes import is_gone, process_of
 from dps.cluster.supervision.messages import Past, Scratch
 from dps.cluster.supervision.program import run_program
+from dps.errors import DeadlineExceeded
 
 # The processes of a `LocalCluster` end by themselves with their driver, and remove their files.
 GRACE_SECONDS = 3.0
 INTERRUPT_SECONDS = 5.0
+END_SECONDS = 30.0  # for what was killed, on a machine that is busy
 LOOK_SECONDS = 0.02
 
 
@@ -93,28 +95,51 @@ class Incarnation:
         self.join(INTERRUPT_SECONDS)
 
     def end(self) -> None:
-        """End every process of the incarnation; when this returns, none can do anything."""
+        """End every process of the incarnation; when this returns, none can do anything.
+
+        Processes of the program's that have an operating system's session of their own are not of
+        the incarnation, and go on.
+
+        Raises
+        ------
+        DeadlineExceeded
+            Processes cannot be ended, which the message names.
+        """
         if self._is_over:
             return
-        self._process.kill()
-        self._process.join()
+        self._is_over = True
+        try:
+            self._process.kill()
+            self._process.join(GRACE_SECONDS)
+            self._end_members()
+            with contextlib.suppress(EOFError, OSError):
+                while self._scratch is None and self._link.poll():
+                    self._received()
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+        finally:
+            self._link.close()
+            os.close(self._ended)
+
+    def _end_members(self) -> None:
+        """End what is left of the session."""
         until = time.monotonic() + GRACE_SECONDS
         while self._members() and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
+        until = time.monotonic() + END_SECONDS
         while members := self._members():
+            if time.monotonic() > until:
+                pids = ", ".join(str(process.pid) for process in members)
+                raise DeadlineExceeded(
+                    f"processes of the program are still there {END_SECONDS:g} s after SIGKILL, or "
+                    f"belong to another user: {pids}; end these, and begin again with "
+                    "ParameterServer.resume"
+                )
             for process in members:
-                with contextlib.suppress(psutil.NoSuchProcess):
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                     process.kill()
             for process in members:
-                is_gone(process, GRACE_SECONDS)
-        with contextlib.suppress(EOFError, OSError):
-            while self._scratch is None and self._link.poll():
-                self._received()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
-        self._is_over = True
-        self._link.close()
-        os.close(self._ended)
+                is_gone(process, END_SECONDS / 10)
 
     def _received(self) -> Any | None:
         """Return what the process has said for its supervisor; None: that was for this object."""

@@ -6,6 +6,7 @@ was lost at least.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import traceback
@@ -83,9 +84,9 @@ class Session:
         """Bring a parameter server up: anew the first time, from its checkpoints afterwards.
 
         What an earlier incarnation of the program has brought up by its first call of this method
-        is gone on with by the first call, and so on. All processes of the earlier incarnation that
-        were this machine's have ended by then; of others, it is waited until none of its hosts is
-        on a Dask worker, and until every lease that it may have had is over.
+        is gone on with by the first call, and so on. All processes of the earlier incarnation's
+        session that were this machine's have ended by then; of others, it is waited until none of
+        its hosts is on a Dask worker, and until every lease that it may have had is over.
 
         Parameters
         ----------
@@ -106,7 +107,8 @@ class Session:
             The checkpoints of a parameter server that was up cannot be read. It does not begin
             anew in their place.
         DeadlineExceeded
-            Hosts of the earlier incarnation did not end.
+            Hosts of the earlier incarnation did not end, or a Dask worker does not say whether it
+            has any.
         """
         if client.asynchronous:
             raise ConfigurationError("a supervised program needs a synchronous Dask client")
@@ -194,7 +196,17 @@ class Session:
         """Wait until nothing of the earlier incarnation acknowledges or writes any more."""
         group = known.folder.rpartition("/")[2]
         until = time.monotonic() + timings.unavailable
-        while any(client.run(_holds, group, on_error="ignore").values()):
+        while True:
+            left = max(LOOK_SECONDS, until - time.monotonic())
+            holding, silent = client.sync(_asked, client, group, left)
+            if silent:
+                raise DeadlineExceeded(
+                    f"the Dask workers {', '.join(silent)} do not answer for "
+                    f"{timings.unavailable:g} s, so they may have hosts of the parameter server "
+                    f"{group} still; end or restart these"
+                )
+            if not holding:
+                break
             if time.monotonic() > until:
                 raise DeadlineExceeded(
                     f"hosts of the parameter server {group} are still on Dask workers after "
@@ -282,6 +294,25 @@ def _of(name: str, states: Sequence[ShardState]) -> list[Progress]:
 def _folder(ps: ParameterServer) -> str:
     """Where the checkpoints of a parameter server are."""
     return f"{str(ps.recovery.durability.path).rstrip('/')}/{ps.name}"
+
+
+async def _asked(
+    client: distributed.Client, group: str, seconds: float
+) -> tuple[list[str], list[str]]:
+    """Which Dask workers have something of a group, and which do not say so in time."""
+    addresses = list(await client.nthreads())
+    asked = {
+        asyncio.ensure_future(client.run(_holds, group, workers=[each], on_error="ignore")): each
+        for each in addresses
+    }
+    if not asked:
+        return [], []
+    done, waiting = await asyncio.wait(asked, timeout=seconds)
+    for each in waiting:
+        each.cancel()
+    # One that is gone has no answer, and holds nothing.
+    holding = [asked[each] for each in done if any(each.result().values())]
+    return sorted(holding), sorted(asked[each] for each in waiting)
 
 
 def _holds(group: str, dask_worker: distributed.Worker) -> bool:

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from signal import Signals
@@ -46,7 +47,8 @@ def supervise(
     returns, within
         It is started again at most so many times within so many seconds.
     on_return
-        Called here with a `Returned` for each parameter server that is up again.
+        Called here with a `Returned` for each parameter server that is up again. What it raises
+        does not end the program: it is raised when that has returned.
     standby
         Whether the process that a return needs is kept ready, with Dask imported. A return is
         faster then, and some 100 MB of memory are in use for it.
@@ -68,15 +70,20 @@ def supervise(
         Its process has exited by itself, or what it returned or raised cannot be sent.
     Exception
         Whatever the program raises, with its traceback; it is not started again then.
+    ExceptionGroup
+        The program has returned, and `on_return` has raised these.
+    DeadlineExceeded
+        Processes of the program cannot be ended, so it cannot be started again.
 
     Notes
     -----
     It is started again when its process is ended by a signal, and when the connection to Dask's
     scheduler breaks while a parameter server is open, or comes up; after that, also when it finds
-    no cluster. Whatever else belongs to it on this machine is ended before. The program begins at
+    no cluster. Whatever else is of its session on this machine is ended before, but not what the
+    program has started with a session of its own (`start_new_session=True`). The program begins at
     its beginning; parameter servers go on from their newest complete checkpoints, and `Worker.done`
     tells training functions where. Each return is a `ReturnedWarning`, a `Returned` event and a
-    line in the log.
+    line in the log. The warning is never raised, whatever the filter for warnings says.
     """
     if not callable(program):
         raise ConfigurationError(f"program={program!r}, expected a function of the session")
@@ -121,6 +128,7 @@ class _Supervisor:
         self._standby = standby
         self._past = Past()
         self._next: Incarnation | None = None
+        self._untold: list[Exception] = []  # what on_return has raised
 
     def run(self) -> Any:
         """Return what the program returns in the end."""
@@ -139,10 +147,11 @@ class _Supervisor:
             incarnation.interrupt()
             raise
         finally:
-            for each in (incarnation, self._next):
-                if each is not None:
-                    each.end()
-        return _result_of(last)
+            with ExitStack() as ends:  # also of the second, if the first cannot be ended
+                for each in (incarnation, self._next):
+                    if each is not None:
+                        ends.callback(each.end)
+        return self._result_of(last)
 
     def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
         """Take note of what an incarnation says, to its last word; None: it has died."""
@@ -181,9 +190,24 @@ class _Supervisor:
     def _tell(self, returned: Returned) -> None:
         log(returned, {})
         text = f"dps: {returned} (return {returned.returns}; the limit is {self._limit})"
-        warnings.warn(text, ReturnedWarning, stacklevel=5)
+        # A filter that makes errors of warnings would end the training that has just come back.
+        with suppress(ReturnedWarning):
+            warnings.warn(text, ReturnedWarning, stacklevel=5)
         if self._on_return is not None:
-            self._on_return(returned)
+            try:
+                self._on_return(returned)
+            except Exception as error:  # noqa: BLE001 (raised when the program has ended)
+                self._untold.append(error)
+
+    def _result_of(self, last: Finished | Raised) -> Any:
+        if isinstance(last, Raised):
+            error = _error_of(last)
+            for each in self._untold:
+                error.add_note(f"on_return has raised as well: {each!r}")
+            raise error
+        if self._untold:
+            raise ExceptionGroup("on_return has raised; the program has returned", self._untold)
+        return last.result
 
 
 def _cause(incarnation: Incarnation, last: ClusterLost | None) -> str:
@@ -204,12 +228,6 @@ def _name(signal: int) -> str:
         return Signals(signal).name
     except ValueError:
         return f"signal {signal}"
-
-
-def _result_of(last: Finished | Raised) -> Any:
-    if isinstance(last, Finished):
-        return last.result
-    raise _error_of(last)
 
 
 def _error_of(raised: Raised) -> BaseException:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -222,6 +223,23 @@ def test_what_found_no_cluster_too_often_says_what_it_met() -> None:
         dps.supervise(supervised.no_cluster_at_first, returns=1)
     assert isinstance(given_up.value.__cause__, OSError)
     assert "in no_cluster_at_first" in str(given_up.value.__cause__.__cause__)
+
+
+def test_neither_a_filter_of_warnings_nor_on_return_ends_the_training(tmp_path: Path) -> None:
+    told: list[Returned] = []
+
+    def fail(returned: Returned) -> None:
+        told.append(returned)
+        raise RuntimeError("nobody to tell")
+
+    run = partial(supervised.killed_at_first, tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dps.supervise(run, on_return=told.append) == 1
+        with pytest.raises(ExceptionGroup, match="the program has returned") as raised:
+            dps.supervise(run, on_return=fail)
+    assert [str(each) for each in raised.value.exceptions] == ["nobody to tell"]
+    assert len(told) == 2
 
 
 def test_a_file_that_is_missing_after_a_return_is_the_error_of_the_program(tmp_path: Path) -> None:

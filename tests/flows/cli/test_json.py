@@ -87,9 +87,10 @@ def test_nothing_else_is_on_the_page() -> None:
 
 def keys_of(words: str) -> set[str]:
     """The keys that the page names of a command's document, or of each entry of a list."""
-    _, found, after = PAGE.read_text("utf-8").partition(f"\n## dps {words}\n")
+    # A command whose options make another document of it has a heading below its own for that.
+    _, found, after = PAGE.read_text("utf-8").partition(f"# dps {words}\n")
     assert found, f"docs/json.md has no heading for dps {words}"
-    rows = re.findall(r"^\| `([a-z0-9_]+)` \|", after.partition("\n## ")[0], re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z0-9_]+)` \|", after.partition("\n##")[0], re.MULTILINE)
     return set(rows)
 
 
