@@ -17,7 +17,7 @@ from flows.analysis.finished import (
     read_experiment,
     without_control,
 )
-from flows.analysis.groups import Group, place, strategies, summarize
+from flows.analysis.groups import Group, place, ranked, strategies, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import JudgedClaim, judge, read_claims
@@ -209,7 +209,8 @@ def drawable(recorded: Iterable[Finished]) -> list[Trial]:
 
 def in_order(trials: Iterable[Trial], labels: Mapping[str, Sequence[str]]) -> list[Trial]:
     """Return trials in the order of the configuration, whose `labels` are given by axis."""
-    return sorted(trials, key=lambda trial: place(trial[1], labels))
+    known = [(record, ranked(outcome, labels)) for record, outcome in trials]
+    return sorted(known, key=lambda trial: place(trial[1], labels))
 
 
 def _empty(recorded: Iterable[Finished]) -> list[str]:

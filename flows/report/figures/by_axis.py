@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.resources import busiest, cores_used
 from flows.metrics import BY_KEY
 from flows.metrics.score import Score
@@ -93,7 +92,10 @@ def against(subject: Subject, axis: NumericAxis) -> Iterator[Drawing | None]:
 
 def _points(subject: Subject, axis: NumericAxis, measure: Measure) -> Points:
     points: defaultdict[tuple[str, str], Values] = defaultdict(dict)
-    for trial in subject.trials:
+    in_order = sorted(
+        subject.trials, key=lambda each: subject.strategies.index(each[1].identity.strategy)
+    )
+    for trial in in_order:
         identity = trial[1].identity
         place = axis.line(identity.labels), identity.labels[axis.key]
         points[place][identity.seed] = measure.value(trial)
@@ -156,7 +158,7 @@ def _drawing(
     if not any(value for seeds in points.values() for value in seeds.values()):
         return None
     figure, axes = panel()
-    lines = sorted(dict.fromkeys(line for line, _ in points), key=_place)
+    lines = list(dict.fromkeys(line for line, _ in points))
     by_line = _looks(lines)
     keys = strategy_keys(lines, by_line) if len(lines) > 1 else []
     rows: list[Row] = []
@@ -179,13 +181,6 @@ def _drawing(
         figure,
         Table(("line", axis.name, "seed", measure.y, "low", "high"), tuple(rows)),
     )
-
-
-def _place(line: str) -> int:
-    """The presets come in their order, then the others."""
-    first = line.partition(BETWEEN)[0]
-    known = list(PRESETS)
-    return known.index(first) if first in known else len(known)
 
 
 def _looks(lines: Sequence[str]) -> dict[str, Look]:

@@ -14,12 +14,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
+from flows.analysis.effects.difference import UNKNOWN
 from flows.analysis.faults import FaultTimes
-from flows.analysis.finished import lacks_control, read_experiment, without_control
-from flows.analysis.groups import Group, conditions, summarize
+from flows.analysis.finished import (
+    lacks_control,
+    print_comparison,
+    read_experiment,
+    without_control,
+)
+from flows.analysis.groups import Group, conditions, ranked, strategies, summarize
 from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
@@ -328,6 +335,45 @@ def test_conditions_have_the_order_of_the_configuration_everywhere(
         assert said == order
 
 
+def test_strategies_have_the_order_of_the_configuration_everywhere(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "experiment")
+    names = [path.name for path in (tmp_path / "experiment").iterdir() if path.is_dir()]
+    order = ["stateless", "none", "chain", "checkpoint"]
+    assert {*order} == {*STRATEGIES} != order
+    write_grid(tmp_path / "experiment", names, 0, {"recovery": order, "faults": ["kill"]})
+    found = read_experiment(tmp_path / "experiment", load_prices())
+    trials = [(each.record, each.outcome) for each in found]
+    assert list(strategies([outcome for _, outcome in trials])) == order
+    console = Console(record=True, width=200)
+    print_comparison([outcome for _, outcome in trials], console)
+    printed = re.findall(rf"^ ?({'|'.join(order)}) .*kill", console.export_text(), re.MULTILINE)
+    assert printed[: len(order)] == order
+    for drawing in drawings(chapters(trials)):
+        for legend in drawing.figure.legends:
+            told = [text.get_text() for text in legend.get_texts()]
+            shown = [each for each in told if each in order]
+            assert shown == [each for each in order if each in shown], drawing.name
+    page = write_report(tmp_path / "experiment", tmp_path / "r.html").read_text()
+    for part in page.split("<table")[1:]:
+        rows = re.findall(r'scope="row"><span class="strategy"[^>]*>([^<]+)</span></th>', part)
+        assert rows == [each for each in order if each in rows]
+
+
+def test_numbers_have_the_order_of_the_configuration(outcomes: list[Outcome]) -> None:
+    order = ["every 500", "every 20", "every 100"]
+    found = [
+        dataclasses.replace(
+            outcomes[0],
+            identity=dataclasses.replace(outcomes[0].identity, labels={"recovery": label}),
+        )
+        for label in sorted(order)
+    ]
+    assert strategies(found) == ("every 20", "every 100", "every 500"), "which was not noted"
+    assert list(strategies([ranked(each, {"recovery": order}) for each in found])) == order
+
+
 def test_each_strategy_is_explained_in_a_line(folder: Path) -> None:
     records = [record for record, _ in read_trials(folder, load_prices())]
     told = dict(strategy_notes(records, STRATEGIES))
@@ -592,6 +638,30 @@ def test_without_faults_the_page_opens_with_what_came_of_each_setting(
     assert [name for name, _ in table.rows] == list(STRATEGIES)
     assert "money" in table.headings
     assert words.in_short(quiet[:1])[2].startswith("It cost ")
+
+
+def test_means_are_of_as_many_seeds_as_have_the_figure(outcomes: list[Outcome]) -> None:
+    quiet = [each for each in summarize(outcomes) if not each.faulty]
+    quiet[1] = dataclasses.replace(quiet[1], trials=quiet[1].trials[:1])
+    told = words.in_short(quiet)
+    assert told[0].endswith("were run without faults, each with 1 to 2 seeds.")
+    assert told[1].endswith(" (means of 1 to 2 seeds).")
+    kill = [each for each in summarize(outcomes) if each.faulty]
+    [first, second] = kill[0].trials
+    unknown = dataclasses.replace(first, effects=UNKNOWN)
+    kill[0] = dataclasses.replace(kill[0], trials=(unknown, second))
+    assert words.in_short(kill)[1].endswith(" (means of 1 to 2 seeds).")
+
+
+def test_a_trial_that_met_no_fault_is_told_of(outcomes: list[Outcome]) -> None:
+    kill = [each for each in summarize(outcomes) if each.faulty]
+    trials = sum(len(each.trials) for each in kill)
+    [first, second] = kill[0].trials
+    kill[0] = dataclasses.replace(kill[0], trials=(dataclasses.replace(first, faults=()), second))
+    assert f"So it was in {trials - 1} of {trials} trials" in words.plan(kill)
+    many = dataclasses.replace(second, faults=second.faults * 5)
+    kill[0] = dataclasses.replace(kill[0], trials=(kill[0].trials[0], many))
+    assert words.plan(kill[:1]).startswith("0 to 5 faults in each trial")
 
 
 def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:
