@@ -29,6 +29,7 @@ from flows.report.figures.style import (
     percent_ticks,
     strategy_keys,
     value_axis,
+    value_label,
 )
 
 if TYPE_CHECKING:
@@ -249,7 +250,7 @@ def _mean(values: Sequence[float | None], highest: float) -> tuple[float, float,
 def _scales(axes: Axes, axis: NumericAxis, measure: Measure, values: Sequence[float]) -> None:
     axes.set_xticks(list(axis.places.values()), [axis.tick(label) for label in axis.places])
     axes.set_xlabel(axis.name)
-    axes.set_ylabel(measure.y)
+    value_label(axes, measure.y)
     value_axis(axes, values, highest=measure.highest, near=measure.name == ACCURACY.name)
     if measure.percent:
         percent_ticks(axes)
