@@ -156,7 +156,7 @@ def in_short(judged: Sequence[JudgedClaim]) -> tuple[str, ...]:
     late = sum(bool(each.late) for each in judged)
     fixed = "fixed beforehand" if not late else f"{late} of them fixed after the data"
     counts = [f"{len(those)} {_verb(v, len(those))}" for v, those in found.items()]
-    opening = f"Of {len(judged)} claims, {fixed}, {', '.join(counts)}." if len(judged) > 1 else ""
+    opening = f"Of {len(judged)} claims, {fixed}, {_and(counts)}." if len(judged) > 1 else ""
     told = [
         f"{verdict[:1].upper()}{verdict[1:]}: {_listed([_in_short(each) for each in those])}."
         for verdict, those in found.items()
@@ -256,6 +256,11 @@ def _verb(verdict: str, count: int) -> str:
     if count == 1:
         return "is not resolved" if verdict == "not resolved" else verdict
     return {"holds": "hold", "does not hold": "do not hold"}.get(verdict, f"are {verdict}")
+
+
+def _and(parts: Sequence[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def _listed(told: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.series import series
+from flows.analysis.statistics.claims import write_claims
 from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.config.experiment import ExperimentConfig
@@ -638,6 +639,37 @@ def test_without_faults_the_page_opens_with_what_came_of_each_setting(
     assert [name for name, _ in table.rows] == list(STRATEGIES)
     assert "money" in table.headings
     assert words.in_short(quiet[:1])[2].startswith("It cost ")
+
+
+def test_several_claims_are_counted_and_the_first_one_s_figure_opens(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "demo")
+    named = {"effect_gradients_mean": "A is better", "accuracy_final": "B is better"}
+    write_claims(
+        tmp_path / "demo",
+        [
+            ClaimSection.model_validate(
+                {
+                    "claim": claim,
+                    "metric": metric,
+                    "strategy": "chain",
+                    "against": "none",
+                    "condition": {"faults": "kill"},
+                    "direction": "more",
+                    "smallest": 0.01,
+                }
+            )
+            for metric, claim in named.items()
+        ],
+    )
+    page = write_report(tmp_path / "demo", tmp_path / "r.html").read_text()
+    short = text_of(page[page.index('<section id="short">') : page.index('<section id="claims">')])
+    assert "Of 2 claims, 2 of them fixed after the data, 2 are not resolved." in short
+    assert "Not resolved: A is better (effect on accuracy, after as many gradients: " in short
+    assert "; B is better (final accuracy: " in short
+    [first, *_] = re.findall(r"<h4>(.*?)</h4>", page)
+    assert first == "Accuracy against gradients, kill"
 
 
 def test_means_are_of_as_many_seeds_as_have_the_figure(outcomes: list[Outcome]) -> None:
