@@ -17,7 +17,7 @@ from dps.errors import ConfigurationError, RecordDamaged
 from flows.analysis.effects.controls import Setup, controls, setup
 from flows.analysis.effects.course import Course, course
 from flows.analysis.effects.difference import effects
-from flows.analysis.groups import Group, place, summarize
+from flows.analysis.groups import Group, place, ranked, summarize
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
 from flows.analysis.transports import described
@@ -197,8 +197,16 @@ def read_experiment(
     Where that was not noted, those without faults come first, else they are in the order of their
     names. Damaged ones are left out; `warn` is told of each of them.
     """
-    found, labels = read_whole(event_files(folder), prices, warn), labels_of(folder)
-    return sorted(found, key=lambda each: place(each.outcome, labels))
+    return as_configured(read_whole(event_files(folder), prices, warn), labels_of(folder))
+
+
+def as_configured(found: Iterable[Finished], labels: Mapping[str, Sequence[str]]) -> list[Finished]:
+    """Return trials in the order of the configuration, whose `labels` are given by axis.
+
+    So are their strategies then (`flows.analysis.groups.strategies`).
+    """
+    known = [replace(each, outcome=ranked(each.outcome, labels)) for each in found]
+    return sorted(known, key=lambda each: place(each.outcome, labels))
 
 
 def read_whole(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.outcome import Outcome
@@ -79,11 +79,15 @@ def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
 
 
 def strategies(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
-    """Return the strategies that appear: presets in their order, then the others.
+    """Return the strategies that appear, in the order of the configuration (see `ranked`).
 
-    Others come in the order of the numbers that they say, else as they appear.
+    Where that was not noted of all of them, presets come first, in their order, and then the
+    others, in the order of the numbers that they say, else as they appear.
     """
-    found = list(dict.fromkeys(outcome.identity.strategy for outcome in outcomes))
+    ranks = {outcome.identity.strategy: outcome.identity.rank for outcome in outcomes}
+    found, noted = list(ranks), {s: rank for s, rank in ranks.items() if rank is not None}
+    if len(noted) == len(found):
+        return tuple(sorted(found, key=noted.__getitem__))
     known = [name for name in PRESETS if name in found]
     return (*known, *in_order([name for name in found if name not in PRESETS]))
 
@@ -93,6 +97,14 @@ def conditions(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(outcome.identity.condition for outcome in outcomes))
 
 
+def ranked(outcome: Outcome, labels: Mapping[str, Sequence[str]]) -> Outcome:
+    """Return a trial that knows the place of its strategy in `labels`, which are given by axis."""
+    own = outcome.identity
+    order = labels.get(_strategy_axis(own.labels) or "", ())
+    rank = order.index(own.strategy) if own.strategy in order else None
+    return replace(outcome, identity=replace(own, rank=rank))
+
+
 def place(outcome: Outcome, labels: Mapping[str, Sequence[str]]) -> tuple[int, ...]:
     """Return where a trial belongs among others of its experiment, to sort them by.
 
@@ -100,13 +112,17 @@ def place(outcome: Outcome, labels: Mapping[str, Sequence[str]]) -> tuple[int, .
     axis. What is not in there comes last, those without a fault first.
     """
     own = outcome.identity.labels
-    strategy = "recovery" if "recovery" in own else next(iter(own), None)
+    strategy = _strategy_axis(own)
     axes = sorted(labels, key=lambda axis: axis == strategy)
     found = [
         labels[axis].index(own[axis]) if own.get(axis) in labels[axis] else len(labels[axis])
         for axis in axes
     ]
     return (*found, int(bool(outcome.faults)))
+
+
+def _strategy_axis(labels: Mapping[str, str]) -> str | None:
+    return "recovery" if "recovery" in labels else next(iter(labels), None)
 
 
 def _group(outcomes: Sequence[Outcome], strategy: str, condition: str) -> Group:

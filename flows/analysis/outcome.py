@@ -96,13 +96,18 @@ def labels_told(labels: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which trial it is; `labels` are its values on the experiment's axes."""
+    """Which trial it is.
+
+    `labels` are its values on the experiment's axes; `rank` is the place of its strategy in the
+    order of the configuration, None where that was not noted beside the records.
+    """
 
     trial: str
     experiment: str
     labels: dict[str, str]
     seed: int | None
     digest: str
+    rank: int | None = None
 
     @property
     def strategy(self) -> str:

@@ -15,7 +15,7 @@ from flows.cli.console import console
 from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
-    from flows.monitor.top import Source
+    from flows.monitor.top import Picture, Source
 
 app = typer.Typer()
 
@@ -73,8 +73,9 @@ def _show(source: Source, every: float) -> None:
     from flows.monitor.top import Ended, shown
 
     terminal = console()
-    pictures = source.look()
+    pictures: list[Picture] = []
     try:
+        pictures = source.look()
         with Live(console=terminal, screen=True, auto_refresh=False) as live:
             while True:
                 live.update(shown(pictures), refresh=True)
@@ -83,7 +84,8 @@ def _show(source: Source, every: float) -> None:
     except KeyboardInterrupt:
         raise typer.Exit from None
     except Ended as ended:
-        terminal.print(shown(pictures))
+        if pictures:
+            terminal.print(shown(pictures))
         terminal.print(str(ended), highlight=False, markup=False)
 
 
@@ -99,11 +101,19 @@ def _source(
     if training is not None and "://" in training:
         if given and (ca_file is None or cert is None):
             raise ConfigurationError("--tls-ca-file and --tls-cert: expected both, or neither")
-        from dps.cluster.backends.existing import connected
+        from dps.cluster.backends.existing import WITH_TLS, connected
         from dps.cluster.backends.tls import from_files
 
         security = from_files(*given) if given else None
-        with connected(training, security) as client:
+        try:
+            client = connected(training, security)
+        except ConfigurationError as error:
+            if given or training.partition("://")[0] not in WITH_TLS:
+                raise
+            raise ConfigurationError(
+                f"{error}. With dps top: --tls-ca-file FILE --tls-cert FILE"
+            ) from error
+        with client:
             yield SchedulerSource(client)
         return
     if given:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +25,7 @@ from flows.analysis.finished import (
     read_finished,
     with_effects,
 )
+from flows.analysis.groups import ranked
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import fixed, write_claims
@@ -205,6 +206,8 @@ class _Books:
     def close(self) -> Ran:
         """Write the report, and track the experiment as a whole."""
         done = with_effects([self._entered[trial.name] for trial in self._trials], self._prices)
+        labels = labels_in_order(self._trials)
+        done = [replace(each, outcome=ranked(each.outcome, labels)) for each in done]
         page, figures = self._folder / REPORT, self._folder / FIGURES
         recorded = sorted(done, key=lambda each: each.events_file)
         # Files for print take seconds; who wants them runs `dps report`.

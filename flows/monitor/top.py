@@ -234,7 +234,9 @@ class TrialSource:
                 shard.node, shard.version = event.node, event.version
                 shard.replicas = [name for name in shard.replicas if name != event.node]
             case ReplicaAdded():
-                shard.replicas.append(event.node)
+                # Its first update may be recorded before the coordinator's event.
+                if event.node not in shard.replicas:
+                    shard.replicas.append(event.node)
             case Moved():
                 shard.replicas = [event.target if n == event.source else n for n in shard.replicas]
                 if shard.node == event.source:
@@ -324,14 +326,19 @@ class SchedulerSource:
         self._first: dict[str, float] = {}
 
     def look(self) -> list[Picture]:
-        """Ask the scheduler, for some seconds at most."""
+        """Ask the scheduler, for some seconds at most; raises `ConfigurationError` without dps."""
         try:
             said: list[GroupOverview] = self._client.sync(
                 self._client.run_on_scheduler, overviews, callback_timeout=ANSWER_SECONDS
             )
+        except (ImportError, AttributeError) as error:  # as it cannot read the function there
+            raise ConfigurationError(
+                f"the Dask scheduler at {self._address} has no dps, or another version ({error}); "
+                "install the same version there as here"
+            ) from error
         except (OSError, TimeoutError, ValueError) as error:
             raise Ended(
-                f"the Dask scheduler at {self._address} does not answer any more ({error})"
+                f"the Dask scheduler at {self._address} is gone: it does not answer any more"
             ) from error
         return [self._picture(each) for each in said]
 

@@ -32,6 +32,7 @@ _EFFECTS = {
     )
     for when in ("mean", "end")
 }
+MOST_NAMED = 4  # claims with one verdict, in the sentences at the top
 HEADING = "Claims, fixed beforehand"
 NO_CLAIMS = (
     "No claims were fixed beforehand (claims: in the configuration), so there are no verdicts: all "
@@ -145,6 +146,26 @@ def verdict_sentence(judged: JudgedClaim) -> str:
     return f"{whole[:1].upper()}{whole[1:]}."
 
 
+def in_short(judged: Sequence[JudgedClaim]) -> tuple[str, ...]:
+    """Say of all claims together which hold and which do not, with what was found of each.
+
+    Up to three sentences; of very many claims with one verdict, the first are named.
+    """
+    by_verdict = {verdict: [each for each in judged if _is(each, verdict)] for verdict in TONES}
+    found = {verdict: those for verdict, those in by_verdict.items() if those}
+    late = sum(bool(each.late) for each in judged)
+    fixed = "fixed beforehand" if not late else f"{late} of them fixed after the data"
+    counts = [f"{len(those)} {_verb(v, len(those))}" for v, those in found.items()]
+    opening = f"Of {len(judged)} claims, {fixed}, {_and(counts)}." if len(judged) > 1 else ""
+    told = [
+        f"{verdict[:1].upper()}{verdict[1:]}: {_listed([_in_short(each) for each in those])}."
+        for verdict, those in found.items()
+    ]
+    if opening and len(told) > 2:
+        told = [told[0], " ".join(told[1:])]
+    return tuple(filter(None, (opening, *told)))
+
+
 def legend(judged: Sequence[JudgedClaim]) -> str:
     """Explain once how claims are judged and at which level their intervals are."""
     claims = len(judged)
@@ -225,6 +246,46 @@ def plan_legend(planned: Sequence[PlannedClaim], seeds: int, pilot: str) -> str:
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _is(judged: JudgedClaim, verdict: str) -> bool:
+    return judged.decision.verdict == verdict
+
+
+def _verb(verdict: str, count: int) -> str:
+    if count == 1:
+        return "is not resolved" if verdict == "not resolved" else verdict
+    return {"holds": "hold", "does not hold": "do not hold"}.get(verdict, f"are {verdict}")
+
+
+def _and(parts: Sequence[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _listed(told: Sequence[str]) -> str:
+    more = len(told) - MOST_NAMED
+    return "; ".join([*told[:MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _in_short(judged: JudgedClaim) -> str:
+    """A claim in the words of its configuration, and in brackets what was found."""
+    found = judged.difference
+    if found is None:
+        return f"{title(judged.claim)} (not comparable)"
+    if judged.claim.one_sample:
+        value = _amount(judged, 1) + _interval(judged, 1)
+    elif found.mean == 0:
+        value = f"the same{_interval(judged, 1)}"
+    else:
+        sign = 1 if found.mean > 0 else -1
+        value = f"{_amount(judged, sign)} {'more' if sign > 0 else 'less'}{_interval(judged, sign)}"
+    return f"{title(judged.claim)} ({_quantity(judged.claim)}: {value})"
+
+
+def _quantity(claim: ClaimSection) -> str:
+    """The figure of a claim, without the strategy."""
+    return subject(claim).removesuffix(f" with {claim.strategy}").rstrip(",")
 
 
 def _amount(judged: JudgedClaim, sign: int) -> str:

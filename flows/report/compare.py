@@ -23,8 +23,7 @@ from rich.text import Text
 from dps.errors import ConfigurationError
 from flows.analysis.comparison import Compared, Rows, compare_rows, read_comparison, rows_by
 from flows.analysis.effects.controls import setup
-from flows.analysis.finished import Finished, experiment_folder, read_whole
-from flows.analysis.groups import place
+from flows.analysis.finished import Finished, as_configured, experiment_folder, read_whole
 from flows.analysis.outcome import Outcome, labels_told
 from flows.analysis.prices import Prices
 from flows.analysis.virtual_time import told
@@ -109,10 +108,8 @@ def find_run(
     others = [] if all(map(_is_quiet, chosen)) else [p for p in files.values() if p not in chosen]
     controls = filter(_is_quiet, others)
     found = read_whole(sorted([*chosen, *controls]), prices, warn)
-    labels = labels_of(folder)
-    trials = sorted(
-        (each for each in found if each.events_file in chosen),
-        key=lambda each: place(each.outcome, labels),
+    trials = as_configured(
+        (each for each in found if each.events_file in chosen), labels_of(folder)
     )
     if not trials:
         raise ConfigurationError(f"{name}: no record of it is whole; `dps run` runs it again")

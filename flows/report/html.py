@@ -17,7 +17,7 @@ from flows.analysis.finished import (
     read_experiment,
     without_control,
 )
-from flows.analysis.groups import Group, place, strategies, summarize
+from flows.analysis.groups import Group, place, ranked, strategies, summarize
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import JudgedClaim, judge, read_claims
@@ -35,7 +35,7 @@ from flows.report import tables
 from flows.report.drawn_faults import drawn_faults
 from flows.report.figures.dataset import Trial, whole
 from flows.report.figures.figure import PRINT, SCREEN, Chapter, Drawing, Width, write_files
-from flows.report.figures.gallery import chapters, drawings
+from flows.report.figures.gallery import chapters, drawings, opening
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.report.public import FREE_TEXT, Redaction
 from flows.report.reproduce import experiment_yaml, versions
@@ -209,7 +209,8 @@ def drawable(recorded: Iterable[Finished]) -> list[Trial]:
 
 def in_order(trials: Iterable[Trial], labels: Mapping[str, Sequence[str]]) -> list[Trial]:
     """Return trials in the order of the configuration, whose `labels` are given by axis."""
-    return sorted(trials, key=lambda trial: place(trial[1], labels))
+    known = [(record, ranked(outcome, labels)) for record, outcome in trials]
+    return sorted(known, key=lambda trial: place(trial[1], labels))
 
 
 def _empty(recorded: Iterable[Finished]) -> list[str]:
@@ -250,11 +251,12 @@ def render(
     # Drawn anew with the same seed, so that the same records always make the same page.
     judged = judge(outcomes, claims, np.random.default_rng(0))
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
-    opening, sections = _sections(drawn, CHAPTERS_SHOWN - (len(claims) > FEW_CLAIMS))
+    first = _opening(trials, drawn, claims)
+    pictured, sections = _sections(drawn, CHAPTERS_SHOWN - (len(claims) > FEW_CLAIMS), first)
     document = experiment_yaml(records, claims)
     return page(
         TEMPLATE,
-        opening=opening,
+        opening=pictured,
         public=redaction is not None,
         say=say,
         quote=quote_text,
@@ -265,7 +267,7 @@ def render(
         glance=(glance := tables.glance(groups, baseline)),
         glances_shown=GLANCES_SHOWN,
         effects_told=any(BY_KEY["effect_time_mean"].label in each.headings for each in glance),
-        short=words.in_short(groups, baseline) if groups else (),
+        short=[say(said) for said in _in_short(groups, baseline, judged)],
         strategies=[(name, say(told)) for name, told in strategy_notes(records, names)],
         contents=_contents(sections, bool(groups), any(row.p for row in rows)),
         claims=[_claim(each, say) for each in judged],
@@ -374,6 +376,15 @@ def _claim(judged: JudgedClaim, say: Callable[[str], str]) -> Claim:
     )
 
 
+def _in_short(
+    groups: Sequence[Group], baseline: str | None, judged: Sequence[JudgedClaim]
+) -> tuple[str, ...]:
+    """The sentences at the top: of the claims, else of what was seen."""
+    if not groups:
+        return ()
+    return in_words.in_short(judged) if judged else words.in_short(groups, baseline)
+
+
 def _told(groups: Sequence[Group], baseline: str | None) -> list[Told]:
     told = list[Told]()
     for condition in dict.fromkeys(group.condition for group in groups):
@@ -403,19 +414,35 @@ def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
 # -- figures ----------------------------------------------------------------------------------
 
 
-def _sections(drawn: Sequence[Chapter], open_chapters: int) -> tuple[Picture | None, list[Section]]:
+def _opening(
+    trials: Sequence[Trial], drawn: Sequence[Chapter], claims: Sequence[ClaimSection]
+) -> Drawing | None:
+    """The figure that the page opens with: of the first claim, else of the first chapter."""
+    for claim in claims[:1]:
+        for _, outcome in trials:
+            own = outcome.identity
+            if claim.side_of(own.strategy, own.labels) == 0:
+                shows = opening(trials, drawn, claim.metric, own.condition)
+                if shows is not None:
+                    return shows
+                break
+    return drawn[0].first if drawn else None
+
+
+def _sections(
+    drawn: Sequence[Chapter], open_chapters: int, first: Drawing | None
+) -> tuple[Picture | None, list[Section]]:
     """The figure that the page opens with, and the others by chapter."""
     every = list(drawings(drawn))
-    opening = drawn[0].first if drawn else None
     carried = sum(len(drawing.svg) + len(drawing.csv) for drawing in every) <= DOWNLOAD_BYTES
     pictures = {drawing.name: _picture(drawing, carried) for drawing in every}
     sections = list[Section]()
     for chapter in drawn:
         shown = FIGURES_SHOWN if len(sections) < open_chapters else 0
-        own = [pictures[drawing.name] for drawing in chapter.drawings if drawing is not opening]
+        own = [pictures[drawing.name] for drawing in chapter.drawings if drawing is not first]
         if own:
             sections.append(Section(chapter, tuple(own[:shown]), tuple(own[shown:])))
-    return pictures[opening.name] if opening else None, sections
+    return pictures[first.name] if first else None, sections
 
 
 def _contents(sections: Sequence[Section], valid: bool, tested: bool) -> list[Link]:

@@ -115,12 +115,16 @@ def without_fault(group: Group, baseline: Group | None) -> Sentence:
 
 def plan(groups: Sequence[Group]) -> str:
     """Say what the faults were, over all the groups they hit."""
-    struck = [trial.faults for group in groups for trial in group.trials if trial.faults]
+    trials = [trial.faults for group in groups for trial in group.trials]
+    struck = [faults for faults in trials if faults]
     if not struck:
         return ""
-    counts = {len(faults) for faults in struck}
-    if len(counts) == 1 and max(counts) <= MOST_PLANNED:
-        return " ".join(_planned(faults) for faults in zip(*struck, strict=True))
+    if len({*map(len, struck)}) == 1 and len(struck[0]) <= MOST_PLANNED:
+        said = " ".join(_planned(faults) for faults in zip(*struck, strict=True))
+        if len(struck) == len(trials):
+            return said
+        return f"{said} So it was in {len(struck)} of {len(trials)} trials; the rest met no fault."
+    counts = {*map(len, trials)}
     kinds = Counter(fault.kind for faults in struck for fault in faults)
     each = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
     number = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else f"{min(counts)}"
@@ -238,7 +242,7 @@ def _effects_in_short(groups: Sequence[Group]) -> str:
     each = [f"{column.text(means[strategy])} points with {strategy}" for strategy in best]
     return (
         f"From the fault on, {_measured(groups[0])} differed on average by {_listed(each)} from "
-        f"the same seed without the fault{_mean_of(groups)}."
+        f"the same seed without the fault{_mean_of(groups, column.key)}."
     )
 
 
@@ -246,8 +250,7 @@ def _without_faults(groups: Sequence[Group]) -> str:
     trials = [trial for group in groups for trial in group.trials]
     if not trials:
         return ""
-    seeds = len({trial.identity.seed for trial in trials})
-    each = f"{seeds} seed{'s' if seeds != 1 else ''}"
+    each = _seeds([len(group.trials) for group in groups])
     axis = next(iter(trials[0].identity.labels), None)
     if axis is None or len(groups) == 1:
         return f"One setting was run without faults, with {each}."
@@ -261,7 +264,7 @@ def _final_in_short(groups: Sequence[Group]) -> str:
         return ""
     best = sorted(means, key=lambda strategy: -means[strategy])
     each = [f"{column.text(means[strategy])}{column.unit} with {strategy}" for strategy in best]
-    return f"{column.label.capitalize()} was {_listed(each)}{_mean_of(groups)}."
+    return f"{column.label.capitalize()} was {_listed(each)}{_mean_of(groups, column.key)}."
 
 
 def _price_in_short(groups: Sequence[Group], baseline: str | None) -> str:
@@ -284,9 +287,19 @@ def _measured(group: Group) -> str:
     return _scored(group, BY_KEY["accuracy_final"].label.removeprefix("final "))
 
 
-def _mean_of(groups: Sequence[Group]) -> str:
-    seeds = max(len(group.trials) for group in groups)
-    return f" (mean of {seeds} seeds)" if seeds > 1 else ""
+def _mean_of(groups: Sequence[Group], key: str) -> str:
+    """Of how many seeds the means of a figure are; nothing where each is one trial's."""
+    counts = [spread.count for group in groups if (spread := group.spread(key))]
+    if max(counts) == 1:
+        return ""
+    return f" ({'mean' if min(counts) == max(counts) else 'means'} of {_seeds(counts)})"
+
+
+def _seeds(counts: Sequence[int]) -> str:
+    """Say how many seeds there are: "3 seeds", or "1 to 3 seeds"."""
+    fewest, most = min(counts), max(counts)
+    number = f"{most}" if fewest == most else f"{fewest} to {most}"
+    return f"{number} seed{'s' if most != 1 else ''}"
 
 
 def _listed(parts: Sequence[str]) -> str:

@@ -58,6 +58,8 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._platform = platform_of(scheduler)
         self._recorder = recorder_of(self._group, scheduler.log_event)
         self._transport = ClusterTransport(scheduler.rpc, self._meter)
+        # What is sent for who looks from outside is none of what the group needs.
+        self._looks = ClusterTransport(scheduler.rpc, Meter())
         self._recent: deque[Event] = deque(maxlen=RECENT)
         sink = logged(self._group, self._note)
         clock = self._platform.clock
@@ -101,7 +103,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         return await overview_of(
             self._group,
             self._coordinator,
-            self._transport,
+            self._looks,
             self._scheduler,
             self._platform.clock.now(),
             self._recent,

@@ -34,6 +34,7 @@ from flows.report.figures.style import (
     looks,
     panel,
     patch_key,
+    value_label,
 )
 
 if TYPE_CHECKING:
@@ -353,7 +354,7 @@ def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:
     axes.set_xlim(0, len(found.columns))
     axes.set_ylim(0, len(found.lines))
     axes.set_xlabel(found.x.name)
-    axes.set_ylabel(found.y.name)
+    value_label(axes, found.y.name)
     axes.grid(visible=False)
     return figure, axes
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.resources import busiest, cores_used
 from flows.metrics import BY_KEY
 from flows.metrics.score import Score
@@ -30,6 +29,7 @@ from flows.report.figures.style import (
     percent_ticks,
     strategy_keys,
     value_axis,
+    value_label,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +93,10 @@ def against(subject: Subject, axis: NumericAxis) -> Iterator[Drawing | None]:
 
 def _points(subject: Subject, axis: NumericAxis, measure: Measure) -> Points:
     points: defaultdict[tuple[str, str], Values] = defaultdict(dict)
-    for trial in subject.trials:
+    in_order = sorted(
+        subject.trials, key=lambda each: subject.strategies.index(each[1].identity.strategy)
+    )
+    for trial in in_order:
         identity = trial[1].identity
         place = axis.line(identity.labels), identity.labels[axis.key]
         points[place][identity.seed] = measure.value(trial)
@@ -156,7 +159,7 @@ def _drawing(
     if not any(value for seeds in points.values() for value in seeds.values()):
         return None
     figure, axes = panel()
-    lines = sorted(dict.fromkeys(line for line, _ in points), key=_place)
+    lines = list(dict.fromkeys(line for line, _ in points))
     by_line = _looks(lines)
     keys = strategy_keys(lines, by_line) if len(lines) > 1 else []
     rows: list[Row] = []
@@ -179,13 +182,6 @@ def _drawing(
         figure,
         Table(("line", axis.name, "seed", measure.y, "low", "high"), tuple(rows)),
     )
-
-
-def _place(line: str) -> int:
-    """The presets come in their order, then the others."""
-    first = line.partition(BETWEEN)[0]
-    known = list(PRESETS)
-    return known.index(first) if first in known else len(known)
 
 
 def _looks(lines: Sequence[str]) -> dict[str, Look]:
@@ -254,7 +250,7 @@ def _mean(values: Sequence[float | None], highest: float) -> tuple[float, float,
 def _scales(axes: Axes, axis: NumericAxis, measure: Measure, values: Sequence[float]) -> None:
     axes.set_xticks(list(axis.places.values()), [axis.tick(label) for label in axis.places])
     axes.set_xlabel(axis.name)
-    axes.set_ylabel(measure.y)
+    value_label(axes, measure.y)
     value_axis(axes, values, highest=measure.highest, near=measure.name == ACCURACY.name)
     if measure.percent:
         percent_ticks(axes)

@@ -27,6 +27,7 @@ from flows.report.figures.style import (
     panel,
     percent_ticks,
     value_axis,
+    value_label,
 )
 
 COST, ACCURACY, LEFT = "cost_usd", "accuracy_final", "effect_time_end"
@@ -94,7 +95,7 @@ def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | No
         for value in _draw(axes, each, scale, subject.looks[strategy], measure.limits)
     ]
     axes.set_xlabel(f"money for the training, {_unit(scale)}")
-    axes.set_ylabel(subject.score.said(measure.y))
+    value_label(axes, subject.score.said(measure.y))
     axes.margins(x=0.1)
     if measure is FINAL:
         value_axis(axes, reached, *measure.limits, near=True)

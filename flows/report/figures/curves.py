@@ -37,6 +37,7 @@ from flows.report.figures.style import (
     percent_ticks,
     strategy_keys,
     value_axis,
+    value_label,
 )
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
     joined = {name: band(by_name[name], 0.0, measure.highest) for name in names}
     for place, name in enumerate(names):
         _draw(axes, subject.looks[name], by_name[name], joined[name], place)
-    axes.set_ylabel(subject.score.said(measure.y))
+    value_label(axes, subject.score.said(measure.y))
     value_axis(axes, _shown(drawn, joined), highest=measure.highest, near=measure.highest == 1.0)
     if measure.highest == 1.0:
         percent_ticks(axes)

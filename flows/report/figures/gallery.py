@@ -35,6 +35,37 @@ def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
         yield from chapter.drawings
 
 
+def opening(
+    trials: Sequence[Trial], drawn: Iterable[Chapter], metric: str, condition: str
+) -> Drawing | None:
+    """Return the figure of those `drawn` that shows a metric under a condition; None without."""
+    subject, by_name = Subject.of(trials), {each.name: each for each in drawings(drawn)}
+    if condition not in subject.slugs:
+        return None
+    kinds = next((kinds for start, kinds in _SHOWING.items() if metric.startswith(start)), ())
+    names = [subject.name(kind, condition) for kind in kinds]
+    against_axes = f"{metric.replace('_', '-')}-against-"
+    names += [name for name in by_name if name.startswith(against_axes)]
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+# What shows a metric under a condition, by how its key begins; the best first.
+_SHOWING = {
+    "effect_time": ("accuracy-time",),
+    "effect_gradients": ("accuracy-gradients",),
+    "effect_money": ("cost-effect", "cost-accuracy"),
+    "accuracy": ("accuracy-time", "accuracy-gradients"),
+    "cost": ("cost-accuracy",),
+    "rto": ("recovery-distribution",),
+    "recovery": ("recovery-distribution",),
+    "staleness": ("staleness", "staleness-time"),
+    "gradients_per_second": ("gradients-per-second-time", "gradients-time"),
+    "cpu": ("cpu-time",),
+    "peak": ("memory-time",),
+    "sent": ("bytes-time",),
+}
+
+
 def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
     axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
     maps = break_even.maps(subject, axes, baseline)

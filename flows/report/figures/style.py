@@ -51,6 +51,7 @@ CSS_COLOURS = {
 
 SINGLE, DOUBLE = 3.3, 7.0  # inches: one column of a page, and two
 HEIGHT = 2.05  # inches, besides legend and footnote
+LABEL_LETTERS = 26  # that fit beside a panel of this height, in one line of a label
 TYPE, SMALL = 8.0, 7.0  # points: labels of axes; ticks, legends and all else
 LEGEND_ENTRY, LETTER = 0.35, 0.049  # inches: what an entry takes besides its name; a small letter
 LEGEND_LINE, NOTE_LINE = 0.145, 0.125  # inches, that a figure grows by with each
@@ -184,7 +185,12 @@ def percent_axis(axes: Axes, label: str, lowest: float = 0.0) -> None:
     """Have the vertical axis show shares from `lowest` to 1 in per cent."""
     percent_ticks(axes)
     axes.set_ylim(lowest, 1.0 + 0.02 * (1.0 - lowest))
-    axes.set_ylabel(label)
+    value_label(axes, label)
+
+
+def value_label(axes: Axes, text: str) -> None:
+    """Say what the vertical axis shows, in lines that are no longer than it is high."""
+    axes.set_ylabel(textwrap.fill(text, LABEL_LETTERS, break_long_words=False))
 
 
 def percent_ticks(axes: Axes) -> None:

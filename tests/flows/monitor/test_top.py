@@ -6,9 +6,12 @@ import contextlib
 import io
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,14 +19,16 @@ from typing import Any
 
 import pytest
 import yaml
+from distributed import Scheduler
 from rich.console import Console
 
 from dps import Chain, Recovery
 from dps.cluster.backends.existing import connected
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.tls import temporary
+from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.errors import ConfigurationError, RecordDamaged
-from dps.events import Applied, Event, LossReported, TrialEnded
+from dps.events import Applied, Event, LossReported, ReplicaAdded, ResourceSampled, TrialEnded
 from flows.monitor.top import (
     Ended,
     Picture,
@@ -66,6 +71,47 @@ def dps(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
+
+
+WITHOUT_DPS = """
+import asyncio, sys
+sys.modules["dps"] = None
+from distributed import Scheduler
+
+async def main():
+    async with Scheduler(host="127.0.0.1", port=0, dashboard_address=":0") as scheduler:
+        print(scheduler.address, flush=True)
+        await scheduler.finished()
+
+asyncio.run(main())
+"""
+
+
+def bytes_recorded(dask_scheduler: Scheduler) -> int:
+    """What the coordinator of the one group of a scheduler has sent and received."""
+    [plugin] = [
+        plugin
+        for name, plugin in dask_scheduler.plugins.items()
+        if name.startswith(COORDINATOR_PREFIX)
+    ]
+    taken: ResourceSampled = plugin._sample()
+    return sum(taken.sent.values()) + sum(taken.received.values())
+
+
+def read_until(terminal: int, mark: bytes | None) -> bytes:
+    """What is shown on a terminal until it has a mark, or, with None, until nobody writes there."""
+    said, deadline = b"", time.monotonic() + START_SECONDS
+    while mark is None or mark not in said:
+        assert select.select([terminal], [], [], deadline - time.monotonic())[0], said
+        try:
+            more = os.read(terminal, 65536)
+        except OSError:  # as Linux says the end of a terminal
+            more = b""
+        if not more:
+            assert mark is None, said
+            break
+        said += more
+    return said
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -141,6 +187,16 @@ def test_a_chain_is_shown_with_its_replicas(tmp_path: Path) -> None:
     assert "shard 0 goes on at replica-0-1" in text
 
 
+def test_a_replica_whose_first_update_came_first_is_shown_once(tmp_path: Path) -> None:
+    started, *_ = toy_events("chain")
+    update = Applied(
+        1.0, "server-1", 0, 1, False, (1.0,), ("w",), (0,), (1,), (1,), (0,), (0.0,), (False,)
+    )
+    added = ReplicaAdded(1.1, 0, 1, "server-1", 1)
+    [picture] = TrialSource(write_events(tmp_path / "trial", [started, update, added])).look()
+    assert picture.shards[0].replicas == ("server-1",)
+
+
 def test_folders_and_names_are_found(tmp_path: Path) -> None:
     path = write_events(tmp_path / "results" / "demo" / "chain.kill.seed-0", toy_events())
     for target in ("demo/chain.kill.seed-0", str(path.parent)):
@@ -166,11 +222,12 @@ def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
         (["tcp://127.0.0.1:1"], "no Dask scheduler answers at tcp://127.0.0.1:1"),
         (["nonsense://there"], "no address of a Dask scheduler"),
         (["tls://127.0.0.1:1"], "asks for certificates"),
+        (["tls://127.0.0.1:1"], "--tls-ca-file FILE"),
         (["tls://127.0.0.1:1", "--tls-cert", "x.pem"], "expected both"),
         (["tls://127.0.0.1:1", "--tls-ca-file", "x.pem", "--tls-cert", "x.pem"], "no such file"),
         (["demo", "--tls-cert", "x.pem"], "only for the address of a scheduler"),
     ],
-    ids=["none", "name", "port", "scheme", "tls", "half", "file", "name with tls"],
+    ids=["none", "name", "port", "scheme", "tls", "tls options", "half", "file", "name with tls"],
 )
 def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, words: list[str], told: str) -> None:
     refused = dps(tmp_path, *words, "--once")
@@ -257,8 +314,56 @@ def test_the_end_of_a_scheduler_is_told() -> None:
         source = SchedulerSource(client)
         assert source.look() == []
         cluster.close()
-        with pytest.raises(Ended, match=f"{cluster.address} does not answer any more"):
+        with pytest.raises(Ended, match=f"{cluster.address} is gone"):
             source.look()
+
+
+@pytest.mark.cluster
+def test_the_command_ends_with_its_scheduler(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    made = temporary()
+    files = files_of(made, tmp_path / "tls")
+    with LocalCluster(nodes(servers=1, workers=1), PRELOAD, security=made) as cluster:
+        words = [f"--tls-{name.replace('_', '-')}={path}" for name, path in files.items()]
+        command = [sys.executable, "-m", "flows.cli", "top", cluster.address, *words]
+        view = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path)
+        os.close(theirs)
+        said = read_until(ours, b"no training runs here")
+    said += read_until(ours, None)
+    assert view.wait(SECONDS) == 0, said
+    assert b"is gone" in said
+    assert b"Traceback" not in said
+
+
+@pytest.mark.cluster
+def test_a_scheduler_without_dps_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "scheduler.py"
+    script.write_text(WITHOUT_DPS)
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as scheduler:
+        try:
+            assert scheduler.stdout is not None
+            address = scheduler.stdout.readline().strip()
+            refused = dps(tmp_path, address, "--once")
+        finally:
+            scheduler.kill()
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert f"dps: the Dask scheduler at {address} has no dps" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+@pytest.mark.cluster
+def test_looks_are_not_counted_as_the_group_s_bytes(cluster: LocalCluster) -> None:
+    with patient_server(cluster.client, params(), shards=1):
+        assert [each.shards[0].version for each in SchedulerSource(cluster.client).look()] == [0]
+
+        source, looks = SchedulerSource(cluster.client), 300
+        before = cluster.client.run_on_scheduler(bytes_recorded)
+        for _ in range(looks):
+            source.look()
+        grown = cluster.client.run_on_scheduler(bytes_recorded) - before
+        # The coordinator goes on with its own messages, some hundred bytes a second.
+        assert grown < 40 * looks, "a look is more than that"
 
 
 # -- an experiment ---------------------------------------------------------------------------------

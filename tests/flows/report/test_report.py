@@ -14,16 +14,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
+from flows.analysis.effects.difference import UNKNOWN
 from flows.analysis.faults import FaultTimes
-from flows.analysis.finished import lacks_control, read_experiment, without_control
-from flows.analysis.groups import Group, conditions, summarize
+from flows.analysis.finished import (
+    lacks_control,
+    print_comparison,
+    read_experiment,
+    without_control,
+)
+from flows.analysis.groups import Group, conditions, ranked, strategies, summarize
 from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.series import series
+from flows.analysis.statistics.claims import write_claims
 from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.config.experiment import ExperimentConfig
@@ -328,6 +336,45 @@ def test_conditions_have_the_order_of_the_configuration_everywhere(
         assert said == order
 
 
+def test_strategies_have_the_order_of_the_configuration_everywhere(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "experiment")
+    names = [path.name for path in (tmp_path / "experiment").iterdir() if path.is_dir()]
+    order = ["stateless", "none", "chain", "checkpoint"]
+    assert {*order} == {*STRATEGIES} != order
+    write_grid(tmp_path / "experiment", names, 0, {"recovery": order, "faults": ["kill"]})
+    found = read_experiment(tmp_path / "experiment", load_prices())
+    trials = [(each.record, each.outcome) for each in found]
+    assert list(strategies([outcome for _, outcome in trials])) == order
+    console = Console(record=True, width=200)
+    print_comparison([outcome for _, outcome in trials], console)
+    printed = re.findall(rf"^ ?({'|'.join(order)}) .*kill", console.export_text(), re.MULTILINE)
+    assert printed[: len(order)] == order
+    for drawing in drawings(chapters(trials)):
+        for legend in drawing.figure.legends:
+            told = [text.get_text() for text in legend.get_texts()]
+            shown = [each for each in told if each in order]
+            assert shown == [each for each in order if each in shown], drawing.name
+    page = write_report(tmp_path / "experiment", tmp_path / "r.html").read_text()
+    for part in page.split("<table")[1:]:
+        rows = re.findall(r'scope="row"><span class="strategy"[^>]*>([^<]+)</span></th>', part)
+        assert rows == [each for each in order if each in rows]
+
+
+def test_numbers_have_the_order_of_the_configuration(outcomes: list[Outcome]) -> None:
+    order = ["every 500", "every 20", "every 100"]
+    found = [
+        dataclasses.replace(
+            outcomes[0],
+            identity=dataclasses.replace(outcomes[0].identity, labels={"recovery": label}),
+        )
+        for label in sorted(order)
+    ]
+    assert strategies(found) == ("every 20", "every 100", "every 500"), "which was not noted"
+    assert list(strategies([ranked(each, {"recovery": order}) for each in found])) == order
+
+
 def test_each_strategy_is_explained_in_a_line(folder: Path) -> None:
     records = [record for record, _ in read_trials(folder, load_prices())]
     told = dict(strategy_notes(records, STRATEGIES))
@@ -594,6 +641,61 @@ def test_without_faults_the_page_opens_with_what_came_of_each_setting(
     assert words.in_short(quiet[:1])[2].startswith("It cost ")
 
 
+def test_several_claims_are_counted_and_the_first_one_s_figure_opens(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "demo")
+    named = {"effect_gradients_mean": "A is better", "accuracy_final": "B is better"}
+    write_claims(
+        tmp_path / "demo",
+        [
+            ClaimSection.model_validate(
+                {
+                    "claim": claim,
+                    "metric": metric,
+                    "strategy": "chain",
+                    "against": "none",
+                    "condition": {"faults": "kill"},
+                    "direction": "more",
+                    "smallest": 0.01,
+                }
+            )
+            for metric, claim in named.items()
+        ],
+    )
+    page = write_report(tmp_path / "demo", tmp_path / "r.html").read_text()
+    short = text_of(page[page.index('<section id="short">') : page.index('<section id="claims">')])
+    assert "Of 2 claims, 2 of them fixed after the data, 2 are not resolved." in short
+    assert "Not resolved: A is better (effect on accuracy, after as many gradients: " in short
+    assert "; B is better (final accuracy: " in short
+    [first, *_] = re.findall(r"<h4>(.*?)</h4>", page)
+    assert first == "Accuracy against gradients, kill"
+
+
+def test_means_are_of_as_many_seeds_as_have_the_figure(outcomes: list[Outcome]) -> None:
+    quiet = [each for each in summarize(outcomes) if not each.faulty]
+    quiet[1] = dataclasses.replace(quiet[1], trials=quiet[1].trials[:1])
+    told = words.in_short(quiet)
+    assert told[0].endswith("were run without faults, each with 1 to 2 seeds.")
+    assert told[1].endswith(" (means of 1 to 2 seeds).")
+    kill = [each for each in summarize(outcomes) if each.faulty]
+    [first, second] = kill[0].trials
+    unknown = dataclasses.replace(first, effects=UNKNOWN)
+    kill[0] = dataclasses.replace(kill[0], trials=(unknown, second))
+    assert words.in_short(kill)[1].endswith(" (means of 1 to 2 seeds).")
+
+
+def test_a_trial_that_met_no_fault_is_told_of(outcomes: list[Outcome]) -> None:
+    kill = [each for each in summarize(outcomes) if each.faulty]
+    trials = sum(len(each.trials) for each in kill)
+    [first, second] = kill[0].trials
+    kill[0] = dataclasses.replace(kill[0], trials=(dataclasses.replace(first, faults=()), second))
+    assert f"So it was in {trials - 1} of {trials} trials" in words.plan(kill)
+    many = dataclasses.replace(second, faults=second.faults * 5)
+    kill[0] = dataclasses.replace(kill[0], trials=(kill[0].trials[0], many))
+    assert words.plan(kill[:1]).startswith("0 to 5 faults in each trial")
+
+
 def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:
     claims = [
         ClaimSection.model_validate(
@@ -610,6 +712,11 @@ def test_the_page_opens_with_the_claims_and_their_verdicts() -> None:
     page = render(unsure_trials(), load_prices(), ComparisonSection(), [], claims=claims)
     text = text_of(page)
     section = text.index("What was claimed, and what came of it")
+    short = text[text.index("In short ") : section]
+    assert (
+        "Holds: A chain ends lower than no recovery (final accuracy: 44.0 points less [9.2, 78.8])."
+    ) in short
+    assert "differed on average" not in short
     assert section < text.index("A chain ends lower than no recovery: holds")
     assert text.rindex("In words") > section, "evidence comes after it"
     assert (

@@ -7,10 +7,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_rgb
 
 from dps.protocol.durabilities.presets import PRESETS
 from flows.report.figures import style
+from flows.report.figures.cost import EFFECT
 
 # Linear RGB to XYZ (IEC 61966-2-1); and what is left of linear RGB without one kind of cones
 # (Machado, Oliveira and Fernandes, 2009, severity 1).
@@ -56,6 +58,25 @@ def test_the_presets_are_told_apart_by_the_colour_blind(kind: str) -> None:
 def test_lines_stand_out_from_the_paper() -> None:
     assert min(map(contrast, (*style.STRATEGY_COLOURS, style.BAD, style.INK, style.MUTED))) >= 3
     assert contrast(style.MUTED) >= 4.5  # text
+
+
+@pytest.mark.parametrize(
+    "label", [EFFECT.y, "seconds to the objective", "a label that is far longer than any panel is"]
+)
+def test_the_label_of_an_axis_keeps_clear_of_a_legend_in_many_rows(label: str) -> None:
+    figure, axes = style.panel()
+    axes.plot([-0.12, 0.0])
+    style.value_label(axes, label)
+    style.legend_above(
+        figure, [style.line_key(f"the strategy number {i}", style.INK) for i in range(8)]
+    )
+    style.footnote(figure, "n = 12 seeds; mean with its 95% interval on both axes")
+    FigureCanvasAgg(figure).draw()
+    [legend] = figure.legends
+    text = axes.yaxis.label.get_window_extent()
+    assert not text.overlaps(legend.get_window_extent())
+    assert figure.bbox.y0 <= text.y0 < text.y1 <= figure.bbox.y1
+    assert figure.bbox.x0 <= text.x0
 
 
 def test_strategies_differ_in_marker_and_dashes_besides() -> None:
