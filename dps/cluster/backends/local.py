@@ -33,7 +33,14 @@ from distributed.security import Security
 from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.fork_server import fork_context
 from dps.cluster.backends.lifetime import end_with_parent
-from dps.cluster.backends.processes import is_gone, is_running, is_stopped, process_of, send
+from dps.cluster.backends.processes import (
+    is_gone,
+    is_running,
+    is_stopped,
+    process_of,
+    scratch_prefix,
+    send,
+)
 from dps.cluster.backends.tls import (
     DASHBOARD,
     LOOPBACK,
@@ -127,7 +134,9 @@ class LocalCluster(Cluster):
         self._starting = threading.Lock()
         with contextlib.ExitStack() as stack:
             self._scratch = stack.enter_context(
-                tempfile.TemporaryDirectory(prefix="dps-", dir=scratch, ignore_cleanup_errors=True)
+                tempfile.TemporaryDirectory(
+                    prefix=scratch_prefix(os.getpid()), dir=scratch, ignore_cleanup_errors=True
+                )
             )
             stack.callback(self._stop_processes)
             stack.enter_context(dask.config.set(DASK_SETTINGS))

@@ -21,6 +21,14 @@ def process_of(pid: int) -> psutil.Process | None:
         return None
 
 
+def scratch_prefix(pid: int) -> str:
+    """How the names of the temporary folders begin that a process makes for a `LocalCluster`.
+
+    So whoever has seen the process end can remove them.
+    """
+    return f"dps-{pid}-"
+
+
 def is_gone(process: psutil.Process | int | None, deadline: float) -> bool:
     """Whether a process ends (or is a zombie) within `deadline` seconds.
 

@@ -14,12 +14,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 import psutil
 
 from dps.cluster.backends.lifetime import without_interrupts
-from dps.cluster.backends.processes import is_gone, process_of
+from dps.cluster.backends.processes import is_gone, process_of, scratch_prefix
 from dps.cluster.supervision.messages import Past, Scratch
 from dps.cluster.supervision.program import run_program
 from dps.errors import DeadlineExceeded
@@ -117,6 +118,9 @@ class Incarnation:
                     self._received()
             if self._scratch is not None:
                 shutil.rmtree(self._scratch, ignore_errors=True)
+                # What its cluster was about to remove when it was killed, or nodes still wrote to.
+                for left in Path(self._scratch).parent.glob(f"{scratch_prefix(self._pid)}*"):
+                    shutil.rmtree(left, ignore_errors=True)
         finally:
             self._link.close()
             os.close(self._ended)
