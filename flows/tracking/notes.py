@@ -30,11 +30,12 @@ def experiment_note(outcomes: Sequence[Outcome], judged: Sequence[JudgedClaim]) 
         "Conditions": [name for name in conditions(outcomes) if name],
         "Seeds": [str(seed) for seed in seeds],
     }
-    asked = [f"**{what}:** {', '.join(names)}" for what, names in facts.items() if names]
+    # In one line: it is all that MLflow shows until a description is unfolded.
+    asked = "; ".join(f"**{what}:** {', '.join(names)}" for what, names in facts.items() if names)
     groups = [group for group in summarize(outcomes) if group.trials]
     found = " ".join(words.in_short(groups)) if groups else ""
     claims = [_claim(each) for each in judged] or [in_words.NO_CLAIMS]
-    return "\n\n".join(filter(None, [*asked, found, *claims, HOW_TO_READ]))
+    return "\n\n".join(filter(None, [asked, found, *claims, HOW_TO_READ]))
 
 
 def _claim(judged: JudgedClaim) -> str:

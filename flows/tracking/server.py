@@ -24,7 +24,8 @@ WORKFLOW = "workflowType=machine_learning"
 TRAINING_VIEW = f"#/experiments?{WORKFLOW}"
 STOP_SECONDS = 5.0
 TRIALS = "tags.dps.kind = 'trial'"
-BY_NAME = "tags.`dps.trial`"
+ORDER_TAG = "dps.order"
+BY_SEED = f"tags.`{ORDER_TAG}`"
 
 
 def ui_command(
@@ -88,9 +89,10 @@ def served_page(view: str, uri: str) -> str:
 def trials_view(experiment_id: str) -> str:
     """Return the page that shows the trials of an experiment side by side.
 
-    They are sorted by name: in the order of their start MLflow would hide them in their parent.
+    The strategies of one seed come after each other, for MLflow draws the first ten runs. In the
+    order of their start it would hide them in their parent.
     """
-    query = f"{WORKFLOW}&searchFilter={quote(TRIALS)}&orderByKey={quote(BY_NAME)}&orderByAsc=true"
+    query = f"{WORKFLOW}&searchFilter={quote(TRIALS)}&orderByKey={quote(BY_SEED)}&orderByAsc=true"
     return f"#/experiments/{experiment_id}/runs?{query}&compareRunsMode=CHART"
 
 

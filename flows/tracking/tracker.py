@@ -27,7 +27,10 @@ from flows.config.trials import flat
 from flows.metrics import COLUMNS
 from flows.metrics.effects import EFFECTS
 from flows.records.record import Record
+from flows.report.claims import title
+from flows.tracking.names import REST, VERSION, named
 from flows.tracking.notes import experiment_note, trial_note
+from flows.tracking.server import ORDER_TAG
 from flows.tracking.store import (
     Refused,
     create_database,
@@ -59,6 +62,8 @@ TRANSPORT_TAG = "dps.transport"
 VIRTUAL_TAG = "dps.virtual"
 NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the description
 NOTE_DIGEST_TAG = "dps.note"
+NAMES_TAG = "dps.names"
+CLAIM_TAG = "dps.claim"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
 Point = tuple[str, float, int, int]  # name, value, milliseconds since the Unix epoch, step
@@ -147,9 +152,8 @@ class Tracker:
             whole = next(same, None)
             self._delete(run for run in known if run is not whole)
             if whole is not None:
-                if not whole.data.tags.get(NOTE_TAG):  # written before runs had one
-                    note = trial_note(record, outcome)[:TAG_LENGTH]
-                    self._client.set_tag(whole.info.run_id, NOTE_TAG, note)
+                if whole.data.tags.get(NAMES_TAG) != VERSION:
+                    self._bring_up_to_date(whole, record, outcome)
                 self._enter_effects(whole, whole.info.end_time, outcome)
                 return str(whole.info.run_id)
             shift = _shift(record, outcome, events_file)
@@ -292,6 +296,8 @@ class Tracker:
             "dps.condition": identity.condition,
             "dps.seed": str(identity.seed),
             NOTE_TAG: trial_note(record, outcome),
+            ORDER_TAG: _order(identity),
+            NAMES_TAG: VERSION,
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
             **_transports(outcome),
@@ -305,6 +311,21 @@ class Tracker:
             tags={name: value[:TAG_LENGTH] for name, value in tags.items()},
             run_name=identity.trial,
         )
+
+    def _bring_up_to_date(self, run: Any, record: Record, outcome: Outcome) -> None:
+        """Add to a child of an earlier dps what it lacks; its own names of metrics stay beside."""
+        from mlflow.entities import RunTag
+
+        row, ended = outcome.row(), run.info.end_time
+        known = [column for column in COLUMNS if column not in EFFECTS]
+        points = [(name, v, ended, 0) for name, v in named(known, row) if math.isfinite(v)]
+        tags = {NOTE_TAG: trial_note(record, outcome), ORDER_TAG: _order(outcome.identity)}
+        if run.data.tags.get(NOTE_TAG):
+            del tags[NOTE_TAG]
+        entities = [RunTag(name, value[:TAG_LENGTH]) for name, value in tags.items()]
+        self._client.log_batch(run.info.run_id, _as_metrics(points), tags=entities)
+        # Last, as an interruption may come before.
+        self._client.set_tag(run.info.run_id, NAMES_TAG, VERSION)
 
     def _log_dataset(self, run_id: str, record: Record, dataset_digest: str | None) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -328,11 +349,11 @@ class Tracker:
         if outcome.effects.control is None:
             return
         row = outcome.row()
-        finals = {c.metric: row[c.key] for c in EFFECTS if c.metric and row[c.key] is not None}
+        finals = dict(named(EFFECTS, row))
         digest = hashlib.sha256(json.dumps(finals, sort_keys=True).encode()).hexdigest()
         if run.data.tags.get(EFFECTS_TAG) == digest[:DIGEST_LENGTH]:
             return
-        metrics = _as_metrics([(name, float(v), ended, 0) for name, v in finals.items()])
+        metrics = _as_metrics([(name, v, ended, 0) for name, v in finals.items()])
         control = RunTag(CONTROL_TAG, outcome.effects.control[:TAG_LENGTH])
         self._client.log_batch(run.info.run_id, metrics, tags=[control])
         # Last, so that an interruption does not leave some of them out for good.
@@ -356,6 +377,9 @@ class Tracker:
         if _ours(client.get_experiment(experiment).tags):
             client.set_experiment_tag(experiment, NOTE_TAG, note)
             client.set_experiment_tag(experiment, NOTE_DIGEST_TAG, digest)
+        for number, each in enumerate(judged, 1):
+            verdict = f"{each.decision.verdict}: {title(each.claim)}"
+            client.set_tag(parent, f"{CLAIM_TAG}.{number}", verdict[:TAG_LENGTH])
         if _ours(client.get_run(parent).data.tags):
             client.set_tag(parent, NOTE_TAG, note)
             client.set_tag(parent, NOTE_DIGEST_TAG, digest)
@@ -401,6 +425,12 @@ def _ours(tags: Mapping[str, str]) -> bool:
     return not note or _digest(note) == tags.get(NOTE_DIGEST_TAG)
 
 
+def _order(identity: Identity) -> str:
+    """What trials are sorted by, so that the strategies of one seed stand beside each other."""
+    seed = 0 if identity.seed is None else identity.seed
+    return f"{seed:010} {identity.condition} {identity.strategy}"
+
+
 def _artifacts(folder: Path) -> str:
     return (folder.resolve() / "mlruns" / "artifacts").as_uri()
 
@@ -441,20 +471,16 @@ def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
     end = _milliseconds(record.events[-1].t + shift)
     row = outcome.row()
     known = [column for column in COLUMNS if column not in EFFECTS]
-    finals = {
-        outcome.score.tracked(c.metric): row[c.key]
-        for c in known
-        if c.metric and row[c.key] is not None
-    }
-    points = [
+    final = [(outcome.score.tracked(name), value) for name, value in named(known, row)]
+    points = [(name, value, end, 0) for name, value in final]
+    points += [
         (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
         # What processes used goes by the names of MLflow's system metrics.
         for point in (*series(record), *system_metrics(record))
     ]
-    points += [(name, float(value), end, 0) for name, value in finals.items()]
     finite = [point for point in points if math.isfinite(point[1])]
     dropped = float(len(points) - len(finite))
-    return [*finite, ("final/non_finite_values_dropped", dropped, end, 0)]
+    return [*finite, (f"{REST}non_finite_values_dropped", dropped, end, 0)]
 
 
 def _as_metrics(points: Iterable[Point]) -> list[Any]:
@@ -472,7 +498,8 @@ def _params(record: Record, identity: Identity) -> list[Any]:
     # The labels are params as well as tags: parallel coordinates show params only, and begin
     # with the first ones by name.
     labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
-    known = {**labels, **flat(record.config)}
+    seed = {} if identity.seed is None else {"axis.seed": identity.seed}
+    known = {**labels, **seed, **flat(record.config)}
     named = {NO_NAME.sub("_", key): value for key, value in known.items()}
     versions = {f"versions.{k}": str(v) for k, v in record.started.versions.items()}
     return [Param(key, _shortened(value)) for key, value in {**named, **versions}.items()]

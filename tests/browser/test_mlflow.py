@@ -19,7 +19,7 @@ from flows.tracking.tracker import Tracker
 from tests.support.synthetic import read_trials, write_experiment
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.browser, pytest.mark.slow]
+pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(400)]
 
 DEADLINE = 180.0  # seconds: MLflow takes many to start, and to draw its first page
 TEXT = "return document.body.innerText"

@@ -130,7 +130,7 @@ def test_runs_tracks_and_reports_every_trial_once(
     assert effects[NAMES[1]].control == NAMES[0]
     found = effects[NAMES[1]].time
     assert found is not None
-    assert logged(tmp_path, NAMES[1])["effect/time_mean"] == pytest.approx(found.mean)
+    assert logged(tmp_path, NAMES[1])["compare/effect_time_mean"] == pytest.approx(found.mean)
 
     second = ToyRunner()
     again, text = go(experiment, tmp_path, second)

@@ -222,7 +222,12 @@ def test_what_a_server_missed_to_the_end_is_delivered_by_sync_once(
     assert f"the tracking store {up.uri} cannot be used" in away.stderr
 
     up.start()
-    assert grid.dps("sync").stdout == "missed: 2 trials delivered, 2 in the store\n"
+    told = grid.dps("sync").stdout
+    link = f"{up.uri}/{trials_view(tracked_experiments(up.uri)['missed'])}"
+    assert told.splitlines() == [
+        "missed: 2 trials delivered, 2 in the store",
+        f"missed: Every run, with its curves: {link}",
+    ]
     expected = grid.without_outage()
     assert held(up.database, up.artifacts, "missed") == expected
     before = run_ids(up, "missed")

@@ -72,7 +72,7 @@ def test_the_page_of_trials_filters_and_sorts_so_that_mlflow_unfolds_them() -> N
     query = dict(parse_qsl(address.split("?")[2]))
     assert query["workflowType"] == "machine_learning"
     assert query["searchFilter"] == "tags.dps.kind = 'trial'"
-    assert query["orderByKey"] == "tags.`dps.trial`"
+    assert query["orderByKey"] == "tags.`dps.order`"
 
 
 def test_the_page_of_a_server_has_no_password() -> None:

@@ -23,8 +23,10 @@ from flows.analysis.prices import load_prices
 from flows.analysis.statistics.claims import judge
 from flows.config.claims import ClaimSection
 from flows.config.trials import flat
+from flows.metrics import BY_KEY
 from flows.records.record import Record, read_record
 from flows.report.html import write_report
+from flows.tracking.names import COMPARED
 from flows.tracking.notes import experiment_note
 from flows.tracking.store import default_uri
 from flows.tracking.tracker import Tracker, tracked_experiments
@@ -193,8 +195,10 @@ def test_descriptions_say_what_is_asked_and_what_happened(tracked: Tracked) -> N
     [parent] = tracked.runs("tags.`dps.kind` = 'experiment'")
     note = experiment.tags["mlflow.note.content"]
     assert note == parent.data.tags["mlflow.note.content"]
-    assert "**Strategies:** none, checkpoint, chain, stateless" in note
-    assert "**Conditions:** no fault, kill" in note
+    assert note.startswith(
+        "**Strategies:** none, checkpoint, chain, stateless; **Conditions:** no fault, kill; "
+        "**Seeds:** 0, 1\n"
+    ), "the line that is shown before the rest is unfolded"
     assert "No claims were fixed beforehand" in note
     told = tracked.child("chain.kill.seed-1").data.tags["mlflow.note.content"]
     assert re.fullmatch(
@@ -227,20 +231,48 @@ def test_a_description_that_somebody_wrote_stays(tracked: Tracked, tmp_path: Pat
     few = [trial for trial in trials if trial[1].identity.strategy == "chain"]
     tracker.track_experiment(few, report, figures)
     note = tracked.client.get_experiment(number).tags["mlflow.note.content"]
-    assert "**Strategies:** chain\n" in note, "ours is kept up to date"
+    assert "**Strategies:** chain; " in note, "ours is kept up to date"
     tracked.client.set_experiment_tag(number, "mlflow.note.content", "for the paper")
     tracker.track_experiment(trials, report, figures)
     assert tracked.client.get_experiment(number).tags["mlflow.note.content"] == "for the paper"
 
 
-def test_a_run_from_before_descriptions_gets_one(tracked: Tracked) -> None:
+def test_a_run_of_an_earlier_version_gets_what_it_lacks(tracked: Tracked) -> None:
     run = tracked.child("chain.kill.seed-0")
-    tracked.client.delete_tag(run.info.run_id, "mlflow.note.content")
+    for tag in ("mlflow.note.content", "dps.names", "dps.order"):
+        tracked.client.delete_tag(run.info.run_id, tag)
     path = tracked.folder / "chain.kill.seed-0" / "events.jsonl"
     record = read_record(path)
-    again = tracked.tracker.track_trial(record, outcome(record, load_prices()), path)
-    assert again == run.info.run_id
-    assert "mlflow.note.content" in tracked.client.get_run(again).data.tags
+    result = outcome(record, load_prices())
+    for _ in range(2):
+        assert tracked.tracker.track_trial(record, result, path) == run.info.run_id
+    tags = tracked.client.get_run(run.info.run_id).data.tags
+    assert {name: tags[name] for name in run.data.tags} == run.data.tags
+    history = tracked.client.get_metric_history(run.info.run_id, "compare/accuracy_final")
+    assert {point.value for point in history} == {result.row()["accuracy_final"]}
+    assert len(history) <= 2, "once more, and not with every delivery"
+
+
+def test_metrics_to_compare_by_come_first_and_the_rest_last(tracked: Tracked) -> None:
+    """As MLflow sorts the sections of its charts."""
+    metrics = tracked.child("chain.kill.seed-0").data.metrics
+    sections = sorted({name.split("/")[0] for name in metrics if not name.startswith("system/")})
+    assert sections == ["compare", "eval", "server", "staleness", "train", "trial"]
+    compared = [name for name in metrics if name.startswith("compare/")]
+    assert 15 <= len(compared) <= 22
+    assert metrics["compare/cost_micro_usd"] == pytest.approx(1e6 * metrics["trial/cost/usd"])
+    assert all(key in BY_KEY for key in COMPARED)
+
+
+def test_the_strategies_of_a_seed_stand_beside_each_other(tracked: Tracked) -> None:
+    experiment = tracked.client.get_experiment_by_name("dps/demo")
+    found = tracked.client.search_runs(
+        [experiment.experiment_id], "tags.dps.kind = 'trial'", order_by=["tags.`dps.order` ASC"]
+    )
+    assert [run.info.run_name for run in found][:5] == [
+        *(f"{s}.kill.seed-0" for s in ("chain", "checkpoint", "none", "stateless")),
+        "chain.no-fault.seed-0",
+    ]
 
 
 def test_params_are_flat_and_dotted(tracked: Tracked) -> None:
@@ -251,6 +283,7 @@ def test_params_are_flat_and_dotted(tracked: Tracked) -> None:
     assert params["workload.hidden"] == "[32]"
     assert params["versions.dps"] == "0.1.0"
     assert (params["axis.recovery"], params["axis.faults"]) == ("chain", "kill")
+    assert sorted(params)[:3] == ["axis.faults", "axis.recovery", "axis.seed"]
 
 
 def test_series_are_whole_and_start_with_the_training(tracked: Tracked) -> None:
@@ -275,24 +308,24 @@ def test_final_scalars_stand_beside_the_series(tracked: Tracked) -> None:
     row = outcome(
         read_record(tracked.folder / "none.kill.seed-0" / "events.jsonl"), load_prices()
     ).row()
-    assert metrics["final/accuracy"] == row["accuracy_final"]
-    assert metrics["recovery/rto_seconds"] == row["rto_seconds"]
-    assert metrics["updates/lost"] == row["updates_lost"]
-    assert metrics["cost/usd"] == row["cost_usd"]
+    assert metrics["compare/accuracy_final"] == row["accuracy_final"]
+    assert metrics["compare/rto_seconds"] == row["rto_seconds"]
+    assert metrics["compare/updates_lost"] == row["updates_lost"]
+    assert metrics["trial/cost/usd"] == row["cost_usd"]
     assert metrics["system/server/system_memory_usage_megabytes"] > 100
-    assert metrics["final/non_finite_values_dropped"] == 0
-    assert "recovery/rto_seconds" not in tracked.child("none.no-fault.seed-0").data.metrics
+    assert metrics["trial/non_finite_values_dropped"] == 0
+    assert "compare/rto_seconds" not in tracked.child("none.no-fault.seed-0").data.metrics
 
 
 def test_the_effect_of_a_fault_is_in_the_run_of_the_trial_that_had_it(tracked: Tracked) -> None:
     results = {o.identity.trial: o for _, o in read_trials(tracked.folder, load_prices())}
     run, row = tracked.child("none.kill.seed-0"), results["none.kill.seed-0"].row()
-    assert run.data.metrics["effect/time_mean"] == pytest.approx(row["effect_time_mean"])
-    assert run.data.metrics["effect/money_end"] == pytest.approx(row["effect_money_end"])
-    assert run.data.metrics["effect/gradients_deficit"] == row["gradients_deficit"]
+    assert run.data.metrics["compare/effect_time_mean"] == pytest.approx(row["effect_time_mean"])
+    assert run.data.metrics["trial/effect/money_end"] == pytest.approx(row["effect_money_end"])
+    assert run.data.metrics["compare/gradients_deficit"] == row["gradients_deficit"]
     assert run.data.tags["dps.control"] == "none.no-fault.seed-0"
     quiet = tracked.child("none.no-fault.seed-0")
-    assert not any(name.startswith("effect/") for name in quiet.data.metrics)
+    assert not any("effect" in name for name in quiet.data.metrics)
 
 
 def test_an_effect_appears_when_the_control_is_recorded_and_once(
@@ -304,14 +337,14 @@ def test_an_effect_appears_when_the_control_is_recorded_and_once(
     tracker = Tracker("late", tracked.here)
     [(record, alone)] = read_trials(folder, load_prices())
     run_id = tracker.track_trial(record, alone, folder / name / "events.jsonl")
-    assert "effect/time_mean" not in tracked.client.get_run(run_id).data.metrics
+    assert "compare/effect_time_mean" not in tracked.client.get_run(run_id).data.metrics
     shutil.copytree(tracked.folder / "chain.no-fault.seed-0", folder / "chain.no-fault.seed-0")
     report = write_report(folder, folder / "report.html", figures=folder / "figures")
     trials = read_trials(folder, load_prices())
     [expected] = [o.row()["effect_time_mean"] for _, o in trials if o.effects.control]
     for _ in range(2):
         tracker.track_experiment(trials, report, folder / "figures")
-    history = tracked.client.get_metric_history(run_id, "effect/time_mean")
+    history = tracked.client.get_metric_history(run_id, "compare/effect_time_mean")
     assert [point.value for point in history] == [pytest.approx(expected)]
 
 
@@ -399,7 +432,7 @@ def test_values_that_are_not_finite_are_dropped_and_counted(
     tracker = Tracker("odd", tracked.here)
     run_id = tracker.track_trial(record, outcome(record, load_prices()), path)
     metrics = tracked.client.get_run(run_id).data.metrics
-    assert metrics["final/non_finite_values_dropped"] == 2
+    assert metrics["trial/non_finite_values_dropped"] == 2
     assert len(tracked.client.get_metric_history(run_id, "train/loss")) == UPDATES + 1
 
 
