@@ -71,7 +71,7 @@ def test_the_label_of_an_axis_keeps_clear_of_a_legend_in_many_rows(label: str) -
         figure, [style.line_key(f"the strategy number {i}", style.INK) for i in range(8)]
     )
     style.footnote(figure, "n = 12 seeds; mean with its 95% interval on both axes")
-    FigureCanvasAgg(figure).draw()
+    FigureCanvasAgg(figure).draw()  # type: ignore[no-untyped-call]
     [legend] = figure.legends
     text = axes.yaxis.label.get_window_extent()
     assert not text.overlaps(legend.get_window_extent())
