@@ -79,7 +79,8 @@ SCORES = {
 
 def score_of(config: Mapping[str, Any]) -> Score:
     """Return what a trial is scored by, from its configuration as it is recorded."""
-    named = config.get("evaluation", {}).get("metric")
-    if named is None and config.get("dataset", {}).get("task") == "regression":
+    evaluation, dataset = config.get("evaluation") or {}, config.get("dataset") or {}
+    named = evaluation.get("metric")
+    if named is None and dataset.get("task") == "regression":
         named = "r2"
     return SCORES[named or "accuracy"]

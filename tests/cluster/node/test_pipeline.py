@@ -173,7 +173,10 @@ def test_a_drain_waits_for_all_that_is_under_way(plain: Client, tmp_path: Path) 
 
 
 def push_without_a_shard(pulled: str, down: str, worker: Worker) -> list[int | None]:
-    """Push while the shard is down; return how many more may be computed, before and after each."""
+    """Push while the shard is down; return how many more may be computed, before and after each.
+
+    `pulled` is there when it may go down, and gone when everything was pushed.
+    """
     gradients = ones(worker.pull())
     found = [worker.slack]
     Path(pulled).touch()
@@ -181,6 +184,7 @@ def push_without_a_shard(pulled: str, down: str, worker: Worker) -> list[int | N
     for _ in range(TAU):
         worker.push_pull(gradients)
         found.append(worker.slack)
+    Path(pulled).unlink()
     return found
 
 
@@ -198,8 +202,9 @@ def test_updates_that_are_buffered_take_from_what_may_be_computed(tmp_path: Path
         cluster.kill("server-0")
         eventually(lambda: not ps.table().views[0].serving, SECONDS)
         down.touch()
+        eventually(lambda: not pulled.exists(), SECONDS)
+        cluster.start(NodeSpec("server-0-b", "server"))  # for the worker ends when it is served
         assert results(futures) == [[TAU - pushed for pushed in range(TAU + 1)]]
-        cluster.start(NodeSpec("server-0-b", "server"))
         eventually(lambda: counts(ps) == [TAU], SECONDS)
 
 
