@@ -245,8 +245,11 @@ def push_until(flag: str, worker: Worker) -> None:
 
 
 def _recovered(record: Record) -> FaultTimes | None:
+    """The parts of a recovery, once all are known: processes send their events in any order."""
     times = fault_times(record)
-    return times[0] if times and times[0].rto_seconds is not None else None
+    if not times or times[0].rto_seconds is None or times[0].decide_seconds is None:
+        return None
+    return times[0]
 
 
 def head_of(ps: ParameterServer) -> str:
