@@ -6,6 +6,7 @@ is told that this is over.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import signal
@@ -33,6 +34,8 @@ def run_program(
     """
     os.setsid()  # by which all processes that come from this one are known
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which is the supervisor's to send
+    # What is spawned inherits the name of its parent's, which is not its own to remove.
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
     scratch = get_temp_dir()  # of multiprocessing's own, also for the sockets of a fork server
     end_with_parent(partial(shutil.rmtree, scratch, ignore_errors=True))
     link.send(Scratch(scratch))

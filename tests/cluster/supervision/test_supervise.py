@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -245,6 +246,14 @@ def test_neither_a_filter_of_warnings_nor_on_return_ends_the_training(tmp_path: 
 def test_a_file_that_is_missing_after_a_return_is_the_error_of_the_program(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         dps.supervise(partial(supervised.opening_a_file, tmp_path / "train.csv"), returns=2)
+
+
+def test_a_supervisor_keeps_its_own_folder_of_temporary_files() -> None:
+    """It is that of its own fork servers; a process that it spawns inherits the name."""
+    own = Path(get_temp_dir())
+    with pytest.raises(ValueError, match="no luck"):
+        dps.supervise(supervised.failing)
+    assert own.is_dir()
 
 
 def test_an_error_of_the_program_is_raised_and_not_tried_again() -> None:
