@@ -482,6 +482,7 @@ def plenty() -> None:
     carry_out(scenario)
 
 
+@pytest.mark.slow
 def test_the_size_of_dev_shm_is_no_limit() -> None:
     unshare = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /dev/shm && exec "$@"']
     if os.getuid() or subprocess.run([*unshare, "-", "true"], check=False).returncode:

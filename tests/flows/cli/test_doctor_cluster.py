@@ -87,6 +87,7 @@ def test_who_writes_no_checkpoints_needs_no_shared_folder(tmp_path: Path) -> Non
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_not_there_is_told_of_with_code_1(tmp_path: Path) -> None:
     config(tmp_path, cluster={"kind": "existing", "address": "tcp://127.0.0.1:1"})
     found = doctor(tmp_path, "--cluster", "small.yaml", "--limit", "5")

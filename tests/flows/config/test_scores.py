@@ -92,6 +92,7 @@ def test_r_squared_is_that_of_scikit_learn_for_the_model_of_a_trial(tmp_path: Pa
     assert known > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 def test_rmse_is_in_the_units_of_the_file(tmp_path: Path, scaled: bool) -> None:
     (plain,) = trials(tmp_path, workload="linear", dataset={**REGRESSION, **UNSCALED})
@@ -118,6 +119,7 @@ def test_classes_have_no_rmse_nor_is_a_trial_known_by_it(tmp_path: Path) -> None
     assert digest(numbers.config.model_copy(update={"dataset": known})) == numbers.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sections", "name", "key"),
     [

@@ -90,6 +90,7 @@ def money_per_second(done: Finished) -> float:
     return done.outcome.cost.nodes / seconds
 
 
+@pytest.mark.slow
 def test_equal_budgets_are_recorded_used_and_paid_for(tmp_path: Path) -> None:
     kill = {**KILL, "target": "server-0", "at_updates": 60, "back_after": None}
     hours = {}

@@ -214,6 +214,7 @@ def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
     assert printed.stdout.count("demo/chain.kill.seed-0: valid, 800 of 800 updates") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
