@@ -29,6 +29,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_every_strategy_meets_the_moments_that_its_seed_draws(tmp_path: Path, form: str) -> None:
     fault = {**KILL, **FORMS[form]}
@@ -69,6 +70,7 @@ def test_a_process_that_finds_nobody_leaves_the_trial_valid(tmp_path: Path) -> N
     assert done.record.of(Paused)
 
 
+@pytest.mark.slow
 def test_what_each_seed_has_drawn_can_be_told_from_the_records(tmp_path: Path) -> None:
     kill = {**KILL, "target": "server-0", **FORMS["updates"]}
     records, expected = [], []

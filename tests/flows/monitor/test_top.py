@@ -319,6 +319,7 @@ def test_the_end_of_a_scheduler_is_told() -> None:
             source.look()
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_command_ends_with_its_scheduler(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()

@@ -107,6 +107,7 @@ def test_other_configurations_are_set_aside_before_anything_runs(
     assert len(list(place.glob(f"{EARLIER}/*"))) == len(trials)
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_findings_go_by_the_trials_of_the_version_that_is_asked_for(tmp_path: Path) -> None:
     """A short run after a full one notes only its own trials as those of the experiment."""

@@ -336,6 +336,7 @@ def test_conditions_have_the_order_of_the_configuration_everywhere(
         assert said == order
 
 
+@pytest.mark.slow
 def test_strategies_have_the_order_of_the_configuration_everywhere(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -641,6 +642,7 @@ def test_without_faults_the_page_opens_with_what_came_of_each_setting(
     assert words.in_short(quiet[:1])[2].startswith("It cost ")
 
 
+@pytest.mark.slow
 def test_several_claims_are_counted_and_the_first_one_s_figure_opens(
     folder: Path, tmp_path: Path
 ) -> None:
