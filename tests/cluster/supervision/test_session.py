@@ -50,6 +50,7 @@ def test_what_is_lost_at_least(
     assert _lost(states, seen) == lost
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(120)
 def test_a_return_does_not_wait_for_ever_for_a_dask_worker_that_hangs() -> None:

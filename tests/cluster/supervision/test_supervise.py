@@ -226,6 +226,7 @@ def test_what_found_no_cluster_too_often_says_what_it_met() -> None:
     assert "in no_cluster_at_first" in str(given_up.value.__cause__.__cause__)
 
 
+@pytest.mark.slow
 def test_neither_a_filter_of_warnings_nor_on_return_ends_the_training(tmp_path: Path) -> None:
     told: list[Returned] = []
 

@@ -55,6 +55,7 @@ def test_a_module_that_does_not_fit_is_refused_before_anything_runs(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_a_module_in_the_working_directory_trains_through_a_kill(tmp_path: Path) -> None:
     (tmp_path / "mymodels.py").write_text(MODULE)
     config = {

@@ -307,6 +307,7 @@ def test_the_command_looks_at_a_scheduler_with_certificates(tmp_path: Path) -> N
         assert f"{ps.name}: running, 0 updates" in once.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_the_end_of_a_scheduler_is_told() -> None:
     with contextlib.ExitStack() as stack:
