@@ -37,12 +37,13 @@ from flows.cli.examples import app as _examples
 from flows.cli.new import app as _new
 from flows.cli.replicate import app as _replicate
 from flows.cli.replicate import run_replication
+from flows.cli.results import Experiment
+from flows.cli.results import app as _results
 from flows.cli.top import app as _top
 from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
 
 if TYPE_CHECKING:
-    from flows.analysis.outcome import Outcome
     from flows.cli.documents import JsonOutput
     from flows.config.experiment import ExperimentConfig
     from flows.config.yaml_document import Document
@@ -64,6 +65,7 @@ app.add_typer(_top)
 app.add_typer(_advice)
 app.add_typer(checks)
 app.add_typer(_examples)
+app.add_typer(_results)
 
 Config = Annotated[
     str,
@@ -80,21 +82,6 @@ Settings = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about a very large grid.")]
-Experiment = Annotated[
-    str,
-    typer.Argument(
-        help="The name of an experiment recorded here.", autocompletion=completion.experiments
-    ),
-]
-
-
-class Format(StrEnum):
-    """How `dps results` and `dps compare` write."""
-
-    table = "table"
-    csv = "csv"
-    json = "json"
-    latex = "latex"
 
 
 class Widths(StrEnum):
@@ -103,13 +90,6 @@ class Widths(StrEnum):
     each = "each"
     single = "single"
     double = "double"
-
-
-def _format(text: str) -> Format:
-    try:
-        return Format(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(Format)}") from None
 
 
 def main() -> None:
@@ -650,147 +630,6 @@ def sync(
 
     for name in deliver(experiments, Path.cwd(), _store(), print, _warn):
         print(f"{name}: {_curves(name, True)}")
-
-
-@app.command()
-def results(
-    experiment: Experiment,
-    format: Annotated[
-        Format,
-        typer.Option(
-            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
-        ),
-    ] = Format.table,
-    summary: Annotated[
-        bool,
-        typer.Option(
-            "--summary",
-            help="As csv and json: not every trial, but means, intervals, differences and "
-            "verdicts. As latex, it is always these.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Print the figures of every recorded trial of an experiment, and what they show."""
-    from numpy.random import default_rng
-
-    from flows.analysis.comparison import compared, read_comparison
-    from flows.analysis.finished import (
-        experiment_folder,
-        print_failed_before,
-        print_left_out,
-        print_time,
-        read_experiment,
-        to_csv,
-        to_json,
-        to_table,
-    )
-    from flows.analysis.prices import load_prices
-    from flows.analysis.statistics.claims import judge, read_claims
-    from flows.cli import documents
-    from flows.monitor.status import as_it_stands, under_way
-    from flows.report.claims import print_claims
-    from flows.report.terminal import print_exploratory
-
-    folder = experiment_folder(experiment, Path.cwd())
-    recorded = read_experiment(folder, load_prices(), _warn)
-    running = {standing.trial for standing in under_way(folder, recorded)}
-    outcomes = [as_it_stands(done.outcome, running) for done in recorded]
-    if not as_json and (format is Format.latex or (summary and format is not Format.table)):
-        print(_summary(experiment, folder, outcomes, format), end="")
-        return
-    if format is not Format.table and not as_json:
-        print(to_json(outcomes) if format is Format.json else to_csv(outcomes).rstrip("\n"))
-        return
-    judged = judge(outcomes, read_claims(folder), default_rng(0))
-    rows = compared(outcomes, read_comparison(folder), default_rng(0))
-    if as_json:
-        with _json_output(as_json) as out:
-            out.write(documents.results(experiment, outcomes, judged, rows))
-        return
-    console = _console()
-    print_claims(judged, console)
-    console.print()
-    console.print(to_table(outcomes))
-    print_time(outcomes, console)
-    print_left_out(outcomes, console)
-    print_failed_before(outcomes, console)
-    print_exploratory(rows, console, *(each.score for each in outcomes[:1]))
-
-
-def _summary(experiment: str, folder: Path, outcomes: Sequence[Outcome], format: Format) -> str:
-    """What an experiment shows, in a form for other programs: claims, means, differences."""
-    from numpy.random import default_rng
-
-    from flows.analysis.comparison import compared, read_comparison
-    from flows.analysis.statistics.claims import judge, read_claims
-    from flows.report.export import exported, to_csv, to_json
-    from flows.report.latex import NEEDED, latex_tables
-
-    comparison, claims = read_comparison(folder), read_claims(folder)
-    if format is Format.latex:
-        tables = latex_tables(outcomes, comparison, claims)
-        return "\n".join([NEEDED.rstrip(), *(table.latex() for table in tables)])
-    rows = exported(
-        compared(outcomes, comparison, default_rng(0)), judge(outcomes, claims, default_rng(0))
-    )
-    return to_csv(rows) if format is Format.csv else f"{to_json(rows, [experiment])}\n"
-
-
-Runs = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="RUN...",
-        help="Experiments, or trials of them: demo, demo/chain, demo/chain.kill, "
-        "demo/chain.kill.seed-0; those of another directory by their path: "
-        "../before/results/demo. The first is what the others are compared with.",
-        autocompletion=completion.runs,
-    ),
-]
-
-
-@app.command()
-def compare(
-    runs: Runs,
-    format: Annotated[
-        Format,
-        typer.Option(
-            "--format", "-f", help="How to write.", parser=_format, metavar="|".join(Format)
-        ),
-    ] = Format.table,
-    as_json: AsJson = False,
-) -> None:
-    """Show recorded runs side by side: what changed in settings and versions, then figures."""
-    from numpy.random import default_rng
-
-    from flows.analysis.prices import load_prices
-    from flows.cli import documents
-    from flows.report.compare import (
-        Form,
-        check_comparable,
-        find_run,
-        judged,
-        print_side_by_side,
-        write_side_by_side,
-    )
-
-    forms: dict[Format, Form] = {
-        Format.csv: "csv",
-        Format.json: "json",
-        Format.latex: "latex",
-    }
-    prices = load_prices()
-    found = [find_run(name, Path.cwd(), prices, _warn) for name in runs]
-    with _json_output(as_json) as out:
-        if out.wanted:
-            check_comparable(found)
-            alone = all(len(run.trials) == 1 for run in found)
-            rows = () if alone else judged(found, default_rng(0))
-            out.write(documents.compare(found, rows))
-        elif format is Format.table:
-            print_side_by_side(found, default_rng(0), _console())
-        else:
-            print(write_side_by_side(found, default_rng(0), forms[format]), end="")
 
 
 @app.command()
