@@ -7,6 +7,7 @@ is wrong in it is said before anything runs; what is in it, not where it lies, i
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -78,9 +79,9 @@ class OwnDataSection(Section):
         return Preparation(self.standardise, self.task == "regression", self.standardise_target)
 
     @property
+    @abstractmethod
     def whole(self) -> Loaded:
         """The data set as a whole; raises `ConfigurationError` if it is not as it was planned."""
-        raise NotImplementedError
 
     @property
     def shape(self) -> DatasetShape:

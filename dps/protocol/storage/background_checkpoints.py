@@ -67,12 +67,5 @@ class BackgroundCheckpoints(Checkpoints):
         return self._newest - self._complete >= self._due
 
     async def _write_while_due(self) -> None:
-        while self._is_due:
-            assert self._latest is not None
-            epoch, state = self._latest
-            if epoch <= self._refused:
-                return
-            before = self._complete
-            await asyncio.shield(self._start_writing(epoch, state))
-            if self._complete == before:
-                await self._pause()
+        while self._is_due and await self._write_latest():
+            pass

@@ -253,15 +253,20 @@ class Checkpoints:
             left = self._since + self._due_after - self._clock.monotonic()
             if left > 0:
                 await asyncio.sleep(max(left, TICK_SECONDS))
-                continue
-            assert self._latest is not None
-            epoch, state = self._latest
-            if epoch <= self._refused:
+            elif not await self._write_latest():
                 return
-            before = self._complete
-            await asyncio.shield(self._start_writing(epoch, state))
-            if self._complete == before:
-                await self._pause()
+
+    async def _write_latest(self) -> bool:
+        """Write what was noted last, pause if that fails; False: a later epoch has the files."""
+        assert self._latest is not None
+        epoch, state = self._latest
+        if epoch <= self._refused:
+            return False
+        before = self._complete
+        await asyncio.shield(self._start_writing(epoch, state))
+        if self._complete == before:
+            await self._pause()
+        return True
 
     async def _pause(self) -> None:
         """Wait until a write may be tried again after one that failed, whoever started it."""
