@@ -49,7 +49,8 @@ stays
 
 
 def run(page: Path, results: Path, configs: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flows.replication.frontier_page", page, results, configs]
+    given = map(str, (page, results, configs))
+    command = [sys.executable, "-m", "flows.replication.frontier_page", *given]
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
