@@ -180,7 +180,7 @@ def test_what_the_loss_of_a_pair_costs_over_checkpoints_is_what_a_trial_measures
             seconds.append(row["training_seconds"])
         delays.append(seconds[1] - seconds[0])
     pairs = 2 / situation.mtbf * (1 - math.exp(-situation.again / situation.mtbf))
-    nodes = trialled[2].layout.nodes.items()
-    singly = sum(n * mean(trialled[2].strikes[role].setbacks) for role, n in nodes)
-    told_delay = (told.lost_time - singly / situation.mtbf) / pairs
-    assert mean(delays) == pytest.approx(told_delay, rel=0.1)
+    # Here a single loss sets a chain back by nothing, so that all that is told is the pair's.
+    assert max(mean(strikes.setbacks) for strikes in trialled[2].strikes.values()) < 0
+    told_delay = told.lost_time / pairs
+    assert mean(delays) == pytest.approx(told_delay, rel=0.02)
