@@ -30,7 +30,7 @@ Labels = Mapping[str, str]
 Row = Mapping[str, Any]
 
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
-WORKERS, HIDDEN = "training.workers", "workload.hidden"
+WORKERS, HIDDEN, PROFILE = "training.workers", "workload.hidden", "cluster.profile"
 QUIET: Labels = {FAULTS: "mtbf inf"}
 
 
@@ -392,13 +392,14 @@ _PARTIAL_COLUMNS = (
     Column("final accuracy", FINAL, _EVERY_8),
     Column("updates lost", LOST, _EVERY_8),
 )
-_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL = (
-    f"frontier-{name}" for name in ("all", "layers", "workers", "size", "everywhere", "model")
+_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
+    f"frontier-{name}"
+    for name in ("all", "layers", "workers", "size", "everywhere", "model", "profile")
 )
 OVER_COMMON_SPANS = (_ALL, _LAYERS)
 _RECORDED = (
     "frontier",
-    *(_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL),
+    *(_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
     *("explore", "partial", "partial-small"),
 )
 
@@ -441,6 +442,14 @@ SECTIONS: dict[str, Section] = {
             Column("final accuracy", FINAL, _EVERY_8),
         ),
         of=(_SPARES, "chain(2)", "stateless"),
+    ),
+    "frontier-profile: points": Section(
+        _PROFILE,
+        tuple(
+            Column(f"{profile}: {heading}", figure, {**_EVERY_8, PROFILE: profile})
+            for profile in ("half", "double")
+            for heading, figure in (("points at equal times", POINTS), ("final accuracy", FINAL))
+        ),
     ),
     "frontier-workers: points": Section(_WORKERS, _at(_BY_WORKERS, POINTS)),
     "frontier-workers: differences": Section(_WORKERS, _at(_BY_WORKERS, POINTS), _FOUR_EACH_PAIRS),

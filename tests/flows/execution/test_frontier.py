@@ -20,7 +20,13 @@ from flows.records.record import EVENTS_FILE
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 FOUR_EACH = (
-    *("frontier-workers", "frontier-size", "frontier-layers", "frontier-everywhere"),
+    *(
+        "frontier-workers",
+        "frontier-size",
+        "frontier-layers",
+        "frontier-everywhere",
+        "frontier-profile",
+    ),
     *("frontier-real", "partial"),
 )
 SHIPPED = ("frontier", "frontier-all", "frontier-model", *FOUR_EACH)
