@@ -478,6 +478,7 @@ def plan(
         warnings,
     )
     from flows.execution.preflight import check_models
+    from flows.metrics.score import score_of
     from flows.monitor.estimate import trials_told
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
@@ -512,7 +513,8 @@ def plan(
             outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
         print()
         seeds = len(experiment.seeds)
-        resolved = planned(experiment.claims, seeds, outcomes, default_rng(0))
+        score = score_of(trials[0].config.model_dump(mode="json"))
+        resolved = planned(experiment.claims, seeds, outcomes, default_rng(0), score)
         print_plan(resolved, seeds, name, console)
         seconds = durations.total(to_run, at_once_by_default(to_run)) if to_run else 0.0
         out.write(
