@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flows.config.experiment import ExperimentConfig
     from flows.config.trials import Trial
     from flows.config.yaml_document import Document
+    from flows.metrics.score import Score
     from flows.records.record import Record
 
 
@@ -52,6 +53,7 @@ def plan(
     from flows.config.trials import in_blocks, load_trials
     from flows.execution.plan import confirm_many, job_scripts
     from flows.execution.preflight import check_models
+    from flows.metrics.score import score_of
 
     if job_script and as_json:
         raise ConfigurationError("--job-script and --json: scripts are no JSON; leave out one")
@@ -65,7 +67,8 @@ def plan(
     with _json_output(as_json) as out:
         grid = _show_grid(experiment, trials, models)
         tell_of_claims_left_out(document, settings, experiment)
-        resolved = _show_resolution(document, settings, experiment, pilot)
+        score = score_of(trials[0].config.model_dump(mode="json"))
+        resolved = _show_resolution(document, settings, experiment, pilot, score)
         out.write(documents.plan(experiment.experiment, trials, *grid, resolved))
 
 
@@ -103,7 +106,11 @@ def _show_grid(
 
 
 def _show_resolution(
-    document: Document, settings: Sequence[str], experiment: ExperimentConfig, pilot: str | None
+    document: Document,
+    settings: Sequence[str],
+    experiment: ExperimentConfig,
+    pilot: str | None,
+    score: Score,
 ) -> tuple[PlannedClaim, ...]:
     """Show what the claims can find with the seeds of the experiment, going by a pilot."""
     from numpy.random import default_rng
@@ -122,6 +129,6 @@ def _show_resolution(
     else:
         outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
     print()
-    resolved = planned(experiment.claims, len(experiment.seeds), outcomes, default_rng(0))
+    resolved = planned(experiment.claims, len(experiment.seeds), outcomes, default_rng(0), score)
     print_plan(resolved, len(experiment.seeds), name, console)
     return resolved
