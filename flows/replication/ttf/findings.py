@@ -53,9 +53,13 @@ if TYPE_CHECKING:
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
 
+ENDS_DOWN = " (ends with a shard down: of before that)"
+
 # A disk on virtual time is in memory and never full.
 NO_SPACE = "no space, then kill"
 NOT_VIRTUAL = (
+    "(b) corrected, CNN, as for times, pace and price: its configuration sets no time of a "
+    "gradient (`compute_seconds`), so that one takes what the profile has for it, milliseconds",
     "(a) as published: it is not the protocol of dps but an emulation of the paper's own processes",
     f"(c) the path of checkpoints is damaged, “{NO_SPACE}”: a disk is in memory and never full",
     "(e) by design, on real processes: on virtual time these are the trials of (e) by design",
@@ -315,7 +319,7 @@ def _row(cell: Sequence[Measured], published: bool, controlled: bool, memory: bo
         across or "–",
         *((f"{100 * fmean(effects):+.1f}" if effects else "–",) if controlled else ()),
         f"{fmean(gaps):.2f}" if gaps else "–",
-        f"{fmean(t.final for t in cell):.3f}",
+        f"{fmean(t.final for t in cell):.3f}{ENDS_DOWN if any(t.ends_down for t in cell) else ''}",
         f"{fmean(t.pushed for t in cell):.0f}",
         f"{fmean(t.pace for t in cell):.1f}",
         f"{fmean(t.lost for t in cell):.1f}",

@@ -85,6 +85,8 @@ class Measured:
         Share of the workers' time in which they did not compute.
     fixed_usd
         Price of all nodes for the whole time, whether they were up or not: `Cost.fixed`.
+    ends_down
+        Whether a shard that a fault took did not serve again: `final` is then of before that.
     peak_bytes
         Most memory that processes had, all of each role together; none on virtual time.
     virtual
@@ -108,6 +110,7 @@ class Measured:
     reached: bool
     idle: float | None
     fixed_usd: float
+    ends_down: bool = False
     peak_bytes: Mapping[str, int] = field(default_factory=dict)
     virtual: bool = False
     fixed: frozenset[str] = frozenset()
@@ -143,6 +146,9 @@ def measure(record: Record, outcome: Outcome, control: Record | None = None) -> 
         reached=reached is not None,
         idle=outcome.pace.idle_share,
         fixed_usd=outcome.cost.fixed,
+        ends_down=any(
+            fault.shard is not None and fault.serving is None for fault in outcome.faults
+        ),
         peak_bytes={role: used.peak_bytes for role, used in outcome.usage.items()},
         virtual=bool(outcome.virtual),
         fixed=frozenset(
