@@ -35,7 +35,7 @@ from flows.execution.attempt import Attempt, prepare, set_aside, take_back
 from flows.execution.plan import recorded_in
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
-from flows.records.record import EVENTS_FILE, write_grid
+from flows.records.record import EVENTS_FILE, write_configuration, write_grid
 from flows.report.figures.figure import SCREEN
 from flows.report.html import FIGURES, write_report
 from flows.tracking.delivery import Delivery
@@ -89,6 +89,7 @@ def run_experiment(
     trials: Sequence[Trial] | None = None,
     retry_invalid: bool = False,
     resume: bool = True,
+    written: str = "",
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
@@ -112,6 +113,8 @@ def run_experiment(
         Go on with a trial that was interrupted from its last complete checkpoint, if it wrote any.
         Without, it starts again, and so does one that was gone on with: such a record begins in the
         middle and cannot be compared with others.
+    written
+        The configuration as somebody has written it, to be kept beside the records; "": nobody has.
 
     Raises
     ------
@@ -155,6 +158,7 @@ def run_experiment(
             write_grid(folder, names, experiment.order_seed, labels_in_order(trials))
             write_comparison(folder, experiment.comparison)
             write_claims(folder, experiment.claims)
+            write_configuration(folder, written)
             for trial in recorded:
                 books.enter(trial, known[trial.name])
             to_run = _attempts(in_order, known, folder, view, experiment, runner.parallel, resume)
