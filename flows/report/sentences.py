@@ -100,6 +100,7 @@ def through_fault(group: Group, quiet: Group | None) -> Sentence:
     sentences = [
         _recovery(group),
         _outages(group),
+        _ended_within(group),
         _effect(group),
         _updates(group),
         _end(group, quiet),
@@ -350,6 +351,17 @@ def _outages(group: Group) -> str:
     return (
         f"Each trial met {met_text}; in {span(group, 'outages')} outages, a "
         f"shard was down for {span(group, 'downtime_seconds', ' s')} in all."
+    )
+
+
+def _ended_within(group: Group) -> str:
+    """In how many trials the training was through before a shard had recovered."""
+    cut = sum(bool(trial.row()["outages_unrecovered"]) for trial in group.trials)
+    if not cut:
+        return ""
+    return (
+        f"{cut} of {len(group.trials)} trials ended within an outage: a shard had applied no "
+        "update again, so that what they end with shows nothing of that recovery."
     )
 
 
