@@ -78,18 +78,8 @@ class Measure:
     unit: Callable[[float], tuple[float, str]]
     digits: int = 1
 
-    @property
-    def least(self) -> float:
-        """The smallest difference that is told, in the unit."""
-        return 0.5 * math.pow(10, -self.digits)
 
-    @property
-    def higher_wins(self) -> bool:
-        """Whether more of it is better."""
-        return BY_KEY[self.key].better == "higher"
-
-
-def _points(_: float) -> tuple[float, str]:
+def _share(_: float) -> tuple[float, str]:
     return 100.0, "points"
 
 
@@ -102,9 +92,9 @@ def _money(most: float) -> tuple[float, str]:
 
 
 MEASURES = (
-    Measure("effect_time_mean", "effect on accuracy at equal times", _points),
-    Measure("effect_money_mean", "effect on accuracy for equal money", _points),
-    Measure("accuracy_final", "final accuracy", _points),
+    Measure("effect_time_mean", "effect on accuracy at equal times", _share),
+    Measure("effect_money_mean", "effect on accuracy for equal money", _share),
+    Measure("accuracy_final", "final accuracy", _share),
     Measure("target_seconds", "time to the target", _seconds),
     Measure("target_usd", "money to the target", _money, digits=2),
     Measure("cost_usd", "money", _money, digits=2),
@@ -132,15 +122,35 @@ class Map:
         return self.score.of(BY_KEY[self.measure.key])
 
     @property
+    def higher_wins(self) -> bool:
+        """Whether more of it is better."""
+        return self.metric.better == "higher"
+
+    def unit(self, most: float) -> tuple[float, str]:
+        """What differences of up to `most` are multiplied by, and the unit as it follows a name."""
+        of_score = BY_KEY[self.measure.key].of_score
+        if of_score and not self.score.share:
+            return 1.0, ""
+        factor, unit = self.measure.unit(most)
+        return factor, f", {unit}"
+
+    @property
     def title(self) -> str:
         """What is compared."""
         return self.score.said(self.measure.title)
 
     @property
-    def unit(self) -> tuple[float, str]:
-        """What means are multiplied by to be told, and the unit that they are in then."""
+    def least(self) -> tuple[float, str]:
+        """The difference from which on one is called the best, and that as a reader is told.
+
+        It is 0 of a score without a unit, whose size is not known.
+        """
         cells = [cell for each in self.values.values() for cell in each.values()]
-        return self.measure.unit(max(abs(_mean(seeds)) for seeds in cells if seeds))
+        factor, unit = self.unit(max(abs(_mean(seeds)) for seeds in cells if seeds))
+        if not unit:
+            return 0.0, "do not differ"
+        least = 0.5 * math.pow(10, -self.measure.digits)
+        return least / factor, f"are less than {least:g} {unit.removeprefix(', ')} apart"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -250,10 +260,10 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     }
     known = {place: each for place, each in cells.items() if each is not None}
     most = max((abs(each.mean) for each in known.values()), default=0.0)
-    factor, unit = found.measure.unit(most)
+    factor, unit = found.unit(most)
     grid = _grid(found, {place: factor * each.mean for place, each in known.items()})
     figure, axes = _panel(found, BAR)
-    sign = 1 if found.measure.higher_wins else -1
+    sign = 1 if found.higher_wins else -1
     reach = factor * most or 1.0
     mesh = axes.pcolormesh(sign * grid, cmap=_colours(), vmin=-reach, vmax=reach)
     _hatch(axes, found, [place for place, each in known.items() if not each.resolved])
@@ -273,7 +283,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     bar.outline.set_visible(False)
     footnote(
         figure,
-        f"{found.title}, {other} minus {base}, {unit}; "
+        f"{found.title}, {other} minus {base}{unit}; "
         f"{count_told([each.n for each in known.values()] or [0])} per cell; hatched: "
         f"95% t interval contains 0; line: break-even{found.note}",
     )
@@ -287,7 +297,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
         f"{found.title[:1].upper()}{found.title[1:]}: {other} against {base}{found.where}",
         f"{other} minus {base}: {found.metric.definition}",
         figure,
-        Table((found.x.title, found.y.title, f"difference, {unit}", "seeds", "resolved"), (*rows,)),
+        Table((found.x.title, found.y.title, f"difference{unit}", "seeds", "resolved"), (*rows,)),
         rows=True,
     )
 
@@ -327,7 +337,7 @@ def _winners(found: Map) -> Drawing:
     if even:
         keys.append(patch_key(EVEN, REFERENCE, 0.85))
     legend_above(figure, keys)
-    told = f"; {EVEN}: the best two are less than {found.measure.least:g} {found.unit[1]} apart"
+    told = f"; {EVEN}: the best two {found.least[1]}"
     footnote(
         figure,
         f"best {found.title}; {count_told(counts)} per cell; hatched: 95% t interval of its lead "
@@ -355,14 +365,15 @@ def _ranked(found: Map, place: Place) -> list[str]:
     Who has one for fewer seeds comes later: that of a target is missing where it was not reached.
     """
     known = [name for name, cells in found.values.items() if cells.get(place)]
-    sign = -1 if found.measure.higher_wins else 1
+    sign = -1 if found.higher_wins else 1
     cells = {name: found.values[name][place] for name in known}
     return sorted(known, key=lambda name: (-len(cells[name]), sign * _mean(cells[name])))
 
 
 def _even(found: Map, lead: CellDifference) -> bool:
     """Whether the best is ahead of the second by nothing, in the digits that are told."""
-    return abs(lead.mean) * found.unit[0] < found.measure.least
+    least, _ = found.least
+    return lead.mean == 0 or abs(lead.mean) < least
 
 
 def _mean(seeds: Seeds) -> float:
@@ -379,7 +390,7 @@ def _interval(found: Map, name: str, place: Place) -> tuple[Any, ...]:
     if len(seeds) < FEWEST_SEEDS:
         return mean, None, None, len(seeds)
     reach = float(student_reach(np.array(list(seeds.values()))[:, None])[0])
-    cut = BY_KEY[found.measure.key].cut
+    cut = found.metric.cut
     return mean, cut(mean - reach), cut(mean + reach), len(seeds)
 
 

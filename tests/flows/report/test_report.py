@@ -501,6 +501,8 @@ def test_a_band_over_three_seeds_is_the_interval_of_the_mean() -> None:
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
     points = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.8), (1.0, 0.4), (4.0, 0.95)]
     assert front(points) == [(1.0, 0.5), (2.0, 0.9), (4.0, 0.95)]
+    losses = [(cost, 1 - value) for cost, value in points]
+    assert front(losses, -1) == [(1.0, 0.5), (2.0, 1 - 0.9), (4.0, 1 - 0.95)]
 
 
 @pytest.mark.slow
