@@ -59,7 +59,10 @@ class ClaimSection(Section):
     def _is_a_number(cls, key: str) -> str:
         numbers = [column.key for column in COLUMNS if column.metric is not None]
         if key not in numbers:
-            refuse(f"{quoted(key)} is no figure; {suggest(key, numbers)}")
+            refuse(
+                f"{quoted(key)} is no figure; {suggest(key, numbers)}; docs/experiments.md lists "
+                "them, by unit"
+            )
         return key
 
     @field_validator("strategy", "against", mode="before")

@@ -32,6 +32,14 @@ EXPECTED = {
     "model_attributes_type": "a section with keys",
     "finite_number": "a finite number",
 }
+# What may stand at a key that is missing, where its name does not say it.
+MAY_STAND = {
+    "direction": "less, more or equivalent",
+    "metric": "a figure, such as rto_seconds; docs/experiments.md lists all",
+    "smallest": "the smallest difference of interest, in the unit of the figure, more than 0",
+    "strategy": "the label of a strategy",
+    "tau": "a whole number, such as 4; docs/experiments.md says of what",
+}
 BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
@@ -126,7 +134,8 @@ def sentence(error: Mapping[str, Any]) -> str:
     """Return what is wrong and what was expected."""
     kind, context, got = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "missing":
-        return "is missing; add it"
+        told = MAY_STAND.get(str(error["loc"][-1]))
+        return f"is missing; add it: {told}" if told else "is missing; add it"
     if kind == "union_tag_not_found":
         return "needs a 'kind'"
     if kind == "union_tag_invalid":

@@ -77,6 +77,7 @@ from flows.config.cluster import ClusterSection, LocalSection
 from flows.config.errors import Complaint, complaints, placed, refuse, refusing, suggest
 from flows.config.faults import FaultSection, TraceSection
 from flows.config.faults.checks import (
+    NO_CHECKPOINTS,
     FaultContext,
     entry_objections,
     is_local,
@@ -84,7 +85,7 @@ from flows.config.faults.checks import (
     plan_objections,
 )
 from flows.config.filters import FilterSection
-from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
+from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_LISTED, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import ByNameSection, OptimizerSection
 from flows.config.own_data import PythonDataSection
 from flows.config.plugins import Registered
@@ -105,7 +106,7 @@ from flows.config.yaml_document import (
     set_key,
 )
 from flows.configs import packaged_names as packaged_names
-from flows.quoting import quoted, shown
+from flows.quoting import listed, quoted, shown
 from flows.workloads import Objective
 
 # The keys that make the grid what it is; who sets one of them leaves out claims of what is gone.
@@ -588,8 +589,30 @@ class ExperimentConfig(_Settings):
             return TrialConfig.model_validate(data, context=in_folder(self._folder))
         except ValidationError as error:
             raise InvalidCombination(
-                [_on_axis(key, reason, labels) for key, reason, _ in complaints(error, data)]
+                [
+                    _on_axis(each.key, self._with_strategies(each.reason), labels)
+                    for each in complaints(error, data)
+                ]
             ) from error
+
+    def _with_strategies(self, reason: str) -> str:
+        """Name those that write no checkpoints, where a fault needs some."""
+        strategies = self.axes.get("recovery", {})
+        more = any(axis.startswith("recovery.") for axis in self.axes)
+        if reason != NO_CHECKPOINTS or not strategies or more:
+            return reason
+        sections = {
+            label: RecoverySection.model_validate(value) for label, value in strategies.items()
+        }
+        without = [
+            label
+            for label, section in sections.items()
+            if not section.build().durability.writes_checkpoints
+        ]
+        return (
+            f"{reason}. None are by {listed(without, MOST_LISTED)}: `exclude` leaves combinations "
+            "with a strategy out"
+        )
 
 
 class InvalidCombination(ConfigurationError):

@@ -43,7 +43,7 @@ def test_a_condition_is_a_label_or_labels_by_axis_or_follows_from_the_grid() -> 
     ("change", "message"),
     [
         ({"metric": "rto_second"}, r"claims.0.metric: .*did you mean 'rto_seconds'"),
-        ({"metric": "status"}, r"claims.0.metric: 'status' is no figure"),
+        ({"metric": "status"}, r"claims.0.metric: 'status' is no figure; .*experiments.md lists"),
         ({"strategy": "chian"}, r"claims.0.strategy: there is no strategy 'chian'; did you mean"),
         ({"against": "nobody"}, r"claims.0.against: .* none-given"),
         ({"against": "chain"}, r"claims.0.against: is the strategy itself"),
