@@ -129,6 +129,11 @@ def test_what_is_written_can_be_planned(tmp_path: Path) -> None:
     assert "chain.kill.seed-1" in planned.stdout
 
 
+def test_data_of_ones_own_are_pointed_to() -> None:
+    assert "docs/howto/own-data.md" in written("mine", Choices())
+    assert (Path(__file__).parents[3] / "docs/howto/own-data.md").is_file()
+
+
 def test_nothing_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("precious")
     (tmp_path / "link.yaml").symlink_to("nowhere")

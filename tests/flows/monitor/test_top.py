@@ -220,6 +220,8 @@ def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
     [
         ([], "no experiment is running"),
         (["nothing"], "no experiment 'nothing'"),
+        (["127.0.0.1:1"], "its whole address: dps top tcp://127.0.0.1:1"),
+        (["host.example:8786"], "its whole address: dps top tcp://host.example:8786"),
         (["tcp://127.0.0.1:1"], "no Dask scheduler answers at tcp://127.0.0.1:1"),
         (["nonsense://there"], "no address of a Dask scheduler"),
         (["tls://127.0.0.1:1"], "asks for certificates"),
@@ -228,7 +230,19 @@ def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
         (["tls://127.0.0.1:1", "--tls-ca-file", "x.pem", "--tls-cert", "x.pem"], "no such file"),
         (["demo", "--tls-cert", "x.pem"], "only for the address of a scheduler"),
     ],
-    ids=["none", "name", "port", "scheme", "tls", "tls options", "half", "file", "name with tls"],
+    ids=[
+        "none",
+        "name",
+        "no protocol",
+        "a host",
+        "port",
+        "scheme",
+        "tls",
+        "tls options",
+        "half",
+        "file",
+        "name with tls",
+    ],
 )
 def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, words: list[str], told: str) -> None:
     refused = dps(tmp_path, *words, "--once")
