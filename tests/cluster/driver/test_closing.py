@@ -297,3 +297,21 @@ def test_a_client_that_is_closed_first_is_no_lost_scheduler() -> None:
         ps = ParameterServer(cluster.client, params(), timings=PATIENT)
     assert not ps.scheduler_lost
     assert not ps.closed
+
+
+def test_a_group_that_nobody_closes_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        one = cluster.client
+        same: dict[str, Any] = {"security": one.security, "loop": one.loop}  # which goes on
+        with Client(one.scheduler.address, set_as_default=False, **same) as client:
+            ps = ParameterServer(client, params(), timings=PATIENT)
+            name = ps.name
+        eventually(lambda: "was not closed" in caplog.text, SECONDS)
+        del ps
+        gc.collect()  # asyncio complains of a task's error that nobody has asked for
+    told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert told == [
+        f"dps: parameter server {name} was not closed: the Dask client or node that it was used "
+        "from is closed. Leave its `with`, or call ps.close(), before that"
+    ]
+    assert "never retrieved" not in caplog.text
