@@ -24,6 +24,7 @@ from dps import (
 from dps.errors import ConfigurationError, StoreUnavailable
 from tests.support.training import (
     COUNTING,
+    PATIENT,
     SECONDS,
     count,
     counts,
@@ -236,3 +237,26 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
     for worker in ("worker-0", "worker-1"):
         logged = store.get_metric_history(run_id, f"{worker}/loss")
         assert [metric.step for metric in logged] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # MLflow makes its tables, which takes long on a busy machine
+def test_a_training_that_is_resumed_goes_on_with_its_run(plain: Client, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri, path = f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "saved")
+    saved = Recovery(Checkpoint(every=100, path=path))
+    with patient_server(plain, params(), optimizer=COUNTING, recovery=saved) as ps:
+        first = ps.log_to_mlflow("counting", tracking_uri=uri)
+        results(ps.run(count_and_report))
+    store = mlflow.MlflowClient(uri)
+    store.update_run(first, status="RUNNING")  # as a driver that was killed leaves it
+    for times in (2, 3):
+        with ParameterServer.resume(plain, path, shards=2, timings=PATIENT) as ps:
+            assert ps.log_to_mlflow("counting", tracking_uri=uri) == first
+            assert store.get_run(first).info.status == "RUNNING"
+            results(ps.run(count_and_report))
+        assert store.get_run(first).info.status == "FINISHED"
+        logged = store.get_metric_history(first, "worker-0/loss")
+        assert [metric.step for metric in logged] == list(range(1, times * STEPS + 1))
+    with ParameterServer.resume(plain, path, timings=PATIENT) as ps:
+        assert ps.log_to_mlflow("counting", "another", tracking_uri=uri) != first
