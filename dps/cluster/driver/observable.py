@@ -130,6 +130,7 @@ class Observable(ABC):
 
         In a terminal it is a line that changes, in a notebook a piece of HTML. Interrupting it ends
         the showing, not the training. What workers return, or raise, is for who has their futures.
+        If none runs, it shows at once what all that were started have done.
 
         Parameters
         ----------
@@ -150,10 +151,10 @@ class Observable(ABC):
         if total is not None and (isinstance(total, bool) or not total > 0):
             raise ConfigurationError(f"total={total!r}, expected how many gradients are pushed")
         platform = platform_of(self._client)
-        names = [each.worker for each in self._training.workers(self._stops) if not each.ended]
-        since = min(
-            (self._training.started[name].at for name in names), default=platform.clock.monotonic()
-        )
+        known = self._training.workers(self._stops)
+        running = [each.worker for each in known if not each.ended]
+        names = running or [each.worker for each in known]
+        since = min((self._training.started[name].at for name in running), default=None)
         with display() as show:
             while True:
                 futures = self._training.pending(names, self._stops)

@@ -115,9 +115,9 @@ class TrainingWatch:
         )
 
     def standing(
-        self, names: Sequence[str], total: int | None, since: float, stops: int, lost: int
+        self, names: Sequence[str], total: int | None, since: float | None, stops: int, lost: int
     ) -> Standing:
-        """How far these workers are, of `total` gradients, watched since a time."""
+        """How far these workers are, of `total` gradients, since a time if that is known."""
         views = [view for view in self.workers(stops) if view.worker in names]
         done = sum(view.updates - self.started[view.worker].before for view in views)
         losses = [view.loss for view in views if view.loss is not None]
@@ -128,7 +128,7 @@ class TrainingWatch:
             done,
             total,
             sum(view.rate or 0.0 for view in views),
-            self._clock.monotonic() - since,
+            None if since is None else self._clock.monotonic() - since,
             sum(view.status in ("waiting", "running") for view in views),
             len(views),
             numbers,

@@ -159,6 +159,8 @@ def test_progress_ends_with_the_workers(
         said = capsys.readouterr().out
         assert f"{2 * STEPS} of {2 * STEPS} gradients" in said
         assert f"loss {1 / STEPS:.4g}" in said
+        ps.progress()  # none runs: all that were started
+        assert f"{2 * STEPS + 3} gradients · 0.0/s · ended" in capsys.readouterr().out
         with pytest.raises(ConfigurationError, match="total=0"):
             ps.progress(total=0)
 
