@@ -94,11 +94,13 @@ class TrainingWatch:
         ):
             chain = views[shard].chain if views and views[shard].serving else ()
             on = tuple(names.get(host.address, host.address) for host in chain)
+            address = chain[0].address if chain else ""
             epoch = views[shard].epoch if views else 0
             version, nbytes = (
                 (known.version, known.nbytes) if known else (None, self._least(layout))
             )
-            found.append(ShardView(shard, on[0] if on else "", on, version, epoch, nbytes))
+            head = on[0] if on else ""
+            found.append(ShardView(shard, head, on, version, epoch, nbytes, address))
         return Listing(found)
 
     def workers(self, stops: int) -> Listing[WorkerView]:

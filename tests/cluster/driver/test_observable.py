@@ -113,8 +113,10 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
         assert first.rate is not None
         assert first.rate > 0
         nodes = {node.name for node in ps.nodes}
+        addresses = {node.name: node.address for node in ps.nodes}
         for shard, layout in zip(ps.shards, ps.group.layout.shards, strict=True):
             assert shard.node in nodes
+            assert shard.address == addresses[shard.node]
             assert (shard.version, shard.epoch, shard.nbytes) == (2, 1, layout.nbytes)
         assert "2 workers (2 running)" in repr(ps)
         html = ps._repr_html_()
