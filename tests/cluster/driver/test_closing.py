@@ -25,9 +25,9 @@ from dps import (
     SSP,
     Checkpoint,
     Consistency,
+    LastStateNotSavedWarning,
     ParameterServer,
     Recovery,
-    UpdatesLostWarning,
     Worker,
 )
 from dps.cluster.backends.local import LocalCluster
@@ -121,8 +121,8 @@ def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
     saved.rename(tmp_path / "moved")
     saved.touch()  # nothing can be written there any more
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UpdatesLostWarning)
-        with pytest.raises(UpdatesLostWarning, match="the last state is not in its checkpoint"):
+        warnings.simplefilter("error", LastStateNotSavedWarning)
+        with pytest.raises(LastStateNotSavedWarning, match=r"the last state .* ps\.checkpoint\(\)"):
             ps.close()
     eventually(lambda: not traces(client, ps.group.name), SECONDS)
 
@@ -285,7 +285,9 @@ def test_closing_does_not_wait_for_a_scheduler_that_is_lost(tmp_path: Path, fail
                 futures[0].result(timeout=SECONDS)
             ps.close(checkpoint=False)
         else:  # perhaps before anybody knows
-            with pytest.warns(UpdatesLostWarning, match="scheduler is gone, and the last state"):
+            with pytest.warns(
+                LastStateNotSavedWarning, match="scheduler is gone, and the last state"
+            ):
                 ps.close()
         # Whatever waited for an answer would wait for longer than this test may take.
         assert ps.closed
