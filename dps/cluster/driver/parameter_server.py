@@ -932,6 +932,8 @@ class ParameterServer(Observable):
         self._port.exit()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
+        # Now that all who send them requests have ended: other hosts and the coordinator.
+        self._shard_hosts.release_hosts()
         await self._inbox.close(self._shard_hosts.seated)
         self._drops.close()  # all that nodes have said has come
         await self._end_runs()

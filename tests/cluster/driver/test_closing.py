@@ -49,6 +49,7 @@ from tests.support.training import (
     counts,
     nodes,
     params,
+    patient_server,
     results,
     versions,
 )
@@ -109,6 +110,16 @@ def test_close_leaves_the_cluster_as_it_was(client: Client) -> None:
         assert len(traces(client, group)) >= 4
     eventually(lambda: not traces(client, group), SECONDS)
     assert client.submit(sum, [1, 2]).result(timeout=SECONDS) == 3
+
+
+def test_hosts_are_there_until_whoever_asks_them_has_ended(plain: Client) -> None:
+    """Dask logs an error, with a traceback, for each request to an actor that it has let go."""
+    with patient_server(plain, params(), shards=2, recovery="chain") as ps:
+        made = [hosted.endpoint.key for hosted in ps._shard_hosts.hosts]
+        plain.sync(ps._shard_hosts.finish_hosts)
+        assert [hosted.endpoint.key for hosted in ps._shard_hosts.hosts] == made
+        assert set(made) <= set(traces(plain, ps.name))
+    eventually(lambda: not traces(plain, ps.name), SECONDS)
 
 
 def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
