@@ -439,7 +439,7 @@ def _parts(picture: Picture) -> Iterable[RenderableType]:
                 _number(shard.version),
                 str(shard.epoch),
                 _number(shard.rate, ".1f"),
-                _number(shard.staleness, "g"),
+                _number(None if shard.staleness is None else round(shard.staleness, 1), "g"),
                 ", ".join(shard.replicas) or "–",
             )
             for shard in picture.shards
