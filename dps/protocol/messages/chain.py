@@ -125,12 +125,18 @@ class Describe:
 @message
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A shard's version and bytes; of each worker its updates, and its clock if it takes part."""
+    """A shard's version and bytes; of each worker its updates, and its clock if it takes part.
+
+    `updates` are those that this replica has applied since it came to its node, and `missed` the
+    versions that these had missed in all: their staleness.
+    """
 
     version: int
     nbytes: int
     applied: dict[str, int]
     clocks: dict[str, int]
+    updates: int
+    missed: int
 
 
 @message

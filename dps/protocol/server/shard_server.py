@@ -276,9 +276,11 @@ class ShardServer:
         return AuditReply(self._node, replica.state.version, applied, replica.duplicates)
 
     async def _describe(self, m: Describe) -> Description:
-        state = self.replica(m.shard).state
+        replica = self.replica(m.shard)
+        state, tally = replica.state, replica.ledger.tally
         applied = {name: p.applied for name, p in state.workers.items()}
-        return Description(state.version, state.nbytes, applied, state.clocks)
+        counted = tally.updates, tally.staleness_sum
+        return Description(state.version, state.nbytes, applied, state.clocks, *counted)
 
     async def _cut(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
         replica = self.replica(m.shard)
