@@ -211,8 +211,8 @@ class Round:
         """Whoever has some shard above the layer, if they may all be killed; as in `_options`."""
         table, names = self._ps.table(), {node.address: node.name for node in self._ps.nodes}
         chains = [[names[host.address] for host in view.chain] for view in table.views]
-        store = table.store if self.case.recovery.durability.needs_store else None
-        keepers = [("store", names[store.address])] if store is not None else []
+        stores = table.stores if self.case.recovery.durability.needs_store else ()
+        keepers = [("store", names[store.address]) for store in stores]
         found = [[*((_part(name, chains), name) for name in c), *keepers] for c in chains]
         killable = [of for of in found if not any(lives_long(name) for _, name in of)]
         return self._random.choice(killable) if killable else []
@@ -238,8 +238,8 @@ class Round:
         sound = [node for node in sound if node.name not in self._hurt]
         keepers = {
             names[keeper.address].name: part
-            for part, keeper in (("mailbox", table.mailbox), ("store", table.store))
-            if keeper is not None
+            for part, keepers in (("mailbox", table.mailboxes), ("store", table.stores))
+            for keeper in keepers
         }
         options = []
         for node in sound:

@@ -483,15 +483,16 @@ class ShardClient:
             if self._deposited >= outage.limit:
                 return False
             await check()
-            mailbox = (await self._router.table()).mailbox
-            if mailbox is None:
+            mailboxes = (await self._router.table()).mailboxes
+            if not mailboxes:
                 return False
             request = Deposit(self._shard, view.epoch, op)
-            try:
-                await self._transport.call(mailbox, request, self._group.timings.call, "store")
-            except TransportError:
-                self._router.report(mailbox)
-                raise
+            for mailbox in mailboxes:  # it is buffered when it is in each of them
+                try:
+                    await self._transport.call(mailbox, request, self._group.timings.call, "store")
+                except TransportError:
+                    self._router.report(mailbox)
+                    raise
             self._deposited += 1
             self._last, self._told_in = op.id, 0
             buffered()

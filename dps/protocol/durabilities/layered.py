@@ -6,6 +6,7 @@ coordinator decides that: a server cannot know who else has the state.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -96,6 +97,11 @@ class Layered(Durability):
         return self.above.needs_store
 
     @property
+    def stores(self) -> int:
+        """How many stores keep each state above."""
+        return self.above.stores
+
+    @property
     def path(self) -> str | None:
         """Where the checkpoints are."""
         return self.below.path
@@ -113,9 +119,9 @@ class Layered(Durability):
         """Return the same choice with its files below another path."""
         return replace(self, below=self.below.at(path))
 
-    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Whether the state above can be restored; the layer below is used only if it cannot."""
-        return self.above.is_restorable(stored, store)
+        return self.above.is_restorable(stored, stores)
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
         """Whether a host has the last copy above, which is newer than any below."""

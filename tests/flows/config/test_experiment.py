@@ -360,7 +360,11 @@ def test_resolved_form_is_canonical(config: Path) -> None:
     )
     resolved = written_short.model_dump(mode="json")
     assert resolved == written_long.model_dump(mode="json")
-    assert resolved["recovery"]["durability"] == {"kind": "shared_store", "every": 16}
+    assert resolved["recovery"]["durability"] == {
+        "kind": "shared_store",
+        "every": 16,
+        "stores": 1,
+    }
     assert resolved["recovery"]["name"] == "stateless"
     assert TrialConfig.model_validate(json.loads(json.dumps(resolved))) == written_short
 
