@@ -183,8 +183,13 @@ class Round:
             self._strike()
         self._mend()
         self._advances()
-        eventually(lambda: self._ps.table().complete, "all replicas", PATIENCE)
+        eventually(self._is_whole, "all replicas and stores", PATIENCE)
         self._hurt.clear()
+
+    def _is_whole(self) -> bool:
+        """Whether as many nodes as are wanted have each shard, and what is kept for it."""
+        table, stores = self._ps.table(), self.case.recovery.stores
+        return table.complete and len(table.stores) == len(table.mailboxes) == stores
 
     def _detection_after(self, before: int) -> None:
         """Wait until a loss is detected; there may be none, as when a spare was hit."""
@@ -257,11 +262,21 @@ class Round:
         return any(role_of(name) == kind for name in self._hurt)
 
     def _may_lose_keeper(self) -> bool:
-        """Whether states and mail are elsewhere too: what a store loses, the servers still have."""
+        """Whether states and mail are elsewhere too: what a store loses, the servers still have.
+
+        So has another store.
+        """
+        if self.case.recovery.stores > 1:
+            return not self._hurts_keeper
         return self.case.both or all(role_of(n) == "worker" for n in self._hurt)
 
+    @property
+    def _hurts_keeper(self) -> bool:
+        return self._hurts("store") or self._hurts("mailbox")
+
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
-        if not self.case.both and (self._hurts("store") or self._hurts("mailbox")):
+        alone = not self.case.both and self.case.recovery.stores == 1
+        if alone and self._hurts_keeper:
             return False
         if self.case.both or not self.case.replicated:
             return True

@@ -12,7 +12,6 @@ from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.durabilities.shared_store import StorePersistence
 from dps.protocol.messages import Keepers
-from dps.protocol.transport import Endpoint
 from dps.sim.broken.variant import instead_of, mail_in_two_stores, two_stores
 
 
@@ -36,11 +35,6 @@ async def _begin_without(self: StorePersistence, epoch: int, state: ShardState) 
 def _newest_first(self: ShardController) -> Keepers:
     """Begin with what the store has that came last, which may be nothing, or of long ago."""
     return Keepers(tuple(reversed(self._port.stores)), self._port.mailboxes)
-
-
-@instead_of(ShardController, "store_lost", "lost store counted on", two_stores)
-def _count_on_it(self: ShardController, host: Endpoint) -> None:
-    """Go on from what a store has that has started over since."""
 
 
 @instead_of(Coordinator, "_any_down", "mail left with an empty mailbox", mail_in_two_stores)
