@@ -58,10 +58,10 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
 def newcomer(
     address: str, workers: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node], group: Group
 ) -> Node:
-    """Give a node that joins a cluster without roles later one: a server if there are too few."""
+    """Give a node that joins a cluster without roles later one: a server or store if one lacks."""
     wanted = by_assignment(workers, group)
-    servers, enough = (sum(n.role == "server" for n in some) for some in (nodes, wanted))
-    role = "server" if servers < enough else "worker"
+    missing = Counter(n.role for n in wanted) - Counter(n.role for n in nodes)
+    role = next((role for role in ("server", "store") if missing[role]), "worker")
     return _assigned(address, workers[address], role)
 
 
