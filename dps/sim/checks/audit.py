@@ -134,7 +134,8 @@ class Auditor:
         self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
         self._workers_lost = 0
         self._ended_without: list[set[int]] = [set() for _ in range(case.shards)]
-        self._mailboxes: set[frozenset[str]] = set()  # the addresses of each that were used at once
+        self._mailboxes: frozenset[str] = frozenset()  # the addresses of those that are used
+        self._mail_gone = False
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
 
@@ -251,9 +252,8 @@ class Auditor:
 
         What they have then may be lost with them: mail is only now cleared.
         """
-        table = self._world.table
-        if table.mailboxes:
-            self._mailboxes.add(frozenset(box.address for box in table.mailboxes))
+        table, self._mail_gone = self._world.table, self.mail_lost
+        self._mailboxes = frozenset(box.address for box in table.mailboxes)
         for number, shard in enumerate(self._shards):
             view = self._world.view(number)
             shard.last_chain = view.chain or shard.last_chain
@@ -288,12 +288,13 @@ class Auditor:
 
     @property
     def mail_lost(self) -> bool:
-        """Whether faults have touched all hosts that had the same mail: it is lost with them.
+        """Whether faults had touched all hosts with the same mail while they had it.
 
-        They may be the stores' hosts, from the beginning or since mailboxes of their own were
-        drained.
+        It is lost with them. They may be the stores' hosts, from the beginning or since mailboxes
+        of their own were drained.
         """
-        return any(self._injector.has_touched_all(boxes) for boxes in self._mailboxes)
+        boxes = self._mailboxes
+        return self._mail_gone or (bool(boxes) and self._injector.has_touched_all(boxes))
 
     def _cells_at(self, view: View) -> set[int]:
         """The updates in a shard, as its head has it."""

@@ -329,10 +329,11 @@ def store_behind(d: Draw) -> list[Fault]:
 
 
 def mail_of_one_store(d: Draw) -> list[Fault]:
-    """Lose a server for long and, while its mail is kept, one store, then perhaps the other."""
-    lost = Fault("crash", Whom("head", d.shard()), d.seconds(0.3), lasts=0.6 + d.seconds(0.6))
-    faults = [lost, d.crash(_any_store(d), 0.4)]
-    return faults if d.random.random() < 0.6 else [*faults, d.crash(Whom("store", 0), 0.6)]
+    """Lose a server for long and, while its mail is kept, one mailbox, then perhaps the other."""
+    lost = Fault("crash", Whom("head", d.shard()), d.seconds(0.3), lasts=0.8 + d.seconds(0.8))
+    faults = [lost, d.crash(Whom("mailbox", d.random.randrange(2)), 0.3)]
+    again = d.crash(Whom("mailbox", 0), 0.3, "node back")
+    return faults if d.random.random() < 0.5 else [*faults, again]
 
 
 def _any_store(d: Draw) -> Whom:
