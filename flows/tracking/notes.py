@@ -39,7 +39,7 @@ def experiment_note(outcomes: Sequence[Outcome], judged: Sequence[JudgedClaim]) 
 
 
 def _claim(judged: JudgedClaim) -> str:
-    title, verdict = in_words.title(judged.claim), in_words.verdict_sentence(judged)
+    title, verdict = in_words.title(judged.claim, judged.score), in_words.verdict_sentence(judged)
     return f"- *{title}*: **{judged.decision.verdict}**. {verdict}"
 
 
@@ -72,6 +72,6 @@ def _end(outcome: Outcome) -> Iterable[str]:
         yield f"{BY_KEY['updates_lost'].text(row['updates_lost'])} updates lost"
     for key in ("accuracy_final", "training_seconds"):
         if row[key] is not None:
-            column = BY_KEY[key]
+            column = outcome.score.of(BY_KEY[key])
             unit = column.unit if column.unit == "%" else f" {column.unit}"
-            yield f"{column.label} {column.text(row[key])}{unit}"
+            yield f"{column.label} {column.text(row[key])}{unit}".rstrip()

@@ -378,7 +378,7 @@ class Tracker:
             client.set_experiment_tag(experiment, NOTE_TAG, note)
             client.set_experiment_tag(experiment, NOTE_DIGEST_TAG, digest)
         for number, each in enumerate(judged, 1):
-            verdict = f"{each.decision.verdict}: {title(each.claim)}"
+            verdict = f"{each.decision.verdict}: {title(each.claim, each.score)}"
             client.set_tag(parent, f"{CLAIM_TAG}.{number}", verdict[:TAG_LENGTH])
         if _ours(client.get_run(parent).data.tags):
             client.set_tag(parent, NOTE_TAG, note)
@@ -472,7 +472,8 @@ def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
     row = outcome.row()
     known = [column for column in COLUMNS if column not in EFFECTS]
     final = [(outcome.score.tracked(name), value) for name, value in named(known, row)]
-    points = [(name, value, end, 0) for name, value in final]
+    # A figure that is the score as well, such as RMSE, is one of the same name.
+    points = [(name, value, end, 0) for name, value in dict(final).items()]
     points += [
         (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
         # What processes used goes by the names of MLflow's system metrics.

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from distributed import Client, get_worker, wait
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dps import SGD, Worker
@@ -137,6 +137,7 @@ def test_data_that_cannot_be_shared_out_is_refused(plain: Client) -> None:
     st.lists(st.sets(st.sampled_from("abc")), min_size=3, max_size=20),
     st.lists(st.sampled_from("abcd"), min_size=1, max_size=3),
 )
+@example([{"b"}, {"b"}, {"c"}, {"c"}], ["a", "b", "c"])  # all are near to some of the workers
 def test_shares_are_equal_and_leave_nothing_out(holders: list[set[str]], nodes: list[str]) -> None:
     found = assigned(holders, nodes)
     assert sorted(number for numbers in found for number in numbers) == list(range(len(holders)))

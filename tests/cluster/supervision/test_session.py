@@ -32,6 +32,8 @@ def state(**workers: tuple[int, int, int]) -> ShardState:
         ([state(a=(1, 7, 7)), state(a=(1, 7, 7))], (), (0, 0)),
         ([state(a=(1, 7, 7)), state(a=(1, 4, 4))], (), (0, 3)),
         ([state(a=(1, 7, 7)), state(a=(1, 4, 4))], (9, 9), (2, 5)),
+        # More was written than was seen last.
+        ([state(a=(1, 7, 7)), state(a=(1, 7, 7))], (5, 6), (0, 0)),
         # Each lacks what the other one has.
         ([state(a=(1, 7, 7), b=(1, 2, 2)), state(a=(1, 5, 5), b=(1, 8, 8))], (), (6, 2)),
         # What was missing before the worker began again is no loss of this return.
@@ -59,8 +61,10 @@ def test_a_return_does_not_wait_for_ever_for_a_dask_worker_that_hangs() -> None:
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        session = Session(Pipe()[0], Past(returns=1, noticed=time.monotonic()))
+        noticed = time.monotonic()
+        session = Session(Pipe()[0], Past(returns=1, noticed=noticed))
         session._settle(client, Known("/checkpoints/dps-group"), Timings())
+        assert time.monotonic() >= noticed + Timings().lease, "one may have been given until then"
         (address, pid), _ = client.run(os.getpid).items()
         os.kill(pid, signal.SIGSTOP)
         try:
@@ -68,3 +72,24 @@ def test_a_return_does_not_wait_for_ever_for_a_dask_worker_that_hangs() -> None:
                 session._settle(client, Known("/checkpoints/dps-group"), timings)
         finally:
             os.kill(pid, signal.SIGCONT)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.timeout(120)
+def test_a_return_waits_for_hosts_of_its_own_group_and_of_no_other() -> None:
+    timings = replace(Timings(), unavailable=10.0)
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        session = Session(Pipe()[0], Past(returns=1, noticed=time.monotonic()))
+        other = client.submit(int, key="host-dps-group2-0")
+        assert other.result() == 0
+        session._settle(client, Known("/checkpoints/dps-group"), timings)
+        own = client.submit(int, key="host-dps-group-0")
+        assert own.result() == 0
+        with pytest.raises(
+            DeadlineExceeded, match="dps-group are still on Dask workers after 10 s"
+        ):
+            session._settle(client, Known("/checkpoints/dps-group"), timings)

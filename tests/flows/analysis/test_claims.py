@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from dps.errors import ConfigurationError
 from flows.analysis.outcome import Outcome, outcome
@@ -22,6 +24,8 @@ from flows.analysis.statistics.claims import (
     read_claims,
     write_claims,
 )
+from flows.analysis.statistics.decisions import more
+from flows.analysis.statistics.power import power_of_claim
 from flows.config.claims import ClaimSection
 from flows.records.record import Record
 from flows.report.claims import (
@@ -201,6 +205,34 @@ def test_all_claims_count_for_the_correction_of_each() -> None:
     assert (alone.decision.verdict, among.decision.verdict) == ("holds", "holds")
     assert among.decision.corrected == pytest.approx(3 * (among.decision.p or 0))
     assert " at 98.3%], 4 seeds, p = 0.046 after correction: holds" in verdict_sentence(among)
+
+
+def test_the_interval_is_at_the_level_at_which_the_claim_was_judged() -> None:
+    """The mean is 5 points with a standard error of 1, over four seeds."""
+    claims = claim(), claim(smallest=9), claim(metric="updates_lost", smallest=50)
+    for judged, level in (
+        (one(trials(FOUR), claim()), 0.95),
+        (one(trials(FOUR), *claims), 1 - 0.05 / 3),
+    ):
+        assert judged.decision.confidence == pytest.approx(level)
+        reach = 0.01 * stats.t.ppf((1 + level) / 2, 3)
+        assert judged.bounds == pytest.approx((0.05 - reach, 0.05 + reach))
+
+
+def test_the_seeds_that_it_takes_are_those_at_the_level_of_all_claims() -> None:
+    def at_level(level: float) -> int:
+        region = more(0.01)
+        powers = (power_of_claim(region, n, sd, 0.01, level) for n in count(3))
+        return next(n for n, power in enumerate(powers, 3) if power >= 0.8)
+
+    sd = float(np.std(FOUR, ddof=1))
+    three = claim(), claim(smallest=0.02), claim(direction="less")
+    rng = np.random.default_rng(0)
+    for claims, level in (((claim(),), 0.05), (three, 0.05 / 3)):
+        assert one(trials(FOUR), *claims).needed == at_level(level)
+        plan = planned(claims, 10, trials(FOUR), rng)[0]
+        assert plan.needed == at_level(level)
+        assert plan.power == power_of_claim(more(0.01), 10, sd, 0.01, level)
 
 
 def test_only_valid_trials_of_the_condition_enter() -> None:

@@ -349,3 +349,96 @@ def test_a_shard_that_is_restored_twice_is_written_by_one_writer() -> None:
         assert [written.version for written in events(s, CheckpointWritten)] == [0, 1]
 
     in_world(scenario, shards=1, recovery=over(SharedStore(4), seconds=1.0))
+
+
+@pytest.mark.parametrize("above", ABOVE)
+def test_a_shard_is_served_from_a_checkpoint_of_its_epoch(above: str) -> None:
+    """Which outranks what a server that was replaced may still write."""
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        restored = await lose_all(s)
+        before = [e for e in s.world.events if isinstance(e[1], CheckpointWritten | Restored)]
+        written, last = (e for _, e in before[-2:])
+        assert (last, type(written)) == (restored, CheckpointWritten)
+        assert (written.epoch, written.version) == (restored.epoch, restored.version)
+
+    in_world(scenario, shards=1, recovery=over(ABOVE[above], every=100))
+
+
+@pytest.mark.parametrize("choices", [{"every": 10}, {"seconds": 10.0}], ids=["updates", "seconds"])
+def test_what_comes_back_from_the_store_is_written_though_nothing_follows(
+    choices: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        with monkeypatch.context() as patch:
+            patch.setattr(CheckpointFiles, "write", refuse)
+            for _ in range(20):
+                await client.push(ONES)
+            await s.lose()
+        await s.world.complete()
+        assert events(s, Restored)[-1].source == "store"
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 20, within=12.0)
+
+    in_world(scenario, shards=1, recovery=over(SharedStore(4), **choices))
+
+
+def test_while_the_store_lives_a_path_that_cannot_be_read_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreadable(self: CheckpointFiles) -> Any:
+        raise StoreUnavailable("the path cannot be read")
+
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        monkeypatch.setattr(CheckpointFiles, "found", unreadable)
+        await s.lose()
+        async with asyncio.timeout(5.0):
+            await client.push(ONES)
+        assert (await s.states())[0].version == 2
+
+    in_world(scenario, shards=1, recovery=over(SharedStore(4), every=100))
+
+
+def test_no_checkpoint_has_what_the_store_has_not() -> None:
+    """It is not acked, and another server may go on from the store without it."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
+        store = s.network._processes[s.world.table.store.address]
+        s.network.pause(store)
+        pushed = process.run(client.push(ONES))
+        await asyncio.sleep(0.3)
+        assert events(s, CheckpointWritten)[-1].version == 1
+        s.network.resume(store)
+        await s.all_of(pushed, within=10.0)
+        await until(lambda: events(s, CheckpointWritten)[-1].version == 2)
+
+    in_world(scenario, shards=1, recovery=over(SharedStore(4), every=1))
+
+
+def test_a_replica_that_was_moved_away_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        view = (await s.world.complete()).views[0]
+        old = s.world.name_of(view.chain[-1])
+
+        def failures() -> int:
+            return sum(n == old and isinstance(e, CheckpointFailed) for n, e in s.world.events)
+
+        monkeypatch.setattr(CheckpointFiles, "write", refuse)
+        for _ in range(9):
+            await client.push(ONES)
+        await until(lambda: failures() >= 2)
+        await s.scaled(Drain(view.chain[-1]))
+        await asyncio.sleep(2.0)  # a write may have been under way
+        before = failures()
+        await asyncio.sleep(5.0)
+        assert failures() == before
+
+    in_world(scenario, shards=1, recovery=over(SharedStore(4), every=4), extra=("spare-0",))
