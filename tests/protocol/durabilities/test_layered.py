@@ -410,7 +410,8 @@ def test_no_checkpoint_has_what_the_store_has_not() -> None:
         process, client = await s.enter("a")
         await client.push(ONES)
         await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
-        store = s.network._processes[s.world.table.store.address]
+        (keeper,) = s.world.table.stores
+        store = s.network._processes[keeper.address]
         s.network.pause(store)
         pushed = process.run(client.push(ONES))
         await asyncio.sleep(0.3)
