@@ -29,10 +29,10 @@ class Layered(Durability):
     """Shard state lives as `above` says, and checkpoints of it are written in the background.
 
     As long as one copy above lives, nothing acked is lost, and no checkpoint is read. When all are
-    lost (every replica of a chain; the state store, and the server with it), the shard is restored
-    from the newest complete checkpoint: acked updates since then are lost. No ack waits for the
-    layer, so `below.every` sets how often a write begins, and is no bound on the loss: while files
-    are slow, or cannot be written, more is at risk.
+    lost (every replica of a chain; every state store, and the server with it), the shard is
+    restored from the newest complete checkpoint: acked updates since then are lost. No ack waits
+    for the layer, so `below.every` sets how often a write begins, and is no bound on the loss:
+    while files are slow, or cannot be written, more is at risk.
 
     Parameters
     ----------
