@@ -472,7 +472,7 @@ OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="ki
 
 
 class ReplaySection(Built[dps.Replay]):
-    """How buffered gradients are applied after an outage."""
+    """How buffered updates are applied after an outage."""
 
     makes = dps.Replay
     policy: Literal[

@@ -363,7 +363,7 @@ def told(event: Event) -> str | None:
         case NodeLeft():
             return f"{event.node} left, and nothing was lost"
         case Replayed():
-            return f"shard {event.shard}: {event.count} buffered gradients applied"
+            return f"shard {event.shard}: {event.count} buffered updates applied"
         case TrialResumed():
             return f"goes on from update {event.updates}, from checkpoints in {event.path}"
         case Rebuilt():
