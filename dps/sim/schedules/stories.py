@@ -320,12 +320,10 @@ def store_behind(d: Draw) -> list[Fault]:
     shard, store = d.shard(), d.random.randrange(2)
     head, lasts = Whom("head", shard), 0.1 + d.seconds(0.6)
     cut = Fault("partition", Whom("store", store), d.seconds(0.4), lasts=lasts, other=head)
-    lost = [d.crash(head, 0.4)]
-    return (
-        [cut, *lost, d.crash(Whom("store", store + 1), 0.1)]
-        if d.random.random() < 0.5
-        else [cut, *lost]
-    )
+    faults = [cut, d.crash(head, 0.4)]
+    if d.random.random() < 0.5:
+        faults.append(d.crash(Whom("store", store + 1), 0.1))
+    return faults
 
 
 def mail_of_one_store(d: Draw) -> list[Fault]:
