@@ -13,10 +13,13 @@ from dps.protocol.wire import message
 @message
 @dataclass(frozen=True, slots=True)
 class Keepers:
-    """The nodes that keep states (`store`) and buffered gradients (`mailbox`) in an epoch."""
+    """The nodes that keep states (`stores`) and buffered gradients (`mailboxes`) in an epoch.
 
-    store: Endpoint | None = None
-    mailbox: Endpoint | None = None
+    Each of them keeps all. The first store has the state that the epoch begins with, if any has.
+    """
+
+    stores: tuple[Endpoint, ...] = ()
+    mailboxes: tuple[Endpoint, ...] = ()
 
 
 # -- to any replica ----------------------------------------------------------------------------
