@@ -407,11 +407,12 @@ class ChainSection(_AboveLayer):
 
 
 class SharedStoreSection(_AboveLayer):
-    """Shard state lives in a state store on another node."""
+    """Shard state lives in a state store on another node, or in each of several."""
 
     makes = dps.SharedStore
     kind: Literal["shared_store"]
     every: PositiveInt = 16
+    stores: Count = 1
 
 
 class WorkerCacheSection(Built[Durability]):
@@ -471,7 +472,7 @@ OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="ki
 
 
 class ReplaySection(Built[dps.Replay]):
-    """How buffered gradients are applied after an outage."""
+    """How buffered updates are applied after an outage."""
 
     makes = dps.Replay
     policy: Literal[

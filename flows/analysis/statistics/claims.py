@@ -37,7 +37,7 @@ from flows.metrics.score import ACCURACY, Score
 
 CLAIMS_FILE = "claims.json"
 PLANNED_SEEDS = "seeds"  # among a trial's circumstances
-_FIXED = "claim-"  # and before the digest of each claim
+FIXED = "claim-"  # and before the digest of each claim
 
 _REGIONS = {"less": less, "more": more, "equivalent": equivalent}
 _CLAIMS = TypeAdapter(tuple[ClaimSection, ...])
@@ -140,7 +140,7 @@ class PlannedClaim:
 
 def fixed(claims: Sequence[ClaimSection], seeds: int) -> dict[str, int]:
     """Return what a trial's record is to say of the claims that there are when it begins."""
-    return {PLANNED_SEEDS: seeds, **{_FIXED + claim.digest: 1 for claim in claims}}
+    return {PLANNED_SEEDS: seeds, **{FIXED + claim.digest: 1 for claim in claims}}
 
 
 def region_of(claim: ClaimSection) -> Region:
@@ -273,7 +273,7 @@ class _Evidence:
 
     @property
     def late(self) -> int:
-        name = _FIXED + self.claim.digest
+        name = FIXED + self.claim.digest
         return sum(name not in outcome.circumstances for outcome in self.used)
 
     @property
