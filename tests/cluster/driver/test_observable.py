@@ -244,7 +244,7 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # MLflow makes its tables, which takes long on a busy machine
+@pytest.mark.timeout(600)  # MLflow makes its tables, which takes long on a busy machine
 def test_a_training_that_is_resumed_goes_on_with_its_run(plain: Client, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     uri, path = f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "saved")
