@@ -265,11 +265,12 @@ def test_a_worker_is_shown_with_what_it_has_done_by_itself(tmp_path: Path) -> No
         WorkerJoined(1.0, "worker-0", 1, "node-0"),
         applied(2.0, "server-0", 0, 1, True, ("worker-0", 2, 1), ("worker-0", 1, 2)),
         # Calls have numbers of their own, and no clock goes by them.
-        applied(2.5, "server-0", 0, 1, True, ("worker-0/calls", 40, 3), ("worker-0", 3, 4)),
+        applied(2.5, "server-0", 0, 1, True, ("worker-0", 4, 3), ("worker-0/calls", 40, 4)),
+        applied(2.5, "server-1", 1, 1, True, ("worker-0", 3, 1)),
         Reported(2.6, "worker-0", 1, "loss", (2.1, 2.2), (1, 2), (0.9, 0.5)),
     ]
     (row,) = pictured(tmp_path / "first", *events).workers
-    assert (row.node, row.status, row.clock, row.updates) == ("node-0", "running", 3, 3)
+    assert (row.node, row.status, row.clock, row.updates) == ("node-0", "running", 4, 3)
     assert row.loss == 0.5
     events += [
         WorkerLeft(3.0, "worker-0", 1, "lost"),
