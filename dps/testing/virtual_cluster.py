@@ -17,7 +17,7 @@ from dps.chaos.injector import Injector
 from dps.cluster.driver.roles import by_resources
 from dps.cluster.names import ANY_SHARD, Node, NodeSpec
 from dps.cluster.node.audit import audit_all
-from dps.cluster.node.worker import run_worker
+from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import Running
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.core.faults.plan import Fault

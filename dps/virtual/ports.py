@@ -73,6 +73,7 @@ class Ports:
 
     def _arrived(self, transfer: _Transfer) -> None:
         del self._out[transfer.source][transfer], self._in[transfer.target][transfer]
+        transfer.timer = None  # it leads back here: the bytes would stay until the next collection
         self._share(transfer.source, transfer.target)
         self._later(transfer.delay, transfer.done)
 

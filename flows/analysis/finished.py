@@ -24,6 +24,7 @@ from flows.analysis.transports import described
 from flows.analysis.virtual_time import told
 from flows.config.errors import suggest
 from flows.metrics import BY_KEY, NOT_APPLICABLE
+from flows.metrics.score import ACCURACY, Score
 from flows.quoting import quoted, shown
 from flows.records.record import (
     EARLIER,
@@ -78,8 +79,13 @@ class Figure:
         spreads = [(key, group.spread(key)) for key in self.keys]
         if not any(spread for _, spread in spreads):
             return NOT_APPLICABLE
-        means = [BY_KEY[key].text(spread and spread.mean) for key, spread in spreads]
+        score = group.trials[0].score
+        means = [score.of(BY_KEY[key]).text(spread and spread.mean) for key, spread in spreads]
         return self.between.join(means)
+
+    def heading_for(self, score: Score) -> str:
+        """Return the heading for models with a score: without per cent where it is no share."""
+        return _heading(self.heading, self.keys, score)
 
 
 RECOVERY = (
@@ -318,11 +324,14 @@ def to_csv(outcomes: Iterable[Outcome]) -> str:
 def to_table(outcomes: Iterable[Outcome]) -> Table:
     """Return a table with the main figures, one line per trial."""
     table = _table()
+    found = list(outcomes)
+    score = found[0].score if found else ACCURACY
     for heading, key in PER_TRIAL.items():
-        _add_column(table, heading, text=key in ("trial", "status"))
-    for each in outcomes:
+        _add_column(table, _heading(heading, (key,), score), text=key in ("trial", "status"))
+    for each in found:
         row = each.row()
-        table.add_row(*(Text(BY_KEY[key].text(row[key])) for key in PER_TRIAL.values()))
+        texts = (each.score.of(BY_KEY[key]).text(row[key]) for key in PER_TRIAL.values())
+        table.add_row(*map(Text, texts))
     return table
 
 
@@ -380,12 +389,20 @@ def _comparison(groups: Sequence[Group], figures: Sequence[Figure]) -> Table:
     table = _table()
     _add_column(table, "\nstrategy", text=True)
     _add_column(table, "\ncondition", text=True)
+    score = next((each.score for group in groups for each in group.trials), ACCURACY)
     for figure in figures:
-        _add_column(table, figure.heading)
+        _add_column(table, figure.heading_for(score))
     for group in groups:
         cells = [group.strategy, group.condition, *(figure.text(group) for figure in figures)]
         table.add_row(*map(Text, cells))
     return table
+
+
+def _heading(heading: str, keys: Sequence[str], score: Score) -> str:
+    """A heading in two lines, without the unit that figures of shares have."""
+    if score.share or not any(BY_KEY[key].of_score for key in keys):
+        return heading
+    return heading.replace("%", "").replace(", points", "")
 
 
 def _table() -> Table:

@@ -1,4 +1,4 @@
-"""What a trial did to the model: accuracy, loss and objective over the course of the training.
+"""What a trial did to the model: its score, loss and objective over the course of the training.
 
 Everything is from the evaluator's snapshots. The course of a training is told against time, against
 the gradients that workers had pushed, and against the samples in them; lost gradients count, for
@@ -16,6 +16,7 @@ import numpy as np
 from dps.events import Evaluated
 from flows.analysis.faults import FaultTimes, training_span
 from flows.analysis.steps import Steps
+from flows.metrics.score import Score, score_of
 from flows.records.record import Record
 
 LAST_EVALUATIONS = 3
@@ -23,27 +24,29 @@ LAST_EVALUATIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """Test accuracy as the evaluator saw it, in [0, 1]; None where there was no evaluation.
+    """The score as the evaluator saw it: accuracy, or what the configuration names instead.
+
+    None where there was no evaluation, and for a loss or an error that is not finite.
 
     Attributes
     ----------
     final
         Mean of the last 3 evaluations.
     best
-        The highest evaluation.
+        The best evaluation: of a score of which less is better, the lowest.
     before, before_mean
         Descriptions, as all that follows of a fault: for its effect see `flows.analysis.effects`.
         The last evaluation before the fault, and the mean of the last 3 before it.
     after
         The first evaluation after the shard served again.
     lowest_after
-        The lowest evaluation after the shard served again.
+        The worst evaluation after the shard served again.
     regain_seconds
-        From the fault to the first evaluation, after the shard served again, that is at least
+        From the fault to the first evaluation, after the shard served again, that is as good as
         `before`; None also when that was never reached.
     area_time, area_gradients
-        Area under the curve of accuracy, divided by its width: the mean accuracy over the time
-        of the training, and over the gradients pushed.
+        Area under the curve of the score, divided by its width: the mean over the time of the
+        training, and over the gradients pushed.
     """
 
     final: float | None
@@ -72,10 +75,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The accuracy that the configuration names, and what it took to reach it.
+    """The score that the configuration names, and what it took to reach it.
 
     `seconds` run from the start of the training, `gradients` how many were pushed until then;
-    both belong to the first evaluation that is at least `accuracy`, None if there is none.
+    both belong to the first evaluation that is as good as `accuracy`, None if there is none.
     """
 
     accuracy: float | None
@@ -166,23 +169,23 @@ def evaluations(record: Record) -> list[Evaluated]:
 
 
 def accuracy(record: Record, fault: FaultTimes | None) -> Accuracy:
-    """Return accuracy at the end, around a fault, and over the whole course.
+    """Return the score at the end, around a fault, and over the whole course.
 
     A fault that took no shard down has a before, but no after.
     """
-    steps, pushed = course(record), Steps(record)
+    steps, pushed, score = course(record), Steps(record), score_of(record.config)
     values = [step.accuracy for step in steps]
     before = [step.accuracy for step in steps if fault and step.t < fault.began]
     serving = fault.serving if fault else None
     after = [step for step in steps if serving is not None and step.t >= serving]
     return Accuracy(
-        final=_mean(values[-LAST_EVALUATIONS:]),
-        best=max(values, default=None),
-        before=before[-1] if before else None,
-        before_mean=_mean(before[-LAST_EVALUATIONS:]),
-        after=after[0].accuracy if after else None,
-        lowest_after=min((step.accuracy for step in after), default=None),
-        regain_seconds=_regain(before, after, fault),
+        final=_finite_mean(values[-LAST_EVALUATIONS:]),
+        best=score.best(values),
+        before=_finite_mean(before[-1:]),
+        before_mean=_finite_mean(before[-LAST_EVALUATIONS:]),
+        after=_finite_mean([step.accuracy for step in after[:1]]),
+        lowest_after=score.worst(step.accuracy for step in after),
+        regain_seconds=_regain(before, after, fault, score),
         area_time=_area_over_time(record, steps),
         area_gradients=_area([step.gradients for step in steps], values, pushed.first, pushed.last),
     )
@@ -196,11 +199,16 @@ def loss(record: Record) -> Loss:
 
 
 def rmse(record: Record) -> float | None:
-    """Return the root of the mean squared error at the end, which follows from that R².
+    """Return the root of the mean squared error at the end, if that is the score or R² is.
 
-    None where the errors are as large as those of the mean, or larger: R² is 0 then, whatever they
-    are.
+    It follows from R², but for errors that are as large as those of the mean, or larger: R² is 0
+    then, whatever they are.
     """
+    score = score_of(record.config)
+    if score.key == "rmse":
+        return _finite_mean([step.accuracy for step in course(record)][-LAST_EVALUATIONS:])
+    if score.key != "r2":
+        return None
     deviation = record.config.get("dataset", {}).get("target_deviation")
     explained = _mean([step.accuracy for step in course(record)][-LAST_EVALUATIONS:])
     if deviation is None or not explained:
@@ -233,11 +241,12 @@ def objective(record: Record) -> Objective:
 
 
 def target(record: Record) -> Target:
-    """Return what it took to reach the accuracy that the configuration names, if it names one."""
+    """Return what it took to reach the score that the configuration names, if it names one."""
     wanted = record.config.get("evaluation", {}).get("target")
     if wanted is None:
         return Target(None, None, None)
-    reached = next((step for step in course(record) if step.accuracy >= wanted), None)
+    score = score_of(record.config)
+    reached = next((each for each in course(record) if score.reaches(each.accuracy, wanted)), None)
     if reached is None:
         return Target(wanted, None, None)
     return Target(wanted, max(0.0, reached.seconds), reached.gradients)
@@ -261,15 +270,17 @@ def _area(at: Sequence[float], values: Sequence[float], start: float, end: float
     edges = np.interp([start, end], at, values)
     xs = [start, *(x for x, _ in inside), end]
     ys = [edges[0], *(y for _, y in inside), edges[1]]
-    return float(np.trapezoid(ys, xs) / (end - start))
+    mean = float(np.trapezoid(ys, xs) / (end - start))
+    return mean if math.isfinite(mean) else None
 
 
 def _regain(
-    before: Sequence[float], after: Sequence[Step], fault: FaultTimes | None
+    before: Sequence[float], after: Sequence[Step], fault: FaultTimes | None, score: Score
 ) -> float | None:
     if fault is None or not before:
         return None
-    regained = (step.t - fault.began for step in after if step.accuracy >= before[-1])
+    good = (step for step in after if score.reaches(step.accuracy, before[-1]))
+    regained = (step.t - fault.began for step in good)
     return next(regained, None)
 
 

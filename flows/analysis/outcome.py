@@ -210,8 +210,9 @@ class Outcome:
 
     @property
     def cost_per_point(self) -> float | None:
-        """Money for the training, on demand, per percentage point of final accuracy."""
-        return self.cost.total / (100 * self.accuracy.final) if self.accuracy.final else None
+        """Money on demand for each percentage point of the final score; None if it is no share."""
+        final = self.accuracy.final if self.score.share else None
+        return self.cost.total / (100 * final) if final else None
 
     @property
     def first_loss(self) -> FaultTimes | None:
@@ -236,6 +237,7 @@ class Outcome:
             "condition": self.identity.condition,
             "seed": self.identity.seed,
             "digest": self.identity.digest,
+            "score": self.score.key,
             "status": self.status,
             "reason": self.reason,
             "failed_before": self.failed_before,

@@ -56,8 +56,9 @@ def _training(record: Record) -> Iterator[Point]:
 def _evaluation(record: Record) -> Iterator[Point]:
     score = score_of(record.config)
     for step in course(record):
-        yield Point(f"eval/{score.key}", step.t, step.accuracy)
         yield Point("eval/loss", step.t, step.loss)
+        if score.key != "loss":
+            yield Point(f"eval/{score.key}", step.t, step.accuracy)
         if step.objective is not None:
             yield Point("eval/objective", step.t, step.objective)
         if step.stationarity is not None:

@@ -11,7 +11,6 @@ import errno
 import gc
 import os
 import secrets
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -19,12 +18,13 @@ from enum import StrEnum
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 from flows.cli import completion
 from flows.cli.advise import app as _advice
+from flows.cli.arguments import Config, Settings, Yes
 from flows.cli.checks import app as checks
 from flows.cli.console import console as _console
 from flows.cli.console import curves as _curves
@@ -35,18 +35,14 @@ from flows.cli.documents import AsJson
 from flows.cli.documents import json_output as _json_output
 from flows.cli.examples import app as _examples
 from flows.cli.new import app as _new
+from flows.cli.planning import plan
 from flows.cli.replicate import app as _replicate
-from flows.cli.replicate import run_replication
 from flows.cli.results import Experiment
 from flows.cli.results import app as _results
+from flows.cli.runs import replay, resume, run
 from flows.cli.top import app as _top
 from flows.config.limits import LONGEST_WORD
 from flows.quoting import quoted, screenful, shown
-
-if TYPE_CHECKING:
-    from flows.cli.documents import JsonOutput
-    from flows.config.experiment import ExperimentConfig
-    from flows.config.yaml_document import Document
 
 PRIVATE = 0o077  # what nobody but the user may do with a file that is made
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -59,6 +55,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Break a parameter server on purpose, and measure what each way to recover costs.",
 )
+for _command in (run, plan, resume, replay):
+    app.command()(_command)
 app.add_typer(_replicate, name="replicate")
 app.add_typer(_new)
 app.add_typer(_top)
@@ -66,22 +64,6 @@ app.add_typer(_advice)
 app.add_typer(checks)
 app.add_typer(_examples)
 app.add_typer(_results)
-
-Config = Annotated[
-    str,
-    typer.Argument(
-        help="A YAML file, or the name of a packaged one: demo, fashion, or of a replication, as "
-        "replicate/ttf (an unknown name lists them all).",
-        autocompletion=completion.configurations,
-    ),
-]
-Settings = Annotated[
-    list[str],
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Override a setting, as in training.updates=400."
-    ),
-]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about a very large grid.")]
 
 
 class Widths(StrEnum):
@@ -167,134 +149,6 @@ def _dps(
 
 
 @app.command()
-def run(
-    config: Config,
-    settings: Settings = [],  # noqa: B006 (typer makes its own list)
-    parallel: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Run so many trials at once; without: 1, or one for each core on virtual time.",
-        ),
-    ] = None,
-    retry_invalid: Annotated[
-        bool, typer.Option("--retry-invalid", help="Run again what did not go by its fault plan.")
-    ] = False,
-    yes: Yes = False,
-    as_json: AsJson = False,
-) -> None:
-    """Run an experiment: the trials that are not recorded yet, then compare all of them.
-
-    A configuration of `replicate/` may be a whole replication, which ends with a paper's claims.
-    """
-    from dps.errors import ConfigurationError
-    from flows.config.experiment import find_document
-    from flows.replication.config import load_replication
-
-    document = find_document(config)
-    if (replication := load_replication(document, settings)) is not None:
-        if (parallel or 1) > 1 or retry_invalid or as_json:
-            raise ConfigurationError(
-                "--parallel, --retry-invalid and --json: not for a replication, which compares "
-                "times, tries nothing twice, and ends with a page; leave them out"
-            )
-        run_replication(replication)
-    else:
-        with _json_output(as_json) as out:
-            _run_experiment(config, document, settings, parallel, retry_invalid, yes, out)
-
-
-def _run_experiment(
-    config: str,
-    document: Document,
-    settings: Sequence[str],
-    parallel: int | None,
-    retry_invalid: bool,
-    yes: bool,
-    out: JsonOutput,
-) -> None:
-    from numpy.random import default_rng
-
-    from flows.analysis.comparison import compared
-    from flows.analysis.finished import print_comparison
-    from flows.analysis.statistics.claims import judge
-    from flows.cli import documents
-    from flows.config.trials import load_trials
-    from flows.execution.drivers import Drivers
-    from flows.execution.experiment import run_experiment
-    from flows.execution.plan import confirm_many
-    from flows.execution.preflight import check_deployments, check_models
-    from flows.monitor.progress import view_for
-    from flows.report.claims import print_claims
-    from flows.report.terminal import print_exploratory
-
-    experiment, trials = load_trials(document, settings, None if yes else confirm_many)
-    _tell_of_claims_left_out(document, settings, experiment)
-    check_models(trials)
-    at_once = check_deployments(trials, parallel, _warn)
-    console = _console()
-    if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
-        print(
-            f"dps: warning: {at_once} trials at once disturb each other's timings: compare times "
-            "and costs only between trials that ran alone",
-            file=sys.stderr,
-        )
-    try:
-        with Drivers(at_once) as drivers:
-            done = run_experiment(
-                experiment,
-                Path.cwd(),
-                view_for(console),
-                drivers,
-                _store(),
-                trials=trials,
-                retry_invalid=retry_invalid,
-            )
-    except KeyboardInterrupt:
-        again = shlex.join(
-            [
-                *("dps", "run", config, *(w for text in settings for w in ("--set", text))),
-                *(("--parallel", str(parallel)) if parallel else ()),
-                *(("--yes",) if yes else ()),
-                *(("--retry-invalid",) if retry_invalid else ()),
-            ]
-        )
-        print(
-            "dps: interrupted; what was recorded is kept. To go on with the trials that are "
-            f"missing: {again}",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-    judged = judge(done.outcomes, experiment.claims, default_rng(0))
-    rows = compared(done.outcomes, experiment.comparison, default_rng(0))
-    if out.wanted:
-        out.write(documents.run(experiment.experiment, done, judged, rows))
-        _exit_if_failed(done.outcomes)
-        return
-    print_claims(judged, console)
-    console.print()
-    print_comparison(done.outcomes, console)
-    print_exploratory(rows, console, done.outcomes[0].score)
-    print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
-    _exit_if_failed(done.outcomes)
-
-
-def _tell_of_claims_left_out(
-    document: Document, settings: Sequence[str], experiment: ExperimentConfig
-) -> None:
-    """Say how many of the written claims are not of this grid, as --set has changed it."""
-    if any(text.startswith("claims") for text in settings):
-        return
-    written = document.data.get("claims") or ()
-    if (left_out := len(written) - len(experiment.claims)) > 0:
-        _warn(
-            f"{left_out} of the {len(written)} claims in {document.name} are left out: the grid, "
-            "as --set has changed it, does not have what they compare"
-        )
-
-
-@app.command()
 def validate(
     config: Config,
     settings: Settings = [],  # noqa: B006 (typer makes its own list)
@@ -354,170 +208,6 @@ def calibrate(
 
     with _json_output(as_json) as out:
         measure(config, settings, output, folder, _console(), _warn, out)
-
-
-@app.command()
-def resume(
-    trial: Annotated[
-        str,
-        typer.Argument(
-            help="A trial that was interrupted, as in demo/checkpoint.kill.seed-0, its folder, or "
-            "the path of its checkpoints.",
-            autocompletion=completion.trials,
-        ),
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Go on with a trial from its checkpoints alone, on this machine, and record it."""
-    from flows.analysis.finished import print_comparison
-    from flows.execution.attempt import failures
-    from flows.execution.experiment import exclusive
-    from flows.execution.resume import (
-        checkpoints_of,
-        keep_record,
-        must_not_have_ended,
-        saved_in,
-        trial_folder,
-        trial_of,
-    )
-    from flows.execution.single import run_alone
-    from flows.monitor.progress import view_for
-    from flows.records.record import FAILED_ATTEMPTS
-
-    path = checkpoints_of(trial, Path.cwd())
-    again = trial_of(saved_in(path), path)
-    folder = trial_folder(again, path, Path.cwd())
-    with _json_output(as_json) as out:
-        console = _console()
-        with exclusive(folder.parent), view_for(console) as view:
-            must_not_have_ended(folder)
-            keep_record(folder)
-            circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
-            outcome = run_alone(again, folder, view, path, circumstances=circumstances)
-        print_comparison((outcome,), console)
-        out.write({"trial": outcome.row()})
-    _exit_if_failed([outcome])
-
-
-@app.command()
-def replay(
-    trial: Annotated[
-        str,
-        typer.Argument(
-            help="A recorded trial, as in demo/chain.kill.seed-0, or its folder.",
-            autocompletion=completion.trials,
-        ),
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Run a recorded trial again under the faults that it met, and show both outcomes."""
-    from flows.analysis.finished import finished
-    from flows.analysis.prices import load_prices
-    from flows.execution.replay import replay_of
-    from flows.execution.single import run_alone
-    from flows.monitor.progress import view_for
-    from flows.report.compare import figures_of_two
-
-    again = replay_of(trial, Path.cwd())
-    with _json_output(as_json) as out:
-        console = _console()
-        with view_for(console) as view:
-            outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
-        original = finished(again.events_file, again.record, load_prices()).outcome
-        names = original.identity.trial, outcome.identity.trial
-        console.print(figures_of_two(names, original, outcome))
-        out.write({"original": original.row(), "replay": outcome.row()})
-    _exit_if_failed([outcome])
-
-
-@app.command()
-def plan(
-    config: Config,
-    settings: Settings = [],  # noqa: B006 (typer makes its own list)
-    yes: Yes = False,
-    job_script: Annotated[
-        bool, typer.Option("--job-script", help="Show the job script of each group instead.")
-    ] = False,
-    pilot: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RUN",
-            help="What tells how much seeds differ: an experiment recorded here, a folder of "
-            "records, or 'virtual', which runs a few seeds on virtual time; without, what is "
-            "recorded of this one.",
-        ),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the trials of an experiment, what they need, and what its seeds can resolve.
-
-    It runs nothing, but for a pilot on virtual time that is asked for.
-    """
-    from numpy.random import default_rng
-
-    from dps.errors import ConfigurationError
-    from flows.analysis.finished import RESULTS
-    from flows.analysis.prices import load_prices
-    from flows.analysis.statistics.claims import planned
-    from flows.cli import documents
-    from flows.config.experiment import find_document
-    from flows.config.trials import in_blocks, load_trials
-    from flows.execution.pilot import PROFILE, VIRTUAL, find_pilot, run_pilot
-    from flows.execution.plan import (
-        at_once_by_default,
-        budgets_told,
-        confirm_many,
-        data_told,
-        fault_plans,
-        job_scripts,
-        nodes_needed,
-        order_told,
-        plan_table,
-        recorded_in,
-        time_needed,
-        warnings,
-    )
-    from flows.execution.preflight import check_models
-    from flows.monitor.estimate import trials_told
-    from flows.monitor.progress import view_for
-    from flows.report.claims import print_plan
-
-    if job_script and as_json:
-        raise ConfigurationError("--job-script and --json: scripts are no JSON; leave out one")
-    document = find_document(config)
-    experiment, expanded = load_trials(document, settings, None if yes else confirm_many)
-    trials = in_blocks(experiment, expanded)
-    if job_script:
-        print(job_scripts(trials[0]))
-        return
-    models = check_models(trials)
-    with _json_output(as_json) as out:
-        console = _console()
-        recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
-        to_run = [trial for trial in trials if trial.name not in recorded]
-        console.print(plan_table(trials, recorded))
-        print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
-        print(order_told(experiment), time_needed(to_run, durations))
-        for line in (*data_told(trials), *models, *budgets_told(trials), *fault_plans(trials)):
-            print(line)
-        objections = warnings(trials)
-        for warning in objections:
-            print(f"dps: warning: {warning}", file=sys.stderr)
-        _tell_of_claims_left_out(document, settings, experiment)
-        if pilot == VIRTUAL:
-            view = view_for(console)
-            outcomes = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
-            name = f"a pilot on virtual time (profile {PROFILE})"
-        else:
-            outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
-        print()
-        seeds = len(experiment.seeds)
-        resolved = planned(experiment.claims, seeds, outcomes, default_rng(0))
-        print_plan(resolved, seeds, name, console)
-        seconds = durations.total(to_run, at_once_by_default(to_run)) if to_run else 0.0
-        out.write(
-            documents.plan(experiment.experiment, trials, recorded, seconds, objections, resolved)
-        )
 
 
 @app.command()
@@ -670,8 +360,8 @@ def doctor(
 ) -> None:
     """Check this machine: versions, cores, memory, data sets, results folder and store.
 
-    With --cluster: do nodes start, with the same versions; do they share the folder of
-    checkpoints, reach each other, and end?
+    With --cluster, for each that it names: do nodes start, with the same versions; do they share
+    the folder of checkpoints, reach each other, and end?
     """
     from flows.cli import documents
     from flows.cli.doctor import as_table, examine, examine_cluster

@@ -138,7 +138,9 @@ def _summary(experiment: str, folder: Path, outcomes: Sequence[Outcome], format:
         tables = latex_tables(outcomes, comparison, claims)
         return "\n".join([NEEDED.rstrip(), *(table.latex() for table in tables)])
     rows = exported(
-        compared(outcomes, comparison, default_rng(0)), judge(outcomes, claims, default_rng(0))
+        compared(outcomes, comparison, default_rng(0)),
+        judge(outcomes, claims, default_rng(0)),
+        *(each.score for each in outcomes[:1]),
     )
     return to_csv(rows) if format is Format.csv else f"{to_json(rows, [experiment])}\n"
 

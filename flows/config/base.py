@@ -43,6 +43,7 @@ from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.config.plugins import Group, Registered
 from flows.config.yaml_document import EVERY_ENTRY
 from flows.metrics import COLUMNS
+from flows.metrics.score import ACCURACY, SCORES
 from flows.quoting import quoted
 
 T = TypeVar("T")
@@ -470,7 +471,7 @@ OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="ki
 
 
 class ReplaySection(Built[dps.Replay]):
-    """How buffered gradients are applied after an outage."""
+    """How buffered updates are applied after an outage."""
 
     makes = dps.Replay
     policy: Literal[
@@ -562,18 +563,30 @@ class ObjectiveSection(Section):
 class EvaluationSection(Section):
     """How often the evaluator scores a snapshot, by which `metric`, and which value is a `target`.
 
-    Null is the accuracy, or R² where targets are numbers. With `objective`, it tells the objective
-    of the training problem as well.
+    Null is the accuracy, or R² where targets are numbers. Of RMSE and the loss less is better, so
+    that a target is reached from above. With `objective`, it tells the objective of the training
+    problem as well.
     """
 
     every_seconds: PositiveFloat = 0.25
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    metric: Literal["accuracy", "auc", "r2"] | None = Field(
+    metric: Literal["accuracy", "auc", "r2", "rmse", "loss"] | None = Field(
         default=None, exclude_if=lambda named: named is None
     )
-    target: Annotated[float, Field(gt=0, le=1)] | None = None
+    target: PositiveFloat | None = None
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
     objective: ObjectiveSection | None = Field(default=None, exclude_if=lambda said: said is None)
+
+    @model_validator(mode="after")
+    def _target_can_be_reached(self) -> EvaluationSection:
+        score = SCORES[self.metric or ACCURACY.key]
+        if self.target is not None and self.target > score.highest:
+            refuse(
+                f"expected at most 1, got {self.target:g}: the score is a share. Of a loss, or of "
+                "RMSE, give metric as well",
+                key="target",
+            )
+        return self
 
 
 class ComparisonSection(Section):

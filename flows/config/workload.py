@@ -52,6 +52,7 @@ MOST_FILTERS = 4096
 MOST_PATCHES = 1_000_000
 TAKES_SPARSE = ("softmax", "mlp", "logistic", "linear")  # their layers are no more than products
 PREDICTS_NUMBERS = ("linear", "mlp", "torch", "python")
+OF_NUMBERS = ("r2", "rmse")  # scores of predictions that are numbers
 SCORED_BY_AUC = ("softmax", "mlp", "logistic", "torch", "cnn", "python")
 
 
@@ -388,12 +389,13 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
 def score_objection(config: Trained, metric: str | None) -> str | None:
     """Say why a model cannot be scored by a metric on its data, if it cannot."""
     dataset, kind = config.dataset, config.workload.kind
-    if metric is None:
+    if metric in (None, "loss"):
         return None
     if dataset.shape.regression:
-        return None if metric == "r2" else f"{metric} is for classes; regression is scored by r2"
-    if metric == "r2":
-        return "r2 is for numbers; it needs data with task: regression"
+        known = "regression is scored by r2, rmse or loss"
+        return None if metric in OF_NUMBERS else f"{metric} is for classes; {known}"
+    if metric in OF_NUMBERS:
+        return f"{metric} is for numbers; it needs data with task: regression"
     if metric == "accuracy":
         return None
     if dataset.shape.classes != 2:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 from dps.errors import ConfigurationError, StoreUnavailable
@@ -35,7 +36,7 @@ from flows.execution.attempt import Attempt, prepare, set_aside, take_back
 from flows.execution.plan import recorded_in
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
-from flows.records.record import EVENTS_FILE, write_grid
+from flows.records.record import EVENTS_FILE, write_configuration, write_grid
 from flows.report.figures.figure import SCREEN
 from flows.report.html import FIGURES, write_report
 from flows.tracking.delivery import Delivery
@@ -89,6 +90,8 @@ def run_experiment(
     trials: Sequence[Trial] | None = None,
     retry_invalid: bool = False,
     resume: bool = True,
+    also_fixed: Mapping[str, int] = MappingProxyType({}),
+    written: str = "",
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
@@ -112,6 +115,11 @@ def run_experiment(
         Go on with a trial that was interrupted from its last complete checkpoint, if it wrote any.
         Without, it starts again, and so does one that was gone on with: such a record begins in the
         middle and cannot be compared with others.
+    also_fixed
+        What the record of each trial is to name beside the experiment's own claims, as `fixed` has
+        those: claims by which others judge it.
+    written
+        The configuration as somebody has written it, to be kept beside the records; "": nobody has.
 
     Raises
     ------
@@ -155,9 +163,13 @@ def run_experiment(
             write_grid(folder, names, experiment.order_seed, labels_in_order(trials))
             write_comparison(folder, experiment.comparison)
             write_claims(folder, experiment.claims)
+            write_configuration(folder, written)
             for trial in recorded:
                 books.enter(trial, known[trial.name])
-            to_run = _attempts(in_order, known, folder, view, experiment, runner.parallel, resume)
+            claimed = {**fixed(experiment.claims, len(experiment.seeds)), **also_fixed}
+            to_run = _attempts(
+                in_order, known, folder, view, experiment, claimed, runner.parallel, resume
+            )
             for attempt in runner.run(to_run, view):
                 done = books.read(attempt.trial)
                 view.ended(attempt.trial, done.outcome)
@@ -226,6 +238,7 @@ def _attempts(
     folder: Path,
     view: PlainView,
     experiment: ExperimentConfig,
+    claimed: Mapping[str, int],
     parallel: int,
     resume: bool,
 ) -> Iterator[Attempt]:
@@ -237,7 +250,7 @@ def _attempts(
                 "position": position,
                 "order_seed": experiment.order_seed,
                 "parallel": parallel if trial.config.cluster.shares_cores else 1,
-                **fixed(experiment.claims, len(experiment.seeds)),
+                **claimed,
             }
             yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
 

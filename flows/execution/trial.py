@@ -70,7 +70,7 @@ from flows.workloads import (
     Workload,
     batches,
 )
-from flows.workloads.losses import auc, predicted
+from flows.workloads.losses import auc, predicted, rmse
 
 LOST = "scheduler-connection-lost"  # as Dask says why futures are cancelled
 TRACEBACK_FILE = "traceback.txt"
@@ -509,13 +509,19 @@ class Scorer:
     ) -> tuple[float, float] | tuple[float, float, float, float]:
         """Return loss and score, and objective and stationarity if they are asked for."""
         params, data = dict(weights), self._data
-        scores = self._workload.evaluate(params, data.x_test, data.y_test)
-        if self._config.evaluation.metric == "auc":
-            found = predicted(self._predictor(params), data.x_test, data.y_test)
-            scores = scores[0], auc(found[:, 1] - found[:, 0], data.y_test)
+        loss, score = self._workload.evaluate(params, data.x_test, data.y_test)
+        match self._config.evaluation.metric:
+            case "auc":
+                found = predicted(self._predictor(params), data.x_test, data.y_test)
+                score = auc(found[:, 1] - found[:, 0], data.y_test)
+            case "rmse":
+                found = predicted(self._predictor(params), data.x_test, data.y_test)
+                score = data.target_scale * rmse(found, data.y_test)
+            case "loss":
+                score = loss
         if self._objective is None:
-            return scores
-        return (*scores, *self._objective.score(params, data.x_train, data.y_train))
+            return loss, score
+        return (loss, score, *self._objective.score(params, data.x_train, data.y_train))
 
     def _predictor(self, params: dict[str, np.ndarray]) -> Callable[[Any], np.ndarray]:
         workload: Any = self._workload  # of a kind that predicts: the configuration was checked

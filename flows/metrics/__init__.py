@@ -19,6 +19,13 @@ IDENTITY = (
     Metric("seed", "seed", "", "Seed of initial values, batch order and data order."),
     Metric("digest", "digest", "", "Short hash of the trial's whole configuration."),
     Metric(
+        "score",
+        "score",
+        "",
+        "What the model is scored by, as `evaluation.metric` names it: all that says accuracy is "
+        "of it. More is better of “accuracy”, “auc” and “r2”, less of “rmse” and “loss”.",
+    ),
+    Metric(
         "status",
         "status",
         "",

@@ -44,6 +44,7 @@ def _effects() -> tuple[Metric, ...]:
                 f"effect/{over}_mean",
                 better="higher",
                 signed=True,
+                of_score=True,
             ),
             Metric(
                 f"effect_{over}_end",
@@ -53,17 +54,22 @@ def _effects() -> tuple[Metric, ...]:
                 f"effect/{over}_end",
                 better="higher",
                 signed=True,
+                of_score=True,
             ),
         ]
     return tuple(found)
 
 
 def _other(
-    key: str, label: str, unit: Unit, definition: str, better: Better | None = None
+    key: str,
+    label: str,
+    unit: Unit,
+    definition: str,
+    better: Better | None = None,
+    of_score: bool = False,
 ) -> Metric:
-    return Metric(
-        key, label, unit, definition, f"effect/{key.removeprefix('effect_')}", better, signed=True
-    )
+    name = f"effect/{key.removeprefix('effect_')}"
+    return Metric(key, label, unit, definition, name, better, signed=True, of_score=of_score)
 
 
 EFFECTS = (
@@ -83,6 +89,7 @@ EFFECTS = (
         "Area between the curve of accuracy over time and that of the control, over the same span: "
         "the mean effect at the same times, times the length of the span.",
         "higher",
+        of_score=True,
     ),
     Metric(
         "effect_time_span",

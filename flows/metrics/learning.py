@@ -15,14 +15,16 @@ ACCURACY = (
         "Test accuracy: mean of the last 3 evaluations.",
         "final/accuracy",
         better="higher",
+        of_score=True,
     ),
     Metric(
         "accuracy_best",
         "best",
         "%",
-        "Highest evaluation of the trial.",
+        "Best evaluation of the trial.",
         "final/best_accuracy",
         better="higher",
+        of_score=True,
     ),
     Metric(
         "accuracy_before",
@@ -31,6 +33,7 @@ ACCURACY = (
         "Description, not an effect: last evaluation whose snapshot was read before the fault: "
         "the first by which a shard was not served for a time, else the first of all.",
         "fault/accuracy_before",
+        of_score=True,
     ),
     Metric(
         "accuracy_before_mean",
@@ -38,6 +41,7 @@ ACCURACY = (
         "%",
         "Description, not an effect: mean of the last 3 evaluations before the fault.",
         "fault/accuracy_before_mean",
+        of_score=True,
     ),
     Metric(
         "accuracy_after",
@@ -47,33 +51,35 @@ ACCURACY = (
         "fault took one down.",
         "fault/accuracy_after",
         better="higher",
+        of_score=True,
     ),
     Metric(
         "accuracy_drop",
         "before minus after (description)",
         "points",
-        "Description, not an effect: accuracy before the fault minus accuracy after it, in "
-        "percentage points; negative when accuracy was higher afterwards. What was learnt "
-        "meanwhile is in it, over spans that differ between strategies, and it does not count "
-        "what would have been learnt without the fault.",
+        "Description, not an effect: accuracy before the fault minus accuracy after it; negative "
+        "when that was higher. What was learnt meanwhile is in it, over spans that differ between "
+        "strategies, and it does not count what would have been learnt without the fault.",
         "fault/accuracy_drop",
         better="lower",
+        of_score=True,
     ),
     Metric(
         "accuracy_lowest_after",
-        "lowest after fault (description)",
+        "worst after fault (description)",
         "%",
-        "Description, not an effect: lowest evaluation after the shard served again.",
+        "Description, not an effect: worst evaluation after the shard served again.",
         "fault/accuracy_lowest_after",
         better="higher",
+        of_score=True,
     ),
     Metric(
         "regain_seconds",
         "regained after (description)",
         "s",
         "Description, not an effect: from the fault to the first evaluation, after the shard "
-        "served again, that is at least the accuracy before the fault. As coarse as the interval "
-        "between evaluations; empty when never reached.",
+        "served again, that is as good as the last before the fault. As coarse as the interval "
+        "between evaluations; empty when there is none.",
         "fault/regain_seconds",
         better="lower",
     ),
@@ -85,6 +91,7 @@ ACCURACY = (
         "accuracy while training, straight between evaluations.",
         "final/accuracy_area_time",
         better="higher",
+        of_score=True,
     ),
     Metric(
         "accuracy_area_gradients",
@@ -94,6 +101,7 @@ ACCURACY = (
         "accuracy per gradient, straight between evaluations. Gradients that were lost count.",
         "final/accuracy_area_gradients",
         better="higher",
+        of_score=True,
     ),
     Metric(
         "target_accuracy",
@@ -101,13 +109,14 @@ ACCURACY = (
         "%",
         "The accuracy that `evaluation.target` names.",
         "target/accuracy",
+        of_score=True,
     ),
     Metric(
         "target_seconds",
         "time to target",
         "s",
-        "From the start of the training to the first evaluation that is at least the target; empty "
-        "when never reached, and without a target.",
+        "From the start of the training to the first evaluation that is as good as the target; "
+        "empty when never reached, and without a target.",
         "target/seconds",
         better="lower",
     ),
@@ -115,7 +124,7 @@ ACCURACY = (
         "target_gradients",
         "gradients to target",
         "count",
-        "Gradients pushed until the first evaluation that is at least the target.",
+        "Gradients pushed until the first evaluation that is as good as the target.",
         "target/gradients",
         better="lower",
     ),
@@ -123,8 +132,8 @@ ACCURACY = (
         "target_usd",
         "money to target",
         "USD",
-        "Money spent until the first evaluation that is at least the target, on demand, as if the "
-        "training had ended then.",
+        "Money spent until the first evaluation that is as good as the target, on demand, as if "
+        "the training had ended then.",
         "target/usd",
         better="lower",
     ),
@@ -141,7 +150,8 @@ ACCURACY = (
         "final RMSE",
         "",
         "Root of the mean squared error on the test part, in the units of the target in its file: "
-        "that of the final R². Empty where R² is 0, and where targets are classes.",
+        "that of the final R² where this is the score, and empty then if it is 0. Empty too with "
+        "the loss as the score, and where targets are classes.",
         "final/rmse",
         better="lower",
     ),

@@ -39,6 +39,9 @@ class Metric:
         Whether a higher or a lower value is better; None where neither is.
     signed
         Whether it is a difference, which may be negative whatever its unit is.
+    of_score
+        Whether it is a value of what the model is scored by, or a difference of two. Unit and
+        `better` are those of a share then; `Score.of` returns it as it is for another score.
     """
 
     key: str
@@ -48,6 +51,7 @@ class Metric:
     metric: str | None = None
     better: Better | None = None
     signed: bool = False
+    of_score: bool = False
 
     @property
     def shown_unit(self) -> str:
@@ -87,6 +91,8 @@ def _number(value: float, unit: Unit, decimals: int) -> str:
         return _money(value)
     if unit == "s" and abs(value) < 1:
         return f"{value:.3f}"
+    if not unit and abs(value) < 1:
+        return f"{value:.3g}"
     return _three_digits(value)
 
 

@@ -190,7 +190,8 @@ COST = (
         "cost_per_point_usd",
         "money per percentage point",
         "USD",
-        "Money on demand divided by the final accuracy in percentage points.",
+        "Money on demand divided by the final accuracy in percentage points; empty for a score "
+        "that is no share.",
         "cost/usd_per_point",
         better="lower",
     ),

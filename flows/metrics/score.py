@@ -1,18 +1,25 @@
-"""What a model is scored by: the share that stands in all figures that speak of accuracy.
+"""What a model is scored by: the figure that stands in all that speaks of accuracy.
 
-Whatever it is, more of it is better, and 1 is all that there is.
+Most scores are shares, of which more is better, and 1 is all that there is. Of others less is
+better, and they are told in a unit of their own. Which it is, is told here alone.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.metrics.metric import Metric
+from flows.metrics.metric import Better, Metric
 
 _WORD = re.compile(r"\baccuracy\b", re.IGNORECASE)
+_OPPOSITE: Mapping[Better | None, Better | None] = {
+    "higher": "lower",
+    "lower": "higher",
+    None: None,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,33 +34,74 @@ class Score:
         What texts call it.
     definition
         What it is, as it follows its name.
+    better
+        Whether a higher or a lower value is better.
+    share
+        Whether it is a share, in [0, 1]: written in per cent, and its differences in points.
     """
 
     key: str
     name: str
     definition: str
+    better: Better = "higher"
+    share: bool = True
+
+    @property
+    def highest(self) -> float:
+        """What no value can exceed; none is below 0."""
+        return 1.0 if self.share else math.inf
+
+    @property
+    def sign(self) -> int:
+        """What values are multiplied by so that of the products more is better."""
+        return 1 if self.better == "higher" else -1
+
+    def reaches(self, value: float, wanted: float) -> bool:
+        """Whether a value is as good as another, or better."""
+        return value >= wanted if self.better == "higher" else value <= wanted
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """Return the best of the values that are finite; None where there is none."""
+        return max(filter(math.isfinite, values), key=lambda v: self.sign * v, default=None)
+
+    def worst(self, values: Iterable[float]) -> float | None:
+        """Return the worst of the values that are finite; None where there is none."""
+        return min(filter(math.isfinite, values), key=lambda v: self.sign * v, default=None)
+
+    def text(self, value: float) -> str:
+        """Return a value as it follows the name."""
+        return f"{value:.1%}" if self.share else f"{value:.4g}"
 
     def said(self, text: str) -> str:
         """Return a text of dps that speaks of accuracy, with the name of this score instead."""
-        return text if self.key == "accuracy" else _WORD.sub(self.name, text)
+        return text if self.key == "accuracy" else _WORD.sub(self._in_place_of, text)
 
     def tracked(self, metric: str) -> str:
         """Return what a metric of a tracked run that has accuracy in its name is called."""
-        return metric.replace("accuracy", self.key)
+        name = metric.replace("accuracy", self.key)
+        return name if self.better == "higher" else name.replace("lowest_after", "highest_after")
 
     def of(self, metric: Metric) -> Metric:
-        """Return a figure whose label and definition have the name of this score."""
+        """Return a figure by the name of this score, and if it is one of it, in its unit."""
         if self.key == "accuracy":
             return metric
         label, definition = self.said(metric.label), self.said(metric.definition)
-        return replace(metric, label=label, definition=definition)
+        found = replace(metric, label=label, definition=definition)
+        if not metric.of_score:
+            return found
+        better = metric.better if self.better == "higher" else _OPPOSITE[metric.better]
+        return replace(found, better=better, unit=metric.unit if self.share else "")
 
     @property
     def told(self) -> str:
         """A sentence on what stands where others say accuracy; empty for accuracy itself."""
         if self.key == "accuracy":
             return ""
-        return f"Where it says accuracy, {self.name} is meant: {self.definition}."
+        less = "" if self.better == "higher" else ". Less of it is better"
+        return f"Where it says accuracy, {self.name} is meant: {self.definition}{less}."
+
+    def _in_place_of(self, found: re.Match[str]) -> str:
+        return self.name[:1].upper() + self.name[1:] if found[0][0].isupper() else self.name
 
 
 ACCURACY = Score("accuracy", "accuracy", "the share of the examples that are right")
@@ -72,6 +120,20 @@ SCORES = {
             "R²",
             "the share of the variance of the target that predictions explain; 0 where they are "
             "worse than its mean",
+        ),
+        Score(
+            "rmse",
+            "RMSE",
+            "the root of the mean squared error, in the units that the target has in its file",
+            better="lower",
+            share=False,
+        ),
+        Score(
+            "loss",
+            "loss",
+            "the mean loss over the examples that are scored, as the workload defines it",
+            better="lower",
+            share=False,
         ),
     )
 }

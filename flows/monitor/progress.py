@@ -105,8 +105,9 @@ class Course:
 
     def text(self) -> str:
         """Return the state of the training in a few words."""
-        accuracy = "" if self.accuracy is None else f"{self.score.name} {self.accuracy:.1%}"
-        return "  ".join([accuracy, *(f"shard {shard} is down" for shard in sorted(self.down))])
+        value, score = self.accuracy, self.score
+        told = "" if value is None else f"{score.name} {score.text(value)}"
+        return "  ".join([told, *(f"shard {shard} is down" for shard in sorted(self.down))])
 
 
 class Follower:
@@ -362,7 +363,7 @@ def told(event: Event) -> str | None:
         case NodeLeft():
             return f"{event.node} left, and nothing was lost"
         case Replayed():
-            return f"shard {event.shard}: {event.count} buffered gradients applied"
+            return f"shard {event.shard}: {event.count} buffered updates applied"
         case TrialResumed():
             return f"goes on from update {event.updates}, from checkpoints in {event.path}"
         case Rebuilt():
@@ -382,9 +383,9 @@ def _ending(outcome: Outcome) -> str:
     if not outcome.valid:
         return f"{outcome.status}: {outcome.reason}"
     final = outcome.accuracy.final
-    accuracy = "" if final is None else f", {outcome.score.name} {final:.1%}"
+    score = "" if final is None else f", {outcome.score.name} {outcome.score.text(final)}"
     seconds = outcome.pace.seconds
-    return f"valid{accuracy}" + ("" if seconds is None else f", {seconds:.1f} s of training")
+    return f"valid{score}" + ("" if seconds is None else f", {seconds:.1f} s of training")
 
 
 def _clock(seconds: float) -> str:

@@ -465,7 +465,7 @@ def _parts(picture: Picture) -> Iterable[RenderableType]:
     )
     yield _table(
         {"worker": "left", "node": "left", "state": "left", "clock": "right"}
-        | {"updates": "right", "updates/s": "right", "loss": "right"},
+        | {"gradients": "right", "gradients/s": "right", "loss": "right"},
         [
             (
                 worker.worker,

@@ -79,9 +79,9 @@ def compared(
     rows = []
     for key, name in ((each.key, _name(each)) for each in virtual.claims):
         other = theirs.get(key)
-        row = [name, *((other.found, other.verdict) if other else (NO_SIDE, NO_SIDE))]
+        row = [name, *((other.found, other.told) if other else (NO_SIDE, NO_SIDE))]
         for mine in (side.get(key) for side in by_key):
-            told = (mine.found, mine.verdict) if mine else (NO_SIDE, NO_SIDE)
+            told = (mine.found, mine.told) if mine else (NO_SIDE, NO_SIDE)
             row += [*told, SHORT[agreement(other, mine)] if mine and other else NO_SIDE]
         rows.append(row)
     table = Table(TITLE, headings, rows)

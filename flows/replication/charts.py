@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 THICKEST, THINNEST, THINNER = 2.0, 0.9, 0.25
 HOLLOW_DASHES = (0, (1.5, 1.5))
 FEW = 20  # points, of which each has a marker
+SIDESTEP = 1.09  # by which factor the points of one line lie beside those of the next
 
 
 class Dot(NamedTuple):
@@ -61,6 +62,11 @@ class Chart:
         Whether the horizontal axis is.
     share
         Whether values are shares: they are in per cent, and no band goes beyond 0 and 1.
+    lowest
+        Where the vertical axis begins at least, of values that are no share.
+    beside
+        Whether the points of lines that lie on others are drawn beside each other, on a logarithmic
+        axis, with bars in the place of bands.
     width
         Of its files.
     """
@@ -74,6 +80,8 @@ class Chart:
     dashed: frozenset[str] = field(default_factory=frozenset)
     logarithmic: bool = False
     share: bool = False
+    lowest: float = 0.0
+    beside: bool = False
     width: Width = "single"
 
     def write(self, folder: Path) -> None:
@@ -119,6 +127,7 @@ class Chart:
         value_axis(
             axes,
             [bound for dots in self.lines.values() for dot in dots for bound in self._reach(dot)],
+            lowest=self.lowest,
             highest=1.0 if self.share else math.inf,
             near=self.share,
         )
@@ -140,7 +149,8 @@ class Chart:
         hollow = name in self.dashed
         dashes = HOLLOW_DASHES if hollow else own.dashes
         marker = own.marker if len(dots) <= FEW else ""
-        x, y = [dot.x for dot in dots], [dot.y for dot in dots]
+        aside = SIDESTEP ** (place - (len(self.lines) - 1) / 2) if self.beside else 1.0
+        x, y = [dot.x * aside for dot in dots], [dot.y for dot in dots]
         axes.plot(
             x,
             y,
@@ -153,7 +163,10 @@ class Chart:
             fillstyle="none" if hollow else "full",
         )
         low, high = zip(*map(self._reach, dots), strict=True) if dots else ((), ())
-        axes.fill_between(x, low, high, color=own.colour, alpha=0.14, linewidth=0)
+        if self.beside:
+            axes.vlines(x, low, high, color=own.colour, linewidth=1)
+        else:
+            axes.fill_between(x, low, high, color=own.colour, alpha=0.14, linewidth=0)
         key = line_key(name, own.colour, marker, dashes)
         if hollow:
             key.handle.set_fillstyle("none")

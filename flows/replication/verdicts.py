@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 from pydantic import Field, ValidationError
@@ -36,6 +37,8 @@ class ClaimVerdict(Section):
         is none, or where the effect is only a bound.
     turn
         The effect at which its direction turns: 0 of a difference, 1 of a ratio.
+    note
+        What is to be known of the verdict: that the claim was fixed after the data, say.
     """
 
     study: str = ""
@@ -48,6 +51,7 @@ class ClaimVerdict(Section):
     high: float | None = None
     n: int = 0
     turn: float = 0.0
+    note: str = ""
 
     @classmethod
     def of(
@@ -60,11 +64,18 @@ class ClaimVerdict(Section):
         study: str = "",
         measured: str = "",
         turn: float = 0.0,
+        note: str = "",
     ) -> ClaimVerdict:
         """Return a verdict whose effect is in numbers as well; None: it has none, or is a bound."""
         words = {"study": study, "claim": claim, "measured": measured, "found": found}
         numbers = {} if effect is None else asdict(effect)
-        return cls.model_validate({**words, "verdict": verdict, **numbers, "turn": turn})
+        known = {"verdict": verdict, **numbers, "turn": turn, "note": note}
+        return cls.model_validate({**words, **known})
+
+    @property
+    def told(self) -> str:
+        """The verdict, and what is to be known of it."""
+        return f"{self.verdict} ({self.note})" if self.note else self.verdict
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -75,6 +86,57 @@ class ClaimVerdict(Section):
     def effect(self) -> Interval | None:
         """The effect in numbers."""
         return None if self.mean is None else Interval(self.mean, self.low, self.high, self.n)
+
+
+class CellFigure(Section):
+    """One figure of one cell, the trials that differ in their seeds alone.
+
+    Attributes
+    ----------
+    study, configuration, condition
+        The cell.
+    figure
+        Its name, as `flows.replication.cells.FIGURES` has it.
+    seeds
+        Of its trials.
+    mean
+        Over them.
+    values
+        Of each of them; empty where only the mean was kept.
+    """
+
+    study: str
+    configuration: str
+    condition: str
+    figure: str
+    seeds: tuple[int, ...] = Field(strict=False)
+    mean: float
+    values: tuple[float, ...] = Field(default=(), strict=False)
+
+    @classmethod
+    def of(
+        cls, study: str, configuration: str, condition: str, figure: str, by_seed: dict[int, float]
+    ) -> CellFigure:
+        """Return a figure with what each seed has of it."""
+        return cls(
+            study=study,
+            configuration=configuration,
+            condition=condition,
+            figure=figure,
+            seeds=tuple(by_seed),
+            mean=fmean(by_seed.values()),
+            values=tuple(by_seed.values()),
+        )
+
+    @property
+    def cell(self) -> tuple[str, str, str]:
+        """What all figures of the cell have in common."""
+        return self.study, self.configuration, self.condition
+
+    @property
+    def by_seed(self) -> dict[int, float]:
+        """What each seed has; empty where only the mean was kept."""
+        return dict(zip(self.seeds, self.values, strict=True)) if self.values else {}
 
 
 class Verdicts(Section):
@@ -92,6 +154,8 @@ class Verdicts(Section):
         Where they come from if not straight from records; "" if they do.
     claims
         In the order of the paper.
+    cells
+        Figures of the single cells, seed by seed, for those of another version.
     """
 
     paper: Literal["ttf", "ftps"]
@@ -99,6 +163,7 @@ class Verdicts(Section):
     virtual: bool
     source: str = ""
     claims: tuple[ClaimVerdict, ...] = Field(strict=False)
+    cells: tuple[CellFigure, ...] = Field(default=(), strict=False)
 
     def write(self, folder: Path) -> None:
         """Write `verdicts.json`.

@@ -15,6 +15,7 @@ from flows.analysis.statistics.claims import JudgedClaim, PlannedClaim, is_count
 from flows.analysis.statistics.power import POWER, fewest_seeds
 from flows.config.claims import ClaimSection
 from flows.metrics.metric import SHARES
+from flows.metrics.score import ACCURACY, Score
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,38 +42,39 @@ NO_CLAIMS = (
 EXPLORATORY = "Exploratory"
 
 
-def smallest(claim: ClaimSection) -> str:
+def smallest(claim: ClaimSection, score: Score = ACCURACY) -> str:
     """Return the smallest difference of interest, without zeros that nobody has written."""
-    shares = claim.column.unit in SHARES
-    text = f"{100 * claim.smallest:.3g}" if shares else claim.column.text(claim.smallest)
+    column = score.of(claim.column)
+    shares = column.unit in SHARES
+    text = f"{100 * claim.smallest:.3g}" if shares else column.text(claim.smallest)
     text = text.rstrip("0").rstrip(".") if "." in text else text
-    unit = _UNITS.get(claim.column.unit, "")
+    unit = _UNITS.get(column.unit, "")
     return text + (" point" if (text, unit) == ("1", " points") else unit)
 
 
-def subject(claim: ClaimSection) -> str:
+def subject(claim: ClaimSection, score: Score = ACCURACY) -> str:
     """Return the figure and the strategy that a claim is about."""
-    label = _EFFECTS.get(claim.metric, claim.column.label)
+    label = score.said(_EFFECTS.get(claim.metric, claim.column.label))
     if claim.metric.startswith("updates_"):
         label = f"updates {label}"
     return f"{label} with {claim.strategy}"
 
 
-def statement(claim: ClaimSection) -> str:
+def statement(claim: ClaimSection, score: Score = ACCURACY) -> str:
     """Return what is claimed, said from its parts."""
     under = ", ".join(claim.condition.values())
-    about = subject(claim) + (f" ({under})" if under else "")
+    about = subject(claim, score) + (f" ({under})" if under else "")
     if claim.direction == "equivalent":
         other = "0" if claim.one_sample else f"what it is with {claim.baseline}"
-        return f"{about}: within {smallest(claim)} of {other}"
+        return f"{about}: within {smallest(claim, score)} of {other}"
     other = "0" if claim.one_sample else f"with {claim.baseline}"
-    interest = f"of interest: {smallest(claim)} or more"
+    interest = f"of interest: {smallest(claim, score)} or more"
     return f"{about}: {claim.direction} than {other} ({interest})"
 
 
-def title(claim: ClaimSection) -> str:
+def title(claim: ClaimSection, score: Score = ACCURACY) -> str:
     """Return the sentence of a claim, its own or the one from its parts, as a heading."""
-    said = claim.claim or statement(claim)
+    said = claim.claim or statement(claim, score)
     return said[:1].upper() + said[1:]
 
 
@@ -81,7 +83,7 @@ def effect(judged: JudgedClaim) -> str:
     claim, found = judged.claim, judged.difference
     if found is None:
         return "no seed has the figure" if judged.uneven is None else ""
-    about = subject(claim)
+    about = subject(claim, judged.score)
     if claim.one_sample:
         value = f"{about}: {_amount(judged, 1)}{_interval(judged, 1)}"
     elif found.mean == 0:
@@ -107,7 +109,7 @@ def tested(judged: JudgedClaim) -> str:
 def reason(judged: JudgedClaim) -> str:
     """Say what the verdict means for the size of the difference, or why there is none yet."""
     claim, verdict = judged.claim, judged.decision.verdict
-    least = smallest(claim)
+    least = smallest(claim, judged.score)
     if verdict == "not resolved":
         return _unresolved(judged)
     if claim.direction == "equivalent":
@@ -187,7 +189,7 @@ def print_claims(judged: Sequence[JudgedClaim], console: Console) -> None:
     console.print(Text(HEADING, style="bold underline"))
     for number, each in enumerate(judged, 1):
         tone = STYLES[TONES[each.decision.verdict]]
-        head = Text(f"{number}. {title(each.claim)}: ")
+        head = Text(f"{number}. {title(each.claim, each.score)}: ")
         console.print(head.append(each.decision.verdict, style=tone))
         console.print(Padding(Text(verdict_sentence(each)), (0, 0, 0, 3)))
         for said in warnings(each):
@@ -212,9 +214,9 @@ def print_plan(planned: Sequence[PlannedClaim], seeds: int, pilot: str, console:
     ):
         table.add_column(Text(heading), justify="right")
     for number, each in enumerate(planned, 1):
-        told = f"{number}. {title(each.claim)}"
+        told = f"{number}. {title(each.claim, each.score)}"
         if each.claim.claim:
-            told += f"\n   {statement(each.claim)}"
+            told += f"\n   {statement(each.claim, each.score)}"
         table.add_row(*map(Text, (told, *_resolved(each))))
     console.print(table)
     console.print(Text(plan_legend(planned, seeds, pilot), style="dim"))
@@ -272,7 +274,7 @@ def _in_short(judged: JudgedClaim) -> str:
     """A claim in the words of its configuration, and in brackets what was found."""
     found = judged.difference
     if found is None:
-        return f"{title(judged.claim)} (not comparable)"
+        return f"{title(judged.claim, judged.score)} (not comparable)"
     if judged.claim.one_sample:
         value = _amount(judged, 1) + _interval(judged, 1)
     elif found.mean == 0:
@@ -280,17 +282,18 @@ def _in_short(judged: JudgedClaim) -> str:
     else:
         sign = 1 if found.mean > 0 else -1
         value = f"{_amount(judged, sign)} {'more' if sign > 0 else 'less'}{_interval(judged, sign)}"
-    return f"{title(judged.claim)} ({_quantity(judged.claim)}: {value})"
+    return f"{title(judged.claim, judged.score)} ({_quantity(judged)}: {value})"
 
 
-def _quantity(claim: ClaimSection) -> str:
+def _quantity(judged: JudgedClaim) -> str:
     """The figure of a claim, without the strategy."""
-    return subject(claim).removesuffix(f" with {claim.strategy}").rstrip(",")
+    about = subject(judged.claim, judged.score)
+    return about.removesuffix(f" with {judged.claim.strategy}").rstrip(",")
 
 
 def _amount(judged: JudgedClaim, sign: int) -> str:
     """The mean difference, or its opposite, with its unit."""
-    column, found = judged.claim.column, judged.difference
+    column, found = judged.column, judged.difference
     assert found is not None, "there is a difference wherever one is told"
     return column.text(sign * found.mean, _finer(judged)) + _UNITS.get(column.unit, "")
 
@@ -305,7 +308,7 @@ def _interval(judged: JudgedClaim, sign: int) -> str:
     if judged.bounds is None or found is None or found.n < FEWEST_SEEDS:
         return ""
     low, high = sorted(sign * bound for bound in judged.bounds)
-    column, level, finer = judged.claim.column, judged.decision.confidence, _finer(judged)
+    column, level, finer = judged.column, judged.decision.confidence, _finer(judged)
     at = "" if judged.claims == 1 else f" at {100 * level:.3g}%"
     return f" [{column.text(low, finer)}, {column.text(high, finer)}{at}]"
 
@@ -330,9 +333,9 @@ def _unresolved(judged: JudgedClaim) -> str:
         same = "the same in all of them, but " if found.constant else ""
         chance = f"chance alone gives {found.n} of one sign with p = {2.0 ** (1 - found.n):.2g}"
         return f"{same}{chance}: it takes {max(fewest, needed or 0)} seeds"
-    what = f"a difference of {smallest(claim)}"
+    what = f"a difference of {smallest(claim, judged.score)}"
     if claim.direction == "equivalent":
-        what = f"that a difference of 0 is within {smallest(claim)}"
+        what = f"that a difference of 0 is within {smallest(claim, judged.score)}"
     if needed is None:
         return f"a million seeds would not show {what}"
     if needed > found.n:
@@ -348,4 +351,4 @@ def _resolved(each: PlannedClaim) -> tuple[str, str, str]:
         return "?", "?", "?"
     power = f"{each.power:.0%}" if each.power < 0.995 else ">99%"
     needed = "over a million" if each.needed is None else f"{each.needed:,}"
-    return each.claim.column.text(each.sd, finer=True), power, needed
+    return each.score.of(each.claim.column).text(each.sd, finer=True), power, needed

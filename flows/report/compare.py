@@ -233,7 +233,7 @@ def write_side_by_side(runs: Sequence[Run], rng: np.random.Generator, form: Form
         return "\n".join(
             [NEEDED.rstrip(), *(each.latex() for each in run_tables(compared, _score(runs)))]
         )
-    rows = exported(compared)
+    rows = exported(compared, score=_score(runs))
     if form == "csv":
         return to_csv(rows)
     settings = [
@@ -257,14 +257,15 @@ def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> T
     table = _table("figure", *names, "difference", numbers=True)
     for column in COLUMNS:
         values = mine[column.key], theirs[column.key]
+        if first.score == second.score:
+            column = first.score.of(column)
         texts = [column.text(value) for value in values]
         if column.key in TOLD_ABOVE or (column.key not in ALWAYS_SHOWN and _nothing(texts)):
             continue
         difference = ""
         if column.metric is not None and None not in values:
             difference = signed(column, values[1] - values[0])
-        name = figure_name(first.score.of(column) if first.score == second.score else column)
-        cells = (name, *texts, difference)
+        cells = (figure_name(column), *texts, difference)
         table.add_row(*map(Text, cells))
     return table
 

@@ -2,7 +2,8 @@
 
 A row is a metric of a strategy (or run) under a condition, with its mean and interval, its
 difference from the baseline, and what that shows; or a claim, with its verdict. Numbers are plain:
-shares between 0 and 1, seconds, bytes, USD.
+shares between 0 and 1, seconds, bytes, USD; those of a loss or an error in its own unit, which is
+empty.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from flows.analysis.outcome import labels_told
 from flows.analysis.statistics import CONFIDENCE
 from flows.analysis.statistics.claims import JudgedClaim
 from flows.metrics import BY_KEY, Metric
+from flows.metrics.score import ACCURACY, Score
 from flows.report import claims as in_words
 
 SCHEMA = "dps.comparison/1"
@@ -82,10 +84,10 @@ FIELDS = tuple(field.name for field in fields(ExportedRow))
 
 
 def exported(
-    rows: Sequence[Compared], claims: Sequence[JudgedClaim] = ()
+    rows: Sequence[Compared], claims: Sequence[JudgedClaim] = (), score: Score = ACCURACY
 ) -> tuple[ExportedRow, ...]:
-    """Return the claims, then what was compared, as rows of the schema."""
-    return (*map(_of_claim, claims), *map(_of_metric, rows))
+    """Return the claims, then what was compared, as rows; `score` is what models are scored by."""
+    return (*map(_of_claim, claims), *(_of_metric(row, score) for row in rows))
 
 
 def to_csv(rows: Sequence[ExportedRow]) -> str:
@@ -110,7 +112,7 @@ def to_json(
     return json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _of_metric(row: Compared) -> ExportedRow:
+def _of_metric(row: Compared, score: Score) -> ExportedRow:
     own, found = row.interval, row.difference
     return ExportedRow(
         kind="metric",
@@ -118,7 +120,7 @@ def _of_metric(row: Compared) -> ExportedRow:
         strategy=row.strategy,
         baseline=row.baseline if row.strategy != row.baseline else None,
         metric=row.metric,
-        unit=_unit(BY_KEY[row.metric]),
+        unit=_unit(score.of(BY_KEY[row.metric])),
         n=own.n if own else None,
         mean=own.mean if own else None,
         low=own.low if own else None,
@@ -143,7 +145,7 @@ def _of_claim(judged: JudgedClaim) -> ExportedRow:
         strategy=claim.strategy,
         baseline=None if claim.one_sample else claim.baseline,
         metric=claim.metric,
-        unit=_unit(claim.column),
+        unit=_unit(judged.column),
         n=None,
         mean=None,
         low=None,
@@ -155,7 +157,7 @@ def _of_claim(judged: JudgedClaim) -> ExportedRow:
         level=judged.decision.confidence if low is not None else None,
         p=judged.decision.corrected,
         verdict=judged.decision.verdict,
-        claim=in_words.title(claim),
+        claim=in_words.title(claim, judged.score),
     )
 
 

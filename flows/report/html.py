@@ -368,7 +368,7 @@ def _runs_of(numbers: Sequence[int]) -> str:
 
 def _claim(judged: JudgedClaim, say: Callable[[str], str]) -> Claim:
     return Claim(
-        say(in_words.title(judged.claim)),
+        say(in_words.title(judged.claim, judged.score)),
         judged.decision.verdict,
         in_words.TONES[judged.decision.verdict],
         in_words.verdict_sentence(judged),

@@ -305,7 +305,7 @@ def _told(group: Group, key: str) -> bool:
 
 def _mean(group: Group, key: str) -> str:
     """A mean with its interval, and of how many trials it is where not all have the metric."""
-    metric = BY_KEY[key]
+    metric = group.trials[0].score.of(BY_KEY[key])
     values = [float(value) for o in group.trials if (value := o.row()[key]) is not None]
     if not values:
         return NOT_APPLICABLE
@@ -335,10 +335,10 @@ def _claims(judged: Sequence[JudgedClaim], score: Score) -> LatexTable:
 
 
 def _claim(judged: JudgedClaim) -> list[str]:
-    found, column = judged.difference, judged.claim.column
+    found, column = judged.difference, judged.column
     p = judged.decision.corrected
     return [
-        in_words.title(judged.claim),
+        in_words.title(judged.claim, judged.score),
         NOT_APPLICABLE
         if found is None
         else f"{_text(column, found.mean)}{_at_level(judged)} {column.shown_unit}".rstrip(),
@@ -351,7 +351,7 @@ def _at_level(judged: JudgedClaim) -> str:
     found = judged.difference
     if judged.bounds is None or found is None or found.n < FEWEST_SEEDS:
         return ""
-    return f" {_bounds(judged.claim.column, *judged.bounds)}"
+    return f" {_bounds(judged.column, *judged.bounds)}"
 
 
 def _differences(rows: Sequence[Compared], slug: str, score: Score) -> list[LatexTable]:

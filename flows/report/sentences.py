@@ -7,7 +7,7 @@ of strategies elsewhere is said of claims alone (`flows.report.claims`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,8 @@ from flows.analysis.groups import Group
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import FEWEST_SEEDS, Interval, interval
 from flows.config.faults.text import WAYS
-from flows.metrics import BY_KEY
+from flows.metrics import BY_KEY, Metric
+from flows.metrics.score import ACCURACY, Score
 from flows.records.record import Record
 
 MUST_BE_ZERO = ("updates_applied_twice", "updates_replica_conflicts", "updates_audit_mismatches")
@@ -66,7 +67,7 @@ def span(group: Group, key: str, unit: str = "") -> str | None:
     spread = group.spread(key)
     if spread is None:
         return None
-    column = BY_KEY[key]
+    column = _column(group, key)
     low, high = column.text(spread.low), column.text(spread.high)
     separator = " to " if low.startswith("−") or high.startswith("−") else "–"
     return (low if low == high else f"{low}{separator}{high}") + unit
@@ -99,6 +100,7 @@ def through_fault(group: Group, quiet: Group | None) -> Sentence:
     sentences = [
         _recovery(group),
         _outages(group),
+        _ended_within(group),
         _effect(group),
         _updates(group),
         _end(group, quiet),
@@ -237,9 +239,8 @@ def _effects_in_short(groups: Sequence[Group]) -> str:
     means = {g.strategy: s.mean for g in groups if (s := g.spread("effect_time_mean"))}
     if not means:
         return ""
-    column = BY_KEY["effect_time_mean"]
-    best = sorted(means, key=lambda strategy: -means[strategy])
-    each = [f"{column.text(means[strategy])} points with {strategy}" for strategy in best]
+    column, unit = _column(groups[0], "effect_time_mean"), _unit(groups[0], "effect_time_mean")
+    each = [f"{column.text(means[name])}{unit} with {name}" for name in _best_first(groups, means)]
     return (
         f"From the fault on, {_measured(groups[0])} differed on average by {_listed(each)} from "
         f"the same seed without the fault{_mean_of(groups, column.key)}."
@@ -258,13 +259,20 @@ def _without_faults(groups: Sequence[Group]) -> str:
 
 
 def _final_in_short(groups: Sequence[Group]) -> str:
-    column = BY_KEY["accuracy_final"]
+    column = _column(groups[0], "accuracy_final")
     means = {g.strategy: s.mean for g in groups if (s := g.spread(column.key))}
     if not means:
         return ""
-    best = sorted(means, key=lambda strategy: -means[strategy])
+    best = _best_first(groups, means)
     each = [f"{column.text(means[strategy])}{column.unit} with {strategy}" for strategy in best]
-    return f"{column.label.capitalize()} was {_listed(each)}{_mean_of(groups, column.key)}."
+    label = f"{column.label[:1].upper()}{column.label[1:]}"
+    return f"{label} was {_listed(each)}{_mean_of(groups, column.key)}."
+
+
+def _best_first(groups: Sequence[Group], means: Mapping[str, float]) -> list[str]:
+    """Strategies by means of the score, or of effects on it."""
+    sign = _score(groups[0]).sign
+    return sorted(means, key=lambda strategy: -sign * means[strategy])
 
 
 def _price_in_short(groups: Sequence[Group], baseline: str | None) -> str:
@@ -283,8 +291,9 @@ def _price_in_short(groups: Sequence[Group], baseline: str | None) -> str:
 
 
 def _measured(group: Group) -> str:
-    """What the model is scored by."""
-    return _scored(group, BY_KEY["accuracy_final"].label.removeprefix("final "))
+    """What the model is scored by; where that is not more, it says that less is better."""
+    score = _score(group)
+    return score.name if score.better == "higher" else f"{score.name} (less is better)"
 
 
 def _mean_of(groups: Sequence[Group], key: str) -> str:
@@ -345,6 +354,17 @@ def _outages(group: Group) -> str:
     )
 
 
+def _ended_within(group: Group) -> str:
+    """In how many trials the training was through before a shard had recovered."""
+    cut = sum(bool(trial.row()["outages_unrecovered"]) for trial in group.trials)
+    if not cut:
+        return ""
+    return (
+        f"{cut} of {len(group.trials)} trials ended within an outage: a shard had applied no "
+        "update again, so that what they end with shows nothing of that recovery."
+    )
+
+
 def _skipped(group: Group) -> str:
     """How many more there would have been; nothing where none was skipped."""
     skipped = group.spread("faults_skipped")
@@ -355,14 +375,14 @@ def _skipped(group: Group) -> str:
 
 def _effect(group: Group) -> str:
     parts = [
-        f"{span(group, f'effect_{over}_mean', ' points')} {how}"
+        f"{span(group, f'effect_{over}_mean', _unit(group, f'effect_{over}_mean'))} {how}"
         for over, how in _OVER.items()
         if group.spread(f"effect_{over}_mean")
     ]
     if not parts:
         return (
-            f"What that did to {_measured(group)} is not known: there is no trial of the same seed "
-            "without the fault."
+            f"What that did to {_score(group).name} is not known: there is no trial of the same "
+            "seed without the fault."
         )
     deficit = group.spread("gradients_deficit")
     missing = ""
@@ -374,10 +394,20 @@ def _effect(group: Group) -> str:
     )
 
 
-def _scored(group: Group, text: str) -> str:
-    """A text that speaks of accuracy, with what the trials of a group are scored by instead."""
+def _score(group: Group) -> Score:
+    """What the trials of a group are scored by."""
     every = (*group.trials, *group.left_out)
-    return every[0].score.said(text) if every else text
+    return every[0].score if every else ACCURACY
+
+
+def _column(group: Group, key: str) -> Metric:
+    return _score(group).of(BY_KEY[key])
+
+
+def _unit(group: Group, key: str) -> str:
+    """The unit of a figure, as it follows a number in a sentence."""
+    unit = _column(group, key).unit
+    return unit if unit in ("", "%") else f" {unit}"
 
 
 def _updates(group: Group) -> str:
@@ -407,11 +437,11 @@ def _safe(group: Group) -> str:
 
 
 def _end(group: Group, quiet: Group | None) -> str:
-    final = span(group, "accuracy_final", "%")
+    final = span(group, "accuracy_final", _unit(group, "accuracy_final"))
     if final is None:
         return ""
-    compared = span(quiet, "accuracy_final", "%") if quiet else None
-    label = _scored(group, BY_KEY["accuracy_final"].label)
+    compared = span(quiet, "accuracy_final", _unit(quiet, "accuracy_final")) if quiet else None
+    label = _column(group, "accuracy_final").label
     said = f"{label[0].upper()}{label[1:]} {final}"
     return f"{said} ({compared} without the fault)." if compared else f"{said}."
 

@@ -54,7 +54,7 @@ def _recovery(recovery: Mapping[str, Any]) -> str:
     if outage.get("kind") == "continue":
         told += (
             " Meanwhile workers go on: of each, up to "
-            f"{outage.get('limit', '?')} gradients per shard are kept and applied afterwards."
+            f"{outage.get('limit', '?')} updates per shard are kept and applied afterwards."
         )
     return told
 

@@ -245,7 +245,7 @@ def statistics(rows: Sequence[Compared], score: Score = ACCURACY) -> list[Statis
         members = [row for row in rows if row.condition == condition]
         names = tuple(dict.fromkeys(row.strategy for row in members))
         metrics = dict.fromkeys(row.metric for row in members)
-        found = {(row.metric, row.strategy): _compared(row) for row in members}
+        found = {(row.metric, row.strategy): _compared(row, score) for row in members}
         lines = tuple(
             (score.of(BY_KEY[metric]), tuple(found.get((metric, name)) for name in names))
             for metric in metrics
@@ -254,8 +254,8 @@ def statistics(rows: Sequence[Compared], score: Score = ACCURACY) -> list[Statis
     return tables
 
 
-def _compared(row: Compared) -> ComparedCell:
-    column, own = BY_KEY[row.metric], row.interval
+def _compared(row: Compared, score: Score) -> ComparedCell:
+    column, own = score.of(BY_KEY[row.metric]), row.interval
     return ComparedCell(
         mean=column.text(own.mean if own else None),
         interval=_interval(column, own) if own else "",
@@ -348,7 +348,7 @@ def _tells(cells: Sequence[Cell]) -> bool:
 
 
 def _glance_cell(group: Group, key: str) -> Cell:
-    column = BY_KEY[key]
+    column = score_of_groups([group]).of(BY_KEY[key])
     cell = _cell(column, group)
     unit = UNITS.get(column.unit, "")
     return Cell(cell.mean if cell.mean == NOT_APPLICABLE else cell.mean + unit, cell.range)
@@ -384,7 +384,8 @@ def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
 
 def score_of_groups(groups: Sequence[Group]) -> Score:
     """Return what the trials of some groups are scored by."""
-    return next((each.score for group in groups for each in group.trials), ACCURACY)
+    every = (each for group in groups for each in (*group.trials, *group.left_out))
+    return next((each.score for each in every), ACCURACY)
 
 
 def _applies(key: str, groups: Sequence[Group]) -> bool:
@@ -415,7 +416,7 @@ def _cell(column: Metric, group: Group) -> Cell:
 def texts(outcome: Outcome) -> list[str]:
     """Return the figures of `PER_TRIAL` of one trial."""
     row = outcome.row()
-    return [BY_KEY[key].text(row[key]) for key in PER_TRIAL]
+    return [outcome.score.of(BY_KEY[key]).text(row[key]) for key in PER_TRIAL]
 
 
 def in_reading_order(outcomes: Sequence[Outcome]) -> list[Outcome]:

@@ -23,7 +23,8 @@ from flows.analysis.groups import conditions, strategies
 from flows.analysis.statistics import FEWEST_SEEDS, Difference, Interval, are_apart, paired
 from flows.analysis.statistics.claims import JudgedClaim, judge
 from flows.config.trials import load_trials
-from flows.metrics import BY_KEY
+from flows.metrics import BY_KEY, Metric
+from flows.metrics.score import ACCURACY, Score
 from flows.report.claims import title, verdict_sentence
 
 if TYPE_CHECKING:
@@ -175,6 +176,8 @@ class Agreement:
         What either has to say of each comparison besides.
     left_out
         How many trials are not valid, on real nodes and on virtual time.
+    score
+        What models are scored by.
     """
 
     pairs: tuple[Pair, ...]
@@ -182,6 +185,7 @@ class Agreement:
     claims: tuple[tuple[JudgedClaim, JudgedClaim], ...]
     readings: tuple[ReadTwice, ...]
     left_out: tuple[int, int]
+    score: Score = ACCURACY
 
     @property
     def errors_of_times(self) -> list[float]:
@@ -235,6 +239,7 @@ def agreement(
         replace(one, identity=replace(one.identity, experiment=experiment.experiment))
         for one in virtual
     ]
+    score = next((each.score for each in (*real, *virtual)), ACCURACY)
     pairs: list[Pair] = []
     uneven: list[str] = []
     for name, metric, mine, theirs in _by_figure(real, virtual):
@@ -242,15 +247,16 @@ def agreement(
             pairs.append(_pair(*name, metric, mine, theirs, rng))
         if mine.keys() != theirs.keys():
             counts = f"{len(mine)} seeds on real nodes, {len(theirs)} on virtual time"
-            uneven.append(f"{_about(metric, *name)} ({counts})")
+            uneven.append(f"{_about(score.of(BY_KEY[metric]), *name)} ({counts})")
     left_out = (sum(not one.valid for one in real), sum(not one.valid for one in virtual))
     judged = (judge(side, experiment.claims, rng) for side in (real, virtual))
     return Agreement(
         tuple(pairs),
         tuple(uneven),
         tuple(zip(*judged, strict=True)),
-        _readings(real, virtual, experiment, rng),
+        _readings(real, virtual, experiment, rng, score),
         left_out,
+        score,
     )
 
 
@@ -262,7 +268,7 @@ def table(found: Agreement) -> Table:
     for heading in ("real", "virtual", "virtual - real", "error"):
         shown.add_column(heading, justify="right")
     for pair in sorted(found.pairs, key=lambda pair: list(FIGURES).index(pair.metric)):
-        column = BY_KEY[pair.metric]
+        column = found.score.of(BY_KEY[pair.metric])
         name = column.label
         if column.shown_unit:
             name += f", {column.shown_unit}"
@@ -271,7 +277,7 @@ def table(found: Agreement) -> Table:
         cells = (
             *(name, pair.strategy, pair.condition),
             *(column.text(pair.real), column.text(pair.virtual)),
-            *(_with_interval(pair.difference, pair.metric), _error(pair)),
+            *(_with_interval(pair.difference, column), _error(pair)),
         )
         shown.add_row(*map(Text, cells))
     return shown
@@ -359,8 +365,7 @@ def _pair(
     )
 
 
-def _with_interval(found: Difference, metric: str) -> str:
-    column = BY_KEY[metric]
+def _with_interval(found: Difference, column: Metric) -> str:
     sign = "+" if found.mean > 0 else ""
     if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
         return f"{sign}{column.text(found.mean)}"
@@ -381,10 +386,15 @@ def _readings(
     virtual: Sequence[Outcome],
     experiment: ExperimentConfig,
     rng: np.random.Generator,
+    score: Score,
 ) -> tuple[ReadTwice, ...]:
     judged = (compared(each, experiment.comparison, rng) for each in (real, virtual))
     first, second = (
-        {_about(row.metric, row.condition, row.strategy): row for row in rows if row.reading}
+        {
+            _about(score.of(BY_KEY[row.metric]), row.condition, row.strategy): row
+            for row in rows
+            if row.reading
+        }
         for rows in judged
     )
     names = {**first, **second}
@@ -414,7 +424,7 @@ def _of_counts(found: Agreement) -> Iterator[str]:
         if not pair.within_spread:
             column = BY_KEY[pair.metric]
             yield (
-                f"  {_about(pair.metric, pair.condition, pair.strategy)}: "
+                f"  {_about(column, pair.condition, pair.strategy)}: "
                 f"{column.text(pair.real)} on real nodes, from {column.text(pair.lowest)} to "
                 f"{column.text(pair.highest)}; {column.text(pair.virtual)} on virtual time"
             )
@@ -429,7 +439,7 @@ def _of_claims(found: Agreement) -> Iterator[str]:
     yield f"Verdicts on claims: {same} of {len(found.claims)} are the same (wanted: all: {met})"
     for one, other in found.claims:
         if one.decision.verdict != other.decision.verdict:
-            yield f"  {title(one.claim)}"
+            yield f"  {title(one.claim, one.score)}"
             yield f"    real nodes: {verdict_sentence(one)}"
             yield f"    virtual time: {verdict_sentence(other)}"
 
@@ -445,16 +455,18 @@ def of_readings(found: Agreement) -> Iterator[str]:
         if those := [each for each in told if each.relation == relation]:
             yield f"  {len(those)} {meaning}"
             for each in those:
-                real, virtual = map(_said, (each.real, each.virtual))
+                real, virtual = (_said(side, found.score) for side in (each.real, each.virtual))
                 yield f"    {each.about}: {real} on real nodes, {virtual} on virtual time"
     yield from _untold("Readings", len(found.readings) - len(told))
 
 
-def _said(side: Compared | None) -> str:
+def _said(side: Compared | None, score: Score) -> str:
     if side is None:
         return "no reading"
     found = side.difference
-    return side.said if found is None else f"{side.said} ({_with_interval(found, side.metric)})"
+    if found is None:
+        return side.said
+    return f"{side.said} ({_with_interval(found, score.of(BY_KEY[side.metric]))})"
 
 
 def _untold(what: str, count: int) -> Iterator[str]:
@@ -466,5 +478,5 @@ def _met(met: bool) -> str:
     return "met" if met else "missed"
 
 
-def _about(metric: str, condition: str, strategy: str) -> str:
-    return f"{BY_KEY[metric].label}, {strategy}, {condition}".rstrip(", ")
+def _about(column: Metric, condition: str, strategy: str) -> str:
+    return f"{column.label}, {strategy}, {condition}".rstrip(", ")

@@ -77,6 +77,12 @@ def r_squared(errors: Array, y: Array) -> float:
     return 1 - unexplained / variance
 
 
+def rmse(predictions: Array, y: Array) -> float:
+    """Return the root of the mean squared error of predictions, one for each example."""
+    errors = predictions.reshape(len(y)).astype(np.float64) - y
+    return float(np.sqrt(np.mean(errors**2)))
+
+
 def auc(scores: Array, y: Array) -> float:
     """Return the area under the ROC curve, given a score for each example, and 0 or 1.
 

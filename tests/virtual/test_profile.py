@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from contextvars import copy_context
 from itertools import islice
 from random import Random
@@ -31,12 +33,12 @@ def nodes(workers: int = 1) -> list[NodeSpec]:
     ]
 
 
-def round_trips(profile: Profile, nbytes: int, workers: int = 1) -> list[float]:
+def round_trips(profile: Profile, nbytes: int, workers: int = 1, trips: int = 3) -> list[float]:
     """How long the last of some round trips took each worker."""
 
     def train(worker: Worker) -> float:
         gradients = {"w": np.ones(nbytes // 4, np.float32)}
-        for _ in range(3):
+        for _ in range(trips):
             began = worker.now()
             worker.push_pull(gradients)
         return worker.now() - began
@@ -88,6 +90,23 @@ def test_transfers_share_the_port_that_they_leave_by_and_the_one_that_they_reach
 def test_a_transfer_has_the_port_for_itself_again_when_another_one_is_over() -> None:
     # Half a second alone, then a second for half a megabyte shared; the other goes on alone.
     assert arrivals(("a", "b", 10**6, 0.0), ("a", "b", 10**6, 0.5)) == pytest.approx([1.5, 2.0])
+
+
+def test_bytes_that_have_arrived_are_let_go_of_without_a_collection() -> None:
+    # On virtual time the collector looks seldom, and each message of a model has megabytes.
+    profile = Profile("links", Link(1e-5, bandwidth=1e9))
+    peaks = []
+    for trips in (2, 12):
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            round_trips(profile, MEGABYTE, trips=trips)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    assert peaks[1] < peaks[0] + 4 * MEGABYTE
 
 
 def test_what_is_sent_is_as_it_was_whatever_the_sender_does_with_it_then() -> None:

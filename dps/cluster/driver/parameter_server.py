@@ -48,7 +48,7 @@ from dps.cluster.driver.setup import (
 from dps.cluster.driver.training_watch import TrainingWatch
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.weak import weakly
-from dps.cluster.node.worker import run_worker
+from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter

@@ -7,42 +7,26 @@ on the node's event loop, so a push goes on while the function computes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from distributed import get_worker
 
-from dps.cluster.node.audit import audit
-from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.drop_log import DropLog
-from dps.cluster.node.loss_log import log_own
-from dps.cluster.node.malloc import keep_memory
-from dps.cluster.node.recorder import Recorder, record_forever, recorder_of, sample
-from dps.cluster.node.shutdown import Leave, leave_of
-from dps.cluster.platform import Platform, platform_of
-from dps.cluster.transport.calls import meter_of
-from dps.cluster.transport.port import port_of
+from dps.cluster.node.columns import ReportColumns
+from dps.cluster.node.shutdown import Leave
+from dps.cluster.platform import Platform
 from dps.core.blocks import Arrays, Layout
-from dps.core.consistency import ASP, Consistency
+from dps.core.consistency import Consistency
 from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
-from dps.core.updates import UpdateId
-from dps.errors import DpsError, ShapeMismatch, ShardUnavailable
-from dps.events import Acked, Filtered, NodeJoined, Reported, ResourceSampled
+from dps.errors import DpsError, ShapeMismatch
 from dps.protocol.client.client import Client
 from dps.protocol.client.read_point import ReadPoint
-from dps.protocol.client.shard_client import Outcome
-from dps.protocol.group import Group
 from dps.protocol.messages import Loss
-from dps.protocol.transport import Clock, Transport
 from dps.shown import block, brief, pairs_html
 
 T = TypeVar("T")
@@ -99,41 +83,6 @@ def _as_array(name: str, value: Any) -> np.ndarray:
             f"({error}); for tensors on a device, or of types that numpy does not have, see "
             "dps.torch.attach, and for other arrays dps.tree.attach"
         ) from error
-
-
-class ReportColumns:
-    """Collects what a training function reports until it is recorded, one event for each name.
-
-    Called from the training's thread, flushed from the event loop.
-    """
-
-    def __init__(self, worker: str, recorder: Recorder, clock: Clock) -> None:
-        self._worker = worker
-        self._recorder = recorder
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._rows: dict[str, list[tuple[float, int, float]]] = {}
-        self._steps = 0
-        self.incarnation = 0
-
-    def __call__(self, metrics: Mapping[str, float]) -> None:
-        """Note numbers about the next step."""
-        self._steps += 1
-        now = self._clock.now()
-        with self._lock:
-            for name, value in metrics.items():
-                self._rows.setdefault(name, []).append((now, self._steps, float(value)))
-
-    def flush(self) -> None:
-        """Record what was noted since the last flush."""
-        with self._lock:
-            columns, self._rows = self._rows, {}
-        now = self._clock.now()
-        for name, rows in columns.items():
-            times, steps, values = zip(*rows, strict=True)
-            self._recorder(
-                Reported(now, self._worker, self.incarnation, name, times, steps, values)
-            )
 
 
 class Worker:
@@ -505,200 +454,3 @@ class Worker:
 
     def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
         return self._platform.begin(request, self._loop)
-
-
-class _AckColumns:
-    """Collects acknowledgements until they are recorded as one event. Used from the event loop."""
-
-    def __init__(self, worker: str, recorder: Recorder, clock: Clock) -> None:
-        self._worker = worker
-        self._recorder = recorder
-        self._clock = clock
-        self._rows: list[tuple[float, int, int, int, Outcome]] = []
-        self.incarnation = 0
-
-    def __call__(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
-        if self._recorder.on:
-            self._rows.append((self._clock.now(), shard, update.seq, version, outcome))
-
-    def flush(self) -> None:
-        rows, self._rows = self._rows, []
-        if rows:
-            times, shards, seqs, versions, outcomes = zip(*rows, strict=True)
-            now = self._clock.now()
-            self._recorder(
-                Acked(now, self._worker, self.incarnation, times, shards, seqs, versions, outcomes)
-            )
-
-
-class _FilterCounts:
-    """Records what a client's filters have done whenever that has changed."""
-
-    def __init__(self, client: Client, recorder: Recorder, clock: Clock) -> None:
-        self._client = client
-        self._recorder = recorder
-        self._clock = clock
-        self._last = client.filtered
-        self.incarnation = 0
-
-    def flush(self) -> None:
-        found = self._client.filtered
-        if found != self._last:
-            self._last = found
-            worker, counts = self._client.worker, asdict(found.counts)
-            now, norm = self._clock.now(), found.residual_norm
-            self._recorder(Filtered(now, worker, self.incarnation, **counts, residual_norm=norm))
-
-
-def run_worker(
-    group: Group,
-    train: Callable[..., T],
-    peers: Sequence[str],
-    index: int,
-    node_role: str,
-    nodes: Mapping[str, str],
-    stops: int = 0,
-    data: Sequence[Any] | None = None,
-) -> T:
-    """Run a training function as a worker of the group; this is the Dask task.
-
-    `peers` are the names of all workers that were started together, `index` is which one this is,
-    `nodes` the names of nodes by their addresses, `stops` how often the training had been stopped
-    before, `data` the partitions of this worker if it shares a collection with the others.
-    Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
-    others do not wait for it, and the error goes to the Dask future.
-    """
-    dask_worker = get_worker()
-    platform = platform_of(dask_worker)
-    keep_memory(platform)
-    clock = platform.clock
-    loop = dask_worker.loop.asyncio_loop
-    node = nodes.get(dask_worker.address, str(dask_worker.name))
-    name = peers[index]
-    meter = meter_of(dask_worker, group.name)
-    recorder = recorder_of(group, dask_worker.log_event)
-    acks, reports = _AckColumns(name, recorder, clock), ReportColumns(name, recorder, clock)
-    transport = transport_of(dask_worker, group, node, meter, recorder)
-    key = dask_worker.get_current_task()
-
-    def is_cancelled() -> bool:
-        task = dask_worker.state.tasks.get(key)
-        return task is None or task.state == "cancelled"
-
-    drops = DropLog(group, name, dask_worker.log_event)
-
-    def note(shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
-        acks(shard, update, version, outcome)
-        drops.note(outcome)
-
-    client = Client(
-        group,
-        transport,
-        name,
-        note,
-        on_loss=partial(log_own, group, name),
-        stops=stops,
-        is_cancelled=is_cancelled,
-    )
-
-    filters = _FilterCounts(client, recorder, clock)
-
-    def flush() -> None:
-        reports.flush()
-        if recorder.on:
-            acks.flush()
-            filters.flush()
-
-    def measure() -> ResourceSampled:
-        return sample(node, node_role, meter, platform=platform)
-
-    async def begin() -> asyncio.Task[None]:
-        leave_of(dask_worker).enter(group.name)
-        port_of(dask_worker).enter()
-        recorder(NodeJoined(clock.now(), node, node_role, platform.pid, platform.host))
-        every = group.timings.flush
-        return asyncio.create_task(record_forever(recorder, every, flush, measure, keeps=True))
-
-    async def enter() -> None:
-        await client.enter(dask_worker.address, node)
-        acks.incarnation = reports.incarnation = filters.incarnation = client.incarnation
-        if client.incarnation > 1:  # else nobody has pushed under this name
-            done.append(await _done_before(name, group, client, transport))
-        if not isinstance(group.consistency, ASP):
-            await _until_joined(peers, group, client, transport)
-
-    async def end(recording: asyncio.Task[None], reason: str) -> None:
-        try:
-            await client.leave(reason)
-        finally:
-            await client.close()
-            recording.cancel()
-            flush()
-            recorder(measure())
-            recorder.send()
-            port_of(dask_worker).exit()
-            leave_of(dask_worker).exit(group.name)
-
-    def on_loop(request: Coroutine[Any, Any, Any]) -> Any:
-        return platform.begin(request, loop).result()
-
-    done: list[int] = []
-    recording = on_loop(begin())
-    reason = "failed"
-    try:
-        on_loop(enter())
-        leave = leave_of(dask_worker)
-        own = Worker(client, loop, reports, leave, index, len(peers), platform, sum(done))
-        result = train(own) if data is None else train(own, data)
-        reason = "finished"
-        return result
-    finally:
-        on_loop(end(recording, reason))
-
-
-async def _done_before(name: str, group: Group, client: Client, transport: Transport) -> int:
-    """How many updates of a worker of this name the shard has that has most of them.
-
-    A shard that is down is waited for as long as a push would be.
-    """
-
-    async def on(shard: int) -> int:
-        while True:
-            await client.router.table()  # ends the wait when the group is closed
-            client.may_go_on()
-            reply = await audit(shard, client.router, transport, group.timings.call)
-            if reply is not None:
-                return reply.applied.get(name, 0)
-            await asyncio.sleep(group.timings.retry)
-
-    try:
-        async with asyncio.timeout(group.timings.unavailable):
-            return max([await on(shard) for shard in range(len(group.layout.shards))])
-    except TimeoutError:
-        raise ShardUnavailable(
-            f"{name}: a shard did not say within {group.timings.unavailable:g} s how far it is"
-        ) from None
-
-
-async def _until_joined(
-    workers: Sequence[str], group: Group, client: Client, transport: Transport
-) -> None:
-    """Wait until all of these workers take part, on every shard.
-
-    The consistency models that bound how far workers are apart count from there: one that began
-    alone would be ahead of the others by as much as they are late. One that does not come is
-    waited for as long as a shard would be; then the training begins without it. There is nothing to
-    wait for when the training was stopped.
-    """
-
-    async def present(shard: int) -> bool:
-        await client.router.table()  # ends the wait when the group is closed
-        client.may_go_on()
-        reply = await audit(shard, client.router, transport, group.timings.call)
-        return reply is not None and set(workers) <= reply.applied.keys()
-
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(group.timings.unavailable):
-            for shard in range(len(group.layout.shards)):
-                while not await present(shard):
-                    await asyncio.sleep(group.timings.retry)

@@ -1,4 +1,4 @@
-"""The course of a training: its accuracy over time, over gradients and over money.
+"""The course of a training: its score over time, over gradients and over money.
 
 A curve is straight between two evaluations. While a shard is down nobody can read the model, and
 evaluations are missed: the curve is level then, at what is left of the model. Where the next
@@ -23,6 +23,7 @@ from flows.analysis.learning import evaluations
 from flows.analysis.prices import Prices
 from flows.analysis.resources import Spending
 from flows.analysis.steps import Steps
+from flows.metrics.score import Score, score_of
 from flows.records.record import Record
 
 
@@ -82,7 +83,7 @@ class Course:
     Attributes
     ----------
     time, gradients, money
-        Test accuracy over seconds since the start, gradients pushed, and USD spent.
+        The score over seconds since the start, gradients pushed, and USD spent.
     seconds, pushed, spent
         How far the training went in each of these.
     struck
@@ -125,13 +126,13 @@ def course(record: Record, prices: Prices) -> Course | None:
 
 
 def accuracy_points(record: Record, faults: Sequence[FaultTimes]) -> list[tuple[float, float]]:
-    """Return the curve of accuracy over time: evaluations, and level stretches of outages."""
+    """Return the curve of the score over time: evaluations, and level stretches of outages."""
     down, missed = outages(faults), [event.t for event in record.of(EvaluationMissed)]
-    points: list[tuple[float, float]] = []
-    for score in evaluations(record):
+    score, points = score_of(record.config), list[tuple[float, float]]()
+    for found in evaluations(record):
         if points:
-            points += _level(points[-1], (score.t, score.accuracy), down, missed)
-        points.append((score.t, score.accuracy))
+            points += _level(points[-1], (found.t, found.accuracy), down, missed, score)
+        points.append((found.t, found.accuracy))
     return points
 
 
@@ -143,6 +144,7 @@ def _level(
     following: tuple[float, float],
     down: Sequence[Outage],
     missed: Sequence[float],
+    score: Score,
 ) -> list[tuple[float, float]]:
     """What lies between two evaluations, if there was an outage for which others were missed."""
     if not any(last[0] < t < following[0] for t in missed):
@@ -150,7 +152,7 @@ def _level(
     between = [o for o in down if o.began < following[0] and o.serving > last[0]]
     if not between:
         return []
-    lost = following[1] < last[1]
+    lost = not score.reaches(following[1], last[1])
     moment = (
         max(last[0], min(o.began for o in between))
         if lost

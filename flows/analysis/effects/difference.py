@@ -8,6 +8,7 @@ two trainings does, and lies within the evaluations of both.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flows.analysis.effects.course import Course, Curve
@@ -15,7 +16,7 @@ from flows.analysis.effects.course import Course, Curve
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Accuracy of a trial with faults minus that of its control, over one span.
+    """The score of a trial with faults minus that of its control, over one span.
 
     Attributes
     ----------
@@ -46,7 +47,7 @@ class Effects:
     control
         The name of the control; None: there is none.
     time, gradients, money
-        The difference in accuracy over the same seconds, gradients and money.
+        The difference in the score over the same seconds, gradients and money.
     deficit
         Gradients that the control pushed in the seconds of the span, and the trial did not.
     seconds, cost
@@ -93,14 +94,17 @@ def effects(faulted: Course, control: Course, name: str) -> Effects:
 def difference(faulted: Curve, control: Curve, start: float, end: float) -> Effect | None:
     """Return what one curve differs by from another between two places, as far as both go.
 
-    None where they have no span in common there.
+    None where they have no span in common there, or a value in it is not finite.
     """
     start = max(start, faulted.first, control.first)
     end = min(end, faulted.last, control.last)
     if end <= start:
         return None
     area = faulted.area(start, end) - control.area(start, end)
-    return Effect(end - start, area / (end - start), faulted.at(end) - control.at(end))
+    last = faulted.at(end) - control.at(end)
+    if not (math.isfinite(area) and math.isfinite(last)):
+        return None
+    return Effect(end - start, area / (end - start), last)
 
 
 # -- parts -------------------------------------------------------------------------------------

@@ -32,10 +32,12 @@ from flows.analysis.statistics.power import power_of_claim, seeds_needed
 from flows.config.claims import ClaimSection
 from flows.config.errors import reading_kept
 from flows.files import write_whole
+from flows.metrics import Metric
+from flows.metrics.score import ACCURACY, Score
 
 CLAIMS_FILE = "claims.json"
 PLANNED_SEEDS = "seeds"  # among a trial's circumstances
-_FIXED = "claim-"  # and before the digest of each claim
+FIXED = "claim-"  # and before the digest of each claim
 
 _REGIONS = {"less": less, "more": more, "equivalent": equivalent}
 _CLAIMS = TypeAdapter(tuple[ClaimSection, ...])
@@ -67,6 +69,8 @@ class JudgedClaim:
         How many of the `trials` that it is judged by had begun before the claim was fixed.
     planned
         How many seeds were planned when these trials began; several numbers if they grew.
+    score
+        What the models of the trials are scored by.
     """
 
     claim: ClaimSection
@@ -78,6 +82,12 @@ class JudgedClaim:
     late: int
     trials: int
     planned: tuple[int, ...]
+    score: Score = ACCURACY
+
+    @property
+    def column(self) -> Metric:
+        """What is known of its figure, by the name and in the unit of the score."""
+        return self.score.of(self.claim.column)
 
     @property
     def bounds(self) -> tuple[float, float] | None:
@@ -115,6 +125,8 @@ class PlannedClaim:
         smallest of interest, or for an equivalence, 0; None without a pilot.
     needed
         Seeds for a probability of 80%; None without a pilot, or if a million would not do.
+    score
+        What models are scored by.
     """
 
     claim: ClaimSection
@@ -123,11 +135,12 @@ class PlannedClaim:
     level: float
     power: float | None
     needed: int | None
+    score: Score = ACCURACY
 
 
 def fixed(claims: Sequence[ClaimSection], seeds: int) -> dict[str, int]:
     """Return what a trial's record is to say of the claims that there are when it begins."""
-    return {PLANNED_SEEDS: seeds, **{_FIXED + claim.digest: 1 for claim in claims}}
+    return {PLANNED_SEEDS: seeds, **{FIXED + claim.digest: 1 for claim in claims}}
 
 
 def region_of(claim: ClaimSection) -> Region:
@@ -168,6 +181,7 @@ def judge(
             each.late,
             len(each.used),
             each.planned,
+            outcomes[0].score if outcomes else ACCURACY,
         )
         for each, decision in zip(evidence, decide(family), strict=True)
     )
@@ -178,8 +192,12 @@ def planned(
     seeds: int,
     pilot: Sequence[Outcome],
     rng: np.random.Generator,
+    score: Score = ACCURACY,
 ) -> tuple[PlannedClaim, ...]:
-    """Say what a number of seeds can resolve of each claim, going by the spread in a pilot."""
+    """Say what a number of seeds can resolve of each claim, going by the spread in a pilot.
+
+    `score` is what models are scored by.
+    """
     level = SIGNIFICANCE / max(1, len(claims))
     found = []
     for claim in claims:
@@ -187,7 +205,8 @@ def planned(
         sd = None if evidence is None else evidence.sd
         power = None if sd is None else _power(claim, sd, level, seeds)
         needed = _needed(claim, evidence, level)
-        found.append(PlannedClaim(claim, sd, evidence.n if evidence else 0, level, power, needed))
+        seen = evidence.n if evidence else 0
+        found.append(PlannedClaim(claim, sd, seen, level, power, needed, score))
     return tuple(found)
 
 
@@ -254,7 +273,7 @@ class _Evidence:
 
     @property
     def late(self) -> int:
-        name = _FIXED + self.claim.digest
+        name = FIXED + self.claim.digest
         return sum(name not in outcome.circumstances for outcome in self.used)
 
     @property

@@ -125,13 +125,15 @@ def _ring_chart(
     }
     return Chart(
         "ring-balance",
-        f"Largest load over the mean of {SERVERS} servers; bands are 95% intervals of the mean.",
+        f"Largest load over the mean of {SERVERS} servers; bars are 95% intervals of the mean.",
         "virtual nodes per server",
         "largest load / mean load",
         {**lines, **ours},
-        f"n = {NAMINGS} namings; line: mean, band: 95% interval of the mean",
+        f"n = {NAMINGS} namings; point: mean, bar: 95% interval of the mean; points of one number "
+        "of virtual nodes stand side by side",
         dashed=frozenset(ours),
         logarithmic=True,
+        beside=True,
     )
 
 
@@ -361,24 +363,31 @@ def _normal_ms(trial: Measured) -> float:
 
 
 def _failure_chart(found: Losses) -> Chart:
-    shown = {NEVER: found.quiet} | {f"failure at {at}": each for at, each in found.lost.items()}
+    shown = {f"failure at {at}": each for at, each in found.lost.items()}
+    lines = {name: _accuracy_line(trials, found.quiet) for name, trials in shown.items()}
+    lows = [dot.y if dot.low is None else dot.low for dots in lines.values() for dot in dots]
     return Chart(
         "accuracy-failure",
-        f"Test accuracy from iteration {FIRST_SHOWN} on, mean over seeds with 95% intervals.",
+        "Test accuracy minus that of the same seed without a failure, from iteration "
+        f"{FIRST_SHOWN} on, mean over seeds with 95% intervals.",
         "iteration",
-        "test accuracy",
-        {name: _accuracy_line(list(trials.values())) for name, trials in shown.items()},
+        "difference of accuracy, points",
+        lines,
         f"{_seeds_told(shown.values())}; line: mean, band: 95% interval of the mean",
-        share=True,
+        lowest=1.06 * min(lows, default=0.0),
         width="double",
     )
 
 
-def _accuracy_line(trials: Sequence[Measured], last: int = 120) -> list[Dot]:
+def _accuracy_line(
+    trials: Mapping[int, Measured], quiet: Mapping[int, Measured], last: int = 120
+) -> list[Dot]:
     values: defaultdict[int, list[float]] = defaultdict(list)
-    for trial in trials:
-        for iteration, accuracy in trial.accuracy_by_iteration(last).items():
-            values[iteration].append(accuracy)
+    for seed in trials.keys() & quiet.keys():
+        without = quiet[seed].accuracy_by_iteration(last)
+        for iteration, accuracy in trials[seed].accuracy_by_iteration(last).items():
+            if iteration in without:
+                values[iteration].append(100 * (accuracy - without[iteration]))
     return [
         _dot(iteration, values[iteration])
         for iteration in sorted(values)

@@ -104,7 +104,9 @@ def reading(claims: int) -> str:
         "hold if it is shown to be on the other: one-sided tests at 2.5% for both, corrected by "
         f"Holm's method for all {claims} claims, so that the probability that any verdict is wrong "
         "by chance is at most 5%. Intervals are those of the mean over seeds: of a claim at the "
-        "level at which it was judged, elsewhere of 95%."
+        "level at which it was judged, elsewhere of 95%. The claims are fixed in the code, and no "
+        "digest of them is in the records: only the history of the code tells that they were there "
+        "before the trials."
     )
 
 

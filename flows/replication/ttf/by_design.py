@@ -7,13 +7,14 @@ end, and a figure of both.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
+from dps.events import NodeJoined, TrainingStarted
 from flows.analysis.finished import Finished
 from flows.analysis.groups import Group, summarize
 from flows.analysis.learning import evaluations
@@ -23,13 +24,16 @@ from flows.analysis.statistics.claims import JudgedClaim, judge
 from flows.analysis.virtual_time import told
 from flows.config.claims import ClaimSection
 from flows.replication.claims import markdown_table
+from flows.replication.ttf.claims import SEEDS_ONLY
 from flows.report import claims as words
 from flows.report.figures import style
 from flows.report.figures.figure import Drawing, Table, write_files
 
 EFFECTS = "effects"  # a figure's name
 EFFECT = "effect_time_mean"
+OF_ACCURACY = ("effect_", "accuracy_")  # figures that are learnt and do not follow from times alone
 NONE = "–"
+SERVING = ("server", "replica", "spare", "store")
 LAST_PART = 1 / 3  # of a training: what a control still gains in it is told
 
 
@@ -98,9 +102,11 @@ def sections(
     parts = [f"### {title}", _circumstances(finished, outcomes)]
     if claims:
         judged = judge(outcomes, claims, np.random.default_rng(0))
-        parts += [claims_table(judged), words.legend(judged)]
+        virtual = any(each.virtual for each in outcomes)
+        parts += [claims_table(judged, virtual=virtual), words.legend(judged)]
     if hit:
-        write_files([_drawing(figure, hit)], folder, ("svg", "pdf", "png"))
+        drawing = _drawing(figure, hit, _nodes(finished))
+        write_files([drawing], folder, ("svg", "pdf", "png"))
         parts += [
             effects_table(EFFECT_COLUMNS, hit),
             "![Effect of the failures on accuracy over the same time, mean from the first on, with "
@@ -109,10 +115,15 @@ def sections(
     return [*parts, effects_table(COST_COLUMNS, summarize(outcomes))]
 
 
-def claims_table(judged: Sequence[JudgedClaim]) -> str:
-    """Return the claims with what was found and what it shows, as Markdown."""
+def claims_table(judged: Sequence[JudgedClaim], *, virtual: bool = False) -> str:
+    """Return the claims with what was found and what it shows, as Markdown.
+
+    On `virtual` time, what follows from times alone is marked: the profile's error is not in its
+    interval.
+    """
     rows = [
-        [words.title(each.claim), words.effect(each) or NONE, _verdict(each)] for each in judged
+        [words.title(each.claim), words.effect(each) or NONE, _verdict(each, virtual)]
+        for each in judged
     ]
     return markdown_table(["claim", "found", "verdict"], rows)
 
@@ -160,8 +171,10 @@ def _circumstances(finished: Sequence[Finished], outcomes: Sequence[Outcome]) ->
     return " ".join(filter(None, said))
 
 
-def _verdict(judged: JudgedClaim) -> str:
-    because = filter(None, (words.reason(judged), *words.warnings(judged)))
+def _verdict(judged: JudgedClaim, virtual: bool) -> str:
+    of_model = virtual and not judged.claim.metric.startswith(OF_ACCURACY)
+    model = SEEDS_ONLY if of_model else ""
+    because = filter(None, (words.reason(judged), *words.warnings(judged), model))
     return f"**{judged.decision.verdict}**: {'; '.join(because)}"
 
 
@@ -190,13 +203,38 @@ def _interval(values: Sequence[float]) -> Interval:
     return interval(values, np.random.default_rng(0))
 
 
+def _told(counts: Sequence[int]) -> str:
+    return (
+        f"{style.count_told(counts)}. Mean effect with its 95% t interval. At the right: nodes of "
+        "servers, replicas, spares and store."
+    )
+
+
 def _number(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     return (text if text.strip("-0.") else text.lstrip("-")).replace("-", "−")
 
 
-def _drawing(name: str, groups: Sequence[Group]) -> Drawing:
-    """Draw the effect under each condition, a row for each strategy, with intervals over seeds."""
+def _nodes(finished: Sequence[Finished]) -> dict[tuple[str, str], int]:
+    """How many nodes hold weights or wait to, by strategy and condition, when training starts."""
+    found = {}
+    for each in finished:
+        starts = [event.t for event in each.record.of(TrainingStarted)]
+        joined = {
+            event.node
+            for event in each.record.of(NodeJoined)
+            if starts and event.t <= starts[0] and event.role in SERVING
+        }
+        identity = each.outcome.identity
+        found[identity.strategy, identity.condition] = len(joined)
+    return found
+
+
+def _drawing(name: str, groups: Sequence[Group], nodes: Mapping[tuple[str, str], int]) -> Drawing:
+    """Draw the effect under each condition, a row for each strategy, with intervals over seeds.
+
+    All conditions have one scale. At the right of each row is the number of its `nodes`.
+    """
     conditions = list(dict.fromkeys(group.condition for group in groups))
     strategies = list(dict.fromkeys(group.strategy for group in groups))
     looks = style.looks(strategies)
@@ -222,8 +260,20 @@ def _drawing(name: str, groups: Sequence[Group]) -> Drawing:
                 elinewidth=1,
                 capsize=2,
             )
+            place.annotate(
+                f"{nodes.get((group.strategy, condition), 0)}",
+                (1.01, strategies.index(group.strategy)),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                fontsize=style.SMALL,
+                color=style.MUTED,
+            )
         style.row_axis(place, strategies, [looks[name].colour for name in strategies])
         place.set_title(condition, fontsize=style.TYPE)
+    shown = places[: len(conditions)]
+    bounds = [bound for place in shown for bound in place.get_xlim()]
+    for place in shown:
+        place.set_xlim(min(bounds), max(bounds))
     for place in places[len(conditions) :]:
         place.set_visible(False)
     for place in (each for row in axes for each in row[1:]):
@@ -231,7 +281,7 @@ def _drawing(name: str, groups: Sequence[Group]) -> Drawing:
     for place in places[max(0, len(conditions) - wide) : len(conditions)]:
         place.set_xlabel("effect, points of accuracy")
     counts = [len(_values(group, EFFECT)) for group in groups]
-    style.footnote(figure, f"{style.count_told(counts)}. Mean effect with its 95% t interval.")
+    style.footnote(figure, _told(counts))
     rows = tuple(
         (group.condition, group.strategy, trial.identity.seed, trial.row()[EFFECT])
         for group in groups

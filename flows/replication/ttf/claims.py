@@ -27,6 +27,10 @@ number of workers: what is dearer in one setting and cheaper in another can be t
 and is the same in neither. For that reason there is a statement for each strategy that stateless is
 compared with, too: checkpoint and chain lie on either side of it.
 
+The statements stand in code, for no figure of a configuration's `claims:` measures them. So that it
+can be told whether one was there before the data, each trial's record names a digest of every
+statement that there was when it began (`fixed`); of one without it the verdict says so.
+
 A trial that never reaches the target accuracy bounds its time from below: it would have taken
 longer than its whole length. A ratio with such a trial on one side is a bound as well, and such
 bounds may only support the verdict that they understate (`Reach`); a pair of two says nothing.
@@ -34,6 +38,8 @@ bounds may only support the verdict that they understate (`Reach`); a pair of tw
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,6 +50,7 @@ from typing import Final, Literal
 import numpy as np
 
 from flows.analysis.statistics import CONFIDENCE, Difference, Interval, paired
+from flows.analysis.statistics.claims import FIXED
 from flows.analysis.statistics.decisions import (
     Decision,
     Evidence,
@@ -62,9 +69,16 @@ KILLS = {0: "no kill", 1: "one kill", 2: "two kills"}
 POINT = 0.01  # a percentage point of accuracy
 SHARE = 0.02  # of time or of pace
 SAME_COST = 0.10
+DIGEST_LENGTH = 12
 
 BY_CONSTRUCTION: Final = "by construction"
 NOT_JUDGED: Final = "not judged"
+
+LATE: Final = "fixed after the data"
+NO_DIGEST: Final = "no digest; fixed in code"
+# What is beside the verdict of a statement, by what it is about.
+NODES: Final = "by construction: two nodes against three"
+SEEDS_ONLY: Final = "interval over seeds only"  # on virtual time, of times and what follows of them
 
 CLAIMS = {
     1: "Stateless gains accuracy across a failure (published: up to 10 points; 15 in the text)",
@@ -120,6 +134,10 @@ class Statement:
     `of` returns its value for each cell that both sides have. `margin` is the smallest difference
     that matters; with `same`, the largest that does not. `reach` tells which values are bounds.
     Not `judged` is what does not measure what the claim says, and is told because it was published.
+    `timed` is what follows from times, which virtual time takes from a profile. `settled` tells
+    what settles most of the value before anything runs. `reworded` is a statement that was put this
+    way when trials of its study had been seen: on virtual time, where the same seed is the same
+    data, running them again makes it no earlier.
     """
 
     claim: int
@@ -130,6 +148,15 @@ class Statement:
     same: bool = False
     judged: bool = True
     reach: Callable[[Sequence[Measured]], Reach] | None = None
+    timed: bool = False
+    settled: str = ""
+    reworded: bool = False
+
+    @property
+    def digest(self) -> str:
+        """Digest of what is stated."""
+        said = [self.claim, self.text, self.margin, self.unit, self.same]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:DIGEST_LENGTH]
 
     @property
     def title(self) -> str:
@@ -147,6 +174,9 @@ class Judged:
 
     The verdict is "by construction" for what was settled before anything ran, "not judged" for a
     statement that is not.
+
+    `notes` say what is to be known of the verdict: whether the statement was fixed beforehand, what
+    settles it, and what its interval leaves out.
     """
 
     statement: Statement
@@ -155,6 +185,7 @@ class Judged:
     reach: Reach | None = None
     confidence: float = CONFIDENCE
     parts: Mapping[int, Difference] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def effect(self) -> str:
         """Return the mean difference and its interval as text, and whether it is a bound."""
@@ -327,6 +358,7 @@ STATEMENTS = (
             1,
             f"the same, minus that of {base}",
             partial(_more_than, _effect, base=base),
+            reworded=True,
         )
         for base in BASES
     ),
@@ -358,6 +390,8 @@ STATEMENTS = (
             f"share of its own pace without kills that stateless keeps, minus that of {base}",
             partial(_more_than, _kept_pace, base=base),
             SHARE,
+            timed=True,
+            reworded=True,
         )
         for base in BASES
     ),
@@ -367,6 +401,8 @@ STATEMENTS = (
             f"idle share of workers' time with kills: {base} minus stateless",
             partial(_less_than, _idle, base=base),
             SHARE,
+            timed=True,
+            reworded=True,
         )
         for base in BASES
     ),
@@ -378,6 +414,9 @@ STATEMENTS = (
             SAME_COST,
             "%",
             same=True,
+            timed=True,
+            settled=NODES if base == "chain" else "",
+            reworded=True,
         )
         for base in BASES
         for kills, told in KILLS.items()
@@ -389,6 +428,7 @@ STATEMENTS = (
         SHARE,
         "%",
         reach=lambda trials: _reach(trials, "stateless", 2),
+        timed=True,
     ),
     Statement(
         5,
@@ -397,11 +437,17 @@ STATEMENTS = (
         SHARE,
         "%",
         reach=lambda trials: _reach(trials, "checkpoint", 0),
+        timed=True,
     ),
 )
 
 
 # -- judging -----------------------------------------------------------------------------------
+
+
+def fixed() -> dict[str, int]:
+    """Return what a trial's record is to say of the statements that there are when it begins."""
+    return {FIXED + each.digest: 1 for each in STATEMENTS if each.judged}
 
 
 def judge(trials: Sequence[Measured], *, timed: bool = False) -> tuple[Judged, ...]:
@@ -456,8 +502,22 @@ def _judged(found: _Found, decision: Decision, trials: Sequence[Measured]) -> Ju
     statement = found.statement
     reach = None if statement.reach is None else statement.reach(trials)
     verdict = decision.verdict if reach is None else reach.allow(decision.verdict)
-    parts = found.parts if statement.same else {}
-    return Judged(statement, found.difference, verdict, reach, decision.confidence, parts)
+    parts, notes = found.parts if statement.same else {}, _notes(statement, trials)
+    return Judged(statement, found.difference, verdict, reach, decision.confidence, parts, notes)
+
+
+def _notes(statement: Statement, trials: Sequence[Measured]) -> tuple[str, ...]:
+    virtual = any(trial.virtual for trial in trials)
+    late = sum(statement.digest not in trial.fixed for trial in trials)
+    told = []
+    if statement.reworded and (late or virtual):
+        told.append(LATE)
+    elif late:
+        none = not any(trial.fixed for trial in trials)
+        of_all = f"{late} of {len(trials)} trials had begun before"
+        told.append(NO_DIGEST if none else f"{LATE}: {of_all}")
+    told += [statement.settled] if statement.settled else []
+    return (*told, SEEDS_ONLY) if statement.timed and virtual else tuple(told)
 
 
 def _difference(cells: Cells, rng: np.random.Generator) -> Difference | None:

@@ -19,9 +19,19 @@ from flows.analysis.virtual_time import told
 from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.replication.agreement import compared
+from flows.replication.cells import cells_compared
 from flows.replication.claims import markdown_table
 from flows.replication.ttf.by_design import EFFECTS, sections
-from flows.replication.ttf.claims import BY_CONSTRUCTION, NOT_JUDGED, Judged, judge
+from flows.replication.ttf.claims import (
+    BY_CONSTRUCTION,
+    LATE,
+    NO_DIGEST,
+    NODES,
+    NOT_JUDGED,
+    SEEDS_ONLY,
+    Judged,
+    judge,
+)
 from flows.replication.ttf.figures import (
     Curve,
     Panel,
@@ -33,7 +43,7 @@ from flows.replication.ttf.figures import (
     use_figure,
 )
 from flows.replication.ttf.measures import Measured, is_control, measure, strategy_of, twin, why_not
-from flows.replication.verdicts import ClaimVerdict, Verdicts
+from flows.replication.verdicts import CellFigure, ClaimVerdict, Verdicts
 from flows.replication.version import Version
 from flows.report.figures.figure import Drawing, Table, write_files
 
@@ -43,9 +53,13 @@ if TYPE_CHECKING:
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
 
+ENDS_DOWN = " (ends with a shard down: of before that)"
+
 # A disk on virtual time is in memory and never full.
 NO_SPACE = "no space, then kill"
 NOT_VIRTUAL = (
+    "(b) corrected, CNN, as for times, pace and price: its configuration sets no time of a "
+    "gradient (`compute_seconds`), so that one takes what the profile has for it, milliseconds",
     "(a) as published: it is not the protocol of dps but an emulation of the paper's own processes",
     f"(c) the path of checkpoints is damaged, “{NO_SPACE}”: a disk is in memory and never full",
     "(e) by design, on real processes: on virtual time these are the trials of (e) by design",
@@ -149,14 +163,18 @@ def write(
         raise ConfigurationError(
             f"nothing of this replication is recorded beside {folder}; run `{command}` there first"
         )
-    verdicts = _verdicts(studies, version)
+    verdicts = _verdicts(studies, version, [each for each in shown if each.trials])
     parts = [*_head(version, every), *_agreement(version, beside, verdicts, alike or {})]
     for number, part in enumerate(found):
         name = EFFECTS if number == 0 else f"{EFFECTS}-{number + 1}"
         parts += sections(part.study.title, part.study.finished, part.claims, folder, name)
     parts += [
         "### Claims as they were published",
-        *((claims_table(studies), _reading()) if studies else ("No trial could be measured.",)),
+        *(
+            (claims_table(studies), _reading(version))
+            if studies
+            else ("No trial could be measured.",)
+        ),
         *_figures(studies, folder, csv),
     ]
     for each in shown:
@@ -178,9 +196,14 @@ def claims_table(studies: Mapping[str, Study]) -> str:
     rows = []
     for places in zip(*judged.values(), strict=True):
         statement = places[0].statement
-        cells = [cell for place in places for cell in (place.effect(), f"**{place.verdict}**")]
+        cells = [cell for place in places for cell in (place.effect(), _verdict(place))]
         rows.append([statement.title, statement.text, *cells])
     return markdown_table(headings, rows)
+
+
+def _verdict(judged: Judged) -> str:
+    told = f"**{judged.verdict}**"
+    return f"{told} ({'; '.join(judged.notes)})" if judged.notes else told
 
 
 def _judged(studies: Mapping[str, Study]) -> dict[str, tuple[Judged, ...]]:
@@ -189,8 +212,10 @@ def _judged(studies: Mapping[str, Study]) -> dict[str, tuple[Judged, ...]]:
     }
 
 
-def _verdicts(studies: Mapping[str, Study], version: Version) -> Verdicts:
-    """The verdicts of all studies; what is not judged has none."""
+def _verdicts(
+    studies: Mapping[str, Study], version: Version, shown: Sequence[Study] = ()
+) -> Verdicts:
+    """The verdicts of all studies, and the cells of what is shown; what is not judged has none."""
     found = tuple(
         ClaimVerdict.of(
             each.statement.title,
@@ -199,14 +224,38 @@ def _verdicts(studies: Mapping[str, Study], version: Version) -> Verdicts:
             each.interval,
             study=title,
             measured=each.statement.text,
+            note="; ".join(each.notes),
         )
         for title, judged in _judged(studies).items()
         for each in judged
         if each.verdict != NOT_JUDGED and each.verdict != BY_CONSTRUCTION
     )
     return Verdicts(
-        paper="ttf", command=version.command("ttf"), virtual=version.virtual, claims=found
+        paper="ttf",
+        command=version.command("ttf"),
+        virtual=version.virtual,
+        claims=found,
+        cells=tuple(figure for each in shown for figure in cell_figures(each)),
     )
+
+
+def cell_figures(each: Study) -> list[CellFigure]:
+    """Return the figures of each cell that those of another version can be set beside."""
+    found = []
+    for cell in _cells(each):
+        gaps = {t.seed: fmean(c.gap for c in t.changes) for t in cell if t.changes}
+        values = {
+            "final accuracy": {t.seed: t.final for t in cell},
+            "gap": gaps,
+            "pace": {t.seed: t.pace for t in cell},
+            "price": {t.seed: 1000 * t.fixed_usd for t in cell},
+        }
+        found += [
+            CellFigure.of(each.title, cell[0].label, cell[0].condition, name, by_seed)
+            for name, by_seed in values.items()
+            if by_seed
+        ]
+    return found
 
 
 def cells_table(each: Study) -> str:
@@ -226,9 +275,17 @@ def cells_table(each: Study) -> str:
         "lost" if published else "acked, lost",
         "s to target",
         "USD, fixed",
+        *(("peak memory, MB: all, servers and store, workers",) if _has_memory(each) else ()),
         *(("published: before→after", "at 165–175 s") if published else ()),
     ]
-    return markdown_table(headings, [_row(cell, published, controlled) for cell in _cells(each)])
+    memory = _has_memory(each)
+    rows = [_row(cell, published, controlled, memory) for cell in _cells(each)]
+    return markdown_table(headings, rows)
+
+
+def _has_memory(each: Study) -> bool:
+    """Whether processes had memory of their own: not on virtual time."""
+    return any(any(trial.peak_bytes.values()) for trial in each.trials)
 
 
 def _cells(each: Study) -> list[list[Measured]]:
@@ -244,7 +301,7 @@ def _effects(trials: Iterable[Measured]) -> list[float]:
     return [effect for effect in of_kills if effect is not None]
 
 
-def _row(cell: Sequence[Measured], published: bool, controlled: bool) -> list[str]:
+def _row(cell: Sequence[Measured], published: bool, controlled: bool, memory: bool) -> list[str]:
     first, effects = cell[0], _effects(cell)
     across = "; ".join(
         f"{fmean(t.changes[i].before for t in cell if len(t.changes) > i):.3f}→"
@@ -262,14 +319,25 @@ def _row(cell: Sequence[Measured], published: bool, controlled: bool) -> list[st
         across or "–",
         *((f"{100 * fmean(effects):+.1f}" if effects else "–",) if controlled else ()),
         f"{fmean(gaps):.2f}" if gaps else "–",
-        f"{fmean(t.final for t in cell):.3f}",
+        f"{fmean(t.final for t in cell):.3f}{ENDS_DOWN if any(t.ends_down for t in cell) else ''}",
         f"{fmean(t.pushed for t in cell):.0f}",
         f"{fmean(t.pace for t in cell):.1f}",
         f"{fmean(t.lost for t in cell):.1f}",
         f"{'' if all_did else '≥'}{fmean(t.to_target for t in cell):.2f}{of_all}",
         f"{fmean(t.fixed_usd for t in cell):.2e}",
+        *((_memory(cell),) if memory else ()),
     ]
     return [*row, *PUBLISHED.get((first.label, first.kills), ("–", "–"))] if published else row
+
+
+def _memory(cell: Sequence[Measured]) -> str:
+    roles = set().union(*(trial.peak_bytes for trial in cell))
+    parts = (roles, ("server", "replica", "store"), ("worker",))
+    told = (
+        fmean(sum(trial.peak_bytes.get(role, 0) for role in part) for trial in cell) / 1e6
+        for part in parts
+    )
+    return ", ".join(f"{value:,.0f}" for value in told)
 
 
 # -- text --------------------------------------------------------------------------------------
@@ -298,8 +366,10 @@ def _agreement(
         return []
     same = {title: each for title, each in alike.items() if each.trials}
     said, table = compared(beside, verdicts, _verdicts(same, version) if same else None)
+    told, tables = cells_compared(() if beside is None else beside.cells, verdicts.cells)
     title, rows = table.markdown()
-    return [title, *said, rows]
+    more = [part for each in tables for part in each.markdown()]
+    return [title, *said, rows, *more[:1], *told, *more[1:]]
 
 
 def _sizes(studies: Iterable[Study]) -> str:
@@ -319,7 +389,13 @@ def _size(each: Study) -> str:
     return f"{each.title}: {recorded} of {planned} trials{left_out}"
 
 
-def _reading() -> str:
+def _reading(version: Version) -> str:
+    time = (
+        f" “{SEEDS_ONLY}”: times, and what follows from them, are the profile's, and how far that "
+        "is from a real machine is not in the interval; such a verdict says what the model does."
+        if version.virtual
+        else ""
+    )
     return (
         "Differences are means over seeds with intervals at the level of the verdict (paired "
         "t-test at 5%, corrected by Holm's method for the statements of a study); points are "
@@ -334,7 +410,12 @@ def _reading() -> str:
         "kill alone, for up to there the two are the same training. "
         "Judged is the direction of a claim; its "
         "size is to be compared with the published one. Not measured is that training converges "
-        "(claims 1 and 2): a trial ends long before that."
+        "(claims 1 and 2): a trial ends long before that. *Final* is the mean of the last 3 "
+        f"evaluations. Beside a verdict: “{LATE}” where the statement was put so when trials of "
+        f"its study had been seen; “{NO_DIGEST}” where the records name no digest of it, so that "
+        "only the history of the code tells when it was fixed; "
+        f"“{NODES}” where that settles the size."
+        f"{time}"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -18,6 +18,7 @@ from flows.analysis.faults import fault_times, training_span
 from flows.analysis.learning import evaluations
 from flows.analysis.ledger import acked_rows, applied_rows, truncations
 from flows.analysis.outcome import Outcome
+from flows.analysis.statistics.claims import FIXED
 from flows.analysis.steps import Steps, pushed_times
 from flows.records.record import Record
 from flows.replication.ttf.emulation.settings import is_emulated
@@ -84,6 +85,14 @@ class Measured:
         Share of the workers' time in which they did not compute.
     fixed_usd
         Price of all nodes for the whole time, whether they were up or not: `Cost.fixed`.
+    ends_down
+        Whether a shard that a fault took did not serve again: `final` is then of before that.
+    peak_bytes
+        Most memory that processes had, all of each role together; none on virtual time.
+    virtual
+        Whether on virtual time.
+    fixed
+        Digests of the claims that there were when it began, as its record names them.
     """
 
     label: str
@@ -101,6 +110,10 @@ class Measured:
     reached: bool
     idle: float | None
     fixed_usd: float
+    ends_down: bool = False
+    peak_bytes: Mapping[str, int] = field(default_factory=dict)
+    virtual: bool = False
+    fixed: frozenset[str] = frozenset()
 
     @property
     def pace(self) -> float:
@@ -133,6 +146,14 @@ def measure(record: Record, outcome: Outcome, control: Record | None = None) -> 
         reached=reached is not None,
         idle=outcome.pace.idle_share,
         fixed_usd=outcome.cost.fixed,
+        ends_down=any(
+            fault.shard is not None and fault.serving is None for fault in outcome.faults
+        ),
+        peak_bytes={role: used.peak_bytes for role, used in outcome.usage.items()},
+        virtual=bool(outcome.virtual),
+        fixed=frozenset(
+            name.removeprefix(FIXED) for name in outcome.circumstances if name.startswith(FIXED)
+        ),
     )
 
 

@@ -29,6 +29,7 @@ from flows.execution.experiment import exclusive, run_experiment
 from flows.execution.plan import at_once_by_default
 from flows.monitor.progress import PlainView
 from flows.records.record import EVENTS_FILE, write_grid
+from flows.replication.ttf.claims import fixed
 from flows.replication.ttf.emulation.drive import run_published
 from flows.replication.ttf.emulation.settings import PublishedTrial, cells, load_published
 from flows.replication.ttf.figures import read_published
@@ -123,7 +124,16 @@ def run(
         part = experiment(name, version)
         trials = expand(part)
         with Drivers(at_once_by_default(trials)) as drivers:
-            ran = run_experiment(part, here, view, drivers, store, trials=trials, resume=False)
+            ran = run_experiment(
+                part,
+                here,
+                view,
+                drivers,
+                store,
+                trials=trials,
+                resume=False,
+                also_fixed=fixed() if name in JUDGED.values() else {},
+            )
         failed += ran.failed
     return failed
 

@@ -69,13 +69,8 @@ class Measure:
     title: str
     unit: Callable[[float], tuple[float, str]]
 
-    @property
-    def higher_wins(self) -> bool:
-        """Whether more of it is better."""
-        return BY_KEY[self.key].better == "higher"
 
-
-def _points(_: float) -> tuple[float, str]:
+def _share(_: float) -> tuple[float, str]:
     return 100.0, "points"
 
 
@@ -88,9 +83,9 @@ def _money(most: float) -> tuple[float, str]:
 
 
 MEASURES = (
-    Measure("effect_time_mean", "effect on accuracy at equal times", _points),
-    Measure("effect_money_mean", "effect on accuracy for equal money", _points),
-    Measure("accuracy_final", "final accuracy", _points),
+    Measure("effect_time_mean", "effect on accuracy at equal times", _share),
+    Measure("effect_money_mean", "effect on accuracy for equal money", _share),
+    Measure("accuracy_final", "final accuracy", _share),
     Measure("target_seconds", "time to the target", _seconds),
     Measure("target_usd", "money to the target", _money),
     Measure("cost_usd", "money", _money),
@@ -112,6 +107,19 @@ class Map:
     def metric(self) -> Metric:
         """The figure that is compared, by the name of what models are scored by."""
         return self.score.of(BY_KEY[self.measure.key])
+
+    @property
+    def higher_wins(self) -> bool:
+        """Whether more of it is better."""
+        return self.metric.better == "higher"
+
+    def unit(self, most: float) -> tuple[float, str]:
+        """What differences of up to `most` are multiplied by, and the unit as it follows a name."""
+        of_score = BY_KEY[self.measure.key].of_score
+        if of_score and not self.score.share:
+            return 1.0, ""
+        factor, unit = self.measure.unit(most)
+        return factor, f", {unit}"
 
     @property
     def title(self) -> str:
@@ -217,10 +225,10 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     }
     known = {place: each for place, each in cells.items() if each is not None}
     most = max((abs(each.mean) for each in known.values()), default=0.0)
-    factor, unit = found.measure.unit(most)
+    factor, unit = found.unit(most)
     grid = _grid(found, {place: factor * each.mean for place, each in known.items()})
     figure, axes = _panel(found, BAR)
-    sign = 1 if found.measure.higher_wins else -1
+    sign = 1 if found.higher_wins else -1
     reach = factor * most or 1.0
     mesh = axes.pcolormesh(sign * grid, cmap=_colours(), vmin=-reach, vmax=reach)
     _hatch(axes, found, [place for place, each in known.items() if not each.resolved])
@@ -240,7 +248,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
     bar.outline.set_visible(False)
     footnote(
         figure,
-        f"{found.title}, {other} minus {base}, {unit}; "
+        f"{found.title}, {other} minus {base}{unit}; "
         f"{count_told([each.n for each in known.values()] or [0])} per cell; hatched: "
         "95% t interval contains 0; line: break-even",
     )
@@ -254,7 +262,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
         f"{found.title[:1].upper()}{found.title[1:]}: {other} against {base}{found.where}",
         f"{other} minus {base}: {found.metric.definition}",
         figure,
-        Table((found.x.name, found.y.name, f"difference, {unit}", "seeds", "resolved"), (*rows,)),
+        Table((found.x.name, found.y.name, f"difference{unit}", "seeds", "resolved"), (*rows,)),
         rows=True,
     )
 
@@ -320,7 +328,7 @@ def _ranked(found: Map, place: Place) -> list[str]:
     Who has one for fewer seeds comes later: that of a target is missing where it was not reached.
     """
     known = [name for name, cells in found.values.items() if cells.get(place)]
-    sign = -1 if found.measure.higher_wins else 1
+    sign = -1 if found.higher_wins else 1
     cells = {name: found.values[name][place] for name in known}
     return sorted(known, key=lambda name: (-len(cells[name]), sign * _mean(cells[name])))
 
@@ -339,7 +347,7 @@ def _interval(found: Map, name: str, place: Place) -> tuple[Any, ...]:
     if len(seeds) < FEWEST_SEEDS:
         return mean, None, None, len(seeds)
     reach = float(student_reach(np.array(list(seeds.values()))[:, None])[0])
-    cut = BY_KEY[found.measure.key].cut
+    cut = found.metric.cut
     return mean, cut(mean - reach), cut(mean + reach), len(seeds)
 
 

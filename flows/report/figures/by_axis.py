@@ -110,7 +110,12 @@ def _of(score: Score) -> Measure:
     """The final accuracy, by the name of what models are scored by."""
     said = score.said
     return replace(
-        ACCURACY, title=said(ACCURACY.title), note=said(ACCURACY.note), y=said(ACCURACY.y)
+        ACCURACY,
+        title=said(ACCURACY.title),
+        note=said(ACCURACY.note),
+        y=said(ACCURACY.y),
+        percent=score.share,
+        highest=score.highest,
     )
 
 

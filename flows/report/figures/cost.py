@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,8 @@ Limits = tuple[float, float]
 class Measure:
     """What money is set against: the name and title of the figure, and its vertical axis.
 
-    It is the figure `key` of each trial, times `scale`. No value is outside of `limits`.
+    It is the figure `key` of each trial, times `scale`, in a `unit`. No value is outside of
+    `limits`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Measure:
     y: str
     limits: Limits
     scale: float = 1.0
+    unit: str = ""
 
 
 FINAL = Measure(
@@ -60,9 +62,10 @@ EFFECT = Measure(
     " The effect is the accuracy less that of the same strategy and seed without the faults, when "
     "the first of the two trainings ended.",
     LEFT,
-    "effect on accuracy at the end, points",
+    "effect on accuracy at the end",
     limits=(-math.inf, math.inf),
     scale=100.0,
+    unit="points",
 )
 
 
@@ -77,6 +80,8 @@ def cost_effect(subject: Subject, condition: str) -> Drawing | None:
 
 
 def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | None:
+    score = subject.score
+    measure = _by_name(measure, score)
     found = {group.strategy: _points(group, measure) for group in subject.groups_under(condition)}
     points = {strategy: each for strategy, each in found.items() if each}
     if not points:
@@ -84,7 +89,7 @@ def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | No
     figure, axes = panel()
     scale = _scale([cost for each in points.values() for cost, _ in each.values()])
     means = {strategy: _mean(each) for strategy, each in points.items()}
-    best = front(list(means.values()))
+    best = front(list(means.values()), score.sign)
     if len(best) > 1:
         # A staircase: more is had only at the next one's cost.
         x, y = [scale * cost for cost, _ in best], [value for _, value in best]
@@ -95,11 +100,12 @@ def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | No
         for value in _draw(axes, each, scale, subject.looks[strategy], measure.limits)
     ]
     axes.set_xlabel(f"money for the training, {_unit(scale)}")
-    value_label(axes, subject.score.said(measure.y))
+    value_label(axes, measure.y)
     axes.margins(x=0.1)
-    if measure is FINAL:
+    if measure.key == ACCURACY:
         value_axis(axes, reached, *measure.limits, near=True)
-        percent_ticks(axes)
+        if score.share:
+            percent_ticks(axes)
     else:
         axes.axhline(0, color=MUTED, linewidth=0.6, zorder=0)
         axes.margins(y=0.12)
@@ -111,26 +117,43 @@ def _drawing(subject: Subject, condition: str, measure: Measure) -> Drawing | No
     told = _interval_told([len(each) for each in points.values()])
     footnote(figure, told)
     note = (
-        f"Large: mean over trials; small: each trial ({told}). Left and up is better; the grey "
-        f"line, the frontier, joins the strategies that no other beats in both."
-        f"{subject.score.said(measure.note)}"
+        f"Large: mean over trials; small: each trial ({told}). Left and {_up(score)} is better; "
+        f"the grey line, the frontier, joins the strategies that no other beats in both."
+        f"{measure.note}"
     )
     return Drawing(
         subject.name(measure.name, condition),
-        titled(subject.score.said(measure.title), condition),
+        titled(measure.title, condition),
         note,
         figure,
-        _table(points, best, measure, subject.score),
+        _table(points, best, measure, score),
     )
 
 
-def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points that no other beats: none costs as little and is as accurate or more."""
+def front(points: Sequence[tuple[float, float]], sign: int = 1) -> list[tuple[float, float]]:
+    """Return the points that no other beats: none costs as little and is as good or better.
+
+    More is better of values times `sign`.
+    """
     kept: list[tuple[float, float]] = []
-    for cost, accuracy in sorted(set(points), key=lambda point: (point[0], -point[1])):
-        if not kept or accuracy > kept[-1][1]:
-            kept.append((cost, accuracy))
+    for cost, value in sorted(set(points), key=lambda point: (point[0], -sign * point[1])):
+        if not kept or sign * value > sign * kept[-1][1]:
+            kept.append((cost, value))
     return kept
+
+
+def _by_name(measure: Measure, score: Score) -> Measure:
+    """A measure by the name, and in the unit, of what models are scored by."""
+    title, y, note = map(score.said, (measure.title, measure.y, measure.note))
+    named = replace(measure, title=title, note=note)
+    if not score.share:
+        limits = (measure.limits[0], math.inf)
+        return replace(named, y=y, limits=limits, scale=1.0, unit="")
+    return replace(named, y=f"{y}, {measure.unit}" if measure.unit else y)
+
+
+def _up(score: Score) -> str:
+    return "up" if score.better == "higher" else "down"
 
 
 def _draw(axes: Any, points: Points, scale: float, look: Look, limits: Limits) -> list[float]:
@@ -212,7 +235,7 @@ def _table(
         mean = _mean(each)
         rows.append((strategy, "mean", *mean, "yes" if mean in best else "no"))
         rows += [(strategy, seed, *pair, None) for seed, pair in each.items()]
-    label = score.said(BY_KEY[ACCURACY].label if measure is FINAL else measure.y)
+    label = score.said(BY_KEY[ACCURACY].label) if measure.key == ACCURACY else measure.y
     return Table(
         ("strategy", "seed", f"{BY_KEY[COST].label}, USD", label, "on the front"), tuple(rows)
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 from statistics import median
@@ -18,6 +18,7 @@ from flows.analysis.learning import evaluations
 from flows.analysis.ledger import applied_rows
 from flows.analysis.series import WINDOW_SECONDS, series
 from flows.analysis.steps import Steps
+from flows.metrics.score import Score
 from flows.report.figures.bands import Band, Curve, band, told_of
 from flows.report.figures.dataset import Subject, Trial, end, start, titled, whole
 from flows.report.figures.figure import Drawing, Table
@@ -64,8 +65,10 @@ class Measure:
         What the axes show.
     points
         Returns a trial's values, in order of x; NaN where there is a gap.
+    of_score
+        Whether values are of what models are scored by, as named and written by that.
     highest
-        What no value can exceed: 1 for shares, which are written in per cent. None is below 0.
+        What no value can exceed. None is below 0.
     timed
         Whether x is time: then a trial that was resumed is left out, and the note says so.
     """
@@ -76,12 +79,14 @@ class Measure:
     x: str
     y: str
     points: Callable[[Trial], Points]
+    of_score: bool = False
     highest: float = inf
     timed: bool = True
 
 
 def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None:
     """Draw one measure under one condition; None where no trial has a value."""
+    measure, score = _by_name(measure, subject.score), subject.score
     trials = subject.under(condition)
     shown = [trial for trial in trials if whole(trial[0])] if measure.timed else trials
     drawn = [curve for trial in shown if len((curve := _curve(trial, measure)).x)]
@@ -93,9 +98,9 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
     joined = {name: band(by_name[name], 0.0, measure.highest) for name in names}
     for place, name in enumerate(names):
         _draw(axes, subject.looks[name], by_name[name], joined[name], place)
-    value_label(axes, subject.score.said(measure.y))
-    value_axis(axes, _shown(drawn, joined), highest=measure.highest, near=measure.highest == 1.0)
-    if measure.highest == 1.0:
+    value_label(axes, measure.y)
+    value_axis(axes, _shown(drawn, joined), highest=measure.highest, near=measure.of_score)
+    if measure.of_score and score.share:
         percent_ticks(axes)
     axes.set_xlabel(measure.x)
     axes.set_xlim(left=0)
@@ -108,11 +113,18 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
     footnote(figure, told_of([len(each) for each in by_name.values()]))
     return Drawing(
         name=subject.name(measure.name, condition),
-        title=titled(subject.score.said(measure.title), condition),
+        title=titled(measure.title, condition),
         note=_note(subject, measure, condition, len(trials) - len(shown)),
         figure=figure,
         table=_table(measure, drawn, joined),
     )
+
+
+def _by_name(measure: Measure, score: Score) -> Measure:
+    """A measure by the name of what models are scored by, and within its bounds."""
+    title, y, note = map(score.said, (measure.title, measure.y, measure.note))
+    highest = score.highest if measure.of_score else measure.highest
+    return replace(measure, title=title, y=y, note=note, highest=highest)
 
 
 def _curve(trial: Trial, measure: Measure) -> Curve:
@@ -264,7 +276,7 @@ def _table(measure: Measure, drawn: Sequence[Curve], joined: dict[str, Band | No
 
 
 def accuracy_points(trial: Trial, origin: float) -> Points:
-    """Return times and accuracies, with a gap where a shard was down.
+    """Return times and values of the score, with a gap where a shard was down.
 
     There is a gap wherever an evaluation found a shard down, and between any two evaluations with
     an outage between them, so that no line is drawn where nothing can be known.
@@ -345,7 +357,7 @@ def _totals(value: Callable[[ResourceSampled], float], trial: Trial, gone: bool 
 
 
 ACCURACY_BY_TIME = Measure(
-    "accuracy-time", "Accuracy over time", "", SECONDS, "test accuracy", _accuracy_by_time, 1.0
+    "accuracy-time", "Accuracy over time", "", SECONDS, "test accuracy", _accuracy_by_time, True
 )
 ACCURACY_BY_GRADIENTS = Measure(
     "accuracy-gradients",
@@ -355,7 +367,7 @@ ACCURACY_BY_GRADIENTS = Measure(
     GRADIENTS,
     "test accuracy",
     _accuracy_by_gradients,
-    highest=1.0,
+    of_score=True,
     timed=False,
 )
 LOSS_BY_GRADIENTS = Measure(
@@ -369,19 +381,19 @@ LOSS_BY_GRADIENTS = Measure(
 )
 GRADIENTS_BY_TIME = Measure(
     "gradients-time",
-    "Gradients processed",
-    "Applied by the shards, mean over shards, ones that were lost later included. What was "
+    "Updates applied",
+    "By the shards, mean over shards, ones that were lost later included. What was "
     "buffered in an outage is counted when it is applied.",
     SECONDS,
-    "gradients applied",
+    "updates applied, mean over shards",
     _gradients,
 )
 RATE_BY_TIME = Measure(
     "gradients-per-second-time",
-    "Gradients per second",
-    "Applied by the shards, mean over shards, in windows of half a second.",
+    "Updates per second",
+    "Applied by a shard, mean over shards, in windows of half a second.",
     SECONDS,
-    "gradients per second",
+    "updates per second and shard",
     _rates,
 )
 STALENESS_BY_TIME = Measure(

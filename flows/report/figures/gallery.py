@@ -119,6 +119,8 @@ def _accuracy(subject: Subject) -> Iterator[Drawing | None]:
         curves.LOSS_BY_GRADIENTS,
         curves.ACCURACY_BY_TIME,
     ):
+        if measure is curves.LOSS_BY_GRADIENTS and subject.score.key == "loss":
+            continue  # it is the figure before
         for condition in subject.conditions:
             yield curves.curves(subject, measure, condition)
 

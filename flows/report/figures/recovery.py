@@ -1,4 +1,4 @@
-"""Accuracy through a fault: one strategy's trials on the time since the fault."""
+"""The score through a fault: one strategy's trials on the time since the fault."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flows.analysis.faults import FaultTimes
 from flows.analysis.groups import Group
 from flows.analysis.learning import evaluations
 from flows.analysis.outcome import Outcome
+from flows.metrics.score import Score
 from flows.records.record import Record
 from flows.report import sentences as words
 from flows.report.figures.bands import Curve, band, told_of
@@ -35,6 +36,8 @@ from flows.report.figures.style import (
     patch_key,
     percent_axis,
     strategy_keys,
+    value_axis,
+    value_label,
 )
 
 if TYPE_CHECKING:
@@ -55,9 +58,10 @@ def trial_figure(record: Record, outcome: Outcome) -> Figure:
     figure, axes = panel()
     trial, strategy = (record, outcome), outcome.identity.strategy
     by_name = looks([strategy])
-    draw_line(axes, *_columns(accuracy_points(trial, start(record))), by_name[strategy])
+    points = accuracy_points(trial, start(record))
+    draw_line(axes, *_columns(points), by_name[strategy])
     marked = mark_faults(axes, [trial], by_name[strategy], lambda each: start(each[0]))
-    percent_axis(axes, outcome.score.said(SCORE))
+    _score_axis(axes, outcome.score, [value for _, value in points], 0.0)
     axes.set_xlabel(SECONDS)
     legend_above(figure, [*strategy_keys([strategy], by_name), *marked])
     footnote(figure, told_of([1]))
@@ -67,7 +71,7 @@ def trial_figure(record: Record, outcome: Outcome) -> Figure:
 
 
 def through_fault(subject: Subject, group: Group, reference: str | None) -> Drawing | None:
-    """Draw one strategy's accuracy around its `first_loss`; None where no fault had any effect.
+    """Draw one strategy's score around its `first_loss`; None where no fault had any effect.
 
     The strategy's trials under the condition `reference` are drawn in grey, placed so that
     equal times since the start of training lie above one another.
@@ -82,10 +86,11 @@ def through_fault(subject: Subject, group: Group, reference: str | None) -> Draw
     quiet = [trial for trial in subject.under(reference, group.strategy) if whole(trial[0])]
     without = [(trial, accuracy_points(trial, start(trial[0]) + struck)) for trial in quiet]
     through = [(trial, accuracy_points(trial, _since(trial))) for trial in hit]
-    _draw(axes, without, Look(REFERENCE, ""), span)
-    _draw(axes, through, look, span)
+    _draw(axes, without, Look(REFERENCE, ""), span, subject.score.highest)
+    _draw(axes, through, look, span, subject.score.highest)
     marked = mark_faults(axes, hit, look, _since)
-    percent_axis(axes, subject.score.said(SCORE), _lowest(subject, group.condition, *span))
+    seen = _seen(subject, group.condition, reference, *span)
+    _score_axis(axes, subject.score, seen, _lowest(seen))
     axes.set_xlabel(SINCE)
     axes.set_xlim(*span)
     keys = strategy_keys([group.strategy], subject.looks)
@@ -115,6 +120,7 @@ def _draw(
     trials: Sequence[tuple[Trial, Sequence[tuple[float, float]]]],
     look: Look,
     span: tuple[float, float],
+    highest: float,
 ) -> None:
     """Draw each trial; of several also their mean with its band, as far as it can be seen."""
     if len(trials) == 1:
@@ -127,7 +133,7 @@ def _draw(
         # What is just beyond the edges belongs to what is seen.
         inside = slice(max(0, bisect_left(x, span[0]) - 1), bisect_right(x, span[1]) + 1)
         seen.append(Curve("", trial[1].identity.seed, np.array(x)[inside], np.array(y)[inside]))
-    if (joined := band(seen, 0.0, 1.0)) is not None:
+    if (joined := band(seen, 0.0, highest)) is not None:
         axes.fill_between(
             joined.x, joined.low, joined.high, color=look.colour, alpha=0.16, linewidth=0
         )
@@ -206,12 +212,33 @@ def _span(subject: Subject, condition: str) -> tuple[float, float]:
     return -min(before, 0.25 * longest + 0.75), min(after, 1.2 * longest + 0.5)
 
 
-def _lowest(subject: Subject, condition: str, first: float, last: float) -> float:
-    """Return where the accuracy axis starts, in steps of 10%, for all panels alike."""
-    seen = [
-        score.accuracy
-        for trial in _hit(subject.under(condition))
-        for score in evaluations(trial[0])
-        if first <= score.t - _since(trial) <= last
+def _seen(
+    subject: Subject, condition: str, reference: str | None, first: float, last: float
+) -> list[float]:
+    """Every value within the span of the panels, which all strategies share."""
+    hit = _hit(subject.under(condition))
+    quiet = [trial for trial in subject.under(reference) if whole(trial[0])]
+    struck = sum(_since(trial) - start(trial[0]) for trial in hit) / len(hit)
+    origins = [(trial, _since(trial)) for trial in hit]
+    if not subject.score.share:  # of shares, what is better than all that is shown has its place
+        origins += [(trial, start(trial[0]) + struck) for trial in quiet]
+    return [
+        found.accuracy
+        for trial, origin in origins
+        for found in evaluations(trial[0])
+        if first <= found.t - origin <= last
     ]
+
+
+def _lowest(seen: Sequence[float]) -> float:
+    """Return where an axis of shares starts, in steps of 10%."""
     return max(0.0, math.floor(10 * min(seen, default=0.0) - 0.3) / 10)
+
+
+def _score_axis(axes: Axes, score: Score, seen: Sequence[float], lowest: float) -> None:
+    """Show shares from `lowest` to 1; of other scores the values that there are."""
+    if score.share:
+        percent_axis(axes, score.said(SCORE), lowest)
+    else:
+        value_axis(axes, seen, near=True)
+        value_label(axes, score.said(SCORE))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -270,6 +271,30 @@ def test_an_outage_that_begins_while_the_model_is_scored_is_level_up_to_the_scor
     record = Record((TrainingStarted(0.0, 1, 1, 10), EvaluationMissed(3.0, "down"), *scores))
     found = accuracy_points(record, [lost(2.0, 4.0), lost(5.9, 8.0)])
     assert found == [(0.0, 0.1), (6.0, 0.1), (6.0, 0.4), (6.0, 0.4), (9.0, 0.5)]
+
+
+def test_what_an_outage_loses_of_a_loss_is_lost_from_the_fault_on_too() -> None:
+    """A loss that is higher after the outage was lost with the fault, one that is lower learnt."""
+    down = [FaultTimes(0, "kill", "server-0", 1, 2.0, shard=0, serving=4.0)]
+    config = {"config": {"evaluation": {"metric": "loss"}}}
+
+    def points(after: float) -> list[tuple[float, float]]:
+        events = (
+            TrialStarted(0.0, "t", config, {}),
+            EvaluationMissed(3.0, "down"),
+            Evaluated(1.0, 0, 0.5, 0.5),
+            Evaluated(6.0, 0, after, after),
+        )
+        return accuracy_points(Record(events), down)
+
+    assert points(0.9) == [(1.0, 0.5), (2.0, 0.5), (2.0, 0.9), (6.0, 0.9)]
+    assert points(0.4) == [(1.0, 0.5), (4.0, 0.5), (4.0, 0.4), (6.0, 0.4)]
+
+
+def test_there_is_no_effect_where_a_curve_is_not_finite() -> None:
+    whole, wild = Curve([(0.0, 1.0), (9.0, 1.0)]), Curve([(0.0, 1.0), (5.0, math.inf), (9.0, 1.0)])
+    assert difference(whole, whole, 1.0, 8.0) == Effect(7.0, 0.0, 0.0)
+    assert difference(wild, whole, 1.0, 8.0) is None
 
 
 def test_the_span_ends_where_the_shorter_training_does() -> None:

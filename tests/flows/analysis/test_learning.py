@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from dps.events import (
@@ -80,10 +82,13 @@ def test_percentiles_of_nothing_and_of_one() -> None:
 
 
 def trained(
-    *events: Event, target: float | None = None, objective: dict[str, float] | None = None
+    *events: Event,
+    target: float | None = None,
+    objective: dict[str, float] | None = None,
+    metric: str | None = None,
 ) -> Record:
     """A training from 100.0 on, of which 4 gradients of 8 examples are acked, a second each."""
-    evaluation = {"target": target, "objective": objective}
+    evaluation = {"target": target, "objective": objective, "metric": metric}
     config = {"training": {"batch_size": 8}, "evaluation": evaluation}
     acks = [acked([i], t=100.0 + i) for i in (1, 2, 3, 4)]
     started = TrialStarted(90.0, "t", {"config": config}, {})
@@ -140,6 +145,45 @@ def test_time_and_gradients_to_a_target() -> None:
     assert outcome(trained(*curve, target=0.8), PRICES).target == Target(0.8, 3.0, 3)
     assert outcome(trained(*curve, target=0.95), PRICES).target == Target(0.95, None, None)
     assert outcome(trained(*curve), PRICES).target == Target(None, None, None)
+
+
+LOSS = TrialStarted(90.0, "t", {"config": {"evaluation": {"metric": "loss"}}}, {})
+
+
+def test_less_of_a_loss_is_better_around_a_fault() -> None:
+    record = fault(
+        *scores(0.6, 0.5, 1.2, 0.9, 0.7, 0.55, 0.5, 0.4),  # at 98, 99, 100 (the kill), …
+        Detected(100.5, 0, 2, "server-0", False, "client"),
+        Restored(100.75, 0, 2, "server-0-b", 0, "initial"),
+    )
+    found = outcome(Record((LOSS, *record.events)), PRICES)
+    accuracy = found.accuracy
+    assert found.score.key == "loss"
+    assert (accuracy.before, accuracy.after, accuracy.lowest_after) == (0.5, 0.9, 0.9)
+    assert accuracy.drop == pytest.approx(-0.4)
+    assert accuracy.regain_seconds == 4.0
+    assert accuracy.best == 0.4
+    assert found.cost_per_point is None, "a loss has no percentage points"
+    as_accuracy = outcome(record, PRICES).accuracy
+    assert (as_accuracy.best, as_accuracy.lowest_after) == (1.2, 0.4)
+    assert as_accuracy.regain_seconds == 1.0
+
+
+def test_a_target_is_reached_from_above_where_less_is_better() -> None:
+    curve = (scored(99.0, 70.0), scored(101.5, 60.0), scored(103.0, 55.0), scored(104.0, 58.0))
+    found = outcome(trained(*curve, target=58.0, metric="rmse"), PRICES)
+    assert found.target == Target(58.0, 3.0, 3)
+    assert (found.accuracy.best, found.rmse) == (55.0, found.accuracy.final)
+    assert outcome(trained(*curve, target=50.0, metric="rmse"), PRICES).target.seconds is None
+    assert outcome(trained(*curve, target=58.0), PRICES).target == Target(58.0, 0.0, 0)
+
+
+@pytest.mark.parametrize("wild", [math.inf, math.nan])
+def test_a_loss_that_is_not_finite_is_no_value(wild: float) -> None:
+    curve = (scored(101.0, 2.0), scored(102.0, wild), scored(103.0, 3.0))
+    found = outcome(trained(*curve, target=2.5, metric="loss"), PRICES)
+    assert (found.accuracy.final, found.accuracy.area_time) == (None, None)
+    assert (found.accuracy.best, found.target.seconds) == (2.0, 1.0)
 
 
 def test_the_objective_its_excess_and_when_it_was_near_enough() -> None:

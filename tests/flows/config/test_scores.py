@@ -11,7 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 from sklearn.datasets import load_breast_cancer, load_diabetes
-from sklearn.metrics import r2_score, roc_auc_score
+from sklearn.metrics import r2_score, roc_auc_score, root_mean_squared_error
 
 from dps.errors import ConfigurationError
 from dps.events import Evaluated
@@ -21,7 +21,7 @@ from flows.analysis.series import series
 from flows.config.trials import Trial, digest, load_trials
 from flows.config.workload import workload_of
 from flows.execution.trial import Scorer, run_trial
-from flows.metrics import COLUMNS
+from flows.metrics import BY_KEY, COLUMNS
 from flows.metrics.score import SCORES
 from flows.records.record import EVENTS_FILE
 from flows.report.html import write_report
@@ -54,6 +54,7 @@ REGRESSION = {
 }
 UNSCALED = {"standardise_target": False}
 AUC = {"metric": "auc", "every_seconds": 0.05, "target": 0.9}
+RMSE = {"metric": "rmse", "every_seconds": 0.05, "target": 65}
 
 
 def ran(folder: Path, trial: Trial) -> Finished:
@@ -92,6 +93,36 @@ def test_r_squared_is_that_of_scikit_learn_for_the_model_of_a_trial(tmp_path: Pa
     assert known > 0.2
 
 
+@pytest.mark.parametrize("scaled", [True, False])
+def test_rmse_as_the_score_is_that_of_scikit_learn_in_the_units_of_the_file(
+    tmp_path: Path, scaled: bool
+) -> None:
+    as_in_file = {**REGRESSION, **UNSCALED}
+    (plain,) = trials(tmp_path, workload="linear", dataset=as_in_file)
+    wanted = REGRESSION if scaled else as_in_file
+    scored = {"metric": "rmse", "target": 60}
+    (trial,) = trials(tmp_path, workload="linear", dataset=wanted, evaluation=scored)
+    model: Any = workload_of(trial.config)
+    data, targets = trial.config.dataset.load(), plain.config.dataset.load()
+    params = model.initial(np.random.default_rng(0))
+    for _ in range(100):
+        _, gradients = model.gradient(params, data.x_train, data.y_train)
+        params = {name: params[name] - 0.1 * gradients[name] for name in params}
+    predicted = model.predict(params, data.x_test).astype(np.float64)
+    if scaled:
+        predicted = predicted * targets.y_train.std() + targets.y_train.mean()
+    known = root_mean_squared_error(targets.y_test, predicted)
+    assert Scorer(trial.config)(params)[1] == pytest.approx(known, rel=1e-5)
+    assert 40 < known < 70
+
+
+@pytest.mark.parametrize("workload", ["softmax", "mlp"])
+def test_the_loss_as_the_score_is_that_of_the_workload(tmp_path: Path, workload: str) -> None:
+    (trial,) = trials(tmp_path, workload=workload, evaluation={"metric": "loss", "target": 2})
+    loss, score = Scorer(trial.config)(workload_of(trial.config).initial(np.random.default_rng(0)))
+    assert score == loss == pytest.approx(np.log(2), rel=0.2)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 def test_rmse_is_in_the_units_of_the_file(tmp_path: Path, scaled: bool) -> None:
@@ -125,8 +156,10 @@ def test_classes_have_no_rmse_nor_is_a_trial_known_by_it(tmp_path: Path) -> None
     [
         ({"evaluation": AUC}, "AUC", "auc"),
         ({"workload": "linear", "dataset": REGRESSION}, "R²", "r2"),
+        ({"workload": "linear", "dataset": REGRESSION, "evaluation": RMSE}, "RMSE", "rmse"),
+        ({"evaluation": {**AUC, "metric": "loss"}}, "loss", "loss"),
     ],
-    ids=["auc", "r2"],
+    ids=["auc", "r2", "rmse", "loss"],
 )
 def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
     tmp_path: Path, sections: dict[str, Any], name: str, key: str
@@ -148,7 +181,10 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
     assert f"Final {name}" in page
     assert f"final {name}" in page
     assert f"test {name}" in page  # on the axes of figures
-    assert f"{name} differed" in page
+    less = SCORES[key].better == "lower"
+    assert f"{name}{' (less is better)' if less else ''} differed" in page
+    assert f"{'above' if less else 'below'} 0, it was worse than without the fault" in page
+    assert f"Left and {'down' if less else 'up'} is better" in page
     for phrase in ("test accuracy", "inal accuracy", "effect on accuracy", "Accuracy minus"):
         assert phrase not in page
     console = Console(record=True, width=500, file=io.StringIO())
@@ -159,11 +195,25 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
 def test_no_figure_speaks_of_accuracy_under_another_score() -> None:
     told = [f"{column.label} {column.definition}" for column in COLUMNS]
     assert sum("ccuracy" in text for text in told) > 10
-    for key in ("auc", "r2"):
+    for key in SCORES.keys() - {"accuracy"}:
         for column in COLUMNS:
             found = SCORES[key].of(column)
             assert "ccuracy" not in f"{found.label} {found.definition}"
     assert [SCORES["accuracy"].of(column) for column in COLUMNS] == list(COLUMNS)
+
+
+def test_of_a_score_of_which_less_is_better_all_of_its_figures_are() -> None:
+    rmse, r2 = SCORES["rmse"], SCORES["r2"]
+    flipped = {"higher": "lower", "lower": "higher", None: None}
+    for column in COLUMNS:
+        found = rmse.of(column)
+        assert found.better == (flipped[column.better] if column.of_score else column.better)
+        assert found.unit == ("" if column.of_score else column.unit)
+        assert (r2.of(column).better, r2.of(column).unit) == (column.better, column.unit)
+    assert rmse.of(BY_KEY["effect_time_mean"]).better == "lower"
+    of_score = {column.key for column in COLUMNS if column.of_score}
+    assert of_score >= {"accuracy_final", "accuracy_drop", "effect_money_end", "effect_time_area"}
+    assert of_score.isdisjoint({"loss_final", "target_seconds", "idle_share", "objective_excess"})
 
 
 @pytest.mark.parametrize(
@@ -174,14 +224,19 @@ def test_no_figure_speaks_of_accuracy_under_another_score() -> None:
         ({"dataset": REGRESSION}, "softmax predicts no numbers; use linear, mlp, torch, python"),
         (
             {"dataset": REGRESSION, "workload": "mlp", "evaluation": {"metric": "auc"}},
-            "auc is for classes; regression is scored by r2",
+            "auc is for classes; regression is scored by r2, rmse or loss",
         ),
         ({"dataset": "digits", "evaluation": {"metric": "auc"}}, "the data have 10; use accuracy"),
         (
             {"workload": "rica", "evaluation": {"metric": "auc"}},
             "rica gives no scores of classes",
         ),
-        ({"evaluation": {"metric": "rmse"}}, "unknown metric 'rmse'; .*'?auc"),
+        ({"evaluation": {"metric": "rmse"}}, "rmse is for numbers; it needs data with task"),
+        ({"evaluation": {"metric": "mse"}}, "unknown metric 'mse'; .*rmse"),
+        (
+            {"evaluation": {"target": 60}},
+            "target.*expected at most 1, got 60: the score is a share",
+        ),
         ({"axes": {"evaluation.metric": ["auc", "accuracy"]}}, "trials with different scores"),
         (
             {"axes": {"evaluation": {"a": {"metric": "auc"}, "b": {"every_seconds": 1.0}}}},

@@ -486,7 +486,7 @@ def test_a_running_experiment_is_shown_by_its_name(tmp_path: Path) -> None:
             eventually(trains, START_SECONDS)
             [picture] = json.loads(dps(tmp_path, "--json").stdout)
             assert picture["name"] == "small/seed-0"
-            assert picture["of"] == 100_000
+            assert picture["total_updates"] == 100_000
             assert [shard["node"] for shard in picture["shards"]] == ["server-0", "server-1"]
             assert all(shard["rate"] > 0 for shard in picture["shards"])
             assert all(worker["loss"] > 0 for worker in picture["workers"])

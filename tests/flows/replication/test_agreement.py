@@ -11,7 +11,9 @@ from flows.analysis.statistics import Interval
 from flows.analysis.statistics.decisions import Verdict
 from flows.cli import replicate
 from flows.replication.agreement import agreement, compared
+from flows.replication.cells import cells_compared
 from flows.replication.ftps.run import experiment as ftps_experiment
+from flows.replication.ttf.claims import NO_DIGEST
 from flows.replication.ttf.findings import NO_SPACE, NOT_VIRTUAL
 from flows.replication.ttf.run import (
     JUDGED,
@@ -23,7 +25,7 @@ from flows.replication.ttf.run import (
     by_design,
     experiment,
 )
-from flows.replication.verdicts import ClaimVerdict, Verdicts, read_verdicts
+from flows.replication.verdicts import CellFigure, ClaimVerdict, Verdicts, read_verdicts
 from flows.replication.version import Version
 
 FULL_VIRTUAL = Version(full=True, virtual=True)
@@ -227,3 +229,51 @@ def test_a_replication_on_virtual_time_is_marked_and_compared_with_real_processe
     assert "Of 5 claims that both have judged" in text
     folders = sorted(each.name for each in (tmp_path / "results").iterdir())
     assert folders == ["replicate-ttf-short-virtual", "ttf-corrected-virtual"]
+    written = Path("results/replicate-ttf-short-virtual/verdicts.json").read_text("utf-8")
+    found = Verdicts.model_validate_json(written)
+    assert not [each for each in found.claims if NO_DIGEST in each.note], "the records name them"
+    assert {each.seeds for each in found.cells} == {(0, 1)}
+    assert "### Cells of real processes, on virtual time" not in text, "other seeds than those of"
+
+
+# -- figures of single cells -------------------------------------------------------------------
+
+
+def figure(values: dict[int, float], name: str = "pace") -> CellFigure:
+    return CellFigure.of("(b)", "stateless", "k=1", name, values)
+
+
+def test_cells_are_paired_by_the_seeds_that_both_have() -> None:
+    real = figure({0: 100.0, 1: 110.0, 2: 120.0, 3: 500.0})
+    virtual = figure({0: 101.0, 1: 111.0, 2: 121.5, 9: 0.0})
+    said, (table,) = cells_compared([real], [virtual])
+    assert table.rows == [["(b): stateless", "k=1", "3", "–", "–", f"110.0, 111.2: {DIFFERS}", "–"]]
+    assert said[0].startswith("Of 1 figures of 1 cells that both have run")
+    assert "1 of the 1 with an interval of 95% of real processes lie within it" in said[0]
+
+
+DIFFERS = "+1.2 [+0.4, +1.9]"
+
+
+def test_a_mean_of_other_seeds_is_not_compared_and_one_of_the_same_has_no_interval() -> None:
+    kept = figure({0: 100.0, 1: 110.0}).model_copy(update={"values": ()})
+    said, (table,) = cells_compared([kept], [figure({0: 90.0, 1: 110.0, 2: 0.0})])
+    assert table.rows[0][5] == "105.0, 100.0: −5.0"
+    assert "not paired" in said[0]
+    assert cells_compared([kept], [figure({0: 90.0})]) == ([], [])
+
+
+def test_figures_outside_the_interval_of_real_processes_are_counted() -> None:
+    real, far = figure({0: 1.0, 1: 1.1, 2: 1.2}, "gap"), figure({0: 2.0, 1: 2.1, 2: 2.2}, "gap")
+    said, _ = cells_compared([real], [far])
+    assert "0 are within 5% of each other; 0 of the 1" in said[0]
+
+
+def test_figures_of_cells_are_read_as_they_were_written(tmp_path: Path) -> None:
+    found = verdicts(judged("holds", 2, 1, 3)).model_copy(
+        update={"cells": (figure({0: 1.5, 3: 2.5}),)}
+    )
+    found.write(tmp_path)
+    again = read_verdicts(tmp_path / "verdicts.json", "ttf")
+    assert again == found
+    assert again.cells[0].by_seed == {0: 1.5, 3: 2.5}

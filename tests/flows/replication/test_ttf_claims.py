@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.replication.ttf.claims import CLAIMS, Judged, judge
+from flows.analysis.statistics.claims import FIXED
+from flows.replication.ttf.claims import (
+    CLAIMS,
+    LATE,
+    NO_DIGEST,
+    NODES,
+    SEEDS_ONLY,
+    STATEMENTS,
+    Judged,
+    fixed,
+    judge,
+)
 from flows.replication.ttf.figures import read_published
 from flows.replication.ttf.findings import AS_PUBLISHED, CORRECTED, Study, claims_table
 from flows.replication.ttf.measures import Change, Measured
@@ -142,7 +153,7 @@ def test_the_price_of_trials_that_take_a_given_time_is_no_finding() -> None:
     assert told == [("by construction", "+0.0%")] * 6
     published = Study(AS_PUBLISHED, (), tuple(study()), (), 54)
     assert claims_table({AS_PUBLISHED: published}).count("**by construction**") == 6
-    assert "by construction" not in claims_table({CORRECTED: published})
+    assert "**by construction**" not in claims_table({CORRECTED: published})
 
 
 def test_a_price_far_from_the_others_is_not_the_same() -> None:
@@ -324,3 +335,48 @@ def test_broken_published_curves_are_refused_with_the_place(
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=named):
         read_published(path)
+
+
+# -- what stands beside a verdict --------------------------------------------------------------
+
+
+def notes(trials: list[Measured]) -> dict[str, tuple[str, ...]]:
+    return {each.statement.text: each.notes for each in judge(trials) if each.statement.judged}
+
+
+FIRST_KILL = "stateless: change across the first kill minus the control's over the same seconds"
+REWORDED = "share of its own pace without kills that stateless keeps, minus that of chain"
+
+
+def named(virtual: bool = False, without: str = "") -> list[Measured]:
+    """Trials whose records name the statements that there were, but for one."""
+    names = {name.removeprefix(FIXED) for name in fixed()}
+    names -= {each.digest for each in STATEMENTS if each.text == without}
+    return [replace(each, fixed=frozenset(names), virtual=virtual) for each in study()]
+
+
+def test_without_a_digest_a_verdict_says_so() -> None:
+    told = notes(study())
+    assert told[FIRST_KILL] == (NO_DIGEST,)
+    assert told[REWORDED] == (LATE,), "put so when trials had been seen"
+
+
+def test_a_statement_that_the_records_name_was_there_before_them() -> None:
+    told = notes(named())
+    assert told[FIRST_KILL] == told[REWORDED] == ()
+    late = notes(named(without=FIRST_KILL))[FIRST_KILL]
+    assert late == (f"{LATE}: 90 of 90 trials had begun before",)
+
+
+def test_on_virtual_time_the_same_seeds_are_no_new_data() -> None:
+    told = notes(named(virtual=True))
+    assert told[FIRST_KILL] == ()
+    assert told[REWORDED] == (LATE, SEEDS_ONLY)
+
+
+def test_what_numbers_of_nodes_settle_is_marked() -> None:
+    told = notes(named())
+    assert {text for text, said in told.items() if NODES in said} == {
+        f"{kills}: price of stateless over chain, minus 1"
+        for kills in ("no kill", "one kill", "two kills")
+    }

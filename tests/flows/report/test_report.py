@@ -297,6 +297,15 @@ def test_where_there_is_no_control_no_effect_is_told(
     assert "accuracy is not known: there is no trial" in words.through_fault(killed, None).text
 
 
+def test_a_training_that_ends_within_an_outage_is_said_to(outcomes: list[Outcome]) -> None:
+    killed = group(outcomes, "checkpoint", "kill")
+    assert "ended within" not in words.through_fault(killed, None).text
+    first, *others = killed.trials
+    cut = dataclasses.replace(first, downtime=dataclasses.replace(first.downtime, unrecovered=1))
+    told = words.through_fault(dataclasses.replace(killed, trials=(cut, *others)), None).text
+    assert f"1 of {len(killed.trials)} trials ended within an outage" in told
+
+
 def test_descriptions_are_named_so_and_stand_in_no_headline(outcomes: list[Outcome]) -> None:
     described = ["accuracy_before", "accuracy_after", "accuracy_drop", "regain_seconds"]
     assert all("(description)" in BY_KEY[key].label for key in described)
@@ -492,6 +501,8 @@ def test_a_band_over_three_seeds_is_the_interval_of_the_mean() -> None:
 def test_the_front_holds_what_nothing_beats_in_both() -> None:
     points = [(1.0, 0.5), (2.0, 0.9), (3.0, 0.8), (1.0, 0.4), (4.0, 0.95)]
     assert front(points) == [(1.0, 0.5), (2.0, 0.9), (4.0, 0.95)]
+    losses = [(cost, 1 - value) for cost, value in points]
+    assert front(losses, -1) == [(1.0, 0.5), (2.0, 1 - 0.9), (4.0, 1 - 0.95)]
 
 
 @pytest.mark.slow

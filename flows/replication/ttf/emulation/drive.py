@@ -36,6 +36,7 @@ from flows.execution.attempt import versions
 from flows.execution.preload import PRELOAD
 from flows.execution.trial import reason_of
 from flows.records.record import EVENTS_FILE, FAILED_ATTEMPTS, EventWriter
+from flows.replication.ttf.claims import fixed
 from flows.replication.ttf.emulation import nodes
 from flows.replication.ttf.emulation.nodes import Place, State
 from flows.replication.ttf.emulation.settings import PublishedTrial
@@ -61,7 +62,7 @@ def run_published(trial: PublishedTrial, folder: Path, failed_before: int = 0) -
     clock = SystemClock()
     with EventWriter(folder / EVENTS_FILE) as record:
         torch = trial.config.workload.kind in with_torch.KINDS
-        told = {**trial.settings(), "circumstances": {FAILED_ATTEMPTS: failed_before}}
+        told = {**trial.settings(), "circumstances": {FAILED_ATTEMPTS: failed_before, **fixed()}}
         software = versions(torch, distributions(trial.config))
         record(TrialStarted(clock.now(), trial.name, told, software))
         status, reason = "valid", ""

@@ -11,6 +11,7 @@ from matplotlib.patches import Rectangle
 from scipy import stats
 
 from flows.analysis.learning import Target
+from flows.metrics.score import SCORES
 from flows.report.figures import break_even
 from flows.report.figures.break_even import difference, maps
 from flows.report.figures.dataset import Subject, Trial
@@ -106,6 +107,24 @@ def test_of_three_strategies_the_best_of_each_cell_is_shown() -> None:
     assert best["4", "0"] == "chain"
     assert best["1", "2"] == "checkpoint"
     assert sum(name.startswith("break-even-accuracy-final") for name in found) == 3
+
+
+def test_less_of_rmse_wins_and_is_told_in_its_own_unit() -> None:
+    def by_rmse(trial: Trial) -> Trial:
+        return trial[0], replace(trial[1], score=SCORES["rmse"])
+
+    found = drawn([by_rmse(trial) for trial in grid(("none", "checkpoint", "chain"))])
+    winners = found["winners-accuracy-final-training-workers-faults"]
+    best = {row[:2]: row[2] for row in winners.table.rows}
+    assert best == dict.fromkeys(best, "none")
+    assert winners.title == "Best final RMSE"
+    pair = found["break-even-accuracy-final-training-workers-faults-checkpoint-none"]
+    assert pair.table.columns[2] == "difference"
+    assert {round(row[2], 9) for row in pair.table.rows} == {0.05}
+    assert "+0.05" in {text.get_text() for text in pair.figure.axes[0].texts}
+    assert "final RMSE, checkpoint minus none; n = 3" in pair.figure.get_supxlabel()
+    (mesh,) = pair.figure.axes[0].collections
+    assert (mesh.get_array() < 0).all(), "the lighter half is where the other wins"
 
 
 def test_the_table_of_the_best_has_every_strategy_with_its_interval() -> None:

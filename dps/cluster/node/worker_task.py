@@ -1,0 +1,225 @@
+"""The Dask task of a worker: how it joins the group, runs the training function and leaves.
+
+The task's thread runs the training function; joining, recording and leaving run on the node's event
+loop, as everything of the protocol does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from distributed import get_worker
+
+from dps.cluster.node.audit import audit
+from dps.cluster.node.columns import AckColumns, FilterCounts, ReportColumns
+from dps.cluster.node.connecting import transport_of
+from dps.cluster.node.drop_log import DropLog
+from dps.cluster.node.loss_log import log_own
+from dps.cluster.node.malloc import keep_memory
+from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.shutdown import leave_of
+from dps.cluster.node.worker import Worker
+from dps.cluster.platform import platform_of
+from dps.cluster.transport.calls import meter_of
+from dps.cluster.transport.port import port_of
+from dps.core.consistency import ASP
+from dps.core.updates import UpdateId
+from dps.errors import ShardUnavailable
+from dps.events import NodeJoined, ResourceSampled
+from dps.protocol.client.client import Client
+from dps.protocol.client.shard_client import Outcome
+from dps.protocol.group import Group
+from dps.protocol.transport import Transport
+
+T = TypeVar("T")
+
+
+def run_worker(
+    group: Group,
+    train: Callable[..., T],
+    peers: Sequence[str],
+    index: int,
+    node_role: str,
+    nodes: Mapping[str, str],
+    stops: int = 0,
+    data: Sequence[Any] | None = None,
+) -> T:
+    """Run a training function as a worker of the group; this is the Dask task.
+
+    `peers` are the names of all workers that were started together, `index` is which one this is,
+    `nodes` the names of nodes by their addresses, `stops` how often the training had been stopped
+    before, `data` the partitions of this worker if it shares a collection with the others.
+    Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
+    others do not wait for it, and the error goes to the Dask future.
+    """
+    task = _Task(group, peers, index, node_role, nodes, stops)
+    recording = task.on_loop(task.begin())
+    reason = "failed"
+    try:
+        worker = task.on_loop(task.enter())
+        result = train(worker) if data is None else train(worker, data)
+        reason = "finished"
+        return result
+    finally:
+        task.on_loop(task.end(recording, reason))
+
+
+class _Task:
+    """A worker's client and records on its node, from before it joins until after it has left.
+
+    Made in the task's thread; its coroutines run on the node's event loop.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        peers: Sequence[str],
+        index: int,
+        node_role: str,
+        nodes: Mapping[str, str],
+        stops: int,
+    ) -> None:
+        self._dask_worker = get_worker()
+        self._platform = platform_of(self._dask_worker)
+        keep_memory(self._platform)
+        self._loop = self._dask_worker.loop.asyncio_loop
+        self._key = self._dask_worker.get_current_task()
+        self._group = group
+        self._peers = peers
+        self._index = index
+        self._name = peers[index]
+        self._node = nodes.get(self._dask_worker.address, str(self._dask_worker.name))
+        self._node_role = node_role
+
+        log_event, clock = self._dask_worker.log_event, self._platform.clock
+        self._meter = meter_of(self._dask_worker, group.name)
+        self._recorder = recorder_of(group, log_event)
+        self._transport = transport_of(
+            self._dask_worker, group, self._node, self._meter, self._recorder
+        )
+        self._drops = DropLog(group, self._name, log_event)
+        self._acks = AckColumns(self._name, self._recorder, clock)
+        self._reports = ReportColumns(self._name, self._recorder, clock)
+        self._client = Client(
+            group,
+            self._transport,
+            self._name,
+            self._note,
+            on_loss=partial(log_own, group, self._name),
+            stops=stops,
+            is_cancelled=self._is_cancelled,
+        )
+        self._filters = FilterCounts(self._client, self._recorder, clock)
+
+    def on_loop(self, request: Coroutine[Any, Any, T]) -> T:
+        """Wait in the task's thread for what the event loop does."""
+        return self._platform.begin(request, self._loop).result()
+
+    async def begin(self) -> asyncio.Task[None]:
+        """Take the node for this task and record from now on; returns what records."""
+        leave_of(self._dask_worker).enter(self._group.name)
+        port_of(self._dask_worker).enter()
+        now, platform = self._platform.clock.now(), self._platform
+        self._recorder(NodeJoined(now, self._node, self._node_role, platform.pid, platform.host))
+        every = self._group.timings.flush
+        return asyncio.create_task(
+            record_forever(self._recorder, every, self._flush, self._measure, keeps=True)
+        )
+
+    async def enter(self) -> Worker:
+        """Join the group, under a new incarnation if one of this name was there before."""
+        client = self._client
+        await client.enter(self._dask_worker.address, self._node)
+        for columns in (self._acks, self._reports, self._filters):
+            columns.incarnation = client.incarnation
+        done = 0
+        if client.incarnation > 1:  # else nobody has pushed under this name
+            done = await _done_before(self._name, self._group, client, self._transport)
+        if not isinstance(self._group.consistency, ASP):
+            await _until_joined(self._peers, self._group, client, self._transport)
+        leave, workers = leave_of(self._dask_worker), len(self._peers)
+        return Worker(
+            client, self._loop, self._reports, leave, self._index, workers, self._platform, done
+        )
+
+    async def end(self, recording: asyncio.Task[None], reason: str) -> None:
+        """Leave the group, and hand over what is still to be recorded."""
+        try:
+            await self._client.leave(reason)
+        finally:
+            await self._client.close()
+            recording.cancel()
+            self._flush()
+            self._recorder(self._measure())
+            self._recorder.send()
+            port_of(self._dask_worker).exit()
+            leave_of(self._dask_worker).exit(self._group.name)
+
+    def _is_cancelled(self) -> bool:
+        task = self._dask_worker.state.tasks.get(self._key)
+        return task is None or task.state == "cancelled"
+
+    def _note(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        self._acks(shard, update, version, outcome)
+        self._drops.note(outcome)
+
+    def _flush(self) -> None:
+        self._reports.flush()
+        if self._recorder.on:
+            self._acks.flush()
+            self._filters.flush()
+
+    def _measure(self) -> ResourceSampled:
+        return sample(self._node, self._node_role, self._meter, platform=self._platform)
+
+
+async def _done_before(name: str, group: Group, client: Client, transport: Transport) -> int:
+    """How many updates of a worker of this name the shard has that has most of them.
+
+    A shard that is down is waited for as long as a push would be.
+    """
+
+    async def on(shard: int) -> int:
+        while True:
+            await client.router.table()  # ends the wait when the group is closed
+            client.may_go_on()
+            reply = await audit(shard, client.router, transport, group.timings.call)
+            if reply is not None:
+                return reply.applied.get(name, 0)
+            await asyncio.sleep(group.timings.retry)
+
+    try:
+        async with asyncio.timeout(group.timings.unavailable):
+            return max([await on(shard) for shard in range(len(group.layout.shards))])
+    except TimeoutError:
+        raise ShardUnavailable(
+            f"{name}: a shard did not say within {group.timings.unavailable:g} s how far it is"
+        ) from None
+
+
+async def _until_joined(
+    workers: Sequence[str], group: Group, client: Client, transport: Transport
+) -> None:
+    """Wait until all of these workers take part, on every shard.
+
+    The consistency models that bound how far workers are apart count from there: one that began
+    alone would be ahead of the others by as much as they are late. One that does not come is
+    waited for as long as a shard would be; then the training begins without it. There is nothing to
+    wait for when the training was stopped.
+    """
+
+    async def present(shard: int) -> bool:
+        await client.router.table()  # ends the wait when the group is closed
+        client.may_go_on()
+        reply = await audit(shard, client.router, transport, group.timings.call)
+        return reply is not None and set(workers) <= reply.applied.keys()
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(group.timings.unavailable):
+            for shard in range(len(group.layout.shards)):
+                while not await present(shard):
+                    await asyncio.sleep(group.timings.retry)

@@ -1,0 +1,383 @@
+"""The tables of docs/who-wins-when.md: each is made of the records of one experiment, in Markdown.
+
+A `Study` is what was recorded of an experiment. `SECTIONS` has, by name, whose records a section of
+the page is made of, and how. Means are over seeds, with half of the 95% interval by Student's t;
+differences are taken seed by seed, with that interval. Neither is corrected for how many there are;
+those of claims are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from flows.analysis.comparison import known
+from flows.analysis.groups import strategies
+from flows.analysis.outcome import Outcome
+from flows.analysis.statistics import FEWEST_SEEDS, interval, paired
+from flows.analysis.statistics.claims import JudgedClaim, PlannedClaim, judge, planned
+from flows.config.claims import ClaimSection
+from flows.replication.claims import markdown_table
+from flows.report.claims import effect, reason, title
+
+Labels = Mapping[str, str]
+Row = Mapping[str, Any]
+
+FAULTS, OUTAGE = "faults", "faults.*.back_after"
+WORKERS, HIDDEN = "training.workers", "workload.hidden"
+QUIET: Labels = {FAULTS: "mtbf inf"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What was recorded of an experiment.
+
+    Attributes
+    ----------
+    outcomes
+        Its trials, all that are planned; those that are not valid enter nothing but the counts.
+    claims
+        What was fixed beforehand.
+    nodes
+        For each strategy, how many nodes it keeps beside workers and evaluator.
+    """
+
+    outcomes: Sequence[Outcome]
+    claims: Sequence[ClaimSection]
+    nodes: Mapping[str, int]
+
+    @property
+    def strategies(self) -> tuple[str, ...]:
+        """Those of the experiment, in the order of its configuration."""
+        return strategies(self.outcomes)
+
+    @cached_property
+    def seeds(self) -> list[int]:
+        """The seeds of its trials, in order."""
+        return sorted(
+            {each.identity.seed for each in self.outcomes if each.identity.seed is not None}
+        )
+
+    @cached_property
+    def judged(self) -> tuple[JudgedClaim, ...]:
+        """Its claims with their verdicts."""
+        return judge(self.outcomes, self.claims, np.random.default_rng(0))
+
+    @cached_property
+    def planned(self) -> tuple[PlannedClaim, ...]:
+        """What this number of seeds resolves of each claim, going by how much they differ here."""
+        return planned(self.claims, len(self.seeds), self.outcomes, np.random.default_rng(0))
+
+    def values(self, strategy: str, labels: Labels, figure: Figure) -> dict[int, float]:
+        """Return a figure by seed, of the valid trials that have it, in the units it is shown in.
+
+        Raises
+        ------
+        ValueError
+            There is no valid trial of that strategy and those labels.
+        """
+        rows = {
+            each.identity.seed: known(each)
+            for each in self.outcomes
+            if each.valid
+            and each.identity.strategy == strategy
+            and labels.items() <= each.identity.labels.items()
+        }
+        if not rows:
+            raise ValueError(f"no valid trial of {strategy!r} with {dict(labels)}")
+        found = {seed: figure.of(row) for seed, row in rows.items() if seed is not None}
+        return {
+            seed: v * figure.scale for seed, v in found.items() if v is not None and isfinite(v)
+        }
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a trial: how it is found in the row of all its figures, and how it is shown."""
+
+    of: Callable[[Row], float | None]
+    scale: float = 1.0
+    digits: int = 1
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure under a condition."""
+
+    heading: str
+    figure: Figure
+    labels: Labels = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page.
+
+    Attributes
+    ----------
+    experiment
+        Whose records it is made of.
+    columns
+        Of a table with a row for each strategy, or for each pair.
+    pairs
+        Of strategies, by how much the first is above the second; without any, means are shown.
+    text
+        What makes the section of the records, where it is no such table.
+    """
+
+    experiment: str
+    columns: Sequence[Column] = ()
+    pairs: Sequence[tuple[str, str]] = ()
+    text: Callable[[Study], str] | None = None
+
+    def made(self, study: Study) -> str:
+        """Return the section in Markdown."""
+        if self.text is not None:
+            return self.text(study)
+        if self.pairs:
+            return differences(study, self.columns, self.pairs)
+        return table(study, self.columns)
+
+
+def named(key: str, scale: float = 1.0, digits: int = 1) -> Figure:
+    """Return the figure of that name in the records."""
+    return Figure(lambda row: row.get(key), scale, digits)
+
+
+def _fixed_term(row: Row) -> float | None:
+    """Money for nodes alone that are rented for a fixed term, for all of the training."""
+    total, moved, stored = (row[f"cost_{part}_usd"] for part in ("fixed", "moved", "stored"))
+    return None if total is None else float(total - moved - stored)
+
+
+def _fixed_term_to_target(row: Row) -> float | None:
+    """The same until the target: they cost the same in each second, up or not."""
+    whole, seconds, until = _fixed_term(row), row["training_seconds"], row["target_seconds"]
+    return None if whole is None or until is None else whole / seconds * until
+
+
+POINTS, FINAL = named("effect_time_mean", 100), named("accuracy_final", 100)
+TARGET, COST = named("target_usd", 1000, 2), named("cost_usd", 1000, 2)
+FIXED, TARGET_FIXED = Figure(_fixed_term, 1000, 2), Figure(_fixed_term_to_target, 1000, 2)
+LOST, MET, LASTS = named("updates_lost", 1, 0), named("faults"), named("training_seconds")
+DOWN, WRITTEN = named("downtime_seconds"), named("checkpoint_written_bytes", 1e-6, 2)
+
+
+# -- cells and tables --------------------------------------------------------------------------
+
+
+def number(value: float, digits: int) -> str:
+    """Return a number with a real minus, and without one before zeros."""
+    text = f"{value:.{digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
+
+
+def mean_cell(values: Sequence[float], digits: int, seeds: int) -> str:
+    """Return mean ± half of its 95% interval; in brackets the seeds, where these are not all."""
+    few = "" if len(values) == seeds else f" ({len(values)})"
+    if not values:
+        return f"–{few}"
+    found = interval(values, np.random.default_rng(0))
+    text = number(found.mean, digits)
+    if found.high is None or found.n < FEWEST_SEEDS:
+        return text + few
+    return f"{text} ±{number(found.high - found.mean, digits)}{few}"
+
+
+def difference_cell(values: Mapping[int, float], others: Mapping[int, float], digits: int) -> str:
+    """Return the mean difference over shared seeds, with its 95% interval."""
+    if values.keys() != others.keys():
+        return f"not comparable ({len(values)} and {len(others)} seeds)"
+    found = paired(values, others, np.random.default_rng(0))
+    if found is None:
+        return "–"
+    mean = number(found.mean, digits)
+    if found.low is None or found.high is None:
+        return mean
+    return f"{mean} [{number(found.low, digits)}, {number(found.high, digits)}]"
+
+
+def table(study: Study, columns: Sequence[Column]) -> str:
+    """Return means of all strategies, each in a row, with the nodes that it keeps."""
+    rows = []
+    for strategy in study.strategies:
+        name = f"{strategy} ({study.nodes[strategy]})"
+        cells = [
+            mean_cell(
+                list(study.values(strategy, each.labels, each.figure).values()),
+                each.figure.digits,
+                len(study.seeds),
+            )
+            for each in columns
+        ]
+        rows.append([name, *cells])
+    return markdown_table(["strategy", *(each.heading for each in columns)], rows)
+
+
+def differences(study: Study, columns: Sequence[Column], pairs: Sequence[tuple[str, str]]) -> str:
+    """Return by how much the first of each pair is above the second."""
+    rows = []
+    for first, second in pairs:
+        cells = [
+            difference_cell(
+                study.values(first, each.labels, each.figure),
+                study.values(second, each.labels, each.figure),
+                each.figure.digits,
+            )
+            for each in columns
+        ]
+        rows.append([f"{first} − {second}", *cells])
+    return markdown_table(["pair", *(each.heading for each in columns)], rows)
+
+
+def runs(study: Study) -> str:
+    """Say how many trials and seeds there are, and how many of them are valid."""
+    seeds, trials = study.seeds, study.outcomes
+    whole = seeds == list(range(seeds[0], seeds[-1] + 1))
+    which = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
+    invalid = sum(not each.valid for each in trials)
+    valid = "all valid" if not invalid else f"{invalid} of them not valid and left out"
+    return f"**n = {len(seeds)} seeds** ({which}), {len(trials):,} trials, {valid}."
+
+
+def claims(study: Study) -> str:
+    """Return the claims with what was found of them, and what it takes to resolve each."""
+    rows = [
+        [title(each.claim), effect(each), f"{each.decision.verdict}: {reason(each)}", _power(plan)]
+        for each, plan in zip(study.judged, study.planned, strict=True)
+    ]
+    headings = ["claim, fixed beforehand", "found", "verdict", "power; seeds for 80%"]
+    return markdown_table(headings, rows)
+
+
+def _power(plan: PlannedClaim) -> str:
+    if plan.sd is None or plan.power is None:
+        return "–"
+    power = f"{plan.power:.0%}" if plan.power < 0.995 else ">99%"
+    return f"{power}; {'over a million' if plan.needed is None else f'{plan.needed:,}'}"
+
+
+# -- sections ----------------------------------------------------------------------------------
+
+_CELLS: tuple[tuple[str, Labels], ...] = tuple(
+    (f"{mtbf} / {outage}", {FAULTS: f"mtbf {mtbf}", OUTAGE: f"outage {outage}"})
+    for mtbf in ("64", "24", "8")
+    for outage in ("0.5", "2", "8")
+)
+_CELLS_AND_QUIET = (("no fault", QUIET), *_CELLS)
+_SPARES = "checkpoint, warm"
+_FRONTIER_PAIRS = (
+    ("chain(2)", _SPARES),
+    ("chain(3)", _SPARES),
+    ("stateless", _SPARES),
+    ("checkpoint, goes on", _SPARES),
+    ("chain(2), goes on", "chain(2)"),
+    ("chain(3)", "chain(2)"),
+    ("stateless", "checkpoint, goes on"),
+)
+_ALL_PAIRS = (
+    ("stateless", "chain(2)"),
+    ("chain(2), spares", "chain(3)"),
+    ("chain(3)", _SPARES),
+    ("chain(2), spares", _SPARES),
+)
+_LAYERS_PAIRS = (("chain(2) + checkpoint", _SPARES), ("stateless + checkpoint", _SPARES))
+_FOUR_EACH_PAIRS = (
+    ("chain", "checkpoint"),
+    ("stateless", "checkpoint"),
+    ("worker cache", "checkpoint"),
+)
+
+
+def _at(cells: Sequence[tuple[str, Labels]], figure: Figure) -> list[Column]:
+    return [Column(heading, figure, labels) for heading, labels in cells]
+
+
+_EVERY_24: Labels = {FAULTS: "mtbf 24"}
+_EVERY_8: Labels = {FAULTS: "mtbf 8"}
+_RATES = (("24 s", _EVERY_24), ("8 s", _EVERY_8))
+_ALL_COLUMNS = (
+    Column("no fault: final accuracy", FINAL, QUIET),
+    Column("24 s: points at equal times", POINTS, _EVERY_24),
+    Column("final accuracy", FINAL, _EVERY_24),
+    Column("8 s: points at equal times", POINTS, _EVERY_8),
+    Column("final accuracy", FINAL, _EVERY_8),
+    Column("updates lost, of 320", LOST, _EVERY_8),
+)
+_MONEY_COLUMNS = (
+    Column("faults met", MET, _EVERY_8),
+    Column("down, s", DOWN, _EVERY_8),
+    Column("lasts, s", LASTS, _EVERY_8),
+    Column("money, on demand", COST, _EVERY_8),
+    Column("money, fixed term", FIXED, _EVERY_8),
+)
+_CROWDS = ("2", "8", "32")
+_WIDTHS = ("32", "512", "2048")
+_BY_WORKERS = tuple(
+    (f"{mtbf} s; {crowd}", {FAULTS: f"mtbf {mtbf}", WORKERS: f"{crowd} workers"})
+    for mtbf in ("24", "8")
+    for crowd in _CROWDS
+)
+_BY_WORKERS_AND_QUIET = (
+    *((f"no fault; {n}", {**QUIET, WORKERS: f"{n} workers"}) for n in _CROWDS),
+    *_BY_WORKERS,
+)
+_BY_SIZE = tuple((width, {**_EVERY_8, HIDDEN: f"hidden {width}"}) for width in _WIDTHS)
+_SIZE_COLUMNS = (
+    *(
+        Column(f"no fault: lasts, s; {width}", LASTS, {**QUIET, HIDDEN: f"hidden {width}"})
+        for width in _WIDTHS
+    ),
+    *(Column(f"8 s: points; {width}", POINTS, labels) for width, labels in _BY_SIZE),
+)
+_SIZE_FINALS = tuple(
+    Column(f"{when}; {width}", FINAL, {**labels, HIDDEN: f"hidden {width}"})
+    for when, labels in (("no fault", QUIET), ("8 s", _EVERY_8))
+    for width in _WIDTHS
+)
+
+_PARTIAL_COLUMNS = (
+    Column("no fault: written, MB", WRITTEN, QUIET),
+    Column("8 s: written, MB", WRITTEN, _EVERY_8),
+    Column("points at equal times", POINTS, _EVERY_8),
+    Column("final accuracy", FINAL, _EVERY_8),
+    Column("updates lost", LOST, _EVERY_8),
+)
+_ALL, _LAYERS, _WORKERS, _SIZE = (
+    f"frontier-{name}" for name in ("all", "layers", "workers", "size")
+)
+_RECORDED = (
+    "frontier",
+    *(_ALL, _LAYERS, _WORKERS, _SIZE),
+    *("explore", "partial", "partial-small"),
+)
+
+SECTIONS: dict[str, Section] = {
+    **{f"{name}: runs": Section(name, text=runs) for name in _RECORDED},
+    **{f"{name}: claims": Section(name, text=claims) for name in _RECORDED},
+    "frontier: points": Section("frontier", _at(_CELLS, POINTS)),
+    "frontier: differences": Section("frontier", _at(_CELLS, POINTS), _FRONTIER_PAIRS),
+    "frontier: final": Section("frontier", _at(_CELLS_AND_QUIET, FINAL)),
+    "frontier: target": Section("frontier", _at(_CELLS_AND_QUIET, TARGET)),
+    "frontier: target-fixed": Section("frontier", _at(_CELLS_AND_QUIET, TARGET_FIXED)),
+    "frontier: money": Section("frontier", _at(_CELLS_AND_QUIET, COST)),
+    "frontier: money-fixed": Section("frontier", _at(_CELLS_AND_QUIET, FIXED)),
+    "frontier-all: points": Section(_ALL, _ALL_COLUMNS),
+    "frontier-all: money": Section(_ALL, _MONEY_COLUMNS),
+    "frontier-all: differences": Section(_ALL, _at(_RATES, POINTS), _ALL_PAIRS),
+    "frontier-layers: points": Section(_LAYERS, _ALL_COLUMNS),
+    "frontier-layers: money": Section(_LAYERS, _MONEY_COLUMNS),
+    "frontier-layers: differences": Section(_LAYERS, _at(_RATES, POINTS), _LAYERS_PAIRS),
+    "frontier-workers: points": Section(_WORKERS, _at(_BY_WORKERS, POINTS)),
+    "frontier-workers: differences": Section(_WORKERS, _at(_BY_WORKERS, POINTS), _FOUR_EACH_PAIRS),
+    "frontier-workers: final": Section(_WORKERS, _at(_BY_WORKERS_AND_QUIET, FINAL)),
+    "frontier-size: points": Section(_SIZE, _SIZE_COLUMNS),
+    "frontier-size: differences": Section(_SIZE, _at(_BY_SIZE, POINTS), _FOUR_EACH_PAIRS),
+    "frontier-size: final": Section(_SIZE, _SIZE_FINALS),
+    "partial: points": Section("partial", _PARTIAL_COLUMNS),
+}

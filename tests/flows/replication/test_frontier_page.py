@@ -1,0 +1,202 @@
+"""The tables of who wins when: from real records, and what is not recorded stays as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+import yaml
+from scipy import stats
+
+from dps.errors import ConfigurationError
+from flows.analysis.finished import read_experiment
+from flows.analysis.prices import load_prices
+from flows.analysis.statistics.claims import write_claims
+from flows.config.trials import Trial, load_trials
+from flows.execution.trial import run_trial
+from flows.replication.frontier_page import CONFIGS, with_tables
+from flows.replication.frontier_tables import (
+    SECTIONS,
+    difference_cell,
+    mean_cell,
+    number,
+)
+
+PAGE = Path("docs/who-wins-when.md")
+BEGIN, END = "<!-- records of {} -->", "<!-- end of records -->"
+WHOLE, QUARTERS = "whole, every 12", "quarters, every 4"
+SMALL = """\
+# Partial checkpoints
+
+<!-- records of partial: runs -->
+<!-- end of records -->
+
+In the words of whoever wrote it.
+
+<!-- records of partial: points -->
+
+| old |
+| --- |
+
+<!-- end of records -->
+<!-- records of frontier: points -->
+stays
+<!-- end of records -->
+"""
+
+
+def run(page: Path, results: Path, configs: Path) -> subprocess.CompletedProcess[str]:
+    given = map(str, (page, results, configs))
+    command = [sys.executable, "-m", "flows.replication.frontier_page", *given]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def record(trial: Trial, results: Path) -> None:
+    folder = results / trial.experiment / trial.name
+    folder.mkdir(parents=True)
+    run_trial(trial, folder, lambda event: None)
+
+
+@pytest.fixture(scope="module")
+def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The experiment `partial`, far smaller, with three seeds; and `frontier` as it is."""
+    folder = tmp_path_factory.mktemp("configs")
+    small = yaml.safe_load((CONFIGS / "partial.yaml").read_text("utf-8"))
+    small["workload"]["hidden"] = [2]
+    small["training"]["updates"] = 32
+    small["seeds"] = [3, 4, 5]
+    (folder / "partial.yaml").write_text(yaml.safe_dump(small, sort_keys=False), "utf-8")
+    (folder / "frontier.yaml").write_bytes((CONFIGS / "frontier.yaml").read_bytes())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, configs: Path) -> Path:
+    """All trials of the small one, and one of a seed that is not among them."""
+    folder = tmp_path_factory.mktemp("results")
+    path = str(configs / "partial.yaml")
+    experiment, trials = load_trials(path)
+    for trial in (*trials, load_trials(path, ["seeds=[9]"])[1][-1]):
+        record(trial, folder)
+    write_claims(folder / "partial", experiment.claims)
+    return folder
+
+
+@pytest.mark.slow
+def test_tables_are_made_of_the_records_and_the_rest_stays(
+    tmp_path: Path, configs: Path, results: Path
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(SMALL, "utf-8")
+    done = run(page, results, configs)
+    assert done.returncode == 0, done.stderr
+    assert "partial: tables of 12 trials" in done.stdout
+    assert "frontier: 0 of 1,080 trials are recorded" in done.stdout
+    text = page.read_text("utf-8")
+    assert "**n = 3 seeds** (3 to 5), 12 trials, all valid." in text
+    assert "| old |" not in text
+    assert "In the words of whoever wrote it." in text
+    assert "<!-- records of frontier: points -->\nstays\n<!-- end of records -->" in text
+
+    found = [each.outcome for each in read_experiment(results / "partial", load_prices())]
+    for strategy in (WHOLE, QUARTERS):
+        points = [
+            100 * each.row()["effect_time_mean"]
+            for each in found
+            if each.identity.strategy == strategy
+            and each.identity.labels["faults"] == "mtbf 8"
+            and each.identity.seed != 9
+        ]
+        reach = stats.t.ppf(0.975, 2) * stdev(points) / 3**0.5
+        row = next(line for line in text.splitlines() if line.startswith(f"| {strategy} (4)"))
+        cell = row.split(" | ")[3]
+        assert cell == f"{mean(points):.1f} ±{reach:.1f}".replace("-", "−")
+
+    again = run(page, results, configs)
+    assert again.returncode == 0
+    assert page.read_text("utf-8") == text
+
+
+@pytest.mark.slow
+def test_where_a_trial_is_missing_the_tables_stay(
+    tmp_path: Path, configs: Path, results: Path
+) -> None:
+    fewer = tmp_path / "results" / "partial"
+    fewer.mkdir(parents=True)
+    for each in results.joinpath("partial").iterdir():
+        if not each.name.endswith("seed-4"):
+            (fewer / each.name).symlink_to(each)
+    page = tmp_path / "page.md"
+    page.write_text(SMALL, "utf-8")
+    done = run(page, fewer.parent, configs)
+    assert done.returncode == 0, done.stderr
+    assert "partial: 8 of 12 trials are recorded" in done.stdout
+    assert page.read_text("utf-8") == SMALL
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{BEGIN.format('frontier: winners')}\n{END}\n", "frontier: winners"),
+        (f"{BEGIN.format('frontier: points')}\n", "of 1 tables"),
+        (f"{BEGIN.format('partial: runs')}\n{BEGIN.format('frontier: runs')}\n{END}\n", "of 2"),
+    ],
+    ids=["unknown", "without-end", "one-in-another"],
+)
+def test_a_page_with_wrong_marks_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        with_tables(text, lambda _: None)
+    page = tmp_path / "page.md"
+    page.write_text(text, "utf-8")
+    done = run(page, tmp_path, CONFIGS)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert page.read_text("utf-8") == text
+
+
+def test_the_page_has_its_marks_and_stays_without_records() -> None:
+    text = PAGE.read_text("utf-8")
+    assert text.count("<!-- records of frontier: ") >= 4
+    assert with_tables(text, lambda _: None) == text
+
+
+@pytest.mark.parametrize("experiment", sorted({each.experiment for each in SECTIONS.values()}))
+def test_what_sections_are_made_of_is_configured(experiment: str) -> None:
+    """Conditions and pairs of a section are among the labels of its experiment."""
+    trials = load_trials(str(CONFIGS / f"{experiment}.yaml"), ["seeds=[0]"])[1]
+    strategies = {trial.labels["recovery"] for trial in trials}
+    for name, section in SECTIONS.items():
+        if section.experiment != experiment:
+            continue
+        assert {each for pair in section.pairs for each in pair} <= strategies, name
+        for column in section.columns:
+            met = {
+                trial.labels["recovery"]
+                for trial in trials
+                if column.labels.items() <= trial.labels.items()
+            }
+            assert met == strategies, (name, column.heading)
+
+
+def test_cells_say_how_many_seeds_they_are_of() -> None:
+    assert mean_cell([1.0, 2.0, 3.0], 1, 3) == "2.0 ±2.5"
+    assert mean_cell([1.0, 2.0, 3.0], 1, 12) == "2.0 ±2.5 (3)"
+    assert mean_cell([1.0, 2.0], 1, 12) == "1.5 (2)"
+    assert mean_cell([], 1, 12) == "– (0)"
+    assert mean_cell([0.0] * 12, 1, 12) == "0.0 ±0.0"
+    assert mean_cell([0.0] * 3, 1, 3) == "0.0"  # no exact interval of 95% is so short
+
+
+def test_differences_of_other_seeds_are_not_told() -> None:
+    mine = {0: 1.0, 1: 2.0, 2: 3.0}
+    assert difference_cell(mine, dict.fromkeys(mine, 4.0), 1) == "−2.0 [−4.5, 0.5]"
+    assert difference_cell(mine, {0: 1.0}, 1) == "not comparable (3 and 1 seeds)"
+
+
+@pytest.mark.parametrize(("value", "text"), [(-0.04, "0.0"), (-1.25, "−1.2"), (12.0, "12.0")])
+def test_numbers_have_a_real_minus_but_none_before_zero(value: float, text: str) -> None:
+    assert number(value, 1) == text
