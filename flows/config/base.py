@@ -412,7 +412,8 @@ class SharedStoreSection(_AboveLayer):
     makes = dps.SharedStore
     kind: Literal["shared_store"]
     every: PositiveInt = 16
-    stores: Count = 1
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    stores: Count = Field(default=1, exclude_if=lambda number: number == 1)
 
 
 class WorkerCacheSection(Built[Durability]):

@@ -40,6 +40,7 @@ from dps.events import (
 )
 from dps.observe.progress import Pace
 from dps.observe.sentences import sentence
+from dps.protocol.functions import CALLS
 from flows.analysis.finished import RESULTS
 from flows.monitor.progress import told
 from flows.monitor.status import running
@@ -217,7 +218,9 @@ class TrialSource:
         shard.node, shard.version, shard.epoch = event.node, event.versions[-1], event.epoch
         shard.staleness.extend(event.staleness)
         for name, seq in zip(event.workers, event.seqs, strict=True):
-            worker = self._worker(name.partition("/")[0])
+            if name.endswith(CALLS):  # they have numbers of their own, which are no clock
+                continue
+            worker = self._worker(name)
             worker.clock = max(seq, worker.clock or 0)
             worker.updates[event.shard] = worker.updates.get(event.shard, 0) + 1
         counts = {name: worker.most for name, worker in self._workers.items()}

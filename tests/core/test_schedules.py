@@ -105,6 +105,9 @@ def test_weights_that_are_rebuilt_without_slots_keep_their_place_in_the_schedule
 def test_what_else_reduces_the_rate_of_a_step_comes_on_top() -> None:
     rule = Scheduled(StalenessAware(SGD(1.0)), StepDecay(1, 0.5))
     assert (factor(rule, 4.0), factor_at(rule, 3)) == (0.25, 0.125)
+    within = StalenessAware(Scheduled(SGD(1.0), StepDecay(2, 0.1)))
+    twice = Scheduled(within, StepDecay(1, 0.5))
+    assert factor_at(twice, 3) == pytest.approx(0.1 * 0.125)
     state = replace(begun(rule), version=3)
     assert change(state, pushed(state, rule, 1, scale=0.5)) == pytest.approx(0.5 * 0.125 / 3)
 

@@ -421,25 +421,3 @@ def test_no_checkpoint_has_what_the_store_has_not() -> None:
         await until(lambda: events(s, CheckpointWritten)[-1].version == 2)
 
     in_world(scenario, shards=1, recovery=over(SharedStore(4), every=1))
-
-
-def test_a_replica_that_was_moved_away_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(s: Setting) -> None:
-        _, client = await s.enter("a")
-        view = (await s.world.complete()).views[0]
-        old = s.world.name_of(view.chain[-1])
-
-        def failures() -> int:
-            return sum(n == old and isinstance(e, CheckpointFailed) for n, e in s.world.events)
-
-        monkeypatch.setattr(CheckpointFiles, "write", refuse)
-        for _ in range(9):
-            await client.push(ONES)
-        await until(lambda: failures() >= 2)
-        await s.scaled(Drain(view.chain[-1]))
-        await asyncio.sleep(2.0)  # a write may have been under way
-        before = failures()
-        await asyncio.sleep(5.0)
-        assert failures() == before
-
-    in_world(scenario, shards=1, recovery=over(SharedStore(4), every=4), extra=("spare-0",))
