@@ -539,6 +539,9 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: expected a finite number"),
         (["optimizer={kind: sgd}"], "optimizer.learning_rate: is missing"),
         (["optimizer={kind: momentum, learning_rate: 1, momentum: 1}"], "expected less than 1"),
+        (["consistency={kind: ssp}"], "consistency.tau: is missing; add it: a whole number"),
+        (["claims=[{}]"], "claims.0.direction: is missing; add it: less, more or equivalent"),
+        (["claims=[{}]"], "claims.0.smallest: is missing; add it: the smallest difference"),
         (["optimizer={kind: ftrl, alpha: 0}"], "optimizer.alpha: expected more than 0"),
         (["optimizer={kind: ftrl, learning_rate: 1}"], "optimizer.learning_rate: unknown key"),
         (

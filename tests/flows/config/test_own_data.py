@@ -223,9 +223,13 @@ def test_where_rows_to_score_are_given_one_row_of_a_class_is_enough(tmp_path: Pa
     ("changed", "problem"),
     [
         ({"path": "none.csv"}, r"line \d+: .*none\.csv cannot be read: No such file"),
-        ({"target": "kind"}, r"line \d+: .*there is no column 'kind'; there are: 'sl'"),
+        (
+            {"target": "kind"},
+            r"line \d+: dataset\.target: .*there is no column 'kind'; there are: 'sl'",
+        ),
+        ({"target": "specie"}, "there is no column 'specie'; did you mean 'species'. There are: "),
         ({"features": ["sl", "species"]}, "is the target, which no feature may tell"),
-        ({"features": ["sl", "petals"]}, "there is no column 'petals'"),
+        ({"features": ["sl", "petals"]}, r"dataset\.features: .*there is no column 'petals'"),
         ({"target": "sl", "features": ["sw"]}, "the target is 5.1 in row 1"),
         ({"split": {"test": 0.99}}, "has 3 rows to train on; expected a batch of so many at most"),
         ({"split": {"path": "iris.csv", "seed": 1}}, "no rows are drawn; leave this out"),
