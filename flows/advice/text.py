@@ -149,8 +149,8 @@ def as_data(
         "situation": {**asked, "profile": situation.profile.name, "lease": situation.lease},
         "gradients_per_second": rate,
         "strategies": strategies,
-        "use": cheapest(found).label,
-        "flips": {"below": below, "above": above},
+        "cheapest": cheapest(found).label,
+        "cheapest_changes_at": {"below": below, "above": above},
         "recommendation": recommendation(situation, found, flips),
         "warnings": list(told),
     }

@@ -360,8 +360,8 @@ def doctor(
 ) -> None:
     """Check this machine: versions, cores, memory, data sets, results folder and store.
 
-    With --cluster: do nodes start, with the same versions; do they share the folder of
-    checkpoints, reach each other, and end?
+    With --cluster, for each that it names: do nodes start, with the same versions; do they share
+    the folder of checkpoints, reach each other, and end?
     """
     from flows.cli import documents
     from flows.cli.doctor import as_table, examine, examine_cluster

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from flows.cli import documents
 from flows.cli.console import console
 from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from flows.benchmarks.torch import Row
-    from flows.verification.returns import Returns
     from flows.verification.simulate import Hunt, Repeated, Simulated
-    from flows.verification.soak import Soaked
 
 OF_ROUNDS = ("minutes", "first", "faults", "only")  # options of `dps soak`
 OF_KILLS = ("times", "every", "standby", "layered")
@@ -63,19 +62,21 @@ def soak(
         _refuse(context, OF_ROUNDS, "is of rounds, and not taken with --kill")
     else:
         _refuse(context, OF_KILLS, "needs --kill driver or --kill scheduler")
-    done: Soaked | Returns
     with json_output(as_json) as out:
         if kill:
             from flows.verification.returns import Setting, run_returns
 
             whom = dict.fromkeys(name.strip() for each in kill for name in each.split(","))
-            done = run_returns(list(whom), times, seed, Setting(every, standby, layered))
+            killed = run_returns(list(whom), times, seed, Setting(every, standby, layered))
+            code = killed.code
+            out.write(documents.returned(killed))
         else:
             from flows.verification.soak import soak as run_soak
 
             done = run_soak(minutes, seed, first, faults, only)
-        out.write(done)
-    raise typer.Exit(done.code)
+            code = done.code
+            out.write(documents.soaked(done))
+    raise typer.Exit(code)
 
 
 def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
@@ -116,7 +117,7 @@ def simulate(
             done = simulation.run_mutants(console())
         else:
             done = simulation.run_many(schedules, seed, console())
-        out.write(done)
+        out.write(documents.simulated(done))
     if not done.good:
         raise typer.Exit(1)
 

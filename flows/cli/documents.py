@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
     from flows.config.trials import Trial
     from flows.execution.experiment import Ran
     from flows.monitor.status import Standing, Status
+    from flows.monitor.top import Picture
     from flows.report.compare import Run
+    from flows.verification.returns import Returns
+    from flows.verification.simulate import Broken, Hunt, Repeated, Simulated
+    from flows.verification.soak import Soaked
     from flows.verification.validate import Agreement
 
 AsJson = Annotated[
@@ -259,7 +264,11 @@ def agreement(found: Agreement, said: Sequence[str]) -> dict[str, Any]:
             dict(zip(("real", "virtual"), claims(both), strict=True)) for both in found.claims
         ],
         "readings": [
-            {"about": each.about, "relation": each.relation, "can_be_told": each.can_be_told}
+            {
+                "comparison": each.about,
+                "relation": each.relation,
+                "enough_seeds": each.can_be_told,
+            }
             for each in found.readings
         ],
         "left_out": dict(zip(("real", "virtual"), found.left_out, strict=True)),
@@ -267,7 +276,92 @@ def agreement(found: Agreement, said: Sequence[str]) -> dict[str, Any]:
     }
 
 
+def top(pictures: Iterable[Picture]) -> list[dict[str, Any]]:
+    """Trainings as they run."""
+    return [
+        {
+            "name": each.name,
+            "state": each.state,
+            "time": each.t,
+            "updates": each.updates,
+            "total_updates": each.of,
+            "shards": each.shards,
+            "workers": each.workers,
+            "lost": each.lost,
+            "recent": [{"time": event.t, "message": event.said} for event in each.recent],
+        }
+        for each in pictures
+    ]
+
+
+def simulated(done: Simulated | Repeated | Hunt) -> dict[str, Any]:
+    """What came of schedules on virtual time, of one of them, or of the broken variants."""
+    from flows.verification.simulate import Hunt, Simulated
+
+    found = {field.name: getattr(done, field.name) for field in fields(done)}
+    match done:
+        case Simulated():
+            cases = {
+                name: {
+                    "schedules": totals.schedules,
+                    "operations": totals.operations,
+                    "faults": totals.faults,
+                    "violations": [_violation(each) for each in totals.broken],
+                }
+                for name, totals in done.cases.items()
+            }
+            violations = [_violation(each) for each in done.violations]
+            return {**found, "violations": violations, "cases": cases}
+        case Hunt():
+            variants = [
+                {
+                    "variant": each.variant,
+                    "schedules": each.after,
+                    "schedule": each.schedule,
+                    "violation": each.said,
+                }
+                for each in done.variants
+            ]
+            return {"variants": variants, "not_caught": done.missed, "seconds": done.seconds}
+    return found
+
+
+def soaked(done: Soaked) -> dict[str, Any]:
+    """What came of rounds of faults."""
+    names = {"struck": "faults", "missed": "faults_missed"}
+    rounds = [{names.get(key, key): v for key, v in each.items()} for each in done.rounds]
+    return {"exit_code": done.code, "rounds": rounds, "left_behind": done.left_behind}
+
+
+def returned(done: Returns) -> dict[str, Any]:
+    """What came of kills of a driver or a scheduler."""
+    return {
+        "returns": [
+            {
+                "target": each.whom,
+                "acked": each.acked,
+                "seconds_to_next_ack": each.seconds,
+                "restart_seconds": each.up,
+                "lost": each.lost,
+                "reported_lost": each.told,
+                "missing": each.missing,
+            }
+            for each in done.returns
+        ],
+        "violation": done.violation,
+    }
+
+
 # -- parts -----------------------------------------------------------------------------------------
+
+
+def _violation(broken: Broken) -> dict[str, Any]:
+    return {
+        "schedule": broken.schedule,
+        "violation": broken.what,
+        "shrunk": broken.shrunk,
+        "description": broken.words,
+    }
 
 
 def _standing(trial: Standing) -> dict[str, Any]:

@@ -114,7 +114,8 @@ def told(name: str, outcome: Outcome, seconds: float) -> str:
 
 def as_data(name: str, outcome: Outcome) -> dict[str, Any]:
     """What came of an example, for JSON."""
-    return {**asdict(outcome), "example": name, "excess": outcome.excess, "met": outcome.met}
+    found = {"reference_name" if key == "named" else key: v for key, v in asdict(outcome).items()}
+    return {**found, "example": name, "excess": outcome.excess, "within_tolerance": outcome.met}
 
 
 def verdict(outcome: Outcome) -> str:

@@ -80,6 +80,7 @@ def _run_experiment(
     from flows.analysis.statistics.claims import judge
     from flows.cli import documents
     from flows.config.trials import load_trials
+    from flows.config.yaml_document import as_written
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
     from flows.execution.plan import confirm_many
@@ -109,6 +110,7 @@ def _run_experiment(
                 _store(),
                 trials=trials,
                 retry_invalid=retry_invalid,
+                written=as_written(document, settings),
             )
     except KeyboardInterrupt:
         again = _command(config, settings, parallel, yes, retry_invalid)

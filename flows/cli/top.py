@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli import completion
+from flows.cli import completion, documents
 from flows.cli.console import console
 from flows.cli.documents import AsJson, json_output
 
@@ -64,7 +64,7 @@ def top(
             pictures = look_twice(source)
             if not out.wanted:
                 console().print(shown(pictures))
-            out.write(pictures)
+            out.write(documents.top(pictures))
         else:
             _show(source, every)
 

@@ -410,11 +410,13 @@ class ChainSection(_AboveLayer):
 
 
 class SharedStoreSection(_AboveLayer):
-    """Shard state lives in a state store on another node."""
+    """Shard state lives in a state store on another node, or in each of several."""
 
     makes = dps.SharedStore
     kind: Literal["shared_store"]
     every: PositiveInt = 16
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    stores: Count = Field(default=1, exclude_if=lambda number: number == 1)
 
 
 class WorkerCacheSection(Built[Durability]):
@@ -474,7 +476,7 @@ OutageSection = Annotated[WaitSection | ContinueSection, Field(discriminator="ki
 
 
 class ReplaySection(Built[dps.Replay]):
-    """How buffered gradients are applied after an outage."""
+    """How buffered updates are applied after an outage."""
 
     makes = dps.Replay
     policy: Literal[

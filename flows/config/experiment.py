@@ -193,7 +193,7 @@ class TrialConfig(_Settings):
             refuse(reason, key="recovery.spares")
         servers, stores = self._number_of_servers, self._number_of_stores
         if servers + stores > self.budget.nodes:
-            store = " and 1 store" if stores else ""
+            store = f" and {stores} store{'s' if stores > 1 else ''}" if stores else ""
             refuse(
                 f"this strategy needs {servers + stores} nodes: {servers} for servers and replicas"
                 f"{store}; expected at least as many, or fewer shards or replicas",
@@ -326,7 +326,7 @@ class TrialConfig(_Settings):
 
     @property
     def _number_of_stores(self) -> int:
-        return 1 if self.build_recovery().needs_store else 0
+        return self.build_recovery().stores
 
     @property
     def spares(self) -> int:

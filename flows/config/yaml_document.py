@@ -6,6 +6,7 @@ Nothing here knows which keys there are; `flows.config.experiment` judges what w
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,13 +65,14 @@ _OF_CONSTRUCTORS = (ArithmeticError, AttributeError, LookupError, TypeError, Val
 class Document:
     """What a YAML file says, and for each dotted key the line that says it (from 1).
 
-    Paths in it are relative to its `folder`.
+    Paths in it are relative to its `folder`; `text` is what is written in it.
     """
 
     name: str
     data: dict[str, Any]
     lines: dict[str, int]
     folder: Path = Path()
+    text: str = ""
 
     def place(self, key: str) -> str:
         """Return where a dotted key stands, or its nearest section if it is not there itself."""
@@ -272,6 +274,12 @@ def read_document(path: Path, name: str | None = None) -> Document:
     return replace(parse_document(read_file(path, name), name), folder=path.parent)
 
 
+def as_written(document: Document, settings: Sequence[str]) -> str:
+    """Return the text of a file, after what `--set` on the command line has changed of it."""
+    changes = [f"# changed by {shlex.join(['--set', text])}\n" for text in settings]
+    return "".join([*changes, document.text])
+
+
 def read_file(path: Path, name: str) -> bytes:
     """Return what is in a file that messages call `name`.
 
@@ -307,7 +315,7 @@ def parse_document(written: bytes, name: str) -> Document:
         raise ConfigurationError(
             f"{name}: expected keys such as 'experiment: demo', got {_kind(data)}"
         )
-    return Document(name, data, lines)
+    return Document(name, data, lines, text=text)
 
 
 def parse_override(text: str) -> Override:

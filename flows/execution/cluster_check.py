@@ -69,12 +69,15 @@ class Place:
 def check_cluster(
     trials: Sequence[Trial], here: Path, seconds: float, tell: Tell
 ) -> Iterator[Check]:
-    """Try the cluster that trials name, and yield what comes of each thing that is tried.
+    """Try each cluster that trials name, once, and yield what comes of each thing that is tried.
+
+    Where there are several, a check with the subject `cluster` says which one those after it are
+    of.
 
     Parameters
     ----------
     trials
-        Of which the first says where they run; checkpoints go where any of them says.
+        Say where they run; checkpoints go where any of those on a cluster says.
     here
         The working directory, whose `results` have the checkpoints for which no path is given.
     seconds
@@ -87,12 +90,44 @@ def check_cluster(
     ConfigurationError
         They run on virtual time, where there is no cluster.
     """
-    section = trials[0].config.cluster
-    if section.kind == "virtual":
+    by_cluster = _by_cluster(trials)
+    real = [those for those in by_cluster if those[0].config.cluster.kind != "virtual"]
+    if not real:
         raise ConfigurationError(
             "cluster.kind: on virtual time there are no nodes to check; name another cluster, as "
             "by --set cluster.kind=local"
         )
+    for those in real:
+        if len(by_cluster) > 1:
+            yield Check("cluster", _name(those[0]))
+        yield from _checked(those, here, seconds, tell)
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _by_cluster(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Trials in groups of the same cluster, in order."""
+    groups: list[list[Trial]] = []
+    for trial in trials:
+        wanted = trial.config.cluster
+        known = next((each for each in groups if each[0].config.cluster == wanted), None)
+        if known is None:
+            groups.append([trial])
+        else:
+            known.append(trial)
+    return groups
+
+
+def _name(trial: Trial) -> str:
+    """What a trial's cluster is called: its labels on the axes that vary it, else its kind."""
+    varied = [label for axis, label in trial.labels.items() if axis.partition(".")[0] == "cluster"]
+    return ", ".join(varied) or trial.config.cluster.kind
+
+
+def _checked(trials: Sequence[Trial], here: Path, seconds: float, tell: Tell) -> Iterator[Check]:
+    """Try the one cluster that all of some trials run on."""
+    section = trials[0].config.cluster
     if "patience" in type(section).model_fields:
         section = section.model_copy(update={"patience": seconds})
     began = time.monotonic()
@@ -117,9 +152,6 @@ def check_cluster(
     except (DpsError, OSError, TimeoutError) as error:
         yield Check("nodes", f"stopped answering: {masked(str(error))}", good=False)
     yield _left(places) if section.kind == "existing" else _ended(places)
-
-
-# -- parts -----------------------------------------------------------------------------------------
 
 
 def _opened(section: ClusterSection, tell: Tell) -> Cluster:

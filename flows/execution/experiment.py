@@ -36,7 +36,7 @@ from flows.execution.attempt import Attempt, prepare, set_aside, take_back
 from flows.execution.plan import recorded_in
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
-from flows.records.record import EVENTS_FILE, write_grid
+from flows.records.record import EVENTS_FILE, write_configuration, write_grid
 from flows.report.figures.figure import SCREEN
 from flows.report.html import FIGURES, write_report
 from flows.tracking.delivery import Delivery
@@ -91,6 +91,7 @@ def run_experiment(
     retry_invalid: bool = False,
     resume: bool = True,
     also_fixed: Mapping[str, int] = MappingProxyType({}),
+    written: str = "",
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
@@ -117,6 +118,8 @@ def run_experiment(
     also_fixed
         What the record of each trial is to name beside the experiment's own claims, as `fixed` has
         those: claims by which others judge it.
+    written
+        The configuration as somebody has written it, to be kept beside the records; "": nobody has.
 
     Raises
     ------
@@ -160,6 +163,7 @@ def run_experiment(
             write_grid(folder, names, experiment.order_seed, labels_in_order(trials))
             write_comparison(folder, experiment.comparison)
             write_claims(folder, experiment.claims)
+            write_configuration(folder, written)
             for trial in recorded:
                 books.enter(trial, known[trial.name])
             claimed = {**fixed(experiment.claims, len(experiment.seeds)), **also_fixed}

@@ -78,7 +78,8 @@ class Score:
 
     def tracked(self, metric: str) -> str:
         """Return what a metric of a tracked run that has accuracy in its name is called."""
-        return metric.replace("accuracy", self.key)
+        name = metric.replace("accuracy", self.key)
+        return name if self.better == "higher" else name.replace("lowest_after", "highest_after")
 
     def of(self, metric: Metric) -> Metric:
         """Return a figure by the name of this score, and if it is one of it, in its unit."""

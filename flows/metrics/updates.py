@@ -136,11 +136,11 @@ def _staleness() -> Iterator[Metric]:
 
 
 _VERSIONS = (
-    "Version of the shard when a gradient is applied minus the version it was computed from; {} of "
+    "Version of the shard when an update is applied minus the version it was computed from; {} of "
     "the applications by heads of shards (nearest rank)"
 )
 _SECONDS = (
-    "Age of the weights that a gradient was computed from when it is applied; {} of the "
+    "Age of the weights that an update was computed from when it is applied; {} of the "
     "applications by heads of shards (nearest rank)"
 )
 _FIGURES: tuple[tuple[str, str, Unit, str], ...] = (

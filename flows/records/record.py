@@ -29,6 +29,7 @@ from flows.quoting import unseen
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
+CONFIGURATION_FILE = "configuration.yaml"
 RESERVE_FILE = ".reserve"  # beside a record that is being written: room for its end
 RESERVE_BYTES = 1 << 14
 EARLIER = "earlier"  # beside the trials: the records that others took the place of
@@ -263,6 +264,29 @@ def write_grid(
         noted["labels"] = {axis: list(names) for axis, names in labels.items()}
     text = json.dumps(noted, indent=1)
     write_whole(folder / GRID_FILE, sealed(text), "the list of trials")
+
+
+def write_configuration(folder: Path, written: str) -> None:
+    """Keep what was written to configure the experiment in `folder`, as of its last run.
+
+    Without addresses' passwords; where nothing was written, nothing is kept.
+
+    Raises
+    ------
+    StoreUnavailable
+        The folder cannot be written.
+    """
+    path = folder / CONFIGURATION_FILE
+    if written:
+        write_whole(path, masked(written), "the configuration")
+    else:
+        path.unlink(missing_ok=True)
+
+
+def read_configuration(folder: Path) -> str:
+    """Return what was written to configure the experiment in `folder`; "" if that was not kept."""
+    path = folder / CONFIGURATION_FILE
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def event_files(folder: Path) -> list[Path]:

@@ -128,15 +128,20 @@ class Section:
         Of strategies, by how much the first is above the second; without any, means are shown.
     text
         What makes the section of the records, where it is no such table.
+    parts
+        Sections of the same experiment that it is made of instead, each with what it is said to be.
     """
 
     experiment: str
     columns: Sequence[Column] = ()
     pairs: Sequence[tuple[str, str]] = ()
     text: Callable[[Study], str] | None = None
+    parts: Sequence[tuple[str, Section]] = ()
 
     def made(self, study: Study) -> str:
         """Return the section in Markdown."""
+        if self.parts:
+            return "\n\n".join(f"{said}\n\n{part.made(study)}" for said, part in self.parts)
         if self.text is not None:
             return self.text(study)
         if self.pairs:
@@ -357,6 +362,25 @@ _RECORDED = (
     *("explore", "partial", "partial-small"),
 )
 
+_PAIRS_SAID = "By how many points at equal times the first of a pair is above the second:"
+_WORKERS_PARTS = (
+    (
+        "Points that faults cost at equal times, by the mean time in seconds and the workers:",
+        Section(_WORKERS, _at(_BY_WORKERS, POINTS)),
+    ),
+    (_PAIRS_SAID, Section(_WORKERS, _at(_BY_WORKERS, POINTS), _FOUR_EACH_PAIRS)),
+    ("Final accuracy:", Section(_WORKERS, _at(_BY_WORKERS_AND_QUIET, FINAL))),
+)
+_SIZE_PARTS = (
+    (
+        "How long trainings last without a failure, and the points that failures cost at equal "
+        "times, by hidden units:",
+        Section(_SIZE, _SIZE_COLUMNS),
+    ),
+    (_PAIRS_SAID, Section(_SIZE, _at(_BY_SIZE, POINTS), _FOUR_EACH_PAIRS)),
+    ("Final accuracy:", Section(_SIZE, _SIZE_FINALS)),
+)
+
 SECTIONS: dict[str, Section] = {
     **{f"{name}: runs": Section(name, text=runs) for name in _RECORDED},
     **{f"{name}: claims": Section(name, text=claims) for name in _RECORDED},
@@ -373,11 +397,7 @@ SECTIONS: dict[str, Section] = {
     "frontier-layers: points": Section(_LAYERS, _ALL_COLUMNS),
     "frontier-layers: money": Section(_LAYERS, _MONEY_COLUMNS),
     "frontier-layers: differences": Section(_LAYERS, _at(_RATES, POINTS), _LAYERS_PAIRS),
-    "frontier-workers: points": Section(_WORKERS, _at(_BY_WORKERS, POINTS)),
-    "frontier-workers: differences": Section(_WORKERS, _at(_BY_WORKERS, POINTS), _FOUR_EACH_PAIRS),
-    "frontier-workers: final": Section(_WORKERS, _at(_BY_WORKERS_AND_QUIET, FINAL)),
-    "frontier-size: points": Section(_SIZE, _SIZE_COLUMNS),
-    "frontier-size: differences": Section(_SIZE, _at(_BY_SIZE, POINTS), _FOUR_EACH_PAIRS),
-    "frontier-size: final": Section(_SIZE, _SIZE_FINALS),
+    "frontier-workers: tables": Section(_WORKERS, parts=_WORKERS_PARTS),
+    "frontier-size: tables": Section(_SIZE, parts=_SIZE_PARTS),
     "partial: points": Section("partial", _PARTIAL_COLUMNS),
 }

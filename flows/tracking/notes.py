@@ -5,23 +5,49 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dps.events import TrainingStarted
+from flows.analysis.comparison import Compared
 from flows.analysis.groups import conditions, strategies, summarize
 from flows.analysis.outcome import Outcome
+from flows.analysis.statistics import FEWEST_SEEDS
 from flows.analysis.statistics.claims import JudgedClaim
-from flows.metrics import BY_KEY
+from flows.metrics import BY_KEY, NOT_APPLICABLE, Metric
+from flows.metrics.score import Score
 from flows.records.record import Record
 from flows.report import claims as in_words
 from flows.report import sentences as words
+from flows.report.terminal import figure_name
 
 MOST_FAULTS = 3
+MOST_LETTERS = 5000
+BREAK = "\n\n"
+TABLES_TOLD = "Mean over seeds, and in brackets the 95% interval of that, for each condition:"
+MORE_TABLES = "The other conditions are in `comparison.csv`, among the artifacts."
 HOW_TO_READ = (
     "Each trial is a run; the run with the name of the experiment has the report, the figures and "
     "what is found of all trials. The step of every series is the number of gradients pushed."
 )
 
 
-def experiment_note(outcomes: Sequence[Outcome], judged: Sequence[JudgedClaim]) -> str:
-    """Return, in Markdown, what an experiment asks, what was found, and how to read its runs."""
+def experiment_note(
+    outcomes: Sequence[Outcome],
+    judged: Sequence[JudgedClaim],
+    rows: Sequence[Compared] = (),
+    most: int = MOST_LETTERS,
+) -> str:
+    """Return, in Markdown, what an experiment asks, what was found, and how to read its runs.
+
+    Parameters
+    ----------
+    outcomes
+        Its trials.
+    judged
+        Its claims.
+    rows
+        What its strategies are compared by: a table for each condition, of as many conditions as
+        fit.
+    most
+        The most letters that it may have.
+    """
     if not outcomes:
         return HOW_TO_READ
     seeds = sorted({o.identity.seed for o in outcomes if o.identity.seed is not None})
@@ -35,7 +61,58 @@ def experiment_note(outcomes: Sequence[Outcome], judged: Sequence[JudgedClaim]) 
     groups = [group for group in summarize(outcomes) if group.trials]
     found = " ".join(words.in_short(groups)) if groups else ""
     claims = [_claim(each) for each in judged] or [in_words.NO_CLAIMS]
-    return "\n\n".join(filter(None, [asked, found, *claims, HOW_TO_READ]))
+    parts, rest = [asked, found, *claims], [HOW_TO_READ]
+    left = most - len(_paragraphs([*parts, TABLES_TOLD, MORE_TABLES, *rest]))
+    tables, fitting = comparison_tables(rows, outcomes[0].score), list[str]()
+    while tables and (left := left - len(tables[0]) - len(BREAK)) >= 0:
+        fitting.append(tables.pop(0))
+    if fitting:
+        parts += [TABLES_TOLD, *fitting, MORE_TABLES if tables else ""]
+    return _paragraphs([*parts, *rest])[:most]
+
+
+def comparison_tables(rows: Sequence[Compared], score: Score) -> list[str]:
+    """Return a table in Markdown for each condition: strategies, and the mean of each figure."""
+    tables = []
+    for condition in dict.fromkeys(row.condition for row in rows):
+        members = [row for row in rows if row.condition == condition]
+        metrics = list(dict.fromkeys(row.metric for row in members))
+        found = {(row.strategy, row.metric): row for row in members}
+        columns = [score.of(BY_KEY[metric]) for metric in metrics]
+        lines = [
+            ["strategy", "seeds", *map(_heading, columns)],
+            ["---", *["---:"] * (1 + len(columns))],
+        ]
+        for strategy in dict.fromkeys(row.strategy for row in members):
+            mine = [found.get((strategy, metric)) for metric in metrics]
+            seeds = max((row.interval.n for row in mine if row and row.interval), default=0)
+            cells = [_cell(row, c, seeds) for row, c in zip(mine, columns, strict=True)]
+            lines.append([strategy.replace("|", "\\|"), str(seeds), *cells])
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        tables.append(f"**{condition}**{BREAK}{table}" if condition else table)
+    return tables
+
+
+def _heading(column: Metric) -> str:
+    name = figure_name(column)
+    return f"updates {name}" if column.key.startswith("updates_") else name
+
+
+def _cell(row: Compared | None, column: Metric, seeds: int) -> str:
+    """A mean and its interval, and of how many seeds it is, if not of all."""
+    found = row.interval if row else None
+    if found is None:
+        return NOT_APPLICABLE
+    bounds = ""
+    if found.low is not None and found.high is not None and found.n >= FEWEST_SEEDS:
+        low, high = column.cut(found.low), column.cut(found.high)
+        bounds = f" [{column.text(low)}, {column.text(high)}]"
+    partly = f", n = {found.n}" if found.n < seeds else ""
+    return f"{column.text(found.mean)}{bounds}{partly}"
+
+
+def _paragraphs(parts: Iterable[str]) -> str:
+    return BREAK.join(filter(None, parts))
 
 
 def _claim(judged: JudgedClaim) -> str:

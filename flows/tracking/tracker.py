@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from flows.analysis.comparison import compared, read_comparison
 from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.series import series
 from flows.analysis.statistics.claims import judge, read_claims
@@ -26,8 +27,10 @@ from flows.analysis.system_metrics import system_metrics
 from flows.config.trials import flat
 from flows.metrics import COLUMNS
 from flows.metrics.effects import EFFECTS
-from flows.records.record import Record
+from flows.records.record import Record, read_configuration
 from flows.report.claims import title
+from flows.report.export import exported, to_csv
+from flows.report.reproduce import experiment_yaml
 from flows.tracking.names import REST, VERSION, named
 from flows.tracking.notes import experiment_note, trial_note
 from flows.tracking.server import ORDER_TAG
@@ -176,16 +179,17 @@ class Tracker:
     def track_experiment(
         self, trials: Sequence[tuple[Record, Outcome]], report: Path, figures: Path
     ) -> None:
-        """Write the counts of trials, report and figures to the parent run; end that.
+        """Write the counts of trials, report, figures and configuration to the parent run; end it.
 
-        The `report` is in the folder of the experiment, whose claims the description tells.
+        The `report` is in the folder of the experiment, whose claims the description tells, and
+        with what the comparison by condition shows.
 
         Children get the effects of their faults, which could not be told while their controls had
         not run. Parent and children get the digest of the experiment, so that what earlier
         configurations of the same name have left can be told from it.
 
-        Means are in the report only: as metrics of the parent they would be charts of their own
-        beside every comparison of the trials.
+        Means are a table in the description and an artifact: as metrics of the parent they would
+        be charts of their own beside every comparison of the trials.
 
         Raises
         ------
@@ -202,6 +206,7 @@ class Tracker:
             self._client.log_batch(self.parent_id, counts)
             self._client.log_artifact(self.parent_id, str(report))
             self._client.log_artifacts(self.parent_id, str(figures), "figures")
+            self._log_configuration([record for record, _ in trials], report.parent)
             children = self._search(f"tags.`mlflow.parentRunId` = '{self.parent_id}'")
             by_trial = {(each.identity.digest, each.identity.trial): each for each in outcomes}
             for run in filter(_is_whole, children):
@@ -367,11 +372,29 @@ class Tracker:
         self._client.log_artifact(run_id, str(events_file))
         self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")
 
+    def _log_configuration(self, records: Sequence[Record], folder: Path) -> None:
+        """Log what was written to configure the experiment, and what it came to."""
+        configurations = {
+            "as_written": read_configuration(folder),
+            "resolved": experiment_yaml(records, read_claims(folder)),
+        }
+        for name, text in configurations.items():
+            if text:
+                self._client.log_text(self.parent_id, text, f"configuration/{name}.yaml")
+
     def _describe(self, outcomes: Sequence[Outcome], folder: Path) -> None:
-        """Describe the experiment and its run, unless somebody has written a description."""
+        """Describe the experiment and its run, unless somebody has written a description.
+
+        What is compared is an artifact too, whole and as numbers.
+        """
         # Drawn as for the report, so that both say the same.
         judged = judge(outcomes, read_claims(folder), np.random.default_rng(0))
-        note = experiment_note(outcomes, judged)[:TAG_LENGTH]
+        rows = compared(outcomes, read_comparison(folder), np.random.default_rng(0))
+        scores = [outcome.score for outcome in outcomes[:1]]
+        self._client.log_text(
+            self.parent_id, to_csv(exported(rows, judged, *scores)), "comparison.csv"
+        )
+        note = experiment_note(outcomes, judged, rows, TAG_LENGTH)
         digest = _digest(note)
         client, experiment, parent = self._client, self._experiment_id, self.parent_id
         if _ours(client.get_experiment(experiment).tags):

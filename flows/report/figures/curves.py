@@ -381,19 +381,19 @@ LOSS_BY_GRADIENTS = Measure(
 )
 GRADIENTS_BY_TIME = Measure(
     "gradients-time",
-    "Gradients processed",
-    "Applied by the shards, mean over shards, ones that were lost later included. What was "
+    "Updates applied",
+    "By the shards, mean over shards, ones that were lost later included. What was "
     "buffered in an outage is counted when it is applied.",
     SECONDS,
-    "gradients applied",
+    "updates applied, mean over shards",
     _gradients,
 )
 RATE_BY_TIME = Measure(
     "gradients-per-second-time",
-    "Gradients per second",
-    "Applied by the shards, mean over shards, in windows of half a second.",
+    "Updates per second",
+    "Applied by a shard, mean over shards, in windows of half a second.",
     SECONDS,
-    "gradients per second",
+    "updates per second and shard",
     _rates,
 )
 STALENESS_BY_TIME = Measure(

@@ -74,7 +74,7 @@ def distributions(subject: Subject, condition: str) -> Drawing | None:
     footnote(figure, f"{count_told(trials_each, 'trial')}, {updates[4:]} per row; no interval")
     return Drawing(
         subject.name("staleness", condition),
-        titled("Staleness of applied gradients", condition),
+        titled("Staleness of applied updates", condition),
         _note(subject.faulty(condition)),
         figure,
         Table(("strategy", "period", "updates", *SHARES), tuple(_table(rows, shown))),
@@ -105,13 +105,13 @@ def _scale(axes: Any, most: float) -> None:
 
 def _note(faulty: bool) -> str:
     note = (
-        "Versions between the weights a gradient came from and the state it was applied to, all "
-        "trials together. The scale is linear up to 10, logarithmic above."
+        "Versions between the weights an update was computed from and the state it was applied to, "
+        "all trials together. The scale is linear up to 10, logarithmic above."
     )
     if faulty:
         note += (
             " “During” holds what all shards applied since a fault from weights that were read "
-            "before the shard served again, replayed gradients included."
+            "before the shard served again, replayed updates included."
         )
     return note
 

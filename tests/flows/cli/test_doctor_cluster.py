@@ -70,6 +70,23 @@ def test_this_machine_is_a_cluster_that_is_well(tmp_path: Path) -> None:
     assert list((tmp_path / "results").iterdir()) == []
 
 
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_each_cluster_that_an_axis_names_is_tried_once(tmp_path: Path) -> None:
+    clusters = {
+        "here": "local",
+        "model": "virtual",
+        "open": {"kind": "local", "tls": "off"},
+    }
+    axes = {"cluster": clusters, "recovery": ["none", "checkpoint"]}
+    _, trials = load_trials(config(tmp_path, axes=axes, recovery="none"))
+    assert len(trials) == 6
+    found = list(check_cluster(trials, tmp_path, 300.0, lambda line: None))
+    assert all(check.good for check in found), found
+    assert [check.subject for check in found] == ["cluster", *TRIED] * 2
+    assert [check.found for check in found if check.subject == "cluster"] == ["here", "open"]
+
+
 @pytest.mark.cluster
 def test_a_folder_that_cannot_be_written_is_found(tmp_path: Path) -> None:
     (tmp_path / "file").touch()

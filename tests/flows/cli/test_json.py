@@ -16,8 +16,12 @@ import yaml
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from flows.cli import app
+from flows.cli import app, documents
+from flows.monitor.top import Happened, Picture
 from flows.records.owner import noted
+from flows.verification.returns import Return, Returns
+from flows.verification.simulate import Broken, Hunt, Hunted, Repeated, Simulated, Totals
+from flows.verification.soak import Soaked
 from tests.support.deployment import ROOT
 from tests.support.synthetic import write_experiment
 
@@ -237,6 +241,51 @@ def test_bad_input_writes_no_document(tmp_path: Path, words: list[str]) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_the_keys_inside_documents_are_those_of_the_page() -> None:
+    picture = Picture("t", "running", 1.0, 5, 9, (), (), 0, (Happened(0.5, "lost"),))
+    [found] = documents.top([picture])
+    assert (found["time"], found["total_updates"]) == (1.0, 9)
+    assert found["recent"] == [{"time": 0.5, "message": "lost"}]
+    broken = Broken("chain(2):1", "lost an update", "0.1 kill", ("kill server-0",))
+    violation = {
+        "schedule": "chain(2):1",
+        "violation": "lost an update",
+        "shrunk": "0.1 kill",
+        "description": ("kill server-0",),
+    }
+    done = Simulated(3, 1, 1, 4, (broken,), {"chain(2)": Totals(1, 4, broken=[broken])}, 0.5)
+    found = documents.simulated(done)
+    assert found["violations"] == found["cases"]["chain(2)"]["violations"] == [violation]
+    assert (found["seed"], found["cases"]["chain(2)"]["schedules"]) == (3, 1)
+    assert documents.simulated(Hunt((Hunted("a", 7, "s", "why"),), ("b",), 1.0)) == {
+        "variants": [{"variant": "a", "schedules": 7, "schedule": "s", "violation": "why"}],
+        "not_caught": ("b",),
+        "seconds": 1.0,
+    }
+    assert documents.simulated(Repeated("s", ("kill",), 4, None))["violation"] is None
+    rounds = [{"case": "chain(2)", "struck": ["kill"], "missed": 1}]
+    assert documents.soaked(Soaked(1, rounds, ["a file"])) == {
+        "exit_code": 1,
+        "rounds": [{"case": "chain(2)", "faults": ["kill"], "faults_missed": 1}],
+        "left_behind": ["a file"],
+    }
+    [kill] = documents.returned(Returns((Return("driver", 9, 2.0, 1.0, (1,), (2,), (0,)),)))[
+        "returns"
+    ]
+    assert kill == {
+        "target": "driver",
+        "acked": 9,
+        "seconds_to_next_ack": 2.0,
+        "restart_seconds": 1.0,
+        "lost": (1,),
+        "reported_lost": (2,),
+        "missing": (0,),
+    }
+    page = PAGE.read_text()
+    for key in ("total_updates", "message", *violation, "not_caught", "faults_missed", *kill):
+        assert f"`{key}`" in page or f"*{key}*" in page
 
 
 def test_numbers_that_are_none_are_null(tmp_path: Path) -> None:

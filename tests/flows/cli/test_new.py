@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,6 +165,23 @@ def test_bad_input_writes_nothing(tmp_path: Path, words: list[str], told: str) -
     assert (refused.returncode, refused.stdout) == (2, "")
     assert told in refused.stderr
     assert "Traceback" not in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_disk_without_space_no_half_a_file_is_left(tmp_path: Path) -> None:
+    def leave_hardly_any() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    full = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "new", "mine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=leave_hardly_any,
+    )
+    assert (full.returncode, full.stdout) == (2, "")
+    assert "mine.yaml: cannot be written" in full.stderr
     assert list(tmp_path.iterdir()) == []
 
 

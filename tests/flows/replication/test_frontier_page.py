@@ -20,6 +20,7 @@ from flows.execution.trial import run_trial
 from flows.replication.frontier_page import CONFIGS, with_tables
 from flows.replication.frontier_tables import (
     SECTIONS,
+    Section,
     difference_cell,
     mean_cell,
     number,
@@ -52,6 +53,11 @@ def run(page: Path, results: Path, configs: Path) -> subprocess.CompletedProcess
     given = map(str, (page, results, configs))
     command = [sys.executable, "-m", "flows.replication.frontier_page", *given]
     return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def parts_of(section: Section) -> list[Section]:
+    """A section, and all that it is made of."""
+    return [section, *(part for _, each in section.parts for part in parts_of(each))]
 
 
 def record(trial: Trial, results: Path) -> None:
@@ -169,7 +175,8 @@ def test_what_sections_are_made_of_is_configured(experiment: str) -> None:
     """Conditions and pairs of a section are among the labels of its experiment."""
     trials = load_trials(str(CONFIGS / f"{experiment}.yaml"), ["seeds=[0]"])[1]
     strategies = {trial.labels["recovery"] for trial in trials}
-    for name, section in SECTIONS.items():
+    named = [(name, each) for name, whole in SECTIONS.items() for each in parts_of(whole)]
+    for name, section in named:
         if section.experiment != experiment:
             continue
         assert {each for pair in section.pairs for each in pair} <= strategies, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import os
 import re
@@ -15,16 +16,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from dps.errors import StoreUnavailable
 from dps.events import Connected, Evaluated, TrialStarted
+from flows.analysis.comparison import compared
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.statistics.claims import judge
+from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.config.trials import flat
 from flows.metrics import BY_KEY
-from flows.records.record import Record, read_record
+from flows.records.record import Record, read_record, write_configuration
 from flows.report.html import write_report
 from flows.tracking.names import COMPARED
 from flows.tracking.notes import experiment_note
@@ -218,6 +222,54 @@ def test_claims_and_their_verdicts_are_in_the_description(tracked: Tracked) -> N
     results = [result for _, result in read_trials(tracked.folder, load_prices())]
     note = experiment_note(results, judge(results, [section], np.random.default_rng(0)))
     assert re.search(r"- \*Chains are sooner\*: \*\*(holds|not resolved)\*\*\. .*chain", note)
+
+
+def test_the_run_of_an_experiment_has_its_configuration(tracked: Tracked, tmp_path: Path) -> None:
+    def artifact(tracker: Tracker, name: str) -> str:
+        return Path(tracked.client.download_artifacts(tracker.parent_id, name)).read_text()
+
+    resolved = yaml.safe_load(artifact(tracked.tracker, "configuration/resolved.yaml"))
+    assert resolved["experiment"] == "demo"
+    assert list(resolved["axes"]["recovery"]) == ["none", "checkpoint", "chain", "stateless"]
+    folder = shutil.copytree(tracked.folder, tmp_path / "written")
+    write_configuration(folder, "# why\nexperiment: demo\n")
+    tracker = Tracker("written", tracked.here)
+    trials = read_trials(folder, load_prices())
+    tracker.track_experiment(trials, folder / "report.html", tracked.folder / "figures")
+    assert artifact(tracker, "configuration/as_written.yaml") == "# why\nexperiment: demo\n"
+    names = [each.path for each in tracked.client.list_artifacts(tracker.parent_id)]
+    assert sorted(names) == ["comparison.csv", "configuration", "figures", "report.html"]
+
+
+def test_the_run_of_an_experiment_shows_the_comparison(tracked: Tracked) -> None:
+    [parent] = tracked.runs("tags.`dps.kind` = 'experiment'")
+    path = tracked.client.download_artifacts(parent.info.run_id, "comparison.csv")
+    rows = list(csv.DictReader(Path(path).read_text().splitlines()))
+    assert {row["strategy"] for row in rows} == {"none", "checkpoint", "chain", "stateless"}
+    [lost] = [
+        row
+        for row in rows
+        if (row["condition"], row["strategy"], row["metric"]) == ("kill", "none", "updates_lost")
+    ]
+    note = parent.data.tags["mlflow.note.content"]
+    lines = note.partition("**kill**")[2].strip().splitlines()
+    heading, _, first, *_ = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[:5]]
+    assert heading[:2] == ["strategy", "seeds"]
+    assert first[:2] == ["none", lost["n"]]
+    assert first[heading.index("updates lost")] == f"{float(lost['mean']):,.1f}".removesuffix(".0")
+
+
+def test_a_description_has_the_tables_that_fit(tracked: Tracked) -> None:
+    results = [result for _, result in read_trials(tracked.folder, load_prices())]
+    rows = compared(results, ComparisonSection(), np.random.default_rng(0))
+    whole = experiment_note(results, (), rows)
+    assert whole.count("| strategy |") == 2
+    assert "comparison.csv" not in whole
+    cut = experiment_note(results, (), rows, len(whole) - 1)
+    assert cut.count("| strategy |") == 1
+    assert "The other conditions are in `comparison.csv`" in cut
+    assert len(cut) < len(whole)
+    assert cut.endswith(whole[-100:]), "what comes after the tables is there"
 
 
 def test_a_description_that_somebody_wrote_stays(tracked: Tracked, tmp_path: Path) -> None:
