@@ -162,15 +162,15 @@ slurm-test: slurm ## run clusters of jobs on a real Slurm of two partitions, sta
 	tests/slurm/run $(BIN)/python -m pytest -m slurm
 
 # Chromium and its driver are taken from Debian, where that is what runs and apt-get may be used.
-browser: $(VENV)/.browser ## install what the tests of the report in a browser need
+browser: $(VENV)/.browser ## install what the tests of pages in a browser need
 
 $(VENV)/.browser: $(READY)
 	{ command -v chromium && command -v chromedriver; } >/dev/null \
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser,dashboard]'
 	touch $@
 
-browser-test: browser ## open the report in a real browser, wide and narrow, light and dark
+browser-test: browser ## open the report, MLflow and the dashboard in a real browser
 	$(BIN)/python -m pytest -m browser
 
 docs-tools: $(VENV)/.docs ## install what the documentation is built with

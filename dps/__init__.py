@@ -38,6 +38,7 @@ from dps.core.rules.staleness import StalenessAware
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
     DpsError,
+    LastStateNotSavedWarning,
     TrainingStopped,
     UpdatesDroppedWarning,
     UpdatesLost,
@@ -94,6 +95,7 @@ __all__ = [
     "Frozen",
     "Given",
     "GroupL1",
+    "LastStateNotSavedWarning",
     "Layered",
     "Loss",
     "Lossless",

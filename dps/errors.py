@@ -1,4 +1,4 @@
-"""Every error that dps raises on purpose; all share the root `DpsError`. And one warning.
+"""Every error that dps raises on purpose; all share the root `DpsError`. And the warnings.
 
 Errors cross the wire by name and message (see `dps.protocol.wire`), so each takes one string, and
 the string is written for the person who reads it: what is wrong, where, and what to do.
@@ -97,7 +97,14 @@ class UpdatesLost(DpsError):
 
 
 class UpdatesLostWarning(UserWarning):
-    """Updates that had been acknowledged were lost, or are in no checkpoint. Shown by default."""
+    """Updates that had been acknowledged were lost. Shown by default."""
+
+
+class LastStateNotSavedWarning(UserWarning):
+    """The state at the end of a training is in no checkpoint; the one before is whole.
+
+    No update was lost while the parameter server was up, but `resume` does not have the last ones.
+    """
 
 
 class UpdatesDroppedWarning(UserWarning):

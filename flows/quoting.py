@@ -6,6 +6,7 @@ or turn the direction of writing; a terminal would do what they say.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 
@@ -13,6 +14,8 @@ LONGEST_QUOTED = 60  # of a value in a sentence
 MOST_LINES = 20
 LONGEST_LINE = 1_500
 LONGEST_MESSAGE = 4_000
+MOST_COMPARED = 500
+MOST_NEAR = 3
 
 # Control characters, half characters, other ends of lines, and what turns the direction of writing.
 _UNSEEN = re.compile(
@@ -43,6 +46,21 @@ def listed(names: Iterable[str], most: int) -> str:
     each = [shown(name) for name in names]
     more = f" and {len(each) - most:,} more" if len(each) > most else ""
     return ", ".join(each[:most]) + more
+
+
+def nearest(word: str, known: Sequence[str]) -> list[str]:
+    """Return the names that begin with this word, a part of one; else the one most like it."""
+    if len(word) >= 100:  # nobody mistypes a word of this length
+        return []
+    longer = [each for each in known if each.startswith(word)] if len(word) >= 3 else []
+    # A comparison takes longer than in proportion to both.
+    return longer[:MOST_NEAR] or difflib.get_close_matches(word, known[:MOST_COMPARED], n=1)
+
+
+def meant(word: str, known: Sequence[str]) -> str:
+    """Return a question after a name, whether one of those that are known was meant, or nothing."""
+    near = nearest(word, known)
+    return f"did you mean {' or '.join(map(quoted, near))}?" if near else ""
 
 
 def unseen(text: str) -> str | None:

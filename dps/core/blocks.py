@@ -183,7 +183,7 @@ class Layout:
         ------
         ConfigurationError
             Neither arrays nor tables, an array that is empty or neither float32 nor float64, a
-            name that is used twice, or more shards than elements, or rows.
+            name that is no text or is used twice, or more shards than elements, or rows.
         """
         if not isinstance(params, Mapping):
             raise ConfigurationError(
@@ -415,6 +415,10 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def _spec(name: str, array: np.ndarray) -> ArraySpec:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f"params has an array under the name {name!r}, expected a text, such as 'layer1.bias'"
+        )
     if not isinstance(array, np.ndarray):
         raise ConfigurationError(
             f"params[{name!r}] is {type(array).__name__}, expected an array of numpy; "

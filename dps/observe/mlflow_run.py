@@ -2,6 +2,10 @@
 
 Numbers are sent by a thread of their own, in batches, so a tracking server that is slow or away
 holds up nothing. What it does not take is left out, and that is said once.
+
+A training that goes on from checkpoints goes on with its run: that has the name of the parameter
+server as a tag, from which the next one finds it. MLflow orders numbers by their steps, while each
+incarnation of a worker counts from 1, so each begins where the one before has ended in the run.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ WAITING = 2000  # batches of the history
 CLOSE_SECONDS = 30.0
 _TEXT = 500  # the most that every tracking server takes as a parameter
 
+_GROUP = "dps.group"  # the tag with the name of the parameter server
+
 _Item = Sequence[Number] | None  # None: that was all
 
 
@@ -33,12 +39,15 @@ class MlflowRun:
     experiment
         The name of MLflow's experiment, which is made if there is none.
     name
-        That of the run.
+        That of the run; None: one of its own.
     tracking_uri
         Where it goes; None: where MLflow is told to, by `mlflow.set_tracking_uri` or the
         environment.
     params, tags
         What is kept of the training besides numbers.
+    group, before
+        The name of the parameter server, and of that from whose checkpoints it goes on: the newest
+        run of that one in the experiment, of this name, is written to; a new one if there is none.
 
     Attributes
     ----------
@@ -57,10 +66,12 @@ class MlflowRun:
         self,
         history: History,
         experiment: str,
-        name: str,
+        name: str | None,
         tracking_uri: str | None,
         params: Mapping[str, Any],
         tags: Mapping[str, str],
+        group: str,
+        before: str | None,
     ) -> None:
         try:
             from mlflow import MlflowClient
@@ -71,10 +82,23 @@ class MlflowRun:
             ) from error
         self._client = MlflowClient(tracking_uri)
         self._metric = Metric
+        self._last: dict[str, int] = {}  # the last step of each metric of a worker
+        self._offsets: dict[tuple[str, int], int] = {}  # by metric and incarnation
         try:
-            self.id = self._made(experiment, name)
-            given = [Param(key, str(value)[:_TEXT]) for key, value in params.items()]
-            said = [RunTag(key, value) for key, value in tags.items()]
+            number = self._experiment(experiment)
+            run = None if before is None else self._found(number, before, name)
+            self._goes_on = run is not None
+            if run is None:
+                run = self._client.create_run(number, run_name=name or f"dps-{group}")
+            else:
+                self._client.update_run(run.info.run_id, status="RUNNING")
+            self.id: str = run.info.run_id
+            given = [
+                Param(key, str(value)[:_TEXT])
+                for key, value in params.items()
+                if key not in run.data.params  # which nobody can change
+            ]
+            said = [RunTag(key, value) for key, value in {**tags, _GROUP: group}.items()]
             self._client.log_batch(self.id, params=given, tags=said)
         except Exception as error:
             raise StoreUnavailable(f"MLflow's experiment {experiment!r}: {error}") from error
@@ -101,13 +125,18 @@ class MlflowRun:
         except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
             self._say(str(error))
 
-    def _made(self, experiment: str, name: str) -> str:
-        found = self._client.get_experiment_by_name(experiment)
-        number = (
-            self._client.create_experiment(experiment) if found is None else found.experiment_id
-        )
-        run_id: str = self._client.create_run(number, run_name=name).info.run_id
-        return run_id
+    def _experiment(self, name: str) -> str:
+        """Return the number of the experiment, which is made if there is none."""
+        found = self._client.get_experiment_by_name(name)
+        number: str = self._client.create_experiment(name) if found is None else found.experiment_id
+        return number
+
+    def _found(self, experiment: str, group: str, name: str | None) -> Any:
+        """Return the newest run of a parameter server, or None."""
+        wanted = f"tags.`{_GROUP}` = '{group}'"
+        order = ["attributes.start_time DESC"]
+        runs = self._client.search_runs([experiment], wanted, order_by=order)
+        return next((run for run in runs if name in (None, run.info.run_name)), None)
 
     def _take(self, numbers: Sequence[Number]) -> None:
         try:
@@ -130,14 +159,30 @@ class MlflowRun:
                 self._send(pending[start : start + BATCH])
 
     def _send(self, numbers: Sequence[Number]) -> None:
-        metrics = [
-            self._metric(f"{n.source}/{n.metric}", n.value, round(1000 * n.t), n.step)
-            for n in numbers
-        ]
         try:
+            metrics = [
+                self._metric(_key(n), n.value, round(1000 * n.t), self._step(n)) for n in numbers
+            ]
             self._client.log_batch(self.id, metrics=metrics)
         except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
             self._say(str(error))
+
+    def _step(self, number: Number) -> int:
+        """Return the step of a number in the run."""
+        if not number.incarnation:  # of an evaluator, whose steps are versions
+            return number.step
+        key = _key(number)
+        if key not in self._last:
+            self._last[key] = self._last_logged(key)
+        offset = self._offsets.setdefault((key, number.incarnation), self._last[key])
+        step = offset + number.step
+        self._last[key] = max(step, self._last[key])
+        return step
+
+    def _last_logged(self, key: str) -> int:
+        """Return the last step that a metric has in the run that is gone on with."""
+        logged = self._client.get_metric_history(self.id, key) if self._goes_on else []
+        return max((metric.step for metric in logged), default=0)
 
     def _say(self, reason: str) -> None:
         """Warn that numbers are missing in the run, once."""
@@ -145,3 +190,7 @@ class MlflowRun:
             self._warned = True
             text = f"dps: MLflow's run {self.id} lacks some of the history: {reason}"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _key(number: Number) -> str:
+    return f"{number.source}/{number.metric}"

@@ -58,7 +58,7 @@ class Standing:
     rate
         Gradients a second of the workers that run.
     seconds
-        How long it has been watched.
+        How long it has gone on; None: that is not known, for it had ended before anybody looked.
     running, workers
         How many of the workers have not ended, and how many there are.
     numbers
@@ -70,7 +70,7 @@ class Standing:
     done: int
     total: int | None
     rate: float
-    seconds: float
+    seconds: float | None
     running: int
     workers: int
     numbers: Mapping[str, float]
@@ -95,8 +95,11 @@ class Standing:
         if self.running:
             said += [f"{duration(self.left)} left"] if self.left is not None else []
             said += [f"{self.running} of {self.workers} workers running"]
+        elif not self.workers:
+            said += ["no worker was started"]
         else:
-            said += [f"ended after {duration(self.seconds)}"]
+            after = "" if self.seconds is None else f" after {duration(self.seconds)}"
+            said += [f"ended{after}"]
         said += [f"{name} {number:.4g}" for name, number in self.numbers.items()]
         said += [f"{self.lost:,} updates lost"] if self.lost else []
         return " · ".join(said)

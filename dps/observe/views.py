@@ -30,6 +30,9 @@ class ShardView:
         Grows with every failure and every move.
     nbytes
         Bytes of weights, optimizer state and rows of tables, on one of the replicas.
+    address
+        The address of that node as Dask has it, such as "tcp://127.0.0.1:40123"; "" if the shard is
+        down. `client.run(os.getpid, workers=[address])` asks it for the number of its process.
     """
 
     shard: int
@@ -38,6 +41,7 @@ class ShardView:
     version: int | None
     epoch: int
     nbytes: int
+    address: str = ""
 
     @property
     def serving(self) -> bool:
@@ -107,6 +111,7 @@ _SHARDS: dict[str, Callable[[ShardView], str]] = {
     "epoch": lambda s: str(s.epoch),
     "other replicas": lambda s: ", ".join(s.replicas[1:]) or "–",
     "size": lambda s: size(s.nbytes),
+    "address": lambda s: s.address or "–",
 }
 _WORKERS: dict[str, Callable[[WorkerView], str]] = {
     "worker": lambda w: w.worker,

@@ -9,7 +9,7 @@ beside each of them. A kind is one module, which nothing else imports but to nam
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -140,7 +140,7 @@ class NoPersistence:
 class ServerContext:
     """What a `Persistence` is made of: its shard, and what the server that has it works with.
 
-    `store` returns the node that keeps states, and raises `NotServing` if there is none; `history`
+    `stores` returns the nodes that keep states, and raises `NotServing` if there is none; `history`
     what the group had seen of failures when this host was last told of them. `layout` says what
     lies where in the shard's buffer; it is given by every server. `from_below` says that every copy
     above a layer is lost: a state is restored from what the layer has.
@@ -153,7 +153,7 @@ class ServerContext:
     transport: Transport
     clock: Clock
     emit: Sink
-    store: Callable[[], Endpoint]
+    stores: Callable[[], tuple[Endpoint, ...]]
     history: Callable[[], FailureHistory] = FailureHistory
     layout: ShardLayout | None = None
     from_below: bool = False
@@ -299,6 +299,11 @@ class Durability(Shown):
         return False
 
     @property
+    def stores(self) -> int:
+        """How many stores keep each state."""
+        return int(self.needs_store)
+
+    @property
     def restores_in_parts(self) -> bool:
         """Whether blocks of a restored shard may be of different versions.
 
@@ -324,11 +329,10 @@ class Durability(Shown):
         """Return the same choice with its files below another path."""
         return self
 
-    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Whether a shard that has been served can be restored by a `Persistence`.
 
-        `stored` is the node of the state store when its state was last known to be kept, and
-        `store` what it is now.
+        `stored` are the stores that are known to have its state, and `stores` those of now.
         """
         return False
 

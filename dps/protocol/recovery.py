@@ -34,6 +34,11 @@ class Recovery(Shown):
         in_mailbox = isinstance(self.outage, Continue) and self.outage.buffer == "mailbox"
         return self.durability.needs_store or in_mailbox
 
+    @property
+    def stores(self) -> int:
+        """How many nodes keep each state and each buffered gradient."""
+        return max(self.durability.stores, int(self.needs_store))
+
     def must_allow(self, feature: Feature) -> None:
         """Raise `ConfigurationError` if the durability does not go with something."""
         if refusal := self.durability.refusal(feature):

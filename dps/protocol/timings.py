@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from dps.core.ranges import positive
+from dps.errors import require
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,11 @@ class Timings:
     last_copy
         How long a host that is not heard of, but may live, is waited for if it holds the only copy
         of a state that must not be lost.
+
+    Raises
+    ------
+    ConfigurationError
+        One is no number above 0, or `patience` is not less than `call`.
     """
 
     call: float = 5.0
@@ -39,3 +47,11 @@ class Timings:
     flush: float = 0.25
     lease: float = 1.0
     last_copy: float = 30.0
+
+    def __post_init__(self) -> None:
+        positive(self, *(field.name for field in fields(self)))
+        require(
+            self.patience < self.call,
+            f"Timings: patience={self.patience:g}, expected less than call={self.call:g}: whoever "
+            "is held for longer than a call may take is taken for lost",
+        )

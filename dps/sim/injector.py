@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Callable, Coroutine, Sequence, Set
 from contextvars import copy_context
 from random import Random
 from typing import Any, Protocol
 
-from dps.core.names import role_of
 from dps.protocol.messages import Dismiss, Scale
 from dps.protocol.transport import Endpoint
 from dps.sim.damage import may_be_damaged
@@ -89,7 +88,6 @@ class Injector:
         self._random = Random(f"{schedule.case.name}/{schedule.seed}/bursts")
         self._crew = crew
         self._touched: set[str] = set()
-        self._touched_names: set[str] = set()
         self._troubled: Counter[str] = Counter()
         self._victim = ""
         self._copy = ("", "")
@@ -107,13 +105,9 @@ class Injector:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
         return bool(self._schedule.weather.loss) or process.address in self._touched
 
-    def has_touched(self, role: str) -> bool:
-        """Whether a fault has touched a node of this role."""
-        return any(role_of(name) == role for name in self._touched_names)
-
-    def has_touched_any(self, addresses: Set[str]) -> bool:
-        """Whether a fault has touched a process at one of these addresses."""
-        return not self._touched.isdisjoint(addresses)
+    def has_touched_all(self, addresses: Set[str]) -> bool:
+        """Whether a fault has touched the processes at each of these addresses."""
+        return self._touched >= addresses
 
     async def run(self) -> None:
         """Carry out one fault after the other; return when all that end have ended."""
@@ -203,9 +197,9 @@ class Injector:
             case "scheduler":
                 name = "scheduler"
             case "store":
-                name = self._named(self._world.table.store)
+                name = self._named(_one_of(self._world.table.stores, whom.number))
             case "mailbox":
-                name = self._named(self._world.table.mailbox)
+                name = self._named(_one_of(self._world.table.mailboxes, whom.number))
             case _:
                 name = self._named(self._member(whom))
         return name if self._world.process(name) is not None else ""
@@ -225,7 +219,6 @@ class Injector:
             process = self._world.process(name)
             if process is not None:
                 self._touched.add(process.address)
-                self._touched_names.add(name)
 
     # -- how -------------------------------------------------------------------------------------
 
@@ -316,7 +309,6 @@ class Injector:
         self._victim = name
         machine, lost = world.lose_power(name)
         self._touched |= {process.address for process in lost}
-        self._touched_names |= {process.name for process in lost}
         self._disk.lose_power(machine, fault.which)
         self._ends_with(self._power_up(world, lost, fault.lasts or 0))
 
@@ -340,7 +332,7 @@ class Injector:
             return
         table = self._world.table
         held = [view.shard for view in table.views if host in view.chain]
-        keeps = host in (table.store, table.mailbox)
+        keeps = host in (*table.stores, *table.mailboxes)
         if held or keeps:
             text = f"{name} is said to be empty, but has shards {held}, or keeps states: {keeps}"
             self._network.report(Violation("drained too early", text))
@@ -419,6 +411,10 @@ class Injector:
             await asyncio.sleep(self._random.uniform(*STANDSTILL))
             self._network.resume(process)
             await asyncio.sleep(self._random.uniform(*BURST))
+
+
+def _one_of(endpoints: Sequence[Endpoint], number: int) -> Endpoint | None:
+    return endpoints[number % len(endpoints)] if endpoints else None
 
 
 def _set_back(process: Process, step: float) -> None:

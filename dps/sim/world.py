@@ -333,11 +333,12 @@ class World:
 
 
 def node_names(group: Group) -> list[str]:
-    """The nodes that a group has on a real cluster: one a replica or as chosen, and a store's."""
+    """The nodes that a group has on a real cluster: one a replica or as chosen, and the stores'."""
     shards = range(len(group.layout.shards))
+    stores = [f"store-{number}" for number in range(group.recovery.stores)]
     if group.servers is not None:
         servers = [f"server-{number}" for number in range(group.servers)]
-        return servers + ["store-0"] * group.recovery.needs_store
+        return servers + stores
     servers = [f"server-{shard}" for shard in shards]
     replicas = [f"replica-{shard}-{i}" for shard in shards for i in range(1, group.replicas)]
-    return servers + replicas + ["store-0"] * group.recovery.needs_store
+    return servers + replicas + stores

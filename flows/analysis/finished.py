@@ -83,6 +83,13 @@ class Figure:
         means = [score.of(BY_KEY[key]).text(spread and spread.mean) for key, spread in spreads]
         return self.between.join(means)
 
+    def is_known_of(self, groups: Iterable[Group]) -> bool:
+        """Whether there is something to tell; bytes of which nobody has any were not measured."""
+        if any(BY_KEY[key].unit != "MB" for key in self.keys):
+            return True
+        spreads = [group.spread(key) for group in groups for key in self.keys]
+        return any(spread is not None and spread.mean > 0 for spread in spreads)
+
     def heading_for(self, score: Score) -> str:
         """Return the heading for models with a score: without per cent where it is no share."""
         return _heading(self.heading, self.keys, score)
@@ -343,7 +350,8 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
     else:
         console.print(_comparison(groups, RECOVERY))
         console.print(_comparison(groups, USE))
-    legend = " ".join(filter(None, [LEGEND, outcomes[0].score.told if outcomes else ""]))
+    score = outcomes[0].score if outcomes else ACCURACY
+    legend = " ".join(filter(None, [score.said(LEGEND), score.told]))
     console.print(Text(legend, style="dim"))
     print_time(outcomes, console)
     real = [outcome for outcome in outcomes if not outcome.virtual]
@@ -390,10 +398,11 @@ def _comparison(groups: Sequence[Group], figures: Sequence[Figure]) -> Table:
     _add_column(table, "\nstrategy", text=True)
     _add_column(table, "\ncondition", text=True)
     score = next((each.score for group in groups for each in group.trials), ACCURACY)
-    for figure in figures:
+    told = [figure for figure in figures if figure.is_known_of(groups)]
+    for figure in told:
         _add_column(table, figure.heading_for(score))
     for group in groups:
-        cells = [group.strategy, group.condition, *(figure.text(group) for figure in figures)]
+        cells = [group.strategy, group.condition, *(figure.text(group) for figure in told)]
         table.add_row(*map(Text, cells))
     return table
 

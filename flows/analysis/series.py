@@ -1,4 +1,4 @@
-"""The time series of a trial: loss, accuracy, staleness, versions and idleness.
+"""The time series of a trial: loss, accuracy, staleness, versions, learning rates and idleness.
 
 Beside each evaluation stand the gradients and samples pushed until then, so that accuracy and loss
 can be drawn against them as well as against time.
@@ -7,18 +7,25 @@ can be drawn against them as well as against time.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from dps.core.rules.rule import UpdateRule, learning_rate_at
+from dps.errors import ConfigurationError
 from dps.events import Reported
 from flows.analysis.learning import course
 from flows.analysis.ledger import Row, applied_rows
 from flows.analysis.statistics import nearest_rank
 from flows.analysis.throughput import COMPUTE, computing
+from flows.config.optimizer import OptimizerSection
 from flows.metrics.score import score_of
 from flows.records.record import Record
 
 WINDOW_SECONDS = 0.5
+LEARNING_RATE = "server/learning_rate"
+SAME_RATE = 0.01  # shards are some updates apart: rates that differ by no more are one
 
 T = TypeVar("T")
 
@@ -77,11 +84,14 @@ def _idle(record: Record) -> Iterator[Point]:
 
 def _applied(record: Record) -> Iterator[Point]:
     versions: dict[int, int] = {}
+    rule = _scheduled_rule(record)
     heads = [row for row in applied_rows(record) if row.head]
     for end, rows in _windows([(row.t, row) for row in heads]):
         versions.update({row.shard: row.version for row in sorted(rows, key=lambda row: row.t)})
         yield Point("server/updates", end, sum(versions.values()) / len(versions))
         yield from _staleness(end, rows)
+        if rule is not None:
+            yield from _learning_rates(end, rule, versions)
 
 
 def _staleness(end: float, rows: Sequence[Row]) -> Iterator[Point]:
@@ -95,6 +105,30 @@ def _staleness(end: float, rows: Sequence[Row]) -> Iterator[Point]:
     ):
         if value is not None:
             yield Point(f"staleness/{name}", end, value)
+
+
+def _learning_rates(end: float, rule: UpdateRule, versions: Mapping[int, int]) -> Iterator[Point]:
+    """The rates of the shards' last steps: their mean, and where they differ, those of each."""
+    found = {shard: learning_rate_at(rule, version - 1) for shard, version in versions.items()}
+    rates = {shard: rate for shard, rate in found.items() if rate is not None}
+    if not rates:
+        return
+    yield Point(LEARNING_RATE, end, sum(rates.values()) / len(rates))
+    if max(rates.values()) > (1 + SAME_RATE) * min(rates.values()):
+        for shard, rate in sorted(rates.items()):
+            yield Point(f"{LEARNING_RATE}/shard-{shard}", end, rate)
+
+
+def _scheduled_rule(record: Record) -> UpdateRule | None:
+    """The update rule of a trial whose learning rate follows a schedule; None: it has none."""
+    section = record.config.get("optimizer")
+    if not isinstance(section, dict) or section.get("schedule") is None:
+        return None
+    try:
+        rule: UpdateRule = TypeAdapter(OptimizerSection).validate_python(section).build()
+    except (ValidationError, ConfigurationError):  # a rule of a package that is not installed here
+        return None
+    return rule
 
 
 def _windows(timed: Iterable[tuple[float, T]]) -> list[tuple[float, list[T]]]:

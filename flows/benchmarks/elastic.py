@@ -138,7 +138,8 @@ def _trained(strategy: str, count: int) -> Record:
     watch, recovery = Watch(), PRESETS[strategy]
     replicas = recovery.durability.replicas
     names = [f"server-{i}" for i in range(replicas + 1)]
-    names += ["store-0"] * recovery.needs_store + [f"worker-{i}" for i in range(WORKERS)]
+    names += [f"store-{i}" for i in range(recovery.stores)]
+    names += [f"worker-{i}" for i in range(WORKERS)]
     params = {f"w{i}": np.zeros(PARAMETERS, np.float32) for i in range(SHARDS)}
     with (
         tempfile.TemporaryDirectory(prefix="dps-bench-") as folder,

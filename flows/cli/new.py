@@ -35,6 +35,7 @@ CLUSTER_KINDS: tuple[Cluster, ...] = get_args(Cluster)
 
 COMPUTE_SECONDS = 0.01  # of a gradient: stands for a heavier model
 SUFFIX = ".yaml"
+OWN = "data or a model of your own, see docs/howto/own-data.md"
 MOST_SEEDS = 1000
 
 T = TypeVar("T", bound=str)
@@ -63,7 +64,9 @@ class Choices:
 def new(
     name: Annotated[str, typer.Argument(help="Of the experiment; it is written to NAME.yaml.")],
     workload: Annotated[Workload | None, typer.Option(help="The model.")] = None,
-    dataset: Annotated[Dataset | None, typer.Option(help="What it is trained on.")] = None,
+    dataset: Annotated[
+        Dataset | None, typer.Option(help=f"What it is trained on; for {OWN}.")
+    ] = None,
     recovery: Annotated[
         list[str] | None,
         typer.Option(
@@ -227,7 +230,7 @@ def _training(choices: Choices) -> str:
     )
     rate = 0.01 if choices.workload == "rica" else 0.1
     return f"""\
-# What is trained, and on what.
+# What is trained, and on what. For {OWN}.
 workload: {workload}
 dataset: {{kind: {choices.dataset}}}
 training:

@@ -80,6 +80,7 @@ def _show_grid(
     from flows.execution.plan import (
         at_once_by_default,
         budgets_told,
+        claims_without_faults,
         data_told,
         fault_plans,
         nodes_needed,
@@ -98,7 +99,7 @@ def _show_grid(
     print(order_told(experiment), time_needed(to_run, durations))
     for line in (*data_told(trials), *models, *budgets_told(trials), *fault_plans(trials)):
         print(line)
-    objections = warnings(trials)
+    objections = [*warnings(trials), *claims_without_faults(experiment, trials)]
     for objection in objections:
         print(f"dps: warning: {objection}", file=sys.stderr)
     seconds = durations.total(to_run, at_once_by_default(to_run)) if to_run else 0.0

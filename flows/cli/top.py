@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from flows.monitor.top import Picture, Source
+
+_ADDRESS = re.compile(r"[\w.\-\[\]:]+:[0-9]+")  # of a host, without the protocol
 
 app = typer.Typer()
 
@@ -118,4 +121,12 @@ def _source(
         return
     if given:
         raise ConfigurationError("--tls-…: only for the address of a scheduler, such as tls://…")
-    yield source_of(training or running(Path.cwd())[0].experiment, Path.cwd())
+    try:
+        source = source_of(training or running(Path.cwd())[0].experiment, Path.cwd())
+    except ConfigurationError as error:
+        if training is None or not _ADDRESS.fullmatch(training):
+            raise
+        raise ConfigurationError(
+            f"{error}. A scheduler is shown by its whole address: dps top tcp://{training}"
+        ) from error
+    yield source

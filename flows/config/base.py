@@ -124,13 +124,16 @@ class Section(BaseModel):
     """Base of every section: immutable, exact types, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    # Unknown keys by which more than one of the known may be meant, each with what to ask.
+    ambiguous: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _only_known_keys(cls, data: Any) -> Any:
         for key in data if isinstance(data, dict) else ():
             if key not in cls.model_fields:
-                refuse(f"unknown key; {suggest(str(key), cls.model_fields)}", key=str(key))
+                told = cls.ambiguous.get(str(key)) or suggest(str(key), cls.model_fields)
+                refuse(f"unknown key; {told}", key=str(key))
         return data
 
 
@@ -407,11 +410,13 @@ class ChainSection(_AboveLayer):
 
 
 class SharedStoreSection(_AboveLayer):
-    """Shard state lives in a state store on another node."""
+    """Shard state lives in a state store on another node, or in each of several."""
 
     makes = dps.SharedStore
     kind: Literal["shared_store"]
     every: PositiveInt = 16
+    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
+    stores: Count = Field(default=1, exclude_if=lambda number: number == 1)
 
 
 class WorkerCacheSection(Built[Durability]):

@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from flows.config.axes import Combinations
@@ -21,6 +21,7 @@ from flows.config.base import Section
 from flows.config.errors import refuse, suggest
 from flows.config.limits import LONGEST_KEY
 from flows.metrics import BY_KEY, COLUMNS, Metric
+from flows.metrics.metric import FROM_ZERO
 from flows.quoting import listed, quoted
 
 # What a figure is compared with that is a difference already: 0.
@@ -39,16 +40,16 @@ class ClaimSection(Section):
     `claim` says it in words; without, it is said from the rest. The figure `metric` of `strategy`
     minus that of `against`, seed by seed under `condition`, is to be `less` or `more` than 0, or
     `equivalent`: nowhere beyond the margin `smallest`. Of the others `smallest` is the smallest
-    difference of interest, in the unit of `dps results --format json`. `against: none-given` is for
-    figures that are differences already, and `against: {axis: label}` for the same strategy under
-    another condition: that with these labels in the place of its own. `condition` is a label on
-    another axis, or labels by axis.
+    difference of interest, in the unit of `dps results --format json`. Without `against` (or with
+    the word `none-given`) the figure is compared with 0, for those that are differences already;
+    `against: {axis: label}` is for the same strategy under another condition: that with these
+    labels in the place of its own. `condition` is a label on another axis, or labels by axis.
     """
 
     claim: Annotated[str, Field(max_length=LONGEST_KEY)] = ""
     metric: str
     strategy: str
-    against: str | dict[str, str]
+    against: str | dict[str, str] = NONE_GIVEN
     condition: dict[str, str] = Field(default_factory=dict)
     direction: Literal["less", "more", "equivalent"]
     smallest: PositiveFloat
@@ -58,12 +59,17 @@ class ClaimSection(Section):
     def _is_a_number(cls, key: str) -> str:
         numbers = [column.key for column in COLUMNS if column.metric is not None]
         if key not in numbers:
-            refuse(f"{quoted(key)} is no figure; {suggest(key, numbers)}")
+            refuse(
+                f"{quoted(key)} is no figure; {suggest(key, numbers)}; docs/experiments.md lists "
+                "them, by unit"
+            )
         return key
 
     @field_validator("strategy", "against", mode="before")
     @classmethod
-    def _label(cls, label: Any) -> Any:
+    def _label(cls, label: Any, info: ValidationInfo) -> Any:
+        if label is None and info.field_name == "against":
+            return NONE_GIVEN
         if label is None or isinstance(label, bool):
             refuse(f"YAML reads {label!r} as no text; put the label in quotes")
         return _text(label)
@@ -189,6 +195,8 @@ def _check_strategies(claim: ClaimSection, strategies: Sequence[str], key: str) 
     if claim.strategy not in strategies:
         known = suggest(claim.strategy, strategies)
         refuse(f"there is no strategy {quoted(claim.strategy)}; {known}", key=f"{key}.strategy")
+    if claim.one_sample:
+        _check_that_0_says_something(claim, strategies, key)
     if claim.one_sample or isinstance(claim.against, dict):
         return
     if claim.against not in strategies:
@@ -198,6 +206,18 @@ def _check_strategies(claim: ClaimSection, strategies: Sequence[str], key: str) 
         refuse(
             f"is the strategy itself; expected another, or {NONE_GIVEN} for a figure that is a "
             "difference already",
+            key=f"{key}.against",
+        )
+
+
+def _check_that_0_says_something(claim: ClaimSection, strategies: Sequence[str], key: str) -> None:
+    figure = claim.column
+    if claim.direction == "less" and not figure.signed and figure.unit in (*FROM_ZERO, "%"):
+        others = [name for name in strategies if name != claim.strategy]
+        or_one = f" such as {quoted(others[0])}" if others else ""
+        refuse(
+            f"without `against` the figure is compared with 0, and {claim.metric} is never less; "
+            f"expected a strategy to compare it with{or_one}",
             key=f"{key}.against",
         )
 

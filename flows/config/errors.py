@@ -5,12 +5,11 @@ It turns the errors of pydantic into dotted keys and sentences, with the place o
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from pydantic import ValidationError
 from pydantic_core import PydanticCustomError
@@ -19,12 +18,8 @@ from dps.errors import ConfigurationError
 from dps.events.reading import in_a_line
 from flows.config.limits import MOST_COMPLAINTS, MOST_LISTED
 from flows.config.yaml_document import Document, Override, place_of
-from flows.quoting import listed, quoted
+from flows.quoting import listed, meant, quoted
 
-Complaint = tuple[str, str]  # a dotted key, and the reason
-
-MOST_COMPARED = 500
-MOST_NEAR = 3
 THOUSANDS = 10_000
 EXPECTED = {
     "int_type": "a whole number",
@@ -37,12 +32,28 @@ EXPECTED = {
     "model_attributes_type": "a section with keys",
     "finite_number": "a finite number",
 }
+# What may stand at a key that is missing, where its name does not say it.
+MAY_STAND = {
+    "direction": "less, more or equivalent",
+    "metric": "a figure, such as rto_seconds; docs/experiments.md lists all",
+    "smallest": "the smallest difference of interest, in the unit of the figure, more than 0",
+    "strategy": "the label of a strategy",
+    "tau": "a whole number, such as 4; docs/experiments.md says of what",
+}
 BOUNDS = {
     "greater_than": ("gt", "more than"),
     "greater_than_equal": ("ge", "at least"),
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+
+
+class Complaint(NamedTuple):
+    """What is wrong: a dotted key, the reason, and the key it is written at, if another one."""
+
+    key: str
+    reason: str
+    at: str = ""
 
 
 def refuse(reason: str, key: str = "") -> NoReturn:
@@ -67,28 +78,18 @@ def suggest(word: str, known: Iterable[str]) -> str:
     Of more than can be listed, the nearest are all that is said.
     """
     known = list(known)
-    near = _near(word, known)
-    if near and len(known) > MOST_LISTED:
-        return f"did you mean {' or '.join(map(quoted, near))}? There are {len(known):,} in all"
-    hint = f"did you mean {' or '.join(map(quoted, near))}? There" if near else "there"
-    return f"{hint} are: {listed(known, MOST_LISTED)}"
-
-
-def _near(word: str, known: Sequence[str]) -> list[str]:
-    """The words that begin with this one, a part of a name; else the one that is most like it."""
-    if len(word) >= 100:  # nobody mistypes a word of this length
-        return []
-    longer = [each for each in known if each.startswith(word)] if len(word) >= 3 else []
-    # A comparison takes longer than in proportion to both.
-    return longer[:MOST_NEAR] or difflib.get_close_matches(word, known[:MOST_COMPARED], n=1)
+    question = meant(word, known)
+    if question and len(known) > MOST_LISTED:
+        return f"{question} There are {len(known):,} in all"
+    return f"{question + ' There' if question else 'there'} are: {listed(known, MOST_LISTED)}"
 
 
 def complaints(error: ValidationError, data: Any) -> list[Complaint]:
     """Return all that a model found wrong with `data`."""
     found = error.errors(include_url=False)
-    told = [(key_of(entry, data), sentence(entry)) for entry in found[:MOST_COMPLAINTS]]
+    told = [Complaint(key_of(entry, data), sentence(entry)) for entry in found[:MOST_COMPLAINTS]]
     # One who has been told of so many need not know of each of the rest.
-    return told + [("", "")] * (len(found) - len(told))
+    return told + [Complaint("", "")] * (len(found) - len(told))
 
 
 def placed(
@@ -97,8 +98,8 @@ def placed(
     """Return an error with a line for each complaint: where the value is from, and the reason."""
     complaints = list(found)
     lines = [
-        f"{place_of(key, document, overrides)}: {reason}"
-        for key, reason in complaints[:MOST_COMPLAINTS]
+        f"{place_of(key, document, overrides, at)}: {reason}"
+        for key, reason, at in complaints[:MOST_COMPLAINTS]
     ]
     more = len(complaints) - len(lines)
     rest = [f"{document.name}: and {more:,} more such mistakes"] if more else []
@@ -133,7 +134,8 @@ def sentence(error: Mapping[str, Any]) -> str:
     """Return what is wrong and what was expected."""
     kind, context, got = error["type"], error.get("ctx", {}), error.get("input")
     if kind == "missing":
-        return "is missing; add it"
+        told = MAY_STAND.get(str(error["loc"][-1]))
+        return f"is missing; add it: {told}" if told else "is missing; add it"
     if kind == "union_tag_not_found":
         return "needs a 'kind'"
     if kind == "union_tag_invalid":

@@ -77,6 +77,7 @@ from flows.config.cluster import ClusterSection, LocalSection
 from flows.config.errors import Complaint, complaints, placed, refuse, refusing, suggest
 from flows.config.faults import FaultSection, TraceSection
 from flows.config.faults.checks import (
+    NO_CHECKPOINTS,
     FaultContext,
     entry_objections,
     is_local,
@@ -84,7 +85,7 @@ from flows.config.faults.checks import (
     plan_objections,
 )
 from flows.config.filters import FilterSection
-from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_NODES, MOST_TRIALS
+from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_LISTED, MOST_NODES, MOST_TRIALS
 from flows.config.optimizer import ByNameSection, OptimizerSection
 from flows.config.own_data import PythonDataSection
 from flows.config.plugins import Registered
@@ -105,7 +106,7 @@ from flows.config.yaml_document import (
     set_key,
 )
 from flows.configs import packaged_names as packaged_names
-from flows.quoting import quoted, shown
+from flows.quoting import listed, quoted, shown
 from flows.workloads import Objective
 
 # The keys that make the grid what it is; who sets one of them leaves out claims of what is gone.
@@ -192,7 +193,7 @@ class TrialConfig(_Settings):
             refuse(reason, key="recovery.spares")
         servers, stores = self._number_of_servers, self._number_of_stores
         if servers + stores > self.budget.nodes:
-            store = " and 1 store" if stores else ""
+            store = f" and {stores} store{'s' if stores > 1 else ''}" if stores else ""
             refuse(
                 f"this strategy needs {servers + stores} nodes: {servers} for servers and replicas"
                 f"{store}; expected at least as many, or fewer shards or replicas",
@@ -325,7 +326,7 @@ class TrialConfig(_Settings):
 
     @property
     def _number_of_stores(self) -> int:
-        return 1 if self.build_recovery().needs_store else 0
+        return self.build_recovery().stores
 
     @property
     def spares(self) -> int:
@@ -588,15 +589,37 @@ class ExperimentConfig(_Settings):
             return TrialConfig.model_validate(data, context=in_folder(self._folder))
         except ValidationError as error:
             raise InvalidCombination(
-                [_on_axis(key, reason, labels) for key, reason in complaints(error, data)]
+                [
+                    _on_axis(each.key, self._with_strategies(each.reason), labels)
+                    for each in complaints(error, data)
+                ]
             ) from error
+
+    def _with_strategies(self, reason: str) -> str:
+        """Name those that write no checkpoints, where a fault needs some."""
+        strategies = self.axes.get("recovery", {})
+        more = any(axis.startswith("recovery.") for axis in self.axes)
+        if reason != NO_CHECKPOINTS or not strategies or more:
+            return reason
+        sections = {
+            label: RecoverySection.model_validate(value) for label, value in strategies.items()
+        }
+        without = [
+            label
+            for label, section in sections.items()
+            if not section.build().durability.writes_checkpoints
+        ]
+        return (
+            f"{reason}. None are by {listed(without, MOST_LISTED)}: `exclude` leaves combinations "
+            "with a strategy out"
+        )
 
 
 class InvalidCombination(ConfigurationError):
-    """Values on the axes that cannot work; `complaints` are pairs of a dotted key and a reason."""
+    """Values on the axes that cannot work: `complaints` are what is wrong with them."""
 
     def __init__(self, complaints: Sequence[Complaint]) -> None:
-        super().__init__("; ".join(f"{key}: {reason}" for key, reason in complaints))
+        super().__init__("; ".join(f"{key}: {reason}" for key, reason, _ in complaints))
         self.complaints = complaints
 
 
@@ -704,7 +727,7 @@ def _parts_of(replication: object) -> list[str]:
 
 def _is_of_labels(found: Complaint) -> bool:
     """Whether a complaint is of what names labels on the axes, and has none of its own."""
-    return found[0].split(".")[0] in NAMES_LABELS
+    return found.key.split(".")[0] in NAMES_LABELS
 
 
 def _mistyped_values(data: dict[str, Any], folder: Path) -> Sequence[Complaint]:
@@ -731,22 +754,23 @@ def _with_values(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, A
         try:
             data = set_key(data, key, values[key])
         except ConfigurationError as error:
-            raise InvalidCombination([(f"axes.{key}", str(error))]) from error
+            raise InvalidCombination([Complaint(f"axes.{key}", str(error))]) from error
     return data
 
 
-def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> tuple[str, str]:
+def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> Complaint:
     """Point a complaint about a trial at the axis that the value is from, if it is from one."""
     involved = [axis for axis in labels if f"{key}.".startswith(f"{axis}.")]
     if not involved:
         combination = ", ".join(f"{shown(axis)} {quoted(label)}" for axis, label in labels.items())
-        return key, f"{reason} (with {combination})" if combination else reason
+        return Complaint(key, f"{reason} (with {combination})" if combination else reason)
     axis = max(involved, key=len)
     inner = f" {shown(key.removeprefix(axis).lstrip('.'))}:" if key != axis else ""
     others = "".join(
         f" (with {shown(other)} {quoted(labels[other])})" for other in involved if other != axis
     )
-    return f"axes.{axis}", f"{quoted(labels[axis])}:{inner} {reason}{others}"
+    told = f"{quoted(labels[axis])}:{inner} {reason}{others}"
+    return Complaint(f"axes.{axis}", told, at=f"axes.{axis}.{labels[axis]}")
 
 
 def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:

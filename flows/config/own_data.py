@@ -17,6 +17,7 @@ from dps.errors import ConfigurationError
 from flows.config.base import Section, absolute, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.quoting import quoted
+from flows.readers.columns import ColumnMissing
 from flows.workloads import Dataset, DatasetShape, Part
 from flows.workloads.known_file import KnownFile
 from flows.workloads.own_code import code_at, find
@@ -120,7 +121,10 @@ class _FileSection(OwnDataSection):
         self._is_known(self, "path")
         self._is_known(self.split, "split.path")
         with refusing("path"):
-            self.__dict__["target_deviation"] = self.whole.target_deviation
+            try:
+                self.__dict__["target_deviation"] = self.whole.target_deviation
+            except ColumnMissing as error:
+                refuse(str(error), key=error.key)
         return self
 
     @staticmethod

@@ -385,13 +385,24 @@ def overridden(data: dict[str, Any], override: Override) -> dict[str, Any]:
     return changed
 
 
-def place_of(key: str, document: Document, overrides: Sequence[Override] = ()) -> str:
-    """Say where the value of a key is from: the command line, or a line of the file."""
+def place_of(key: str, document: Document, overrides: Sequence[Override] = (), at: str = "") -> str:
+    """Say where the value of a key is from: the command line, a line of the file, or both.
+
+    Both are named for a section of the file in which the command line sets something. `at` is the
+    key that the value is written at, where that is not `key` itself.
+    """
+    if not key:
+        return document.name
+    at = at or key
+    name, place = shown(key, LONGEST_PLACE), document.place(at)
     for override in reversed(overrides):  # the last one counts
-        made_by_it = key not in document.lines and override.key.startswith(f"{key}.")
-        if made_by_it or f"{key}.".startswith(f"{override.key}."):
-            return f"{override}: {shown(key, LONGEST_PLACE)}"
-    return f"{document.place(key)}: {shown(key, LONGEST_PLACE)}" if key else document.name
+        within = override.key.startswith(f"{at}.")
+        made_by_it = within and at not in document.lines
+        if made_by_it or f"{at}.".startswith(f"{override.key}."):
+            return f"{override}: {name}"
+        if within:
+            return f"{place}, with {override}: {name}"
+    return f"{place}: {name}"
 
 
 # -- parts -------------------------------------------------------------------------------------

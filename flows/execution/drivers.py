@@ -204,6 +204,8 @@ class _Driver:
         assert self._process is not None
         self._process.join(STOP_SECONDS)
         code = self._process.exitcode
+        if code == -signal.SIGKILL:
+            return "ended by SIGKILL, from outside or for want of memory, of which dmesg would tell"
         if code is not None and code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"exit code {code}"

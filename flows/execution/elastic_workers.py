@@ -21,7 +21,7 @@ from dps.errors import CapacityError, DpsError
 from dps.events import Event, Rescaled, Sink
 from dps.protocol.transport import Clock
 from flows.config.base import ChangeSection
-from flows.execution.workers import Unwritten
+from flows.execution.workers import Unwritten, overdue
 
 LOOK_SECONDS = 0.02
 
@@ -90,10 +90,7 @@ class ElasticWorkerPool:
         while (updates := self._progress.updates) < self._goal:
             seconds = self._platform.clock.monotonic() - self._began
             if seconds > limit:
-                return (
-                    f"the training did not end within the time limit of {limit:g} s"
-                    f"{self._unwritten}"
-                )
+                return f"{overdue(limit)}{self._unwritten}"
             if (failure := self._look()) is not None:
                 return failure
             self._make_good()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 import typer
@@ -20,8 +20,9 @@ from flows.config.experiment import ExperimentConfig
 from flows.config.faults.text import brief, full, late_line
 from flows.config.own_data import OwnDataSection
 from flows.config.trials import Trial
+from flows.metrics import needs_fault
 from flows.monitor.estimate import Durations, about, seconds_of, trials_told
-from flows.quoting import listed
+from flows.quoting import listed, quoted
 from flows.records.record import Record
 
 MANY = 1000
@@ -167,6 +168,25 @@ def warnings(trials: Sequence[Trial]) -> list[str]:
     return [f"{late}; will be marked invalid: {', '.join(n)}" for late, n in affected.items()]
 
 
+def claims_without_faults(experiment: ExperimentConfig, trials: Sequence[Trial]) -> list[str]:
+    """Return which claims are of what only faults do, under a condition without any."""
+    found: list[str] = []
+    for number, claim in enumerate(experiment.claims):
+        if not needs_fault(claim.metric):
+            continue
+        for strategy, condition in claim.sides:
+            of_side = [trial for trial in trials if _is_of(trial, strategy, condition)]
+            if of_side and not any(trial.config.build_faults() for trial in of_side):
+                under = ", ".join(f"{axis} {quoted(label)}" for axis, label in condition.items())
+                found.append(
+                    f"claims.{number}: {claim.metric} is of faults, and {strategy}"
+                    f"{f' with {under}' if under else ''} has none: it will never have a value; "
+                    "expected another condition or figure"
+                )
+                break
+    return found
+
+
 def fault_plans(trials: Sequence[Trial]) -> list[str]:
     """Return the faults one by one, with how long each lasts, for which the table has no room."""
     trials_of: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -178,3 +198,9 @@ def fault_plans(trials: Sequence[Trial]) -> list[str]:
     for told, names in trials_of.items():
         lines += [f"Faults of {listed(names, MOST_NAMED)}:", *(f"  {line}" for line in told)]
     return lines
+
+
+def _is_of(trial: Trial, strategy: str, condition: Mapping[str, str]) -> bool:
+    """Whether it is a trial of a strategy under a condition, which names every other axis."""
+    rest = {label for axis, label in trial.labels.items() if axis not in condition}
+    return rest <= {strategy} and condition.items() <= trial.labels.items()

@@ -74,6 +74,14 @@ class Unwritten:
         return ""
 
 
+def overdue(limit: float) -> str:
+    """Say that a training took longer than it may."""
+    return (
+        f"the training did not end within the time limit of {limit:g} s (time_limit; real nodes "
+        "take longer on a busy machine)"
+    )
+
+
 class WorkerPool:
     """The workers of one trial.
 
@@ -124,7 +132,7 @@ class WorkerPool:
         self._running = dict(zip(self._shares, futures, strict=True))
         while self._running or self._gone:
             if self._platform.clock.monotonic() >= until:
-                return f"the training did not end within the time limit of {limit:g} s{self._rest}"
+                return overdue(limit) + self._rest
             self._wait(until)
             if (failure := self._look()) is not None:
                 return failure

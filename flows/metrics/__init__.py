@@ -9,7 +9,7 @@ from flows.metrics.recovery import OUTAGES, RECOVERY
 from flows.metrics.resources import COST, FILTERS, USAGE
 from flows.metrics.updates import SPEED, STALENESS, UPDATES
 
-__all__ = ["BY_KEY", "COLUMNS", "NOT_APPLICABLE", "Metric"]
+__all__ = ["BY_KEY", "COLUMNS", "NOT_APPLICABLE", "Metric", "needs_fault"]
 
 IDENTITY = (
     Metric("experiment", "experiment", "", "Name of the experiment."),
@@ -59,3 +59,16 @@ COLUMNS: tuple[Metric, ...] = (
 )
 
 BY_KEY: dict[str, Metric] = {column.key: column for column in COLUMNS}
+
+_OF_FAULTS = ("effect_", "recovery_", "staleness_during_", "staleness_after_")
+_OF_A_FAULT = {
+    *("accuracy_before", "accuracy_before_mean", "accuracy_after", "accuracy_drop"),
+    *("accuracy_lowest_after", "regain_seconds", "gradients_deficit", "updates_lost_per_fault"),
+    *("fault_updates", "detect_seconds", "wait_capacity_seconds", "restore_seconds"),
+    *("first_applied_seconds", "rto_seconds"),
+}
+
+
+def needs_fault(key: str) -> bool:
+    """Whether a figure has no value in a trial without faults, ever."""
+    return key in _OF_A_FAULT or key.startswith(_OF_FAULTS)

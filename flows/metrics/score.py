@@ -94,11 +94,11 @@ class Score:
 
     @property
     def told(self) -> str:
-        """A sentence on what stands where others say accuracy; empty for accuracy itself."""
+        """Its definition, in a sentence or two; empty for accuracy, which everybody knows."""
         if self.key == "accuracy":
             return ""
         less = "" if self.better == "higher" else ". Less of it is better"
-        return f"Where it says accuracy, {self.name} is meant: {self.definition}{less}."
+        return f"{self.name[:1].upper()}{self.name[1:]} is {self.definition}{less}."
 
     def _in_place_of(self, found: re.Match[str]) -> str:
         return self.name[:1].upper() + self.name[1:] if found[0][0].isupper() else self.name

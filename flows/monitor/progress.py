@@ -48,6 +48,7 @@ from dps.events import (
     Undisturbed,
     WorkerLeft,
 )
+from dps.observe.sentences import sentence
 from flows.analysis.outcome import Outcome
 from flows.config.faults.text import WAYS
 from flows.config.trials import Trial
@@ -331,9 +332,8 @@ def told(event: Event) -> str | None:
             return f"the fault on {event.target} did not happen: {event.reason}"
         case FaultSkipped():
             return f"a fault on {event.target} was left out: {event.reason}"
-        case Detected():
-            left = "goes on with the replicas left" if event.serving else "is down"
-            return f"{event.node} found lost by the {event.by}; shard {event.shard} {left}"
+        case Detected() | Moved() | RolledBack() | WorkerLeft():
+            return sentence(event)
         case CapacityRestored():
             return f"{event.node} is up in the place of the lost node"
         case Promoted():
@@ -350,11 +350,6 @@ def told(event: Event) -> str | None:
             wanted = {"servers": event.servers, "workers": event.workers}
             said = ", ".join(f"{what}: {n}" for what, n in wanted.items() if n is not None)
             return f"after {event.updates} updates, wanted from now on: {said}"
-        case Moved():
-            return (
-                f"shard {event.shard} moved from {event.source} to {event.target}, with a pause of "
-                f"{1e3 * event.pause_seconds:.0f} ms"
-            )
         case NodeLeaving():
             why = "its time is nearly over" if event.why == "lifetime" else "it was sent SIGTERM"
             return f"{event.node} is to leave: {why}"
@@ -370,12 +365,8 @@ def told(event: Event) -> str | None:
             return (
                 f"shard {event.shard}: the copy of {event.donor} was {event.age_seconds:.1f} s old"
             )
-        case RolledBack():
-            return f"all shards go back to cut {event.cut}, for shard {event.shard}"
         case CheckpointRefused():
             return f"shard {event.shard}: a damaged checkpoint is passed over: {event.reason}"
-        case WorkerLeft() if event.reason != "finished":
-            return f"{event.worker} {event.reason}"
     return None
 
 

@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.cluster.scheduler.overview import GroupOverview, overviews
+from dps.cluster.scheduler.rates import GroupRates
 from dps.errors import ConfigurationError
 from dps.events import (
     Applied,
-    Decided,
     Detected,
     Event,
     LossReported,
@@ -39,6 +39,8 @@ from dps.events import (
     WorkerLeft,
 )
 from dps.observe.progress import Pace
+from dps.observe.sentences import sentence
+from dps.protocol.functions import CALLS
 from flows.analysis.finished import RESULTS
 from flows.monitor.progress import told
 from flows.monitor.status import running
@@ -56,9 +58,10 @@ APART_SECONDS = 1.0  # between two looks, so that there is a rate
 
 @dataclass(frozen=True, slots=True)
 class ShardRow:
-    """A shard: its head (`node`; "" if it is down), the other replicas, and how fast it goes.
+    """A shard: its head (`node`; "" if nobody serves it), other replicas, and how fast it goes.
 
-    `rate` is in updates a second, `staleness` the median of the last updates, in versions.
+    `rate` is in updates a second, `staleness` in versions: of the last updates of a trial the
+    median, of those of a group the mean.
     """
 
     shard: int
@@ -215,7 +218,9 @@ class TrialSource:
         shard.node, shard.version, shard.epoch = event.node, event.versions[-1], event.epoch
         shard.staleness.extend(event.staleness)
         for name, seq in zip(event.workers, event.seqs, strict=True):
-            worker = self._worker(name.partition("/")[0])
+            if name.endswith(CALLS):  # they have numbers of their own, which are no clock
+                continue
+            worker = self._worker(name)
             worker.clock = max(seq, worker.clock or 0)
             worker.updates[event.shard] = worker.updates.get(event.shard, 0) + 1
         counts = {name: worker.most for name, worker in self._workers.items()}
@@ -322,8 +327,7 @@ class SchedulerSource:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._address = client.scheduler.address
-        self._paces: dict[str, Pace] = {}
-        self._first: dict[str, float] = {}
+        self._rates: dict[str, GroupRates] = {}
 
     def look(self) -> list[Picture]:
         """Ask the scheduler, for some seconds at most; raises `ConfigurationError` without dps."""
@@ -343,16 +347,8 @@ class SchedulerSource:
         return [self._picture(each) for each in said]
 
     def _picture(self, group: GroupOverview) -> Picture:
-        pace = self._paces.setdefault(group.group, Pace())
-        first = group.group not in self._first
-        began = self._first.setdefault(group.group, group.t)
-        counts = {w.worker: w.updates for w in group.workers}
-        versions = {f"shard {s.shard}": s.version for s in group.shards if s.version is not None}
-        pace.look(group.t, {**counts, **versions})
-
-        def rate(name: str, count: int | None) -> float | None:
-            return None if first or count is None else pace.of(name, group.t, count, began, count)
-
+        rates = self._rates.setdefault(group.group, GroupRates())
+        rates.look(group)
         shards = tuple(
             ShardRow(
                 shard.shard,
@@ -360,8 +356,8 @@ class SchedulerSource:
                 shard.version,
                 shard.epoch,
                 shard.replicas[1:],
-                rate(f"shard {shard.shard}", shard.version),
-                None,
+                rates.of_shard(shard),
+                rates.staleness(shard),
             )
             for shard in group.shards
         )
@@ -372,7 +368,7 @@ class SchedulerSource:
                 "running" if worker.active else "ended",
                 worker.clock,
                 worker.updates,
-                rate(worker.worker, worker.updates) if worker.active else None,
+                rates.of_worker(worker),
                 worker.loss,
             )
             for worker in group.workers
@@ -394,15 +390,7 @@ class SchedulerSource:
 
 def _said(event: Event) -> str | None:
     """An event in words, if it is one of a fault, a loss or a recovery."""
-    match event:
-        case Decided(how="restore"):
-            return f"shard {event.shard} is to be restored at {event.node}"
-        case Decided():
-            return f"shard {event.shard} is to go on at {event.node}"
-        case LossReported():
-            least = "" if event.exact else "at least "
-            return f"shard {event.shard} has lost {least}{event.updates} acknowledged updates"
-    return told(event)
+    return sentence(event) or told(event)
 
 
 def source_of(target: str, here: Path) -> Source:
@@ -450,11 +438,11 @@ def _parts(picture: Picture) -> Iterable[RenderableType]:
         [
             (
                 str(shard.shard),
-                shard.node or "down",
+                shard.node or ("down" if shard.epoch > 1 else "starting"),
                 _number(shard.version),
                 str(shard.epoch),
                 _number(shard.rate, ".1f"),
-                _number(shard.staleness, "g"),
+                _number(None if shard.staleness is None else round(shard.staleness, 1), "g"),
                 ", ".join(shard.replicas) or "–",
             )
             for shard in picture.shards

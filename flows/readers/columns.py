@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.errors import ConfigurationError
+from flows.quoting import meant, quoted
 from flows.readers.examples import Examples
 from flows.readers.lines import shown
 from flows.readers.tables import numbers_of, open_parquet
@@ -31,6 +32,17 @@ MOST_NAMED = 24  # columns in a message
 MISSING = frozenset(("", "NA", "N/A", "#N/A", "<NA>", "nan", "NaN", "NAN", "null", "NULL"))
 
 Array = npt.NDArray[Any]
+
+
+class ColumnMissing(ConfigurationError):
+    """A column that is named is not there; `key` tells as what it is named: target, features."""
+
+    def __init__(self, message: str, key: str) -> None:
+        super().__init__(message)
+        self.key = key
+
+    def __reduce__(self) -> tuple[type[ColumnMissing], tuple[str, str]]:
+        return type(self), (str(self), self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +65,10 @@ class ColumnNames:
 
         Raises
         ------
+        ColumnMissing
+            A column is missing.
         ConfigurationError
-            A column is missing, or there more than once, or there are no features.
+            A column is there more than once, or there are no features.
         """
         named = f"there are: {', '.join(map(repr, found[:MOST_NAMED]))}"
         named += f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
@@ -63,7 +77,12 @@ class ColumnNames:
             features = tuple(name for name in found if name != self.target)
         for name in (self.target, *features):
             if name not in found:
-                raise ConfigurationError(f"{place}: there is no column {name!r}; {named}")
+                question = meant(name, found)
+                known = f"{question} T{named[1:]}" if question else named
+                raise ColumnMissing(
+                    f"{place}: there is no column {quoted(name)}; {known}",
+                    "target" if name == self.target else "features",
+                )
             if found.count(name) > 1:
                 raise ConfigurationError(
                     f"{place}: more than one column is named {name!r}; rename one of them"

@@ -52,6 +52,13 @@ def smallest(claim: ClaimSection, score: Score = ACCURACY) -> str:
     return text + (" point" if (text, unit) == ("1", " points") else unit)
 
 
+def claimed(claim: ClaimSection, score: Score = ACCURACY) -> str:
+    """Return which way a difference was to go, and how far, in as few words as a table has."""
+    if claim.direction == "equivalent":
+        return f"within {smallest(claim, score)}"
+    return f"{claim.direction}, by {smallest(claim, score)}"
+
+
 def subject(claim: ClaimSection, score: Score = ACCURACY) -> str:
     """Return the figure and the strategy that a claim is about."""
     label = score.said(_EFFECTS.get(claim.metric, claim.column.label))

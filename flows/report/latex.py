@@ -324,12 +324,13 @@ def _claims(judged: Sequence[JudgedClaim], score: Score) -> LatexTable:
     family = f" for {len(judged)} claims (Holm)" if len(judged) > 1 else ""
     return LatexTable(
         "claims",
-        f"Claims fixed beforehand, seed by seed, {count_told(counts)}: mean difference with its "
-        "interval at the level of the verdict, 95% interval or wider, in brackets; p corrected"
+        f"Claims fixed beforehand, seed by seed, {count_told(counts)}: which way the difference "
+        "was to go and the smallest of interest (or the margin), and its mean with its interval at "
+        "the level of the verdict, 95% interval or wider, in brackets; p corrected"
         f"{family}.{meant}",
-        ("", "difference", "p", "verdict"),
+        ("", "claimed", "difference", "p", "verdict"),
         [_claim(each) for each in judged],
-        "lrrl",
+        "llrrl",
         LEAST_SENTENCE,
     )
 
@@ -337,11 +338,13 @@ def _claims(judged: Sequence[JudgedClaim], score: Score) -> LatexTable:
 def _claim(judged: JudgedClaim) -> list[str]:
     found, column = judged.difference, judged.column
     p = judged.decision.corrected
+    unit = "points" if column.unit == "%" else column.shown_unit  # of a difference of two shares
     return [
         in_words.title(judged.claim, judged.score),
+        in_words.claimed(judged.claim, judged.score),
         NOT_APPLICABLE
         if found is None
-        else f"{_text(column, found.mean)}{_at_level(judged)} {column.shown_unit}".rstrip(),
+        else f"{_text(column, found.mean)}{_at_level(judged)} {unit}".rstrip(),
         NOT_APPLICABLE if p is None else p_text(p),
         judged.decision.verdict,
     ]

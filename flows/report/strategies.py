@@ -96,14 +96,18 @@ def _chain(durability: Mapping[str, Any]) -> str:
     )
 
 
+def _shared_store(durability: Mapping[str, Any]) -> str:
+    number = durability.get("stores", 1)
+    keeps = f"Each of {number} stores on other nodes" if number > 1 else "A store on another node"
+    return f"{keeps} keeps the state of each shard; a new server reads it from there."
+
+
 _DURABILITIES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "none": lambda _: "Nothing is kept: a lost shard starts again from its initial values.",
     "checkpoint": _checkpoint,
     "partial_checkpoint": _partial,
     "chain": _chain,
-    "shared_store": lambda _: (
-        "A store on another node keeps the state of each shard; a new server reads it from there."
-    ),
+    "shared_store": _shared_store,
     "worker_cache": lambda _: (
         "Workers keep the weights that they have read; a lost shard is rebuilt from the newest."
     ),

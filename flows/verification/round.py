@@ -183,8 +183,13 @@ class Round:
             self._strike()
         self._mend()
         self._advances()
-        eventually(lambda: self._ps.table().complete, "all replicas", PATIENCE)
+        eventually(self._is_whole, "all replicas and stores", PATIENCE)
         self._hurt.clear()
+
+    def _is_whole(self) -> bool:
+        """Whether as many nodes as are wanted have each shard, and what is kept for it."""
+        table, stores = self._ps.table(), self.case.recovery.stores
+        return table.complete and len(table.stores) == len(table.mailboxes) == stores
 
     def _detection_after(self, before: int) -> None:
         """Wait until a loss is detected; there may be none, as when a spare was hit."""
@@ -211,8 +216,8 @@ class Round:
         """Whoever has some shard above the layer, if they may all be killed; as in `_options`."""
         table, names = self._ps.table(), {node.address: node.name for node in self._ps.nodes}
         chains = [[names[host.address] for host in view.chain] for view in table.views]
-        store = table.store if self.case.recovery.durability.needs_store else None
-        keepers = [("store", names[store.address])] if store is not None else []
+        stores = table.stores if self.case.recovery.durability.needs_store else ()
+        keepers = [("store", names[store.address]) for store in stores]
         found = [[*((_part(name, chains), name) for name in c), *keepers] for c in chains]
         killable = [of for of in found if not any(lives_long(name) for _, name in of)]
         return self._random.choice(killable) if killable else []
@@ -238,8 +243,8 @@ class Round:
         sound = [node for node in sound if node.name not in self._hurt]
         keepers = {
             names[keeper.address].name: part
-            for part, keeper in (("mailbox", table.mailbox), ("store", table.store))
-            if keeper is not None
+            for part, keepers in (("mailbox", table.mailboxes), ("store", table.stores))
+            for keeper in keepers
         }
         options = []
         for node in sound:
@@ -257,11 +262,21 @@ class Round:
         return any(role_of(name) == kind for name in self._hurt)
 
     def _may_lose_keeper(self) -> bool:
-        """Whether states and mail are elsewhere too: what a store loses, the servers still have."""
+        """Whether states and mail are elsewhere too: what a store loses, the servers still have.
+
+        So has another store.
+        """
+        if self.case.recovery.stores > 1:
+            return not self._hurts_keeper
         return self.case.both or all(role_of(n) == "worker" for n in self._hurt)
 
+    @property
+    def _hurts_keeper(self) -> bool:
+        return self._hurts("store") or self._hurts("mailbox")
+
     def _may_lose(self, name: str, chains: Sequence[Sequence[str]]) -> bool:
-        if not self.case.both and (self._hurts("store") or self._hurts("mailbox")):
+        alone = not self.case.both and self.case.recovery.stores == 1
+        if alone and self._hurts_keeper:
             return False
         if self.case.both or not self.case.replicated:
             return True

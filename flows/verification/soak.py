@@ -61,6 +61,7 @@ CASES = (
     Case("chain(3), any reads", Recovery(Chain(3, reads="any"))),
     Case("stateless, store too", Recovery(SharedStore(), Continue()), both=True),
     Case("chain(2) + mailbox", Recovery(Chain(2), Continue())),
+    Case("stateless, two stores", Recovery(SharedStore(stores=2), Continue())),
     Case("chain(2) over checkpoint", Recovery(Layered(Chain(2), _LAYER)), both=True),
     Case(
         "stateless over checkpoint", Recovery(Layered(SharedStore(), _LAYER), Continue()), both=True

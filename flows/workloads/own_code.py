@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from dps.errors import ConfigurationError
-from flows.quoting import quoted, shown
+from flows.quoting import meant, quoted, shown
 from flows.workloads.known_file import KnownFile, sha256_of
 
 LONGEST_REASON = 300
@@ -65,7 +65,10 @@ class OwnCode:
                 module = _imported(place, self.path, self.sha256)
         found = getattr(module, name, None)
         if found is None:
-            raise ConfigurationError(f"{_file(module)} has no {name!r}")
+            question = meant(name, [each for each in vars(module) if not each.startswith("_")])
+            raise ConfigurationError(
+                f"{_file(module)} has no {name!r}{'; ' if question else ''}{question}"
+            )
         if not callable(found):
             raise ConfigurationError(
                 f"{self.reference} is {type(found).__name__}, expected a function or a class"

@@ -39,6 +39,7 @@ DURABILITIES: dict[str, tuple[Callable[[], Durability], float, str | None]] = {
     "partial_checkpoint": (lambda: parts(every=20, share=0.25), 5, "checkpoint"),
     "chain": (lambda: Chain(2), 0, None),
     "shared_store": (lambda: SharedStore(4), 0, "store"),
+    "shared_store, two": (lambda: SharedStore(4, stores=2), 0, "store"),
     "chain over checkpoint": (lambda: Layered(Chain(2), files(every=5)), 0, None),
     "shared_store over checkpoint": (lambda: Layered(SharedStore(4), files(every=5)), 0, "store"),
     # Its only copy above is lost with the server.

@@ -92,6 +92,8 @@ def test_what_is_frozen_stays_and_is_not_sent() -> None:
     after = layout.scatter({0: apply(layout.shards[0], rule, state, whole).state.values})
     assert after["a.weight"].tobytes() == PARAMS["a.weight"].tobytes()
     assert frozen(Scheduled(Frozen(), Cosine(3)), ["x"]) == {"x"}
+    within = Scheduled(as_rule({"x": WeightDecay(Frozen(), 0.1), "*": SGD(0.1)}), Cosine(3))
+    assert frozen(within, ["x", "y"]) == {"x"}
 
 
 def test_a_table_has_the_state_of_its_own_rule_alone() -> None:
@@ -128,7 +130,7 @@ def test_only_gradients_of_the_rules_that_ask_are_corrected() -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("w", 1.0), ("w1", 2.0), ("x.w", 3.0), ("x[0].w", 4.0), ("other", 5.0)],
+    [("w", 1.0), ("w1", 2.0), ("x.w", 3.0), ("x[0].w", 4.0), ("x.w2", 5.0), ("other", 5.0)],
 )
 def test_a_full_name_goes_first_then_the_first_that_fits_then_the_rest(
     name: str, expected: float

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from dps.core.blocks import Layout
-from dps.core.rules.rule import SGD, Adam, UpdateRule, factor, factor_at
+from dps.core.rules.clipping import Clipped
+from dps.core.rules.decay import WeightDecay
+from dps.core.rules.per_array import PerArray
+from dps.core.rules.rule import SGD, Adam, UpdateRule, factor, factor_at, learning_rate_at
 from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, StepDecay, WarmUp
 from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState, apply, initial_state
@@ -102,6 +105,9 @@ def test_weights_that_are_rebuilt_without_slots_keep_their_place_in_the_schedule
 def test_what_else_reduces_the_rate_of_a_step_comes_on_top() -> None:
     rule = Scheduled(StalenessAware(SGD(1.0)), StepDecay(1, 0.5))
     assert (factor(rule, 4.0), factor_at(rule, 3)) == (0.25, 0.125)
+    within = StalenessAware(Scheduled(SGD(1.0), StepDecay(2, 0.1)))
+    twice = Scheduled(within, StepDecay(1, 0.5))
+    assert factor_at(twice, 3) == pytest.approx(0.1 * 0.125)
     state = replace(begun(rule), version=3)
     assert change(state, pushed(state, rule, 1, scale=0.5)) == pytest.approx(0.5 * 0.125 / 3)
 
@@ -125,3 +131,12 @@ def test_what_else_reduces_the_rate_of_a_step_comes_on_top() -> None:
 def test_what_is_no_schedule_is_refused(make: Callable[[], object], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=reason):
         make()
+
+
+def test_the_rate_in_force_is_that_of_the_innermost_rule_times_all_schedules() -> None:
+    rule = Clipped(Scheduled(WeightDecay(SGD(0.4), 0.01), StepDecay(4, 0.5)), norm=1.0)
+    found = [learning_rate_at(rule, version) for version in range(12)]
+    assert found == pytest.approx([0.4] * 4 + [0.2] * 4 + [0.1] * 4)
+    assert learning_rate_at(SGD(0.4), 1000) == 0.4
+    by_name = PerArray((("w", SGD(0.4)), ("*", SGD(0.1))))
+    assert learning_rate_at(Scheduled(by_name, StepDecay(4)), 0) is None

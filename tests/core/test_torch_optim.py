@@ -28,6 +28,7 @@ from dps import (
     WeightDecay,
 )
 from dps.core.blocks import Layout
+from dps.core.rules.rule import learning_rate_at
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.client.parts import prepared
@@ -317,3 +318,17 @@ def test_rows_of_a_table_and_arrays_are_clipped_by_one_norm_each_by_its_own_rule
         tables = (state.tables["emb"] for state in states if "emb" in state.tables)
         row = sum(each.values(spec, np.array([key]))[0] for each in tables)
         np.testing.assert_allclose(row, table.detach().numpy()[key], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("schedule", "make"), SCHEDULES, ids=NAMES)
+def test_the_rate_in_force_is_that_of_torch(schedule: Schedule, make: Callable[[Any], Any]) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    scheduler = make(optimizer)
+    rule = Scheduled(SGD(0.1), schedule)
+    for version in range(STEPS):
+        expected = scheduler.get_last_lr()[0]
+        assert learning_rate_at(rule, version) == pytest.approx(expected, abs=1e-12)
+        optimizer.step()
+        scheduler.step()

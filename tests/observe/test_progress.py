@@ -47,6 +47,9 @@ def test_the_line_says_how_much_is_left_where_that_is_known() -> None:
     assert unknown.line() == "500 gradients · 50.0/s · 1 of 1 workers running · 3 updates lost"
     ended = Standing(1000, 1000, 0.0, 62.0, 0, 4, {})
     assert ended.line() == "1,000 of 1,000 gradients · 0.0/s · ended after 1 min 02 s"
+    before = Standing(1000, None, 0.0, None, 0, 4, {})
+    assert before.line() == "1,000 gradients · 0.0/s · ended"
+    assert Standing(0, None, 0.0, None, 0, 0, {}).line().endswith("no worker was started")
 
 
 def test_html_has_a_bar_as_long_as_what_is_done() -> None:

@@ -14,7 +14,7 @@ from dps.shown import brief
 
 SHARDS = Listing(
     [
-        ShardView(0, "server-0", ("server-0", "replica-0-1"), 1204, 2, 3_400_000),
+        ShardView(0, "server-0", ("server-0", "replica-0-1"), 1204, 2, 3_400_000, "tcp://h:1"),
         ShardView(1, "", (), None, 3, 3_400_000),
     ]
 )
@@ -63,9 +63,27 @@ class Checked(HTMLParser):
 def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
     assert SHARDS[0].node == "server-0"
     lines = repr(SHARDS).splitlines()
-    assert lines[0].split() == ["shard", "node", "version", "epoch", "other", "replicas", "size"]
-    assert lines[1].split() == ["0", "server-0", "1,204", "2", "replica-0-1", "3.4", "MB"]
-    assert lines[2].split() == ["1", "down", "–", "3", "–", "3.4", "MB"]
+    assert lines[0].split() == [
+        "shard",
+        "node",
+        "version",
+        "epoch",
+        "other",
+        "replicas",
+        "size",
+        "address",
+    ]
+    assert lines[1].split() == [
+        "0",
+        "server-0",
+        "1,204",
+        "2",
+        "replica-0-1",
+        "3.4",
+        "MB",
+        "tcp://h:1",
+    ]
+    assert lines[2].split() == ["1", "down", "–", "3", "–", "3.4", "MB", "–"]
     assert [shard.serving for shard in SHARDS] == [True, False]
     found = Checked(WORKERS._repr_html_())
     assert found.text[6:12] == ["worker-0", "running", "1,204", "1,204", "41.3", "0.34"]

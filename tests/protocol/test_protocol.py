@@ -498,7 +498,7 @@ def test_an_older_state_that_arrives_late_does_not_replace_a_newer_one() -> None
         old = (await s.states())[0]
         await client.push(ONES)
         new = (await s.states())[0]
-        store = (await s.world.complete()).store
+        (store,) = (await s.world.complete()).stores
         await s.ask(store, PutState(0, view.epoch, new))
         await s.ask(store, PutState(0, view.epoch, old))
         s.world.crash("server-0", back_after=0.1)

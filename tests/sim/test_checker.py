@@ -144,7 +144,9 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
     """With server and store lost a shard starts anew; that is given up, and tried elsewhere."""
 
     async def listen(s: Setting) -> None:
-        lost = Mock(spec=Injector, touched=lambda process: False, has_touched=lambda role: True)
+        lost = Mock(
+            spec=Injector, touched=lambda process: False, has_touched_all=lambda hosts: True
+        )
         Auditor(s.world, replace(CASES["stateless"], shards=1), Tally(1, lambda: False), lost)
 
     async def scenario(s: Setting) -> None:
@@ -159,8 +161,7 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
             )
             await s.ask(spare, ReplayBuffered(0, s.world.view(0).epoch, (gradient,)))
             if came == "mail that is kept":
-                mailbox = s.world.table.mailbox
-                assert mailbox is not None
+                (mailbox,) = s.world.table.mailboxes
                 await s.ask(mailbox, Deposit(0, s.world.view(0).epoch + 1, gradient))
         elif came == "in use":
             await s.world.complete()
@@ -168,7 +169,7 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
 
         controller = s.world._coordinator._controllers[0]
         if came == "in use":  # the coordinator is made to forget who has the shard
-            controller.store_lost()
+            controller.store_lost(s.world.table.stores[0])
             controller.unsettle(without=spare)
         controller.interrupt()
         controller.wake()
@@ -186,7 +187,7 @@ def test_a_host_that_never_served_the_initial_values_has_no_state_to_go_on_from(
 def test_mail_may_be_lost_with_the_store_s_host_once_that_is_the_mailbox() -> None:
     async def scenario(s: Setting) -> None:
         store = s.world.endpoint("store-0").address
-        injector = Mock(spec=Injector, has_touched_any=lambda hosts: store in hosts)
+        injector = Mock(spec=Injector, has_touched_all=lambda hosts: hosts == {store})
         case = replace(CASES["stateless"], shards=1)
         auditor = Auditor(s.world, case, Tally(1, lambda: False), injector)
         with publishing(auditor.published):

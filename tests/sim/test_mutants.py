@@ -49,6 +49,10 @@ KNOWN = {
     "older numbers than the newest part's": "partial checkpoint:1:wide",
     "slots left out of parts": "partial checkpoint:3:wide",
     "what changes least is never saved": "partial checkpoint:81:wide",
+    "ack after one of two stores": "stateless, two stores, SSP(1):7:wide",
+    "mail left in one of two mailboxes": "stateless, two stores, SSP(1):0",
+    "new store counted before its copy is there": "stateless, two stores:0",
+    "restored from the newest store": "stateless, two stores, SSP(1):1:wide",
 }
 
 

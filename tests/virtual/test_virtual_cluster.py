@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from dps import (
     Quantise,
     Recovery,
     SharedStore,
+    SparseSpec,
     TrainingStopped,
     UpdatesLostWarning,
     Worker,
@@ -392,6 +394,28 @@ def test_consistency_filters_resume_and_functions_work_as_on_any_cluster() -> No
         with ParameterServer.resume(cluster, path) as again:
             for name, array in again.pull().items():
                 np.testing.assert_array_equal(array, before[name])
+
+
+def push_rows(dense: bool, worker: Worker) -> int:
+    """Push what is left of 40 updates, of one row each; return how many were done before."""
+    for step in range(worker.done, 40):
+        row = np.array([step]), np.ones((1, 2), np.float32)
+        worker.push({"count": np.zeros(1)} if dense else {}, rows={"t": row})
+    return worker.done
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_an_array_with_every_update_makes_exact_how_many_are_done(dense: bool) -> None:
+    with VirtualCluster(2, 1) as cluster:
+        table, start = SparseSpec("t", 2), {"count": np.zeros(1)}
+        with ParameterServer(cluster, start, tables=[table], shards=2, recovery="checkpoint") as ps:
+            assert cluster.gather(ps.run(partial(push_rows, dense))) == [0]
+            path = ps.group.recovery.durability.path
+        assert path is not None
+        with ParameterServer.resume(cluster, path) as again:
+            (done,) = cluster.gather(again.run(partial(push_rows, dense)))
+    assert (done == 40) == dense
+    assert done >= 20  # of the shard that more rows are on
 
 
 def test_tasks_that_are_cancelled_before_they_begin_leave_their_threads_to_others() -> None:

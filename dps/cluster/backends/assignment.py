@@ -1,7 +1,7 @@
 """Which Dask worker of somebody's deployment is which node, where Dask's names do not tell.
 
 Nodes that must not fail together are kept on different hosts where there is a choice: the replicas
-of a shard, and the state store and any server.
+of a shard, the state store and any server, and one state store and another.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) ->
     """
     fitting = [offer for offer in free if _fits(spec, offer)]
     room = Counter(offer.host for offer in free)
-    replicas = {taken[name].host for name in taken if _same_chain(spec.name, name)}
+    replicas = {taken[name].host for name in taken if _has_the_same(spec.name, name)}
     others = {taken[name].host for name in taken if _store_and_server(spec.name, name)}
     sparing = role_of(spec.name) == "store"
 
@@ -137,7 +137,7 @@ def failing_together(taken: Mapping[str, Offer]) -> list[str]:
 
 def bound(one: str, other: str) -> bool:
     """Whether two nodes must not fail together, by their names."""
-    return _same_chain(one, other) or _store_and_server(one, other)
+    return _has_the_same(one, other) or _store_and_server(one, other)
 
 
 def eligible(offers: Collection[Offer]) -> list[Offer]:
@@ -158,8 +158,10 @@ def _order(spec: NodeSpec) -> tuple[int, int, int, str]:
     return -spec.threads, min(kind, 1) if kind < 3 else kind, shard_of(spec.name), spec.name
 
 
-def _same_chain(one: str, other: str) -> bool:
-    return shard_of(one) >= 0 and shard_of(one) == shard_of(other)
+def _has_the_same(one: str, other: str) -> bool:
+    """Whether two nodes are replicas of one shard, or stores of the same states."""
+    both_stores = role_of(one) == role_of(other) == "store"
+    return both_stores or (shard_of(one) >= 0 and shard_of(one) == shard_of(other))
 
 
 def _store_and_server(one: str, other: str) -> bool:

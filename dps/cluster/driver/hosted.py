@@ -31,7 +31,15 @@ class Hosted:
 
     async def finish(self, client: distributed.Client, deadline: float) -> None:
         """Have the actor end, and its node forget it; one that was lost before has ended."""
+        await self.end(client, deadline)
+        self.release()
+
+    async def end(self, client: distributed.Client, deadline: float) -> None:
+        """Have the actor end; it is there, and refuses what it is asked for, until `release`."""
         await self.have(client, "finish", deadline)
+
+    def release(self) -> None:
+        """Have its node forget the actor: Dask logs an error for each request that comes later."""
         self.future.release()
 
     async def have(self, client: distributed.Client, function: str, deadline: float) -> None:

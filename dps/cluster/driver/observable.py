@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dps.protocol.client.client import Client
     from dps.protocol.group import Group
     from dps.protocol.recovery import Recovery
+    from dps.protocol.storage.manifest import Saved
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class Observable(ABC):
     _stops: int
     _training: TrainingWatch
     _watch: LossWatch
+    saved: Saved | None
 
     @abstractmethod
     def _read(self, what: Callable[[Client], Awaitable[T]]) -> T: ...
@@ -128,6 +130,7 @@ class Observable(ABC):
 
         In a terminal it is a line that changes, in a notebook a piece of HTML. Interrupting it ends
         the showing, not the training. What workers return, or raise, is for who has their futures.
+        If none runs, it shows at once what all that were started have done.
 
         Parameters
         ----------
@@ -148,10 +151,10 @@ class Observable(ABC):
         if total is not None and (isinstance(total, bool) or not total > 0):
             raise ConfigurationError(f"total={total!r}, expected how many gradients are pushed")
         platform = platform_of(self._client)
-        names = [each.worker for each in self._training.workers(self._stops) if not each.ended]
-        since = min(
-            (self._training.started[name].at for name in names), default=platform.clock.monotonic()
-        )
+        known = self._training.workers(self._stops)
+        running = [each.worker for each in known if not each.ended]
+        names = running or [each.worker for each in known]
+        since = min((self._training.started[name].at for name in running), default=None)
         with display() as show:
             while True:
                 futures = self._training.pending(names, self._stops)
@@ -173,12 +176,17 @@ class Observable(ABC):
         metrics: "worker-0/loss", "evaluator/accuracy". Whatever the tracking server does not take
         is left out, with a warning; the training goes on.
 
+        After `resume`, this goes on with the run that the parameter server before was logged to, if
+        it is in this experiment and has this name. The steps of workers go on from the last there.
+        Parameters that the run has stay as they are.
+
         Parameters
         ----------
         experiment
             The name of MLflow's experiment; it is made if there is none.
         run_name
-            None: the name of the parameter server.
+            None: "dps-" and the name of the parameter server, or whatever name the run has that is
+            gone on with.
         tracking_uri
             None: where MLflow is told to, by `mlflow.set_tracking_uri` or its environment.
 
@@ -191,10 +199,10 @@ class Observable(ABC):
         """
         self._require_open()
         tags = {f"dps.{name}": value for name, value in self.group.labels.items()}
-        tags["dps.group"] = self.group.name
-        name = run_name or f"dps-{self.group.name}"
         params = {**self._choices, "parameters": self._parameters, "shards": self._shard_count}
-        run = MlflowRun(self._history, experiment, name, tracking_uri, params, tags)
+        of_group = self.group.name, self.saved.run.name if self.saved is not None else None
+        where = experiment, run_name, tracking_uri
+        run = MlflowRun(self._history, *where, params, tags, *of_group)
         self._runs.append(run)
         return run.id
 

@@ -61,8 +61,8 @@ from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.spec import SparseSpec
 from dps.errors import (
     DeadlineExceeded,
+    LastStateNotSavedWarning,
     StoreUnavailable,
-    UpdatesLostWarning,
 )
 from dps.events import Sink
 from dps.observe.history import History
@@ -795,8 +795,13 @@ class ParameterServer(Observable):
         try:
             await self._checkpoint(self.group.timings.call)
         except DpsError as error:
-            text = f"dps: the last state is not in its checkpoint; the one before is: {error}"
-            warnings.warn(text, UpdatesLostWarning, stacklevel=2)
+            text = (
+                f"dps: the last state of parameter server {self.name} is not in its checkpoints, "
+                f"for it could not be written at the end: {error}. The one before is whole, and "
+                "ParameterServer.resume goes on from it. To be sure of the last state, call "
+                "ps.checkpoint() before the end, which waits for longer, and raises"
+            )
+            warnings.warn(text, LastStateNotSavedWarning, stacklevel=2)
 
     def _require_checkpoints(self) -> None:
         durability = self.group.recovery.durability
@@ -849,7 +854,7 @@ class ParameterServer(Observable):
                 f"server {self.name} is not in its checkpoints; ParameterServer.resume goes on "
                 "from those"
             )
-            warnings.warn(text, UpdatesLostWarning, stacklevel=2)
+            warnings.warn(text, LastStateNotSavedWarning, stacklevel=2)
 
     async def _close_in_order(self, checkpoint: bool) -> None:
         await asyncio.gather(self._drainer.close(), return_exceptions=True)
@@ -927,6 +932,8 @@ class ParameterServer(Observable):
         self._port.exit()
         await self._router.close()
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
+        # Now that all who send them requests have ended: other hosts and the coordinator.
+        self._shard_hosts.release_hosts()
         await self._inbox.close(self._shard_hosts.seated)
         self._drops.close()  # all that nodes have said has come
         await self._end_runs()

@@ -43,8 +43,8 @@ def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: NodeAssignment) ->
 
 
 def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> list[Node]:
-    """Give every node of a cluster without roles one: store, servers, and the rest workers."""
-    stores = int(group.recovery.needs_store)
+    """Give every node of a cluster without roles one: servers, stores, and the rest workers."""
+    stores = group.recovery.stores
     wanted = len(group.layout.shards) * group.replicas
     servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
     roles = ["server"] * servers + ["store"] * stores
@@ -58,10 +58,10 @@ def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> lis
 def newcomer(
     address: str, workers: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node], group: Group
 ) -> Node:
-    """Give a node that joins a cluster without roles later one: a server if there are too few."""
+    """Give a node that joins a cluster without roles later one: a server or store if one lacks."""
     wanted = by_assignment(workers, group)
-    servers, enough = (sum(n.role == "server" for n in some) for some in (nodes, wanted))
-    role = "server" if servers < enough else "worker"
+    missing = Counter(n.role for n in wanted) - Counter(n.role for n in nodes)
+    role = next((role for role in ("server", "store") if missing[role]), "worker")
     return _assigned(address, workers[address], role)
 
 
@@ -77,7 +77,7 @@ def check(nodes: Sequence[Node], group: Group) -> None:
     serving = [n for n in nodes if n.role in SERVING]
     have["server"] = len(serving)
     servers = group.servers or group.replicas
-    need = {"server": servers, "store": int(group.recovery.needs_store), "worker": 1}
+    need = {"server": servers, "store": group.recovery.stores, "worker": 1}
     short = [role for role in need if have[role] < need[role]]
     if short:
         wanted = ", ".join(f"{need[r]} for {r}s" for r in need if need[r])

@@ -110,8 +110,13 @@ class ShardHosts:
         alive = await self._workers()
         present = [hosted for hosted in self.hosts if hosted.endpoint.address in alive]
         await asyncio.gather(
-            *(hosted.finish(self._client, self.group.timings.call) for hosted in present)
+            *(hosted.end(self._client, self.group.timings.call) for hosted in present)
         )
+
+    def release_hosts(self) -> None:
+        """Have nodes forget the hosts, to whom nobody sends anything any more."""
+        for hosted in self.hosts:
+            hosted.release()
         self._hosts.clear()
 
     @property

@@ -94,11 +94,13 @@ class TrainingWatch:
         ):
             chain = views[shard].chain if views and views[shard].serving else ()
             on = tuple(names.get(host.address, host.address) for host in chain)
+            address = chain[0].address if chain else ""
             epoch = views[shard].epoch if views else 0
             version, nbytes = (
                 (known.version, known.nbytes) if known else (None, self._least(layout))
             )
-            found.append(ShardView(shard, on[0] if on else "", on, version, epoch, nbytes))
+            head = on[0] if on else ""
+            found.append(ShardView(shard, head, on, version, epoch, nbytes, address))
         return Listing(found)
 
     def workers(self, stops: int) -> Listing[WorkerView]:
@@ -115,9 +117,9 @@ class TrainingWatch:
         )
 
     def standing(
-        self, names: Sequence[str], total: int | None, since: float, stops: int, lost: int
+        self, names: Sequence[str], total: int | None, since: float | None, stops: int, lost: int
     ) -> Standing:
-        """How far these workers are, of `total` gradients, watched since a time."""
+        """How far these workers are, of `total` gradients, since a time if that is known."""
         views = [view for view in self.workers(stops) if view.worker in names]
         done = sum(view.updates - self.started[view.worker].before for view in views)
         losses = [view.loss for view in views if view.loss is not None]
@@ -128,7 +130,7 @@ class TrainingWatch:
             done,
             total,
             sum(view.rate or 0.0 for view in views),
-            self._clock.monotonic() - since,
+            None if since is None else self._clock.monotonic() - since,
             sum(view.status in ("waiting", "running") for view in views),
             len(views),
             numbers,

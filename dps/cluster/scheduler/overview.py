@@ -40,13 +40,31 @@ NEWS = (Decided, Detected, LossReported, Moved, RolledBack, WorkerLeft)
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """How it stands with a shard; `replicas` are nodes, the head first, and none if it is down."""
+    """How it stands with a shard; None: it has not answered.
+
+    Attributes
+    ----------
+    replicas
+        Nodes, the head first; none if nobody serves it.
+    updates, missed
+        Updates that the head has applied since it came to its node, and the versions that these had
+        missed in all.
+    """
 
     shard: int
     epoch: int
     replicas: tuple[str, ...]
     version: int | None
     nbytes: int | None
+    updates: int | None
+    missed: int | None
+
+    @property
+    def status(self) -> str:
+        """Whether it is "serving", "starting" (it never served until now) or "down"."""
+        if self.replicas:
+            return "serving"
+        return "down" if self.epoch > 1 else "starting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +142,8 @@ async def overview_of(
             tuple(node(host) or host.address for host in view.chain) if view.serving else (),
             said.version if said else None,
             said.nbytes if said else None,
+            said.updates if said else None,
+            said.missed if said else None,
         )
         for view, said in zip(table.views, found, strict=True)
     )

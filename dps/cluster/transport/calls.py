@@ -26,7 +26,7 @@ from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.links import Links
 from dps.cluster.transport.port import AS_CHOSEN, Port, Way
 from dps.cluster.transport.process_state import state_of
-from dps.errors import DeadlineExceeded, DpsError, NotServing, Unreachable
+from dps.errors import DeadlineExceeded, DpsError, GroupClosed, NotServing, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint, TransportChoice
 
@@ -122,6 +122,10 @@ class ClusterTransport:
             raise Unreachable(
                 f"{type(message).__name__} to {to.key} at {to.address}: {error}"
             ) from error
+        except RuntimeError as error:
+            if "ConnectionPool is closed" not in str(error):  # as Dask's says
+                raise
+            raise GroupClosed("the Dask client or node that it was used from is closed") from error
         except KeyError:
             raise NotServing(f"there is no {to.key} at {to.address}") from None
         self._meter.received[link] += wire.size(reply)

@@ -93,6 +93,18 @@ def factor_at(rule: UpdateRule, version: int) -> float:
     return float(rule.factor_at(version)) if hasattr(rule, "factor_at") else 1.0
 
 
+def learning_rate_at(rule: UpdateRule, version: int) -> float | None:
+    """The learning rate of a step at a version of the shard; None: there is none of all arrays.
+
+    The rule's own factor for staleness, which each gradient has another of, is not in it.
+    """
+    own: UpdateRule | None = rule
+    while own is not None and not hasattr(own, "learning_rate"):
+        own = getattr(own, "rule", None)
+    rate = getattr(own, "learning_rate", None)
+    return float(rate) * factor_at(rule, version) if isinstance(rate, int | float) else None
+
+
 def needs_base(rule: UpdateRule) -> bool:
     """Whether gradients have to come with the weights that they were computed from."""
     return bool(getattr(rule, "needs_base", False))

@@ -8,6 +8,7 @@ next connection to a dead process may take seconds to fail.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,8 @@ from dps.errors import GroupClosed, NotServing, TransportError
 from dps.protocol.group import Group
 from dps.protocol.messages import GetTable, ReportFailure, Table, View
 from dps.protocol.transport import Endpoint, Transport
+
+_log = logging.getLogger("dps.client")
 
 
 class Router:
@@ -119,11 +122,19 @@ class Router:
                 self._keep(await self._ask(GetTable(version, self._group.timings.patience)))
             except (TransportError, NotServing):
                 await asyncio.sleep(self._group.timings.retry)
+            except GroupClosed as error:
+                _log.warning(
+                    "dps: parameter server %s was not closed: %s. Leave its `with`, or call "
+                    "ps.close(), before that",
+                    self._group.name,
+                    error,
+                )
+                return
 
     async def _report(self, host: Endpoint) -> None:
         try:
             self._keep(await self._ask(ReportFailure(host)))
-        except (TransportError, NotServing):
+        except (TransportError, NotServing, GroupClosed):
             return  # the coordinator is out of reach; whoever meets the failure again reports again
         finally:
             del self._reports[host]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -483,21 +483,25 @@ class ShardClient:
             if self._deposited >= outage.limit:
                 return False
             await check()
-            mailbox = (await self._router.table()).mailbox
-            if mailbox is None:
+            mailboxes = (await self._router.table()).mailboxes
+            if not mailboxes:
                 return False
-            request = Deposit(self._shard, view.epoch, op)
-            try:
-                await self._transport.call(mailbox, request, self._group.timings.call, "store")
-            except TransportError:
-                self._router.report(mailbox)
-                raise
+            await self._deposit_in(mailboxes, Deposit(self._shard, view.epoch, op))
             self._deposited += 1
             self._last, self._told_in = op.id, 0
             buffered()
             return True
 
         return keep if outage.buffer == "worker" else deposit
+
+    async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: Deposit) -> None:
+        """Have a gradient kept by each of several mailboxes: only then it is safe."""
+        for mailbox in mailboxes:
+            try:
+                await self._transport.call(mailbox, request, self._group.timings.call, "store")
+            except TransportError:
+                self._router.report(mailbox)
+                raise
 
     async def _drain_when_served(self) -> None:
         """Others may wait for what is held here, though this worker pushes nothing for long."""

@@ -100,8 +100,8 @@ class Coordinator:
             on_silent=self._suspend_host,
             on_found=self._use_hosts,
         )
-        self.store: Endpoint | None = None
-        self.mailbox: Endpoint | None = None
+        self.stores: tuple[Endpoint, ...] = ()
+        self.mailboxes: tuple[Endpoint, ...] = ()
         self.seeds: dict[int, Seed] = {}
         self.part = group.recovery.durability.coordinator_part(
             CoordinatorContext(self._donors, self.publish, clock, emit)
@@ -116,7 +116,7 @@ class Coordinator:
             for shard in range(len(group.layout.shards))
         ]
         self.scaling = Rebalancer(
-            group, self.members, self._controllers, lambda: (self.store, self.mailbox)
+            group, self.members, self._controllers, lambda: (*self.stores, *self.mailboxes)
         )
         self._dismissed: set[str] = set()
         self.cuts = (
@@ -303,7 +303,7 @@ class Coordinator:
         complete = all(v.serving and len(v.chain) >= self._group.replicas for v in views)
         seeds = tuple(self.seeds.values())
         wanted = self.part.wanted if self.part is not None else ()
-        keepers, leaving = (self.store, self.mailbox), self.scaling.leaving
+        keepers, leaving = (self.stores, self.mailboxes), self.scaling.leaving
         closed = self._closed
         lost = self.losses.restorations, self.losses.revision
         return Table(
@@ -379,9 +379,10 @@ class Coordinator:
         self._emit(Moved(now, view.shard, epoch, source, target, nbytes, seconds, pause))
 
     async def came_to_rest(self) -> None:
-        """Begin the next move, if there is one."""
+        """Have new mailboxes used that had to wait, and begin the next move, if there is one."""
+        changed = self._appoint_keepers()
         self.scaling.consider()
-        if self.scaling.look():
+        if self.scaling.look() or changed:
             await self.publish()
 
     # -- hosts that come and go --------------------------------------------------------------------
@@ -403,21 +404,16 @@ class Coordinator:
                 controller.unsettle(without=info.host)
                 controller.interrupt()
                 self._detected(controller, info, by)
-            if info.host in (controller.reserved, self.store, self.mailbox):
+            if info.host in (controller.reserved, *self.stores, *self.mailboxes):
                 controller.interrupt()
             if info.host == controller.reserved:
                 controller.reserved = None  # it may be counted on again at once, but has nothing
-            if info.host == self.store:
-                controller.store_lost()
+            controller.store_lost(info.host)
             controller.wake()
         gone = [t.view.shard for t in theirs if t.begun and not t.view.chain]
         if gone and self.cuts is not None:
             self._roll_back(gone[0])
-        if info.host == self.store:
-            self.store = None
-        if info.host == self.mailbox:
-            self.mailbox = None
-        self._appoint_keepers()
+        self._appoint_keepers(lost=info.host)
         await self.publish()
 
     async def _suspend_host(self, info: HostInfo) -> None:
@@ -435,24 +431,33 @@ class Coordinator:
         now = self._clock.now()
         self._emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
 
-    def _appoint_keepers(self) -> None:
-        """Choose who keeps states and mail.
+    def _appoint_keepers(self, lost: Endpoint | None = None) -> bool:
+        """Choose who keeps states and mail; return whether that changes.
 
-        When that changes, the shards enter a new epoch: their servers fill a new store, and close a
-        new mailbox. A mailbox that is in use is not changed: nobody would look into it again.
+        Then the shards enter a new epoch: their servers fill a new store, and close a new mailbox.
+        While a shard is down no mailbox is added that lacks what is in the others, nor is one left
+        that is in use: nobody would look into it again.
         """
-        hosts, before = self.scaling.usable, (self.store, self.mailbox)
-        if self.store not in hosts:
-            self.store = _first(hosts, "store")
-        with_store = self.mailbox == before[0] and not self._any_down
-        if self.mailbox not in hosts or with_store:
-            self.mailbox = _first(hosts, "mailbox") or self.store
-        after = (self.store, self.mailbox)
-        if after != before and None not in after and self._group.recovery.needs_store:
+        hosts, number = self.scaling.usable, self._group.recovery.stores
+        before = self.stores, self.mailboxes
+        stores = [store for store in self.stores if store in hosts and store != lost]
+        boxes = [box for box in self.mailboxes if box in hosts and box != lost]
+        stores += [host for host in _of_role(hosts, "store") if host not in stores]
+        self.stores = tuple(stores[:number])
+        if not (boxes and self._any_down):
+            kept = [box for box in boxes if hosts[box].role == "mailbox"]
+            able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
+            boxes = list(dict.fromkeys(able))[:number]
+        self.mailboxes = tuple(boxes)
+        after = self.stores, self.mailboxes
+        changed = after != before or lost in (*self.stores, *self.mailboxes)
+        if changed and all(after) and self._group.recovery.needs_store:
             for controller in self._controllers:
-                if controller.view.chain:
+                if controller.view.chain or controller.reserved is not None:
                     controller.unsettle()
                 controller.interrupt()
+                controller.wake()
+        return changed
 
     @property
     def _any_down(self) -> bool:
@@ -463,11 +468,21 @@ class Coordinator:
 
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
-        if host in (self.store, self.mailbox):
+        if host in (*self.stores, *self.mailboxes):
             keepers = (info for info in self.scaling.usable.values() if info.role in STORE_ROLES)
             nobody_else = all(info.host == host for info in keepers)
-            return self._any_down or nobody_else
+            return nobody_else or (self._any_down and not self._is_kept_without(host))
         return any(controller.is_last_copy(host) for controller in self._controllers)
+
+    def _is_kept_without(self, host: Endpoint) -> bool:
+        """Whether other stores have every state, and another mailbox the mail, that a host has."""
+        others = [store for store in self.stores if store != host]
+        states = all(
+            not controller.begun or any(map(controller.keeps_state_at, others))
+            for controller in self._controllers
+        )
+        mail = host not in self.mailboxes or len(self.mailboxes) > 1
+        return (states or host not in self.stores) and mail
 
     def refuse_cut(self, shard: int, cut: int) -> None:
         """Have all shards go back to the cut before this one, which is damaged."""
@@ -557,5 +572,5 @@ class Coordinator:
                     await self._tell_of(found)
 
 
-def _first(hosts: dict[Endpoint, HostInfo], role: str) -> Endpoint | None:
-    return next((host for host, info in hosts.items() if info.role == role), None)
+def _of_role(hosts: dict[Endpoint, HostInfo], role: str) -> list[Endpoint]:
+    return [host for host, info in hosts.items() if info.role == role]

@@ -22,12 +22,12 @@ class CoordinatorPort(Protocol):
         ...
 
     @property
-    def store(self) -> Endpoint | None:
+    def stores(self) -> tuple[Endpoint, ...]:
         """Who keeps states."""
         ...
 
     @property
-    def mailbox(self) -> Endpoint | None:
+    def mailboxes(self) -> tuple[Endpoint, ...]:
         """Who keeps what workers push to shards that are down."""
         ...
 

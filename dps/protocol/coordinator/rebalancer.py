@@ -52,7 +52,7 @@ class Rebalancer:
         group: Group,
         members: Membership,
         controllers: Sequence[ShardController],
-        keepers: Callable[[], tuple[Endpoint | None, Endpoint | None]],
+        keepers: Callable[[], tuple[Endpoint, ...]],
     ) -> None:
         self.servers = group.servers
         self.leaving: tuple[Endpoint, ...] = ()
@@ -121,8 +121,8 @@ class Rebalancer:
         if info.host not in self._keepers():
             return
         rest = self.usable
-        stores = [other for other in rest.values() if other.role == "store"]
-        if info.role == "store" and all(other.host == info.host for other in stores):
+        stores = [o for o in rest.values() if o.role == "store" and o.host != info.host]
+        if info.role == "store" and len(stores) < self._group.recovery.stores:
             raise CapacityError(
                 f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
                 "other node for a store; start one with the Dask resource 'store' before"

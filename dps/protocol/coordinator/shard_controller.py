@@ -75,7 +75,7 @@ class ShardController:
         self._last_epoch = 0
         self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
-        self._stored: Endpoint | None = None
+        self._stored: tuple[Endpoint, ...] = ()  # the stores that have the state that was acked
         # Who was to get the state from the store since the shard was lost, and from which epoch on.
         self._tried: dict[Endpoint, int] = {}
         self._placement = ReplicaPlacement(shard, port, group.timings.lease, self.wake)
@@ -128,9 +128,9 @@ class ShardController:
             self._brought = brought
             self._seeded.set()
 
-    def store_lost(self) -> None:
-        """Take note that no state is kept: the store may come back, but empty."""
-        self._stored = None
+    def store_lost(self, host: Endpoint) -> None:
+        """Take note that no state is kept on a host: it may come back, but empty."""
+        self._stored = tuple(store for store in self._stored if store != host)
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host."""
@@ -140,7 +140,7 @@ class ShardController:
 
     def keeps_state_at(self, host: Endpoint) -> bool:
         """Whether the shard's state may be restored from what a host keeps."""
-        return self._stored == host
+        return host in self._stored
 
     def can_move_to(self, host: Endpoint) -> bool:
         """Whether a replica may be moved now: nothing is wrong with the shard, nor was with it."""
@@ -205,7 +205,7 @@ class ShardController:
         self._port.decided(view, served.chain[0], "reconfigure")
         await self._configure(served)
         if self.view == view and self._keepers == keepers:
-            self._stored = keepers.store
+            self._stored = keepers.stores
             self._serve(served)
             await self._port.publish()
             self._end_move()
@@ -255,7 +255,7 @@ class ShardController:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
                     mail = self._failed_attempts and self._group.recovery.needs_store
                     self._port.restored(self.view, brought, certain=not mail)
-                self.begun, self._stored, self._forsaken = True, keepers.store, ()
+                self.begun, self._stored, self._forsaken = True, keepers.stores, ()
                 self._stopped = None
                 self._failed_attempts = 0
                 self._tried = {}
@@ -269,7 +269,11 @@ class ShardController:
         self.view = view
         if self._group.recovery.needs_store:
             clear = ClearMail(view.shard, view.epoch)
-            self._send(clear, lambda: self._port.mailbox if self.view == view else None)
+            for mailbox in self._port.mailboxes:
+                self._send(clear, partial(self._while_at, view, mailbox))
+
+    def _while_at(self, view: View, mailbox: Endpoint) -> Endpoint | None:
+        return mailbox if self.view == view and mailbox in self._port.mailboxes else None
 
     @property
     def _free_host(self) -> Endpoint | None:
@@ -336,20 +340,23 @@ class ShardController:
     @property
     def _is_kept(self) -> bool:
         """Whether the shard's state can be restored from where its durability keeps it."""
-        return self.begun and self._durability.is_restorable(self._stored, self._port.store)
+        return self.begun and self._durability.is_restorable(self._stored, self._port.stores)
 
     @property
     def _stays_durable(self) -> bool:
         """Whether a new tail can go on where the old one is, without anything being written."""
-        return self._stored == self._port.store and self._durability.seconds is None
+        same = set(self._stored) == set(self._port.stores)
+        return same and self._durability.seconds is None
 
     @property
     def _lacks_store(self) -> bool:
-        return self._durability.needs_store and self._port.store is None
+        return self._durability.needs_store and not self._port.stores
 
     @property
     def _keepers(self) -> Keepers:
-        return Keepers(self._port.store, self._port.mailbox)
+        """Who keeps states and mail in the next epoch; who has the state comes first."""
+        stores = sorted(self._port.stores, key=lambda store: store not in self._stored)
+        return Keepers(tuple(stores), self._port.mailboxes)
 
     async def _restored(self, host: Endpoint, request: Restore) -> Brought:
         brought: Brought = await self._call(host, request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -135,7 +136,7 @@ class Checkpoint(Durability):
         """Return the same choice with its files below another path."""
         return replace(self, path=path)
 
-    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return True: there is a checkpoint before a shard is served."""
         return True
 

@@ -6,6 +6,7 @@ coordinator decides that: a server cannot know who else has the state.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -28,10 +29,10 @@ class Layered(Durability):
     """Shard state lives as `above` says, and checkpoints of it are written in the background.
 
     As long as one copy above lives, nothing acked is lost, and no checkpoint is read. When all are
-    lost (every replica of a chain; the state store, and the server with it), the shard is restored
-    from the newest complete checkpoint: acked updates since then are lost. No ack waits for the
-    layer, so `below.every` sets how often a write begins, and is no bound on the loss: while files
-    are slow, or cannot be written, more is at risk.
+    lost (every replica of a chain; every state store, and the server with it), the shard is
+    restored from the newest complete checkpoint: acked updates since then are lost. No ack waits
+    for the layer, so `below.every` sets how often a write begins, and is no bound on the loss:
+    while files are slow, or cannot be written, more is at risk.
 
     Parameters
     ----------
@@ -96,6 +97,11 @@ class Layered(Durability):
         return self.above.needs_store
 
     @property
+    def stores(self) -> int:
+        """How many stores keep each state above."""
+        return self.above.stores
+
+    @property
     def path(self) -> str | None:
         """Where the checkpoints are."""
         return self.below.path
@@ -113,9 +119,9 @@ class Layered(Durability):
         """Return the same choice with its files below another path."""
         return replace(self, below=self.below.at(path))
 
-    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Whether the state above can be restored; the layer below is used only if it cannot."""
-        return self.above.is_restorable(stored, store)
+        return self.above.is_restorable(stored, stores)
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
         """Whether a host has the last copy above, which is newer than any below."""

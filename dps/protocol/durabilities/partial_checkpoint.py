@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -73,7 +74,7 @@ class PartialCheckpoint(Durability):
         """Return the same choice with its files below another path."""
         return replace(self, path=path)
 
-    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return True: all blocks are written before a shard is served."""
         return True
 

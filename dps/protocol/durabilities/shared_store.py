@@ -1,7 +1,9 @@
-"""The stateless server: shard state lives in a state store on another node."""
+"""The stateless server: shard state lives in state stores on other nodes."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,30 +22,44 @@ class SharedStore(Durability):
     """Shard state lives in a state store on another node (the stateless server).
 
     An update is acked when the store has a state that contains it; updates that arrive while the
-    store is being written share the next write, at most `every` of them.
+    store is being written share the next write.
+
+    With two stores the loss of one costs nothing: each state is put to both, and acks wait for
+    both. When one is lost, they wait for the one that is left, until a new one has a copy. A new
+    store gets it from the servers, so not while a shard has none; what is buffered for such a shard
+    is in the store that is left alone.
+
+    Parameters
+    ----------
+    every
+        How many updates share a write at most.
+    stores
+        How many stores keep each state, and each buffered gradient: every one is a node.
     """
 
     every: int = 16
+    stores: int = 1
     needs_store: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(self.every >= 1, f"shared_store: every={self.every}, expected at least 1 update")
+        require(self.stores >= 1, f"shared_store: stores={self.stores}, expected at least 1")
 
-    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
-        """Whether the store is the one that has the state: a later one may be empty."""
-        return stored is not None and stored == store
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
+        """Whether a store is one that has the state: a later one may be empty."""
+        return any(store in stored for store in stores)
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
-        """Whether a host has, or may have got, the state of a store that was lost."""
+        """Whether a host has, or may have got, the state of stores that were lost."""
         return (alone or tried) and not restorable
 
     def persistence(self, context: ServerContext) -> Persistence:
-        """Return what writes one shard's state to the store."""
+        """Return what writes one shard's state to the stores."""
         return StorePersistence(self.every, context)
 
 
 class StorePersistence(NoPersistence):
-    """State lives in the state store on another node; the server itself may be lost."""
+    """State lives in stores on other nodes; the server itself may be lost."""
 
     source = "store"
     immediate = False
@@ -53,19 +69,35 @@ class StorePersistence(NoPersistence):
         self._shard = context.shard
         self._deadline = context.timings.copy
         self._transport = context.transport
-        self._store = context.store
-        # What is known to be in the store, which one that is, and in which epoch.
-        self._there: tuple[ShardState, Endpoint, int] | None = None
+        self._stores = context.stores
+        # What is known to be in each store, and in which epoch it was put there.
+        self._there: dict[Endpoint, tuple[ShardState, int]] = {}
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Put the state that the server starts with."""
         await self.commit(epoch, state)
 
     async def commit(self, epoch: int, state: ShardState) -> None:
-        """Return when the store has the state; of tables only what is new goes there."""
-        store = self._store()
-        there, self._there = self._there, None
-        if there is None or not state.tables or there[1:] != (store, epoch):
+        """Return when every store has the state."""
+        stores = self._stores()
+        self._there = {store: self._there[store] for store in stores if store in self._there}
+        puts = (self._keep(store, epoch, state) for store in stores)
+        for failed in await asyncio.gather(*puts, return_exceptions=True):
+            if failed is not None:
+                raise failed
+
+    async def restore(self, epoch: int, cut: int) -> ShardState:
+        """Return the state that the first store has."""
+        store, request = self._stores()[0], GetState(self._shard, epoch)
+        state = await self._transport.call(store, request, self._deadline, "store")
+        if not isinstance(state, ShardState):
+            raise StoreUnavailable(f"shard {self._shard}: the state store has no state of it")
+        return state
+
+    async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
+        """Have a store keep the state; of tables only what is new goes there."""
+        there = self._there.pop(store, None)
+        if there is None or not state.tables or there[1] != epoch:
             await self._put(store, PutState(self._shard, epoch, state))
         else:
             try:
@@ -74,15 +106,7 @@ class StorePersistence(NoPersistence):
                 await self._put(store, since)
             except StoreUnavailable:
                 await self._put(store, PutState(self._shard, epoch, state))
-        self._there = (state, store, epoch)
-
-    async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the state that the store has."""
-        request = GetState(self._shard, epoch)
-        state = await self._transport.call(self._store(), request, self._deadline, "store")
-        if not isinstance(state, ShardState):
-            raise StoreUnavailable(f"shard {self._shard}: the state store has no state of it")
-        return state
+        self._there[store] = (state, epoch)
 
     async def _put(self, store: Endpoint, request: PutState | PutSince) -> None:
         await self._transport.call(store, request, self._deadline, "store")

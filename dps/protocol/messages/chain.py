@@ -13,10 +13,13 @@ from dps.protocol.wire import message
 @message
 @dataclass(frozen=True, slots=True)
 class Keepers:
-    """The nodes that keep states (`store`) and buffered gradients (`mailbox`) in an epoch."""
+    """The nodes that keep states (`stores`) and buffered gradients (`mailboxes`) in an epoch.
 
-    store: Endpoint | None = None
-    mailbox: Endpoint | None = None
+    Each of them keeps all. The first store has the state that the epoch begins with, if any has.
+    """
+
+    stores: tuple[Endpoint, ...] = ()
+    mailboxes: tuple[Endpoint, ...] = ()
 
 
 # -- to any replica ----------------------------------------------------------------------------
@@ -125,12 +128,18 @@ class Describe:
 @message
 @dataclass(frozen=True, slots=True)
 class Description:
-    """A shard's version and bytes; of each worker its updates, and its clock if it takes part."""
+    """A shard's version and bytes; of each worker its updates, and its clock if it takes part.
+
+    `updates` are those that this replica has applied since it came to its node, and `missed` the
+    versions that these had missed in all: their staleness.
+    """
 
     version: int
     nbytes: int
     applied: dict[str, int]
     clocks: dict[str, int]
+    updates: int
+    missed: int
 
 
 @message

@@ -41,18 +41,18 @@ class Seed:
 class Table:
     """The routing table; `version` grows with every change.
 
-    `store` keeps states, `mailbox` buffered gradients. `complete` says that every shard is served
-    by all its replicas, `closed` that the group is being taken down and nobody may ask any more.
-    Something is still to be moved away from the hosts that are `leaving`. `restorations` are the
-    last ones of shards that were lost, `losses` the revision of what they have cost. Workers that
-    were started before the training was stopped for the last of `stops` times are to end. `wanted`
-    is what the coordinator's part of the durability asks of all workers.
+    Each of the `stores` keeps states, each of the `mailboxes` buffered gradients. `complete` says
+    that every shard is served by all its replicas, `closed` that the group is being taken down and
+    nobody may ask any more. Something is still to be moved away from the hosts that are `leaving`.
+    `restorations` are the last ones of shards that were lost, `losses` the revision of what they
+    have cost. Workers that were started before the training was stopped for the last of `stops`
+    times are to end. `wanted` is what the coordinator's part of the durability asks of all workers.
     """
 
     version: int
     views: tuple[View, ...]
-    store: Endpoint | None
-    mailbox: Endpoint | None
+    stores: tuple[Endpoint, ...]
+    mailboxes: tuple[Endpoint, ...]
     seeds: tuple[Seed, ...]
     complete: bool
     closed: bool

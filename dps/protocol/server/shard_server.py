@@ -2,7 +2,7 @@
 
 A host is handed every message that reaches its node and gives it to the part that it is for, as
 long as it holds a lease. It also brings a shard into service on its node, from initial values, a
-checkpoint or the store, and then applies what workers left in the shard's mailbox meanwhile.
+checkpoint or the store, and then applies what workers left in the shard's mailboxes meanwhile.
 """
 
 from __future__ import annotations
@@ -276,9 +276,11 @@ class ShardServer:
         return AuditReply(self._node, replica.state.version, applied, replica.duplicates)
 
     async def _describe(self, m: Describe) -> Description:
-        state = self.replica(m.shard).state
+        replica = self.replica(m.shard)
+        state, tally = replica.state, replica.ledger.tally
         applied = {name: p.applied for name, p in state.workers.items()}
-        return Description(state.version, state.nbytes, applied, state.clocks)
+        counted = tally.updates, tally.staleness_sum
+        return Description(state.version, state.nbytes, applied, state.clocks, *counted)
 
     async def _cut(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
         replica = self.replica(m.shard)
@@ -390,23 +392,25 @@ class ShardServer:
 
         It stays there until the shard is served: until then somebody else may have to begin anew.
         """
-        mailbox = self._keepers_of(replica.shard).mailbox
-        if mailbox is None or not self._group.recovery.needs_store:
+        mailboxes = self._keepers_of(replica.shard).mailboxes
+        if not self._group.recovery.needs_store:
             return
-        take = TakeMail(replica.shard, epoch)
-        mail = await self._transport.call(mailbox, take, self._group.timings.copy, "store")
-        if mail.operations:
-            await replica.replay(epoch, mail.operations)
+        take, deadline = TakeMail(replica.shard, epoch), self._group.timings.copy
+        found = [await self._transport.call(box, take, deadline, "store") for box in mailboxes]
+        # What was acked is in all of them; what is in some is no less welcome.
+        mail = {op.id: op for each in found for op in each.operations}
+        if mail:
+            await replica.replay(epoch, tuple(mail.values()))
 
     def _persistence(self, shard: int, from_below: bool = False) -> Persistence:
         group = self._group
         of_group = shard, group.name, group.coordinator, group.timings
         tools = self._transport, self._clock, self._emit
-        store = partial(self._store_of, shard)
+        stores = partial(self._stores_of, shard)
         context = ServerContext(
             *of_group,
             *tools,
-            store,
+            stores,
             history=lambda: self._history,
             layout=group.layout.shards[shard],
             from_below=from_below,
@@ -422,11 +426,11 @@ class ShardServer:
     def _keepers_of(self, shard: int) -> Keepers:
         return self._keepers[shard][1]
 
-    def _store_of(self, shard: int) -> Endpoint:
-        store = self._keepers_of(shard).store
-        if store is None:
+    def _stores_of(self, shard: int) -> tuple[Endpoint, ...]:
+        stores = self._keepers_of(shard).stores
+        if not stores:
             raise NotServing("the group has no node for the state store")
-        return store
+        return stores
 
 
 def _figures_of(replica: Replica) -> ReplicaMetrics:

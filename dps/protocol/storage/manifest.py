@@ -49,6 +49,7 @@ from dps.protocol.storage.typed import misfit
 from dps.protocol.wire import decode, encode, message
 
 FILE = "run.json"
+_SHOWN = 4  # workers that are named where a saved group is shown
 _KEYS = {"@", "v"}  # of a value of a registered type, on the wire
 
 for _cls in (
@@ -100,7 +101,7 @@ class Refused:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Saved:
     """What a group goes on from: the run that saved it, each shard's state, what was damaged."""
 
@@ -123,6 +124,18 @@ class Saved:
                     known[name] = max(progress.applied, known.get(name, 0))
         return known
 
+    def __repr__(self) -> str:
+        versions = [state.version for state in self.states]
+        low, high = min(versions), max(versions)
+        applied = sorted(self.applied.items(), key=lambda each: _by_number(each[0]))
+        said = [f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"]
+        said += [f"{worker} {updates:,}" for worker, updates in applied[:_SHOWN]]
+        if len(applied) > _SHOWN:
+            said.append(f"and {len(applied) - _SHOWN:,} more workers")
+        if self.refused:
+            said.append(f"{len(self.refused):,} damaged left out")
+        return f"<Saved {self.run.name}: {', '.join(said)}>"
+
     @property
     def incarnations(self) -> dict[str, int]:
         """The last incarnation of each worker that any shard knows, be it by a call alone."""
@@ -133,6 +146,12 @@ class Saved:
                 known[worker] = max(progress.incarnation, known.get(worker, 0))
         known.pop(DRIVER, None)  # which calls, and is no worker
         return known
+
+
+def _by_number(worker: str) -> tuple[str, int]:
+    """Sort "worker-9" before "worker-10"."""
+    kind, _, number = worker.rpartition("-")
+    return (kind, int(number)) if number.isdecimal() else (worker, 0)
 
 
 def describe(group: Group, generation: int, started: float, about: str) -> Run:

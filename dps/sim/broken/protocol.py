@@ -298,8 +298,7 @@ def _get_without_table(self: StateStore, m: GetState) -> ShardState | None:
 @instead_of(ShardServer, "_take_mail", "mailbox cleared before apply", mailboxes)
 async def _clear_before_replay(self: ShardServer, on: Replica, epoch: int) -> None:
     """Empty the mailbox before what was in it is durable."""
-    mailbox = self._keepers_of(on.shard).mailbox
-    if mailbox is not None:
+    for mailbox in self._keepers_of(on.shard).mailboxes:
         take = TakeMail(on.shard, epoch)
         mail = await self._transport.call(mailbox, take, 1.0, "store")
         await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
@@ -310,8 +309,7 @@ async def _clear_before_replay(self: ShardServer, on: Replica, epoch: int) -> No
 async def _clear_before_served(self: ShardServer, on: Replica, epoch: int) -> None:
     """Empty the mailbox as soon as what was in it is applied, whoever may have to begin anew."""
     await _take_mail(self, on, epoch)
-    mailbox = self._keepers_of(on.shard).mailbox
-    if mailbox is not None:
+    for mailbox in self._keepers_of(on.shard).mailboxes:
         await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
 
 

@@ -160,6 +160,16 @@ def cuts(case: Case) -> bool:
     return case.recovery.durability.restores_together
 
 
+def two_stores(case: Case) -> bool:
+    """Where each state is in several stores."""
+    return case.recovery.durability.stores > 1
+
+
+def mail_in_two_stores(case: Case) -> bool:
+    """Where each state, and each buffered gradient, is in several stores."""
+    return two_stores(case) and mailboxes(case)
+
+
 def layered(case: Case) -> bool:
     """Where checkpoints are written below what acks wait for."""
     return case.recovery.durability.has_layer_below

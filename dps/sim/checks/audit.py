@@ -92,6 +92,7 @@ class _Shard:
         self.restorations: dict[int, _Restoration] = {}  # by epoch
         self.layer = LayerHistory()
         self.last_chain: tuple[Endpoint, ...] = ()
+        self.stores: tuple[Endpoint, ...] = ()  # who had its state when it was last served
 
 
 class Auditor:
@@ -133,7 +134,8 @@ class Auditor:
         self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
         self._workers_lost = 0
         self._ended_without: list[set[int]] = [set() for _ in range(case.shards)]
-        self._mailboxes: set[str] = set()  # the addresses of all that there have been
+        self._mailboxes: frozenset[str] = frozenset()  # the addresses of those that are used
+        self._mail_gone = False
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
 
@@ -159,7 +161,7 @@ class Auditor:
         for shard in self._shards:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
             shard.seeded, shard.restorations, shard.served = None, {}, set()
-            shard.layer, shard.last_chain = LayerHistory(), ()
+            shard.layer, shard.last_chain, shard.stores = LayerHistory(), (), ()
         for refused in saved.refused:
             self._refused(refused.shard, refused.path, refused.reason)
         for state in saved.states:
@@ -250,14 +252,14 @@ class Auditor:
 
         What they have then may be lost with them: mail is only now cleared.
         """
-        mailbox = self._world.table.mailbox
-        if mailbox is not None:
-            self._mailboxes.add(mailbox.address)
+        table, self._mail_gone = self._world.table, self.mail_lost
+        self._mailboxes = frozenset(box.address for box in table.mailboxes)
         for number, shard in enumerate(self._shards):
             view = self._world.view(number)
             shard.last_chain = view.chain or shard.last_chain
             if view.serving:
                 shard.served.add(view.epoch)
+                shard.stores = table.stores
                 shard.ever |= self._cells_at(view)
                 for address in [a for a in shard.members if self._has_stopped(a, view)]:
                     del shard.members[address]
@@ -286,11 +288,13 @@ class Auditor:
 
     @property
     def mail_lost(self) -> bool:
-        """Whether a fault has touched a host that was the mailbox: its mail is lost with it.
+        """Whether faults had touched all hosts with the same mail while they had it.
 
-        That may be the store's host, from the beginning or since a mailbox of its own was drained.
+        It is lost with them. They may be the stores' hosts, from the beginning or since mailboxes
+        of their own were drained.
         """
-        return self._injector.has_touched_any(self._mailboxes)
+        boxes = self._mailboxes
+        return self._mail_gone or (bool(boxes) and self._injector.has_touched_all(boxes))
 
     def _cells_at(self, view: View) -> set[int]:
         """The updates in a shard, as its head has it."""
@@ -520,10 +524,15 @@ class Auditor:
             if not self._has_only_begun(number, p)
         ]
         if self._case.recovery.durability.needs_store:
-            fit += [] if self._injector.has_touched("store") else ["the store"]
+            fit += self._stores_of(number)
         elif isinstance(self._case.recovery.durability, WorkerCache):
             fit += self._readers(number)
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
+
+    def _stores_of(self, number: int) -> list[str]:
+        """The stores that had the state of a shard when it was last served, and had no fault."""
+        found = ((s.address, self._world.name_of(s)) for s in self._shards[number].stores)
+        return [name for at, name in found if name and not self._injector.has_touched_all({at})]
 
     def _has_only_begun(self, number: int, process: Process) -> bool:
         """Whether a host got initial values, a copy or what a layer has, and never served.
@@ -551,11 +560,9 @@ class Auditor:
 
     def _mail_of(self, number: int) -> set[UpdateId]:
         """The updates in the mailbox of a shard."""
-        mailbox = self._world.table.mailbox
-        if mailbox is None:
-            return set()
-        mail = self._world.hosts[mailbox.address]._mailboxes._mail.get(number, ())
-        return {op.id for _, op in mail if op.kind == "gradient"}
+        boxes = [self._world.hosts[b.address]._mailboxes for b in self._world.table.mailboxes]
+        mail = (op for box in boxes for _, op in box._mail.get(number, ()))
+        return {op.id for op in mail if op.kind == "gradient"}
 
     def _served(self, number: int) -> set[int]:
         """The epoch in which a shard was last served after a restoration."""
@@ -602,6 +609,7 @@ class Auditor:
             found = self._check_state(view, states[0])
             self._check_kept(view, found)
             self._check_told(view.shard, found)
+            self._check_stored(table, view)
 
     def _check_placement(self, table: Table) -> None:
         """Replicas are spread evenly over no more hosts than are wanted, once anybody wants it.
@@ -617,6 +625,21 @@ class Auditor:
         loads = Counter(member.address for view in table.views for member in view.chain)
         even = max(loads.values()) - min(loads.values()) <= 1 and len(loads) <= scaling.servers
         require(even, "uneven", f"{scaling.servers} servers are wanted, but it is {dict(loads)}")
+
+    def _check_stored(self, table: Table, view: View) -> None:
+        """As many stores as there may be have what is committed of a shard."""
+        wanted = self._case.recovery.durability.stores
+        usable = self._world.scaling.usable.values()
+        there = sum(info.role == "store" for info in usable)
+        number = len(table.stores)
+        text = f"{number} stores are used of {there}, and {wanted} are wanted"
+        require(not wanted or number == min(wanted, there), "too few stores", text)
+        for store in table.stores if wanted else ():
+            shard, states = view.shard, self._world.hosts[store.address]._states._states
+            committed = self._world.hosts[view.chain[-1].address].replica(shard)._commits.index
+            index = states[shard][1].index if shard in states else -1
+            text = f"shard {shard}: {store.address} has {index} operations of {committed}"
+            require(index >= committed, "not in a store", text)
 
     def _check_kept(self, view: View, found: set[int]) -> None:
         shard, tally = view.shard, self._tally

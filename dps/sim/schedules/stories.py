@@ -45,6 +45,8 @@ class Draw:
             stories += [bad_disk, torn_by_crash] * 3
         if self.case.recovery.needs_store:
             stories += [store_out]
+        if self.case.recovery.durability.stores > 1:
+            stories += [store_and_server, store_after_store, store_behind, mail_of_one_store] * 3
         if self.case.recovery.durability.has_layer_below:
             stories += [nothing_above, nothing_above_and_bad_disk, layer_stuck] * 3
         return stories
@@ -260,6 +262,7 @@ def nothing_above(d: Draw) -> list[Fault]:
     copies = [Whom(role, shard) for role in roles[: d.replicas]]
     if durability.needs_store:
         copies.insert(d.random.randint(0, 1), Whom("store", shard))
+        copies += [Whom("store", shard + other) for other in range(1, durability.stores)]
     first, *others = copies
     return [d.crash(first, 0.6), *(d.crash(whom, 0.02) for whom in others)]
 
@@ -293,6 +296,46 @@ def store_out(d: Draw) -> list[Fault]:
             "partition", whom, d.seconds(0.3), "before", d.seconds(0.8), Whom("head", shard)
         )
     return [out, d.crash(Whom("head", shard), 0.5)]
+
+
+def store_and_server(d: Draw) -> list[Fault]:
+    """Lose one of several stores and, almost together, a server."""
+    faults = [d.crash(_any_store(d), 0.5), d.crash(Whom("head", d.shard()), 0.05)]
+    d.random.shuffle(faults)
+    return faults
+
+
+def store_after_store(d: Draw) -> list[Fault]:
+    """Lose a store and, as soon as a new one is up, one that has what it lacks, and a server."""
+    first, other = Whom("store", 0), Whom("store", 0)
+    moments: list[Trigger] = ["node back", "configuring", "stored"]
+    lost = Fault("crash", first, d.seconds(0.4), lasts=0.02 + d.seconds(0.2))
+    again = [d.crash(other, 0.3, d.random.choice(moments)), d.crash(Whom("head", d.shard()), 0.1)]
+    d.random.shuffle(again)
+    return [lost, *again]
+
+
+def store_behind(d: Draw) -> list[Fault]:
+    """Have a store out of reach of a server for a while, and lose the server, and another store."""
+    shard, store = d.shard(), d.random.randrange(2)
+    head, lasts = Whom("head", shard), 0.1 + d.seconds(0.6)
+    cut = Fault("partition", Whom("store", store), d.seconds(0.4), lasts=lasts, other=head)
+    faults = [cut, d.crash(head, 0.4)]
+    if d.random.random() < 0.5:
+        faults.append(d.crash(Whom("store", store + 1), 0.1))
+    return faults
+
+
+def mail_of_one_store(d: Draw) -> list[Fault]:
+    """Lose a server for long and, while its mail is kept, one mailbox, then perhaps the other."""
+    lost = Fault("crash", Whom("head", d.shard()), d.seconds(0.3), lasts=0.8 + d.seconds(0.8))
+    faults = [lost, d.crash(Whom("mailbox", d.random.randrange(2)), 0.3)]
+    again = d.crash(Whom("mailbox", 0), 0.3, "node back")
+    return faults if d.random.random() < 0.5 else [*faults, again]
+
+
+def _any_store(d: Draw) -> Whom:
+    return Whom("store", d.random.randrange(d.case.recovery.durability.stores))
 
 
 def mix(d: Draw) -> list[Fault]:

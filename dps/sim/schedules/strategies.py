@@ -229,5 +229,16 @@ _ALL = (
         servers=3,
     ),
     Case("chain(2) over checkpoint, seconds", Recovery(Layered(Chain(2), Checkpoint(seconds=5.0)))),
+    Case("two stores + wait", Recovery(SharedStore(every=4, stores=2))),
+    Case("stateless, two stores", Recovery(SharedStore(every=4, stores=2), Continue())),
+    Case(
+        "stateless, two stores, SSP(1)",
+        Recovery(SharedStore(every=4, stores=2), Continue(limit=3)),
+        SSP(1),
+    ),
+    Case(
+        "two stores over checkpoint",
+        Recovery(Layered(SharedStore(every=4, stores=2), _LAYER), Continue()),
+    ),
 )
 CASES = {case.name: case for case in _ALL}

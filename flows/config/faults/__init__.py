@@ -384,6 +384,10 @@ class KillSection(NodeFaultSection):
     """
 
     makes = faults.Kill
+    ambiguous: ClassVar[Mapping[str, str]] = {
+        "seconds": "did you mean 'back_after' (it is back so many seconds later), or 'at_seconds' "
+        "(it is killed so many seconds into the training)?"
+    }
     kind: Literal["kill"]
     back_after: NonNegativeFloat | None = 1.0
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.

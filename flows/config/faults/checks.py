@@ -44,6 +44,7 @@ from flows.quoting import listed, quoted
 
 Objection = tuple[str, str]
 
+NO_CHECKPOINTS = "no checkpoints are written; expected recovery.durability: checkpoint"
 _KEEP_NO_FILES = {"worker", "evaluator", "store"}
 _FOLDER = "expected a folder as recovery.durability.path, or none"
 
@@ -146,7 +147,7 @@ def _wrong_target(fault: Fault, context: FaultContext) -> Iterator[Objection]:
         if fault.target >= context.shards:
             yield "shard", _no_shard(fault.target, context)
         elif not context.checkpoints:
-            yield "shard", "no checkpoints are written; expected recovery.durability: checkpoint"
+            yield "shard", NO_CHECKPOINTS
         elif not context.local:
             yield "shard", f"only checkpoints in files of this machine can be damaged; {_FOLDER}"
         return
@@ -275,7 +276,7 @@ def _wrong_phase(
 ) -> Iterator[Objection]:
     key = f"faults.{number}.phase"
     if when.phase == "checkpoint" and not context.checkpoints:
-        yield key, "no checkpoints are written; expected recovery.durability: checkpoint"
+        yield key, NO_CHECKPOINTS
     elif when.phase == "checkpoint" and context.virtual:
         yield key, "a checkpoint on virtual time is written at once, so that nothing can hit it"
     elif when.phase == "checkpoint" and not context.local:

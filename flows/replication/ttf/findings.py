@@ -58,8 +58,6 @@ ENDS_DOWN = " (ends with a shard down: of before that)"
 # A disk on virtual time is in memory and never full.
 NO_SPACE = "no space, then kill"
 NOT_VIRTUAL = (
-    "(b) corrected, CNN, as for times, pace and price: its configuration sets no time of a "
-    "gradient (`compute_seconds`), so that one takes what the profile has for it, milliseconds",
     "(a) as published: it is not the protocol of dps but an emulation of the paper's own processes",
     f"(c) the path of checkpoints is damaged, “{NO_SPACE}”: a disk is in memory and never full",
     "(e) by design, on real processes: on virtual time these are the trials of (e) by design",

@@ -43,6 +43,13 @@ def test_what_fails_together_is_told_by_host() -> None:
     assert told.startswith("replica-0-1, replica-1-1, server-0, server-1 share a host")
 
 
+def test_two_stores_are_on_hosts_of_their_own() -> None:
+    found = seated(specs("server-0", "store-0", "store-1"), offers("aabc"))
+    assert sorted(offer.host for offer in found.values()) == ["a", "b", "c"]
+    (told,) = failing_together(seated(specs("store-0", "store-1"), offers("aa")))
+    assert told.startswith("store-0, store-1 share a host")
+
+
 def test_the_store_is_away_from_servers() -> None:
     wanted = specs("server-0", "server-1", "store-0", "worker-0")
     found = hosts(seated(wanted, offers("aaab")))

@@ -25,9 +25,9 @@ from dps import (
     SSP,
     Checkpoint,
     Consistency,
+    LastStateNotSavedWarning,
     ParameterServer,
     Recovery,
-    UpdatesLostWarning,
     Worker,
 )
 from dps.cluster.backends.local import LocalCluster
@@ -49,6 +49,7 @@ from tests.support.training import (
     counts,
     nodes,
     params,
+    patient_server,
     results,
     versions,
 )
@@ -111,6 +112,16 @@ def test_close_leaves_the_cluster_as_it_was(client: Client) -> None:
     assert client.submit(sum, [1, 2]).result(timeout=SECONDS) == 3
 
 
+def test_hosts_are_there_until_whoever_asks_them_has_ended(plain: Client) -> None:
+    """Dask logs an error, with a traceback, for each request to an actor that it has let go."""
+    with patient_server(plain, params(), shards=2, recovery="chain") as ps:
+        made = [hosted.endpoint.key for hosted in ps._shard_hosts.hosts]
+        plain.sync(ps._shard_hosts.finish_hosts)
+        assert [hosted.endpoint.key for hosted in ps._shard_hosts.hosts] == made
+        assert set(made) <= set(traces(plain, ps.name))
+    eventually(lambda: not traces(plain, ps.name), SECONDS)
+
+
 def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
     client: Client, tmp_path: Path
 ) -> None:
@@ -121,8 +132,8 @@ def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
     saved.rename(tmp_path / "moved")
     saved.touch()  # nothing can be written there any more
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UpdatesLostWarning)
-        with pytest.raises(UpdatesLostWarning, match="the last state is not in its checkpoint"):
+        warnings.simplefilter("error", LastStateNotSavedWarning)
+        with pytest.raises(LastStateNotSavedWarning, match=r"the last state .* ps\.checkpoint\(\)"):
             ps.close()
     eventually(lambda: not traces(client, ps.group.name), SECONDS)
 
@@ -285,7 +296,9 @@ def test_closing_does_not_wait_for_a_scheduler_that_is_lost(tmp_path: Path, fail
                 futures[0].result(timeout=SECONDS)
             ps.close(checkpoint=False)
         else:  # perhaps before anybody knows
-            with pytest.warns(UpdatesLostWarning, match="scheduler is gone, and the last state"):
+            with pytest.warns(
+                LastStateNotSavedWarning, match="scheduler is gone, and the last state"
+            ):
                 ps.close()
         # Whatever waited for an answer would wait for longer than this test may take.
         assert ps.closed
@@ -297,3 +310,21 @@ def test_a_client_that_is_closed_first_is_no_lost_scheduler() -> None:
         ps = ParameterServer(cluster.client, params(), timings=PATIENT)
     assert not ps.scheduler_lost
     assert not ps.closed
+
+
+def test_a_group_that_nobody_closes_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        one = cluster.client
+        same: dict[str, Any] = {"security": one.security, "loop": one.loop}  # which goes on
+        with Client(one.scheduler.address, set_as_default=False, **same) as client:
+            ps = ParameterServer(client, params(), timings=PATIENT)
+            name = ps.name
+        eventually(lambda: "was not closed" in caplog.text, SECONDS)
+        del ps
+        gc.collect()  # asyncio complains of a task's error that nobody has asked for
+    told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
+    assert told == [
+        f"dps: parameter server {name} was not closed: the Dask client or node that it was used "
+        "from is closed. Leave its `with`, or call ps.close(), before that"
+    ]
+    assert "never retrieved" not in caplog.text

@@ -24,6 +24,7 @@ from dps import (
 from dps.errors import ConfigurationError, StoreUnavailable
 from tests.support.training import (
     COUNTING,
+    PATIENT,
     SECONDS,
     count,
     counts,
@@ -112,8 +113,10 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
         assert first.rate is not None
         assert first.rate > 0
         nodes = {node.name for node in ps.nodes}
+        addresses = {node.name: node.address for node in ps.nodes}
         for shard, layout in zip(ps.shards, ps.group.layout.shards, strict=True):
             assert shard.node in nodes
+            assert shard.address == addresses[shard.node]
             assert (shard.version, shard.epoch, shard.nbytes) == (2, 1, layout.nbytes)
         assert "2 workers (2 running)" in repr(ps)
         html = ps._repr_html_()
@@ -158,6 +161,8 @@ def test_progress_ends_with_the_workers(
         said = capsys.readouterr().out
         assert f"{2 * STEPS} of {2 * STEPS} gradients" in said
         assert f"loss {1 / STEPS:.4g}" in said
+        ps.progress()  # none runs: all that were started
+        assert f"{2 * STEPS + 3} gradients · 0.0/s · ended" in capsys.readouterr().out
         with pytest.raises(ConfigurationError, match="total=0"):
             ps.progress(total=0)
 
@@ -236,3 +241,26 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
     for worker in ("worker-0", "worker-1"):
         logged = store.get_metric_history(run_id, f"{worker}/loss")
         assert [metric.step for metric in logged] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)  # MLflow makes its tables, which takes long on a busy machine
+def test_a_training_that_is_resumed_goes_on_with_its_run(plain: Client, tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri, path = f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "saved")
+    saved = Recovery(Checkpoint(every=100, path=path))
+    with patient_server(plain, params(), optimizer=COUNTING, recovery=saved) as ps:
+        first = ps.log_to_mlflow("counting", tracking_uri=uri)
+        results(ps.run(count_and_report))
+    store = mlflow.MlflowClient(uri)
+    store.update_run(first, status="RUNNING")  # as a driver that was killed leaves it
+    for times in (2, 3):
+        with ParameterServer.resume(plain, path, shards=2, timings=PATIENT) as ps:
+            assert ps.log_to_mlflow("counting", tracking_uri=uri) == first
+            assert store.get_run(first).info.status == "RUNNING"
+            results(ps.run(count_and_report))
+        assert store.get_run(first).info.status == "FINISHED"
+        logged = store.get_metric_history(first, "worker-0/loss")
+        assert [metric.step for metric in logged] == list(range(1, times * STEPS + 1))
+    with ParameterServer.resume(plain, path, timings=PATIENT) as ps:
+        assert ps.log_to_mlflow("counting", "another", tracking_uri=uri) != first

@@ -71,6 +71,18 @@ def test_table_has_a_line_per_trial_that_fits(outcomes: list[Outcome]) -> None:
     assert "…" not in text
 
 
+@pytest.mark.parametrize("width", [100, 120])
+def test_memory_is_no_column_of_a_comparison_where_none_was_measured(
+    outcomes: list[Outcome], width: int
+) -> None:
+    assert any("peak" in line for line in shown(outcomes, width))
+    without = [
+        replace(o, usage={role: replace(used, peak_bytes=0) for role, used in o.usage.items()})
+        for o in outcomes
+    ]
+    assert not any("peak" in line for line in shown(without, width))
+
+
 @pytest.mark.parametrize("width", [100, 118, 120])
 def test_comparison_is_whole_at_any_usual_width(outcomes: list[Outcome], width: int) -> None:
     lines = shown(outcomes, width)

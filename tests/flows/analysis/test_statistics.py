@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flows.analysis.statistics import difference, interval, paired
+from flows.analysis.statistics import Interval, are_apart, difference, interval, paired
 from flows.analysis.statistics.power import repeats_needed
 
 
@@ -165,3 +165,14 @@ def test_differences_that_cancel_but_for_rounding_need_no_number_of_repeats(
     assert found.sd is not None
     assert found.mean != 0, "else this is not the case to be tested"
     assert repeats_needed(found.sd, found.mean) is None
+
+
+def test_effects_are_apart_by_the_bounds_that_look_at_each_other() -> None:
+    """Intervals of counts reach further to one side."""
+    less = Interval(0.0, -1.0, 3.0, 8)
+    assert are_apart(less, Interval(4.0, 3.5, 10.0, 8)), "4 is more than √(0.5² + 3²)"
+    assert are_apart(Interval(4.0, 3.5, 10.0, 8), less)
+    assert not are_apart(less, Interval(4.0, 1.0, 4.1, 8)), "4 is less than √(3² + 3²)"
+    assert are_apart(Interval(1.0, 1.0, 1.0, 8), Interval(4.0, 1.1, 9.0, 8))
+    assert not are_apart(Interval(1.0, 1.0, 1.0, 8), Interval(4.0, 1.0, 9.0, 8)), "it has 1 in it"
+    assert not are_apart(less, Interval(40.0, None, None, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -129,6 +130,11 @@ def test_what_is_written_can_be_planned(tmp_path: Path) -> None:
     assert "chain.kill.seed-1" in planned.stdout
 
 
+def test_data_of_ones_own_are_pointed_to() -> None:
+    assert "docs/howto/own-data.md" in written("mine", Choices())
+    assert (Path(__file__).parents[3] / "docs/howto/own-data.md").is_file()
+
+
 def test_nothing_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text("precious")
     (tmp_path / "link.yaml").symlink_to("nowhere")
@@ -159,6 +165,23 @@ def test_bad_input_writes_nothing(tmp_path: Path, words: list[str], told: str) -
     assert (refused.returncode, refused.stdout) == (2, "")
     assert told in refused.stderr
     assert "Traceback" not in refused.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_a_disk_without_space_no_half_a_file_is_left(tmp_path: Path) -> None:
+    def leave_hardly_any() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+
+    full = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "new", "mine"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=leave_hardly_any,
+    )
+    assert (full.returncode, full.stdout) == (2, "")
+    assert "mine.yaml: cannot be written" in full.stderr
     assert list(tmp_path.iterdir()) == []
 
 

@@ -204,6 +204,26 @@ def test_a_wrong_value_of_a_label_is_told_with_the_label(labelled: str) -> None:
         load_experiment(labelled, ["axes.recovery.none.preset.x=3"])
 
 
+@pytest.mark.parametrize(
+    ("settings", "placed"),
+    [
+        (["axes.recovery.chain=chian"], "--set axes.recovery.chain=chian: axes.recovery: 'chain'"),
+        (
+            ["axes.recovery.saved=chekpoint", "axes.recovery.chain=none"],
+            "--set axes.recovery.saved=chekpoint: axes.recovery: 'saved'",
+        ),
+        (["axes.faults.kill.0.target=server-7"], "--set axes.faults.kill.0.target=server-7: axes"),
+    ],
+    ids=["label", "one of two", "key of a label"],
+)
+def test_what_is_wrong_with_a_label_is_placed_where_the_label_is_set(
+    labelled: str, settings: list[str], placed: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load_experiment(labelled, settings)
+    assert placed in str(caught.value)
+
+
 @pytest.mark.parametrize("who", ["comparison", "claims", "exclude"])
 def test_a_mistyped_value_is_told_of_and_not_who_names_its_label(labelled: str, who: str) -> None:
     naming = {

@@ -43,11 +43,13 @@ def test_a_condition_is_a_label_or_labels_by_axis_or_follows_from_the_grid() -> 
     ("change", "message"),
     [
         ({"metric": "rto_second"}, r"claims.0.metric: .*did you mean 'rto_seconds'"),
-        ({"metric": "status"}, r"claims.0.metric: 'status' is no figure"),
+        ({"metric": "status"}, r"claims.0.metric: 'status' is no figure; .*experiments.md lists"),
         ({"strategy": "chian"}, r"claims.0.strategy: there is no strategy 'chian'; did you mean"),
         ({"against": "nobody"}, r"claims.0.against: .* none-given"),
         ({"against": "chain"}, r"claims.0.against: is the strategy itself"),
-        ({"against": None}, r"claims.0.against: YAML reads None"),
+        ({"against": True}, r"claims.0.against: YAML reads True"),
+        ({"strategy": None}, r"claims.0.strategy: YAML reads None"),
+        ({"against": None}, r"claims.0.against: .* compared with 0.*never less; .*'none'"),
         ({"condition": "kil"}, r"claims.0.condition: .*label 'kil'; did you mean 'kill'"),
         ({"condition": {}}, r"claims.0.condition: which value on the axis 'faults'"),
         ({"condition": {"fault": "kill"}}, r"claims.0.condition: there is no axis 'fault'"),
@@ -63,6 +65,18 @@ def test_a_condition_is_a_label_or_labels_by_axis_or_follows_from_the_grid() -> 
 def test_what_cannot_be_judged_is_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         claims({**CLAIM, **change})
+
+
+def test_a_figure_that_is_a_difference_already_needs_nothing_to_be_compared_with() -> None:
+    written = {**CLAIM, "metric": "effect_time_mean", "against": "none-given"}
+    without = {key: value for key, value in written.items() if key != "against"}
+    [said], [none], [left_out] = (
+        claims(written),
+        claims({**written, "against": None}),
+        claims(without),
+    )
+    assert said.one_sample
+    assert said == none == left_out
 
 
 FEWER = {

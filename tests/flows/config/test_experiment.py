@@ -360,7 +360,11 @@ def test_resolved_form_is_canonical(config: Path) -> None:
     )
     resolved = written_short.model_dump(mode="json")
     assert resolved == written_long.model_dump(mode="json")
-    assert resolved["recovery"]["durability"] == {"kind": "shared_store", "every": 16}
+    assert resolved["recovery"]["durability"] == {
+        "kind": "shared_store",
+        "every": 16,
+        "stores": 1,
+    }
     assert resolved["recovery"]["name"] == "stateless"
     assert TrialConfig.model_validate(json.loads(json.dumps(resolved))) == written_short
 
@@ -373,6 +377,17 @@ def test_node_names_follow_from_shards_and_recovery(config: Path) -> None:
     )
     assert "store-0" in only(config, "recovery=stateless").node_names
     assert "store-0" not in only(config, "recovery=checkpoint").node_names
+    assert "store-1" not in only(config, "recovery=stateless").node_names
+    two = only(config, "recovery={preset: stateless, durability: {stores: 2, below: {every: 9}}}")
+    assert [name for name in two.node_names if "store" in name] == ["store-0", "store-1"]
+    assert (two.build_recovery().stores, two.build_recovery().durability.replicas) == (2, 1)
+
+
+def test_a_second_store_is_of_the_budget(config: Path) -> None:
+    recovery = "recovery={preset: stateless, durability: {stores: 2}}"
+    assert only(config, recovery, "budget={nodes: 5}").spares == 1
+    with pytest.raises(ConfigurationError, match="2 for servers and replicas and 2 stores"):
+        only(config, recovery, "budget={nodes: 3}")
 
 
 def test_the_objective_has_the_penalty_of_the_update_rule(config: Path) -> None:
@@ -524,6 +539,9 @@ def test_an_axis_over_one_fault_of_a_plan(config: Path) -> None:
         (["optimizer.learning_rate=.nan"], "optimizer.learning_rate: expected a finite number"),
         (["optimizer={kind: sgd}"], "optimizer.learning_rate: is missing"),
         (["optimizer={kind: momentum, learning_rate: 1, momentum: 1}"], "expected less than 1"),
+        (["consistency={kind: ssp}"], "consistency.tau: is missing; add it: a whole number"),
+        (["claims=[{}]"], "claims.0.direction: is missing; add it: less, more or equivalent"),
+        (["claims=[{}]"], "claims.0.smallest: is missing; add it: the smallest difference"),
         (["optimizer={kind: ftrl, alpha: 0}"], "optimizer.alpha: expected more than 0"),
         (["optimizer={kind: ftrl, learning_rate: 1}"], "optimizer.learning_rate: unknown key"),
         (

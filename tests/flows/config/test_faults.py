@@ -323,6 +323,20 @@ def test_what_needs_checkpoints_is_refused_without(
     assert told in complaint(config, fault, recovery="chain")
 
 
+def test_strategies_without_the_checkpoints_that_a_fault_needs_are_named(config: Path) -> None:
+    corrupt = "axes.faults={broken: [{kind: corrupt, shard: 0, at_updates: 5}]}"
+    with pytest.raises(ConfigurationError) as caught:
+        load_experiment(str(config), ["axes.recovery=[checkpoint, chain, none]", corrupt])
+    assert "'broken': 0.shard: no checkpoints are written" in str(caught.value)
+    assert "None are by chain, none: `exclude`" in str(caught.value)
+
+
+def test_a_kill_of_so_many_seconds_may_be_meant_in_two_ways(config: Path) -> None:
+    said = complaint(config, {"kind": "kill", "target": "server-0", **NOW, "seconds": 3})
+    assert "faults.0.seconds: unknown key; did you mean 'back_after'" in said
+    assert "'at_seconds'" in said
+
+
 def test_a_checkpoint_on_virtual_time_cannot_be_hit(config: Path) -> None:
     written = config.read_text()
     config.write_text(f"{written}\ncluster: {{kind: virtual}}\n")

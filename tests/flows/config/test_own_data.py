@@ -163,6 +163,40 @@ def test_each_class_has_its_share_of_what_is_drawn(tmp_path: Path) -> None:
     assert not np.array_equal(other.x_test, data.x_test)
 
 
+def test_the_seed_draws_the_rows_of_numbers_to_be_predicted(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv", [[*row[:4], number] for number, row in enumerate(ROWS)])
+
+    def scored(**split: Any) -> set[float]:
+        section = csv_section(task="regression", split=split)
+        (trial,) = trials(tmp_path, section, workload="linear")
+        return set(trial.config.dataset.load().y_test.tolist())
+
+    assert len(scored(seed=0)) == 30
+    assert scored(seed=0) == scored() != scored(seed=1)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["as it is", "standardised"])
+def test_the_spread_of_targets_is_that_of_what_is_scored_in_their_own_unit(
+    tmp_path: Path, scaled: bool
+) -> None:
+    write_csv(tmp_path / "iris.csv", [[*row[:4], n**2] for n, row in enumerate(ROWS)])
+    numbers = csv_section(task="regression")
+    (first,) = trials(tmp_path, numbers, workload="linear")
+    numbers["standardise_target"] = scaled
+    (trial,) = trials(tmp_path, numbers, workload="linear")
+    plain = first.config.dataset.load()
+    assert trial.config.dataset.target_deviation == pytest.approx(plain.y_test.std(), rel=1e-5)
+    assert abs(plain.y_train.std() / plain.y_test.std() - 1) > 1e-3
+
+
+def test_the_rows_to_be_scored_have_the_features_of_the_others(tmp_path: Path) -> None:
+    np.savez(tmp_path / "iris.npz", x=IRIS.data, y=IRIS.target)
+    np.savez(tmp_path / "test.npz", x=IRIS.data[:, :3], y=IRIS.target)
+    section = {"kind": "npz", "path": "iris.npz", "split": {"path": "test.npz"}}
+    with pytest.raises(ConfigurationError, match="test part has 3 features, the other 4"):
+        trials(tmp_path, section)
+
+
 @pytest.mark.parametrize("test", [0.02, 0.2, 0.9])
 def test_of_a_rare_class_one_row_at_least_is_scored_and_one_trained_on(
     tmp_path: Path, test: float
@@ -189,9 +223,13 @@ def test_where_rows_to_score_are_given_one_row_of_a_class_is_enough(tmp_path: Pa
     ("changed", "problem"),
     [
         ({"path": "none.csv"}, r"line \d+: .*none\.csv cannot be read: No such file"),
-        ({"target": "kind"}, r"line \d+: .*there is no column 'kind'; there are: 'sl'"),
+        (
+            {"target": "kind"},
+            r"line \d+: dataset\.target: .*there is no column 'kind'; there are: 'sl'",
+        ),
+        ({"target": "specie"}, "there is no column 'specie'; did you mean 'species'. There are: "),
         ({"features": ["sl", "species"]}, "is the target, which no feature may tell"),
-        ({"features": ["sl", "petals"]}, "there is no column 'petals'"),
+        ({"features": ["sl", "petals"]}, r"dataset\.features: .*there is no column 'petals'"),
         ({"target": "sl", "features": ["sw"]}, "the target is 5.1 in row 1"),
         ({"split": {"test": 0.99}}, "has 3 rows to train on; expected a batch of so many at most"),
         ({"split": {"path": "iris.csv", "seed": 1}}, "no rows are drawn; leave this out"),

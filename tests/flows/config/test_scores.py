@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from flows.analysis.series import series
 from flows.config.trials import Trial, digest, load_trials
 from flows.config.workload import workload_of
 from flows.execution.trial import Scorer, run_trial
-from flows.metrics import BY_KEY, COLUMNS
+from flows.metrics import BY_KEY, COLUMNS, needs_fault
 from flows.metrics.score import SCORES
 from flows.records.record import EVENTS_FILE
 from flows.report.html import write_report
@@ -176,8 +178,11 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
     assert not any(point.name == "eval/accuracy" for point in series(done[0].record))
 
     page = write_report(tmp_path / "scored", tmp_path / "report.html").read_text()
-    said = f"Where it says accuracy, {name} is meant"
-    assert said in page
+    said = SCORES[key].told
+    assert said.lower().startswith(f"{name.lower()} is the ")
+    assert said in unescape(page)
+    named = re.sub(r"<code>.*?</code>|<[^>]*>|accuracy_\w+", "", page)
+    assert "accuracy" not in named.lower()
     assert f"Final {name}" in page
     assert f"final {name}" in page
     assert f"test {name}" in page  # on the axes of figures
@@ -189,7 +194,16 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
         assert phrase not in page
     console = Console(record=True, width=500, file=io.StringIO())
     print_comparison(outcomes, console)
-    assert said in console.export_text()
+    assert said in " ".join(console.export_text().split())
+    quiet, struck = sorted((outcome.row() for outcome in outcomes), key=lambda row: row["faults"])
+    of_faults = [column.key for column in COLUMNS if needs_fault(column.key)]
+    assert [key for key in of_faults if quiet[key] is not None] == []
+    gained = {
+        column.key
+        for column in COLUMNS
+        if column.metric and quiet[column.key] is None and struck[column.key] is not None
+    }
+    assert {"rto_seconds", "accuracy_drop"} <= gained <= {*of_faults}
 
 
 def test_no_figure_speaks_of_accuracy_under_another_score() -> None:

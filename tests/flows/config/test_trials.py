@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +69,38 @@ def test_digest_tells_what_a_trial_depends_on() -> None:
         load_experiment("demo", ["axes.recovery={hot: {durability: {kind: chain, replicas: 2}}}"])
     )
     assert relabelled[0].digest == first["chain.no-fault.seed-0"]
+
+
+PINNED = """
+experiment: pinned
+workload: {kind: softmax}
+dataset: {kind: digits}
+training: {workers: 2, updates: 100}
+optimizer: {kind: sgd, learning_rate: 0.1}
+axes:
+  recovery:
+    none: none
+    checkpoint: {preset: checkpoint, durability: {every: 20}}
+    chain: chain
+    stateless: stateless
+    worker cache: {durability: {kind: worker_cache}}
+seeds: [0]
+"""
+
+
+def test_what_can_be_configured_since_leaves_a_recorded_trial_the_one_that_it_was(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pinned.yaml"
+    path.write_text(PINNED)
+    found = {trial.name: trial.digest for trial in expand(load_experiment(str(path)))}
+    assert found == {
+        "none.seed-0": "f762b608c23c",
+        "checkpoint.seed-0": "37088287b89a",
+        "chain.seed-0": "7fda7ddb5b27",
+        "stateless.seed-0": "82180e6d1596",
+        "worker-cache.seed-0": "2a9848fa223e",
+    }
 
 
 def test_a_placement_that_is_not_chosen_leaves_a_trial_as_it_was() -> None:

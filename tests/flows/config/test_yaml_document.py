@@ -61,6 +61,20 @@ def test_of_several_overrides_the_one_that_counts_is_named(tmp_path: Path) -> No
     assert place_of("a.b", document, overrides[3:]).endswith("some.yaml, line 1: a.b")
 
 
+def test_a_section_of_the_file_is_named_with_what_is_set_in_it(tmp_path: Path) -> None:
+    document = read_document(write(tmp_path, "a: {b: 1}\nc: 2\n"))
+    overrides = parse_overrides(["a.b=2", "c=3"])
+    assert place_of("a", document, overrides).endswith("some.yaml, line 1, with --set a.b=2: a")
+    assert place_of("a", document, overrides[1:]).endswith("some.yaml, line 1: a")
+
+
+def test_a_value_is_placed_where_it_is_written(tmp_path: Path) -> None:
+    document = read_document(write(tmp_path, "a:\n  b: 1\n  c: 2\n"))
+    overrides = parse_overrides(["a.b=2"])
+    assert place_of("a", document, overrides, at="a.b").startswith("--set a.b=2: a")
+    assert place_of("a", document, overrides, at="a.c").endswith("some.yaml, line 3: a")
+
+
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="cannot be read"):
         read_document(tmp_path / "missing.yaml")

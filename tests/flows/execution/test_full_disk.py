@@ -125,7 +125,8 @@ def test_a_trial_that_waits_for_its_checkpoints_says_so_at_its_time_limit(
     run_trial(trial, tmp_path / "trial", watch)
     assert (ended := read_record(tmp_path / "trial" / EVENTS_FILE).ended) is not None
     assert ended.status == "failed"
-    assert "within the time limit of 5 s; no newer checkpoint of shard 0: " in ended.reason
+    assert "within the time limit of 5 s (" in ended.reason
+    assert "; no newer checkpoint of shard 0: " in ended.reason
     assert ended.reason.endswith("No space left on device")
 
 

@@ -200,6 +200,7 @@ def test_predictions_must_be_scores(tmp_path: Path, predicts: str, problem: str)
     [
         ({"module": "mine"}, "names nothing, expected 'module:name'"),
         ({"module": "mine:Other"}, r"mine\.py has no 'Other'"),
+        ({"module": "mine:Models"}, r"mine\.py has no 'Models'; did you mean 'Model'\?"),
         ({"module": "yours:Model"}, "there is no module 'yours': neither .* installed"),
         ({"module": "beside:CENTRES"}, "is ndarray, expected a function or a class"),
         ({"module": "copy:copy"}, "has no method 'initial'; it needs"),

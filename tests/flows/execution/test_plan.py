@@ -5,11 +5,19 @@ from __future__ import annotations
 import io
 import re
 
+import pytest
 from rich.console import Console
 
 from flows.config.experiment import load_experiment
 from flows.config.trials import Trial, expand
-from flows.execution.plan import budgets_told, fault_plans, nodes_needed, plan_table, warnings
+from flows.execution.plan import (
+    budgets_told,
+    claims_without_faults,
+    fault_plans,
+    nodes_needed,
+    plan_table,
+    warnings,
+)
 
 
 def demo(*overrides: str) -> tuple[Trial, ...]:
@@ -59,6 +67,31 @@ def test_a_kill_that_never_comes_is_a_warning() -> None:
     (warning,) = warnings(demo(late, "axes.recovery=[chain]"))
     assert "the kill of server-0 at 900 updates never comes" in warning
     assert warning.endswith("chain.kill.seed-0, chain.kill.seed-1, chain.kill.seed-2")
+
+
+@pytest.mark.parametrize(
+    ("metric", "against", "condition", "warned"),
+    [
+        ("rto_seconds", "none", "no fault", "chain with faults 'no fault' has none"),
+        ("rto_seconds", "{faults: no fault}", "kill", "chain with faults 'no fault' has none"),
+        ("effect_time_mean", "none-given", "no fault", "effect_time_mean is of faults"),
+        ("rto_seconds", "none", "kill", ""),
+        ("accuracy_final", "none", "no fault", ""),
+    ],
+    ids=["recovery", "other condition", "effect", "with faults", "of any trial"],
+)
+def test_a_claim_on_what_only_faults_do_is_a_warning_where_there_are_none(
+    metric: str, against: str, condition: str, warned: str
+) -> None:
+    claim = (
+        f"claims=[{{metric: {metric}, strategy: chain, against: {against}, "
+        f"condition: {condition}, direction: more, smallest: 0.1}}]"
+    )
+    axes = "axes.faults={no fault: [], kill: [{kind: kill, target: server-0, at_updates: 200}]}"
+    settings = [axes, "axes.recovery=[none, chain]", claim]
+    found = claims_without_faults(load_experiment("demo", settings), demo(*settings))
+    assert len(found) == bool(warned)
+    assert all(line.startswith("claims.0: ") and warned in line for line in found)
 
 
 def test_how_long_a_single_fault_lasts_is_told_too() -> None:

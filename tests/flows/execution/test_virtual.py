@@ -19,6 +19,7 @@ from dps.events import (
     Event,
     Killed,
     Reported,
+    Restored,
     Resumed,
 )
 from dps.protocol.executor import available_cores
@@ -64,7 +65,7 @@ WRITE_CHECKPOINTS = ("checkpoint", "checkpoint of all shards", "checkpoint, cont
 HAVE_A_STORE = ("stateless", "stateless, wait", "checkpoint, continue", "worker cache, continue")
 
 
-def fault(kind: str, target: str = "server-0", **settings: Any) -> dict[str, Any]:
+def fault(kind: str, target: str | list[str] = "server-0", **settings: Any) -> dict[str, Any]:
     return {"kind": kind, "target": target, "at_updates": 40, **settings}
 
 
@@ -198,6 +199,24 @@ def test_a_trial_leaves_a_valid_record_and_the_same_one_twice(
     records = [(tmp_path / name / EVENTS_FILE).read_bytes() for name in ("first", "again")]
     assert records[0] == records[1]
     assert repr(first.outcome) == repr(again.outcome)
+
+
+@pytest.mark.parametrize("below", [None, {"every": 20}], ids=["alone", "over checkpoints"])
+@pytest.mark.parametrize("lost", ["store-0", "store-1"])
+def test_of_two_stores_one_may_be_lost_with_every_server(
+    tmp_path: Path, lost: str, below: dict[str, Any] | None
+) -> None:
+    durability = {"kind": "shared_store", "stores": 2, "below": below}
+    done = ran(
+        tmp_path / "trial",
+        recovery={"durability": durability, "outage": {"kind": "continue"}},
+        faults=[fault("kill", ["server-0", "server-1", lost], back_after=0.2)],
+    )
+    assert done.outcome.status == "valid", done.outcome.reason
+    assert {e.node for e in done.record.of(Killed)} == {"server-0", "server-1", lost}
+    assert {e.source for e in done.record.of(Restored) if e.epoch > 2} == {"store"}
+    ledger = done.outcome.ledger
+    assert ledger.lost == ledger.applied_twice == ledger.audit_mismatches == 0
 
 
 def test_every_kind_of_fault_is_among_those_that_are_tried() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,21 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.tls import temporary
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.errors import ConfigurationError, RecordDamaged
-from dps.events import Applied, Event, LossReported, ReplicaAdded, ResourceSampled, TrialEnded
+from dps.events import (
+    Applied,
+    Detected,
+    Event,
+    LossReported,
+    Moved,
+    Promoted,
+    ReplicaAdded,
+    Reported,
+    ResourceSampled,
+    Restored,
+    TrialEnded,
+    WorkerJoined,
+    WorkerLeft,
+)
 from flows.monitor.top import (
     Ended,
     Picture,
@@ -197,6 +212,76 @@ def test_a_replica_whose_first_update_came_first_is_shown_once(tmp_path: Path) -
     assert picture.shards[0].replicas == ("server-1",)
 
 
+def applied(
+    t: float, node: str, shard: int, epoch: int, head: bool, *rows: tuple[str, int, int]
+) -> Applied:
+    """Updates of a worker, each with its number, and the version that it makes."""
+    workers, seqs, made = zip(*rows, strict=True)
+    n = len(rows)
+    each = ((t,) * n, workers, (1,) * n, seqs, made, (0,) * n, (0.0,) * n, (False,) * n)
+    return Applied(t, node, shard, epoch, head, *each)
+
+
+def pictured(folder: Path, *events: Event) -> Picture:
+    """The picture of a record that does not end yet."""
+    started, *_ = toy_events("chain")
+    path = write_events(folder / "trial", [replace(started, t=0.0), *events])
+    [picture] = TrialSource(path).look()
+    return picture
+
+
+def test_losses_of_all_shards_and_epochs_add_up_as_they_are_known_last(tmp_path: Path) -> None:
+    losses = [(0, 2, 300), (0, 3, 17), (0, 3, 20), (1, 2, 5)]  # more became known of the second
+    events = [LossReported(1.0, *loss, True, "checkpoint", 0) for loss in losses]
+    assert pictured(tmp_path, *events).lost == 325
+
+
+def test_a_shard_is_shown_where_it_is_served(tmp_path: Path) -> None:
+    events: list[Event] = [
+        Restored(1.0, 0, 1, "server-0", 0, "initial"),
+        ReplicaAdded(1.1, 0, 1, "server-1", 0),
+        applied(1.2, "server-0", 0, 1, True, ("worker-0", 1, 1), ("worker-0", 2, 2)),
+        applied(1.3, "server-1", 0, 1, False, ("worker-0", 1, 1)),
+        Moved(2.0, 0, 2, "server-0", "spare-0", 8, 0.1, 0.01),
+        Detected(3.0, 0, 3, "spare-0", True, "lease"),
+        Promoted(3.1, 0, 3, "server-1", 1),
+        Detected(4.0, 0, 4, "server-1", False, "scheduler"),
+    ]
+    shown_after = {
+        3: ("server-0", 2, 1, ("server-1",)),
+        4: ("server-0", 2, 1, ("server-1",)),
+        5: ("spare-0", 2, 2, ("server-1",)),
+        6: ("", 2, 3, ("server-1",)),
+        7: ("server-1", 1, 3, ()),
+        8: ("", 1, 4, ()),
+    }
+    for count, expected in shown_after.items():
+        (row,) = pictured(tmp_path / str(count), *events[:count]).shards
+        assert (row.node, row.version, row.epoch, row.replicas) == expected
+
+
+def test_a_worker_is_shown_with_what_it_has_done_by_itself(tmp_path: Path) -> None:
+    events: list[Event] = [
+        WorkerJoined(1.0, "worker-0", 1, "node-0"),
+        applied(2.0, "server-0", 0, 1, True, ("worker-0", 2, 1), ("worker-0", 1, 2)),
+        # Calls have numbers of their own, and no clock goes by them.
+        applied(2.5, "server-0", 0, 1, True, ("worker-0", 4, 3), ("worker-0/calls", 40, 4)),
+        applied(2.5, "server-1", 1, 1, True, ("worker-0", 3, 1)),
+        Reported(2.6, "worker-0", 1, "loss", (2.1, 2.2), (1, 2), (0.9, 0.5)),
+    ]
+    (row,) = pictured(tmp_path / "first", *events).workers
+    assert (row.node, row.status, row.clock, row.updates) == ("node-0", "running", 4, 3)
+    assert row.loss == 0.5
+    events += [
+        WorkerLeft(3.0, "worker-0", 1, "lost"),
+        WorkerJoined(4.0, "worker-0", 2, "node-1"),
+        applied(5.0, "server-0", 0, 1, True, ("worker-0", 1, 5)),
+    ]
+    (row,) = pictured(tmp_path / "again", *events).workers
+    assert (row.node, row.status, row.clock, row.updates) == ("node-1", "running", 1, 4)
+    assert row.rate == pytest.approx(1.0), "of this time alone"
+
+
 def test_folders_and_names_are_found(tmp_path: Path) -> None:
     path = write_events(tmp_path / "results" / "demo" / "chain.kill.seed-0", toy_events())
     for target in ("demo/chain.kill.seed-0", str(path.parent)):
@@ -220,6 +305,8 @@ def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
     [
         ([], "no experiment is running"),
         (["nothing"], "no experiment 'nothing'"),
+        (["127.0.0.1:1"], "its whole address: dps top tcp://127.0.0.1:1"),
+        (["host.example:8786"], "its whole address: dps top tcp://host.example:8786"),
         (["tcp://127.0.0.1:1"], "no Dask scheduler answers at tcp://127.0.0.1:1"),
         (["nonsense://there"], "no address of a Dask scheduler"),
         (["tls://127.0.0.1:1"], "asks for certificates"),
@@ -228,7 +315,19 @@ def test_without_a_terminal_it_prints_one_picture(tmp_path: Path) -> None:
         (["tls://127.0.0.1:1", "--tls-ca-file", "x.pem", "--tls-cert", "x.pem"], "no such file"),
         (["demo", "--tls-cert", "x.pem"], "only for the address of a scheduler"),
     ],
-    ids=["none", "name", "port", "scheme", "tls", "tls options", "half", "file", "name with tls"],
+    ids=[
+        "none",
+        "name",
+        "no protocol",
+        "a host",
+        "port",
+        "scheme",
+        "tls",
+        "tls options",
+        "half",
+        "file",
+        "name with tls",
+    ],
 )
 def test_what_cannot_be_looked_at_is_refused(tmp_path: Path, words: list[str], told: str) -> None:
     refused = dps(tmp_path, *words, "--once")

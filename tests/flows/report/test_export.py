@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 from dps.errors import ConfigurationError
@@ -23,6 +24,7 @@ from flows.analysis.outcome import Outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.statistics.claims import judge
 from flows.cli import app
+from flows.cli.documents import claims as claims_of
 from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.records.record import write_grid
@@ -111,6 +113,31 @@ def test_rows_have_what_was_compared_and_claimed(
     assert (chain.unit, chain.level, chain.baseline) == ("fraction", 0.95, "none")
     [base] = [r for r in metrics if (r.strategy, r.metric) == ("none", "accuracy_final")]
     assert (base.baseline, base.difference, base.verdict) == (None, None, None)
+
+
+def test_a_claim_among_others_is_told_as_it_was_judged_with_them(outcomes: list[Outcome]) -> None:
+    """In each form with the p-value after the correction, and the interval of that level."""
+    nowhere = [CLAIM.model_copy(update={"condition": {"faults": each}}) for each in ("a", "b")]
+    judged = judge(outcomes, [CLAIM, *nowhere], np.random.default_rng(0))
+    row, document = exported([], judged)[0], claims_of(judged)[0]
+    finals = {(o.identity.strategy, o.identity.seed): o.row()["accuracy_final"] for o in outcomes}
+    paired = [finals["chain", seed] - finals["none", seed] for seed in range(3)]
+    p = stats.ttest_1samp(paired, 0).pvalue
+    reach = stats.t.ppf(1 - 0.05 / 6, 2) * np.std(paired, ddof=1) / np.sqrt(3)
+    bounds = np.mean(paired) - reach, np.mean(paired) + reach
+    assert (row.difference_low, row.difference_high) == pytest.approx(bounds)
+    assert (row.p, row.level) == pytest.approx((min(1, 3 * p), 1 - 0.05 / 3))
+    assert document["interval"] == pytest.approx(bounds)
+    assert (document["p"], document["p_corrected"]) == pytest.approx((p, min(1, 3 * p)))
+    assert document["confidence"] == pytest.approx(1 - 0.05 / 3)
+    assert document["difference"]["low"] > row.difference_low, "of 95%, not corrected"
+
+
+def test_a_claim_about_one_strategy_has_no_baseline(outcomes: list[Outcome]) -> None:
+    changed = {"metric": "effect_time_mean", "against": "none-given"}
+    claim = ClaimSection.model_validate({**CLAIM.model_dump(), **changed})
+    (row,) = exported([], judge(outcomes, [claim], np.random.default_rng(0)))
+    assert (row.baseline, row.unit, row.strategy) == (None, "fraction", "chain")
 
 
 def test_every_column_is_documented() -> None:

@@ -107,7 +107,11 @@ def test_claims_come_first_with_verdict_and_the_rest_is_exploratory() -> None:
     assert first.name == "claims"
     [judged] = judge(outcomes, (claim,), np.random.default_rng(0))
     assert first.rows[0][0] == claim.claim
-    assert first.rows[0][3] == judged.decision.verdict
+    assert first.rows[0][1] == "more, by 1 point"
+    assert first.rows[0][2].endswith("points"), "a difference of two shares"
+    assert first.rows[0][4] == judged.decision.verdict
+    margin = claim.model_copy(update={"direction": "equivalent", "smallest": 0.02})
+    assert latex_tables(outcomes, ComparisonSection(), (margin,))[0].rows[0][1] == "within 2 points"
     check(first.latex())
     [table] = [table for table in others if table.name.endswith("differences")]
     assert table.caption.startswith("Exploratory: ")

@@ -657,7 +657,7 @@ def test_what_came_from_the_store_before_that_was_lost_is_gone_on_with(silent: f
             cut_off(s, "spare-0")
             await asyncio.sleep(silent)
             s.network.heal()
-        await until(lambda: s.world.table.store is not None, LEASE)
+        await until(lambda: bool(s.world.table.stores), LEASE)
         answered.set()
         await s.all_of(process.run(client.push(ONES)), within=4.0)
         again = happened(s, Restored)[-1]
@@ -728,7 +728,7 @@ def test_a_store_lost_in_the_moment_before_a_shard_is_served_is_not_written_to_a
         with patch.object(coordinator, "admit_present", admit_and_lose):
             s.world.crash("server-0", back_after=0.1)
             await s.all_of(process.run(client.push(ONES)), within=2.0)
-        assert s.world.table.store == s.world.endpoint("store-1")
+        assert s.world.table.stores == (s.world.endpoint("store-1"),)
         assert {state.version for state in await s.states()} == {2}
 
     in_world(scenario, recovery=Recovery(SharedStore()), shards=1, extra=("store-1",))
@@ -768,7 +768,7 @@ def test_states_and_mail_can_be_on_different_nodes() -> None:
         process, client = await s.enter("worker-0")
         await client.push(ONES, pull=True)
         table = await s.world.complete()
-        assert table.store != table.mailbox
+        assert table.stores != table.mailboxes
         assert {line[3] for line in s.network.trace if line[4] == "PutState"} == {"store-0"}
         s.world.crash("server-0", back_after=1.0)
         await asyncio.sleep(0.1)

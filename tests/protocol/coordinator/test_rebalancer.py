@@ -318,7 +318,7 @@ def test_states_are_kept_elsewhere_before_their_node_is_drained() -> None:
         worker = Pusher(*await s.enter("worker-0"))
         await asyncio.sleep(0.2)
         table = await s.scaled(Drain(s.world.endpoint("store-0")))
-        assert table.store == s.world.endpoint("store-1")
+        assert table.stores == (s.world.endpoint("store-1"),)
         s.world.crash("store-0")
         s.world.crash("server-0", back_after=0.1)
         await asyncio.sleep(1.0)
@@ -336,7 +336,7 @@ def test_a_store_that_is_drained_is_not_empty_before_another_one_has_the_states(
         for server in ("server-0", "server-1"):
             s.network.slow(server, "store-1", 0.3)
         await s.ask(COORDINATOR, Drain(old))
-        while (table := s.world.table).store != new or not table.complete:
+        while (table := s.world.table).stores != (new,) or not table.complete:
             assert old in table.leaving
             await asyncio.sleep(0.01)
         await until(lambda: old not in s.world.table.leaving, 1.0)
@@ -358,7 +358,7 @@ def test_a_store_that_has_been_given_nothing_yet_is_not_restored_from() -> None:
         new = s.world.endpoint("store-1")
         s.network.cut("server-0", "store-1")
         await s.ask(COORDINATOR, Drain(s.world.endpoint("store-0")))
-        await until(lambda: s.world.table.store == new, 1.0)
+        await until(lambda: s.world.table.stores == (new,), 1.0)
         s.world.crash("server-0", back_after=0.1)
         s.network.heal()
         await s.all_of(process.run(client.push(ONES)), within=3.0)

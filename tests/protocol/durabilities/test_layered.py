@@ -48,7 +48,7 @@ async def lose_all(s: Setting) -> Restored:
     before = len(events(s, Restored))
     view = (await s.world.complete()).views[0]
     names = [s.world.name_of(member) for member in view.chain]
-    for name in [*names, *(["store-0"] if s.world.table.store else [])]:
+    for name in [*names, *(["store-0"] if s.world.table.stores else [])]:
         s.world.crash(name, back_after=0.1)
     await until(lambda: len(events(s, Restored)) > before)
     await s.world.complete()
@@ -327,7 +327,7 @@ def test_a_host_that_has_the_state_does_not_ask_the_files(monkeypatch: pytest.Mo
         await client.push(ONES)
         view = (await s.world.complete()).views[0]
         monkeypatch.setattr(CheckpointFiles, "found", unreadable)
-        keepers = Keepers(s.world.table.store)
+        keepers = Keepers(s.world.table.stores)
         (host,) = view.chain
         got = Restore(0, view.epoch + 1, host, keepers, since=view.epoch)
         assert (await s.ask(host, got)).version == 1
@@ -344,7 +344,7 @@ def test_a_shard_that_is_restored_twice_is_written_by_one_writer() -> None:
         view = (await s.world.complete()).views[0]
         await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
         (host,) = view.chain
-        await s.ask(host, Restore(0, view.epoch, host, Keepers(s.world.table.store)))
+        await s.ask(host, Restore(0, view.epoch, host, Keepers(s.world.table.stores)))
         await asyncio.sleep(10.0)
         assert [written.version for written in events(s, CheckpointWritten)] == [0, 1]
 
@@ -410,7 +410,8 @@ def test_no_checkpoint_has_what_the_store_has_not() -> None:
         process, client = await s.enter("a")
         await client.push(ONES)
         await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
-        store = s.network._processes[s.world.table.store.address]
+        (keeper,) = s.world.table.stores
+        store = s.network._processes[keeper.address]
         s.network.pause(store)
         pushed = process.run(client.push(ONES))
         await asyncio.sleep(0.3)
@@ -420,25 +421,3 @@ def test_no_checkpoint_has_what_the_store_has_not() -> None:
         await until(lambda: events(s, CheckpointWritten)[-1].version == 2)
 
     in_world(scenario, shards=1, recovery=over(SharedStore(4), every=1))
-
-
-def test_a_replica_that_was_moved_away_writes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(s: Setting) -> None:
-        _, client = await s.enter("a")
-        view = (await s.world.complete()).views[0]
-        old = s.world.name_of(view.chain[-1])
-
-        def failures() -> int:
-            return sum(n == old and isinstance(e, CheckpointFailed) for n, e in s.world.events)
-
-        monkeypatch.setattr(CheckpointFiles, "write", refuse)
-        for _ in range(9):
-            await client.push(ONES)
-        await until(lambda: failures() >= 2)
-        await s.scaled(Drain(view.chain[-1]))
-        await asyncio.sleep(2.0)  # a write may have been under way
-        before = failures()
-        await asyncio.sleep(5.0)
-        assert failures() == before
-
-    in_world(scenario, shards=1, recovery=over(SharedStore(4), every=4), extra=("spare-0",))

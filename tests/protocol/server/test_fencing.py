@@ -265,7 +265,7 @@ def test_a_newcomer_shows_nothing_that_is_not_committed() -> None:
         s.network.pause(store)
         pushing = process.run(client.push(ONES))
         await asyncio.sleep(0.1)
-        keepers = Keepers(s.world.endpoint("store-0"))
+        keepers = Keepers((s.world.endpoint("store-0"),))
         await s.ask(view.chain[0], Extend(0, view.epoch, spare, keepers))
         newcomer = s.world.hosts[spare.address].replica(0)
         assert newcomer.state.version == 2
@@ -288,7 +288,7 @@ def test_a_newcomer_shows_what_was_committed_while_it_was_given_the_state() -> N
         view, spare = await view_of(s), s.world.endpoint("spare-0")
         (head,), newcomer = view.chain, s.world.hosts[spare.address]
         copied = s.held_back(spare, lambda m: isinstance(m, Install))
-        keepers = Keepers(s.world.endpoint("store-0"))
+        keepers = Keepers((s.world.endpoint("store-0"),))
         extending = asyncio.create_task(s.ask(head, Extend(0, view.epoch, spare, keepers)))
         await until(newcomer.states, 1.0)
         await client.push(ONES)
@@ -322,7 +322,7 @@ def test_what_is_under_way_to_the_store_is_not_committed_without_a_newcomer() ->
         pushing = process.run(client.push(ONES))
         await until(lambda: s.world.hosts[head.address].replica(0).uncommitted == 1, 1.0)
         passed_on = s.held_back(spare, lambda m: isinstance(m, Replicate))
-        keepers = Keepers(s.world.endpoint("store-0"))
+        keepers = Keepers((s.world.endpoint("store-0"),))
         extending = asyncio.create_task(s.ask(head, Extend(0, view.epoch, spare, keepers)))
         newcomer = s.world.hosts[spare.address]
         await until(lambda: newcomer.states() and newcomer.replica(0).state.version == 2, 1.0)
@@ -451,7 +451,7 @@ def test_a_store_that_started_over_is_not_taken_for_one_that_has_the_state() -> 
         await client.push(ONES)
         (server,) = (await view_of(s)).chain
         cut_off(s, "store-0")
-        await until(lambda: s.world.table.store is None, 4 * LEASE)
+        await until(lambda: not s.world.table.stores, 4 * LEASE)
         s.world.crash(s.world.name_of(server), back_after=0.1)
         await asyncio.sleep(LEASE)
         s.network.heal()
@@ -549,7 +549,7 @@ def test_a_keeper_that_started_over_has_nothing_that_it_was_given_before() -> No
         await s.all_of(process.run(client.push(ONES)), within=0.5)
         assert keeper.stored_bytes > states > 0  # with a gradient in the mailbox
         cut_off(s, "store-0")
-        await until(lambda: s.world.table.store is None, 6 * LEASE)
+        await until(lambda: not s.world.table.stores, 6 * LEASE)
         s.network.heal()
         await until(lambda: keeper._life == 1, 2 * LEASE)
         assert keeper.stored_bytes == 0

@@ -1,0 +1,35 @@
+"""What became of a group's members, in sentences: what the coordinator records of losses and moves.
+
+`dps run`, `dps top` and the page of Dask's dashboard all say it so.
+"""
+
+from __future__ import annotations
+
+from dps.events import Decided, Detected, Event, LossReported, Moved, RolledBack, WorkerLeft
+
+
+def sentence(event: Event) -> str | None:
+    """Return an event as a sentence; None: it is no loss, nothing done about one, and no move."""
+    match event:
+        case Detected():
+            left = "goes on with the replicas left" if event.serving else "is down"
+            return f"{event.node} found lost by the {event.by}; shard {event.shard} {left}"
+        case Decided(how="restore", epoch=1):  # before that one there was nothing to be lost
+            return f"shard {event.shard} is starting at {event.node}"
+        case Decided(how="restore"):
+            return f"shard {event.shard} is to be restored at {event.node}"
+        case Decided():
+            return f"shard {event.shard} is to go on at {event.node}"
+        case LossReported():
+            least = "" if event.exact else "at least "
+            return f"shard {event.shard} has lost {least}{event.updates} acknowledged updates"
+        case Moved():
+            return (
+                f"shard {event.shard} moved from {event.source} to {event.target}, with a pause of "
+                f"{1e3 * event.pause_seconds:.0f} ms"
+            )
+        case RolledBack():
+            return f"all shards go back to cut {event.cut}, for shard {event.shard}"
+        case WorkerLeft() if event.reason != "finished":
+            return f"{event.worker} {event.reason}"
+    return None

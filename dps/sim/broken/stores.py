@@ -1,0 +1,50 @@
+"""Broken variants of replicated stores: acks without all, and copies counted on that are not there.
+
+Like `dps.sim.broken.protocol`: each says what it leaves out in its docstring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from dps.core.shard import ShardState
+from dps.protocol.client.shard_client import ShardClient
+from dps.protocol.coordinator.shard_controller import ShardController
+from dps.protocol.durabilities.shared_store import StorePersistence
+from dps.protocol.messages import Deposit, Keepers
+from dps.protocol.transport import Endpoint
+from dps.sim.broken.variant import instead_of, mail_in_two_stores, two_stores
+
+
+@instead_of(StorePersistence, "commit", "ack after one of two stores", two_stores)
+async def _commit_to_any(self: StorePersistence, epoch: int, state: ShardState) -> None:
+    """Acknowledge what one store has, and leave it to the others when they have it."""
+    puts = [asyncio.ensure_future(self._keep(s, epoch, state)) for s in self._stores()]
+    for put in puts:
+        put.add_done_callback(lambda put: put.cancelled() or put.exception())
+    done, _ = await asyncio.wait(puts, return_when=asyncio.FIRST_COMPLETED)
+    for put in done:
+        put.result()
+
+
+@instead_of(StorePersistence, "begin", "new store counted before its copy is there", two_stores)
+async def _begin_without(self: StorePersistence, epoch: int, state: ShardState) -> None:
+    """Serve a shard with a new store that gets a state when there is an update."""
+
+
+@instead_of(ShardController, "_keepers", "restored from the newest store", two_stores)
+def _newest_first(self: ShardController) -> Keepers:
+    """Begin with what the store has that came last, which may be nothing, or of long ago."""
+    return Keepers(tuple(reversed(self._port.stores)), self._port.mailboxes)
+
+
+@instead_of(ShardClient, "_deposit_in", "mail left in one of two mailboxes", mail_in_two_stores)
+async def _deposit_in_one(
+    self: ShardClient, mailboxes: Sequence[Endpoint], request: Deposit
+) -> None:
+    """Take a gradient for safe that one mailbox has."""
+    await _deposit_in(self, mailboxes[:1], request)
+
+
+_deposit_in = ShardClient._deposit_in

@@ -1,0 +1,317 @@
+"""States and mail in two stores: the loss of either ends nothing, and loses nothing acked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from dps.core.outage import Continue
+from dps.core.updates import Operation, UpdateId
+from dps.errors import CapacityError, ConfigurationError, MailboxClosed, StaleEpoch
+from dps.events import LossReported, Replayed, Restored
+from dps.protocol.durabilities.layered import Layered
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.messages import Deposit, Drain, PutState, TakeMail
+from dps.protocol.recovery import Recovery
+from dps.protocol.storage.state_store import Mailboxes
+from dps.sim.world import COORDINATOR
+from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+
+ONES = {"w": np.ones(40)}
+LEASE = TIMINGS.lease
+TWO = Recovery(SharedStore(4, stores=2))
+STATELESS = Recovery(SharedStore(4, stores=2), Continue())
+
+
+def kept(s: Setting, shard: int = 0) -> dict[str, int]:
+    """The version of a shard's state in each store that is used, by the store's name."""
+    found = {}
+    for store in s.world.table.stores:
+        held = s.world.hosts[store.address]._states._states.get(shard)
+        found[s.world.name_of(store)] = held[1].version if held is not None else -1
+    return found
+
+
+def mail(s: Setting) -> dict[str, int]:
+    """How many gradients for shard 0 are in each mailbox that is used, by its node's name."""
+    boxes = s.world.table.mailboxes
+    found = {s.world.name_of(b): s.world.hosts[b.address]._mailboxes._mail for b in boxes}
+    return {name: len(mail.get(0, ())) for name, mail in found.items()}
+
+
+def cut(s: Setting, one: str, other: str) -> None:
+    s.network.cut(one, other)
+    s.network.cut(other, one)
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_there_is_a_store_at_least(wrong: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"stores={wrong}, expected at least 1"):
+        SharedStore(stores=wrong)
+
+
+def test_what_others_ask_of_it() -> None:
+    for durability in (SharedStore(stores=2), Layered(SharedStore(stores=2))):
+        assert (durability.stores, durability.replicas, durability.needs_store) == (2, 1, True)
+        assert Recovery(durability).stores == 2
+    assert Recovery(SharedStore()).stores == 1
+    assert Recovery(outage=Continue(buffer="mailbox")).stores == 1
+    assert Recovery().stores == 0
+
+
+def test_an_ack_waits_for_both_stores() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        assert kept(s) == {"store-0": 1, "store-1": 1}
+        cut(s, "store-1", "server-0")
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(2 * LEASE)
+        assert not pushing.done()
+        assert kept(s) == {"store-0": 2, "store-1": 1}
+        s.network.heal()
+        await s.all_of(pushing, within=2 * TIMINGS.copy)
+        assert kept(s) == {"store-0": 2, "store-1": 2}
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+@pytest.mark.parametrize("lost", ["store-0", "store-1"])
+def test_when_one_is_lost_acks_go_on_with_the_other(lost: str) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        restored = len(happened(s, Restored))
+        s.world.crash(lost)
+        await s.all_of(process.run(client.push(ONES)), within=2 * LEASE)
+        assert list(kept(s).values()) == [2]
+        assert lost not in kept(s)
+        await s.world.bring_up([lost])
+        await s.all_of(process.run(client.push(ONES)), within=2 * LEASE)
+        assert sorted(kept(s)) == ["store-0", "store-1"]
+        assert set(kept(s).values()) == {3}
+        assert len(happened(s, Restored)) == restored
+
+    in_world(scenario, recovery=TWO)
+
+
+@pytest.mark.parametrize("lost", ["store-0", "store-1"])
+def test_a_store_and_the_server_are_lost_at_once(lost: str) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash(lost)
+        s.world.crash("server-0", back_after=0.1)
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        restored = happened(s, Restored)[-1]
+        assert (restored.shard, restored.source, restored.version) == (0, "store", 1)
+        assert {state.version for state in await s.states()} == {2}
+        assert not happened(s, LossReported)
+
+    in_world(scenario, recovery=TWO)
+
+
+def test_one_store_after_the_other_is_lost_when_the_new_one_has_a_copy() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        for number in range(2):
+            s.world.crash(f"store-{number}")
+            await s.world.bring_up([f"store-{number + 2}"])
+            await until(lambda: len(kept(s)) == 2 and s.world.table.complete, 2 * LEASE)
+            assert set(kept(s).values()) == {1}
+        s.world.crash("store-2")
+        s.world.crash("server-0", back_after=0.1)
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        assert happened(s, Restored)[-1].source == "store"
+        assert {state.version for state in await s.states()} == {2}
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_a_new_store_that_has_no_copy_yet_is_not_restored_from() -> None:
+    """The server is lost while it fills the new one: the state is where it was before."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash("store-0")
+        await s.all_of(process.run(client.push(ONES)), within=2 * LEASE)
+        cut(s, "store-2", "server-0")
+        await s.world.bring_up(["store-2"])
+        await asyncio.sleep(LEASE)
+        assert not s.world.view(0).serving
+        assert kept(s) == {"store-1": 2, "store-2": -1}
+        s.world.crash("server-0", back_after=0.1)
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        assert happened(s, Restored)[-1].version == 2
+        assert kept(s) == {"store-1": 3, "store-2": 3}
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_a_silent_store_is_not_waited_for_when_the_other_has_what_it_has() -> None:
+    """With one, it would be for `last_copy`: it is the only copy of a shard that is down."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash("server-0", back_after=2 * LEASE)
+        cut(s, "store-0", "scheduler")
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        assert happened(s, Restored)[-1].version == 1
+        assert list(kept(s)) == ["store-1"]
+
+    assert TIMINGS.last_copy > 4 * LEASE
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_the_last_store_is_waited_for() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash("store-1")
+        await s.all_of(process.run(client.push(ONES)), within=2 * LEASE)
+        s.world.crash("server-0")
+        await s.world.bring_up(["store-2"])
+        cut(s, "store-0", "scheduler")
+        await asyncio.sleep(4 * LEASE)
+        assert "store-0" in kept(s)
+        s.network.heal()
+        await s.world.bring_up(["server-0"])
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        assert {state.version for state in await s.states()} == {3}
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_with_both_lost_the_servers_that_live_fill_new_ones() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash("store-0", back_after=0.3)
+        s.world.crash("store-1", back_after=0.5)
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        await until(lambda: len(kept(s)) == 2 and s.world.table.complete, 4 * LEASE)
+        assert set(kept(s).values()) == {2}
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+# -- mail --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", ["store-0", "store-1"])
+def test_mail_outlives_a_store_while_no_server_is_there(lost: str) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES, pull=True)
+        s.world.crash("server-0")
+        s.world.crash("server-1")
+        await until(lambda: not any(view.serving for view in s.world.table.views), LEASE)
+        await s.all_of(process.run(client.push(ONES)), within=LEASE)
+        assert mail(s) == {"store-0": 1, "store-1": 1}
+        s.world.crash(lost)
+        await until(lambda: lost not in mail(s), 2 * LEASE)
+        await s.all_of(process.run(client.push(ONES)), within=LEASE)
+        assert list(mail(s).values()) == [2]
+        await s.world.bring_up(["server-0", "server-1"])
+        assert [state.version for state in await s.states()] == [3, 3]
+        assert {e.count for e in happened(s, Replayed) if e.count} == {2}
+        assert not happened(s, LossReported)
+
+    in_world(scenario, recovery=STATELESS)
+
+
+def test_a_new_store_takes_mail_only_when_every_shard_is_served_again() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES, pull=True)
+        s.world.crash("server-0")
+        s.world.crash("store-0")
+        await until(lambda: list(mail(s)) == ["store-1"], 2 * LEASE)
+        await s.all_of(process.run(client.push(ONES)), within=LEASE)
+        await s.world.bring_up(["store-2"])
+        assert list(kept(s)) == ["store-1", "store-2"]
+        assert mail(s) == {"store-1": 1}
+        await s.world.bring_up(["server-0"])
+        await until(lambda: list(mail(s)) == ["store-1", "store-2"], 2 * LEASE)
+        assert [state.version for state in await s.states()] == [2]
+        s.world.crash("server-0")
+        s.world.crash("store-1")
+        await until(lambda: list(mail(s)) == ["store-2"], 2 * LEASE)
+        await s.all_of(process.run(client.push(ONES)), within=LEASE)
+        await s.world.bring_up(["server-0"])
+        assert [state.version for state in await s.states()] == [3]
+
+    in_world(scenario, shards=1, recovery=STATELESS)
+
+
+def test_what_only_one_mailbox_has_enters_once() -> None:
+    """It was not acked: the worker sends it again, or another one does what it was for."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES, pull=True)
+        s.world.crash("server-0")
+        await until(lambda: not s.world.view(0).serving, LEASE)
+        cut(s, "store-1", "a")
+        pushing = process.run(client.push(ONES))
+        await until(lambda: mail(s) == {"store-0": 1, "store-1": 0}, LEASE)
+        await s.world.bring_up(["server-0"])
+        s.network.heal()
+        await s.all_of(pushing, within=4 * TIMINGS.call)
+        await s.all_of(process.run(client.push(ONES)), within=LEASE)
+        assert [state.version for state in await s.states()] == [3]
+
+    in_world(scenario, shards=1, recovery=STATELESS)
+
+
+def test_a_store_that_starts_over_takes_no_mail_of_an_outage_that_is_over() -> None:
+    """A worker with an old table would leave it where nobody looks any more."""
+    gradient = Operation("gradient", UpdateId("a", 1, 1), gradient=np.zeros(320, np.uint8))
+    boxes = Mailboxes()
+    boxes.take(TakeMail(0, 7))
+    boxes.clear_all()
+    with pytest.raises(MailboxClosed):
+        boxes.deposit(Deposit(0, 7, gradient))
+    boxes.deposit(Deposit(0, 8, gradient))
+
+
+# -- draining ----------------------------------------------------------------------------------
+
+
+def test_a_store_is_drained_when_another_one_can_take_its_place() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        drain = Drain(s.world.endpoint("store-0"))
+        with pytest.raises(CapacityError, match="no other node for a store"):
+            await s.ask(COORDINATOR, drain)
+        await s.world.bring_up(["store-2"])
+        await s.scaled(drain)
+        assert list(kept(s)) == ["store-1", "store-2"]
+        s.world.crash("store-0")
+        s.world.crash("store-1")
+        s.world.crash("server-0", back_after=0.1)
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        assert {state.version for state in await s.states()} == {2}
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_a_server_of_an_earlier_epoch_can_change_neither_store() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        epoch = s.world.view(0).epoch
+        state = (await s.states())[0]
+        await s.lose()
+        for store in s.world.table.stores:
+            with pytest.raises(StaleEpoch):
+                await s.ask(store, PutState(0, epoch, state))
+
+    in_world(scenario, shards=1, recovery=TWO)
