@@ -16,7 +16,7 @@ from dps.core.checkpoint_interval import Estimate
 from flows.advice.emulation import STEADY_EVERY, simulated_outage
 from flows.advice.goodput import Setbacks, goodput, lost_share, twice_within
 from flows.advice.situation import CONTINUE_LIMIT, Situation
-from flows.advice.trials import Trialled, interval
+from flows.advice.trials import Trialled, between_restores, interval
 
 SECONDS_PER_HOUR = 3600.0
 MILLION = 1e6
@@ -37,6 +37,8 @@ class Expected:
         The strategy's name.
     every
         Updates between two checkpoints at most; None: it writes none.
+    layered
+        Whether they lie below a chain or a store, where `every: auto` is refused.
     extra
         Server-side nodes beyond one for each shard.
     pace
@@ -64,6 +66,7 @@ class Expected:
 
     label: str
     every: int | None
+    layered: bool
     extra: int
     pace: float
     kept: float
@@ -128,7 +131,9 @@ def flips(situation: Situation, trialled: Sequence[Trialled]) -> tuple[Flip | No
 
 
 def _expected(situation: Situation, each: Trialled, plain: float, mtbf: float) -> Expected:
-    every = interval(each.write, mtbf) if each.write else None
+    every = None
+    if each.write is not None:
+        every = interval(each.write, between_restores(situation, each.strategy, mtbf))
     setbacks = _setbacks(situation, each, plain, every, mtbf)
     kept, lost_time = goodput(setbacks, mtbf, situation.training), lost_share(setbacks, mtbf)
     count = sum(setbacks.nodes.values())
@@ -136,11 +141,12 @@ def _expected(situation: Situation, each: Trialled, plain: float, mtbf: float) -
     return Expected(
         label=each.strategy.label,
         every=every,
+        layered=each.strategy.layered,
         extra=count - situation.servers,
         pace=setbacks.pace,
         kept=kept,
         half_width=_half_width(each, kept, mtbf, lost_time),
-        at_risk=_at_risk(each, every),
+        at_risk=_at_risk(each, every, setbacks.pair_losses * mtbf / count),
         stale=_mean_by_nodes(each, {role: s.stale for role, s in each.strikes.items()}),
         setback=math.inf if _fatal_roles(each) else lost_time * mtbf / count,
         usd=hourly / SECONDS_PER_HOUR / (kept * plain) * MILLION if kept else math.inf,
@@ -155,17 +161,22 @@ def _setbacks(
 ) -> Setbacks:
     """What failures cost under a strategy, if checkpoints are so many updates apart."""
     nodes, fatal_roles = each.layout.nodes, _fatal_roles(each)
-    again = situation.outage + situation.profile.start
     fatal = sum(nodes[role] for role in fatal_roles) / mtbf
+    pair_losses = 0.0
     if each.strategy.twins is not None:
         pairs = max(nodes[role] for role in each.strategy.twins)
-        fatal += twice_within(pairs, mtbf, again)
+        pair_losses = twice_within(pairs, mtbf, situation.again)
     rate = 1 / (1 / each.rate + _writing(each, every))
     seconds = {
         role: 0.0 if role in fatal_roles else _setback(situation, each, role, every, rate)
         for role in nodes
     }
-    return Setbacks(rate / plain, nodes, seconds, fatal, again)
+    pace, again = rate / plain, situation.again
+    if not each.strategy.layered:
+        return Setbacks(pace, nodes, seconds, fatal + pair_losses, again)
+    read = situation.profile.disk.seconds(round(situation.nbytes / situation.servers))
+    restored = again + read + _since_checkpoint(each, every) / rate
+    return Setbacks(pace, nodes, seconds, fatal, again, pair_losses, restored)
 
 
 def _fatal_roles(each: Trialled) -> set[str]:
@@ -206,19 +217,28 @@ def _further(each: Trialled, every: int | None) -> float:
     """How many updates a loss costs beyond those of the trials, whose interval was shorter.
 
     A write begins when half of the interval is over, so that what is not yet in one grows from 0 to
-    that: by a quarter of the interval on the average.
+    that: by a quarter of the interval on the average. What is layered goes back to none by itself.
     """
-    return 0.0 if every is None else (every - each.every) / 4
+    return 0.0 if every is None or each.strategy.layered else (every - each.every) / 4
 
 
-def _at_risk(each: Trialled, every: int | None) -> float:
+def _since_checkpoint(each: Trialled, every: int | None) -> float:
+    """How many updates came since the newest complete checkpoint began, on the average."""
+    if each.write is None or every is None:
+        return 0.0
+    return _due(each.write, every) / 2 + each.write.during
+
+
+def _at_risk(each: Trialled, every: int | None, pair_share: float) -> float:
+    """Acked updates that a failure loses; `pair_share` of them take both nodes of a pair."""
     if _fatal_roles(each):
         return math.inf
     lost = {
         role: [n + (_further(each, every) if role == "server" else 0.0) for n in strikes.lost]
         for role, strikes in each.strikes.items()
     }
-    return max(0.0, _mean_by_nodes(each, lost))
+    below = pair_share * _since_checkpoint(each, every) if each.strategy.layered else 0.0
+    return max(0.0, _mean_by_nodes(each, lost)) + below
 
 
 def _mean_by_nodes(each: Trialled, figures: Mapping[str, Sequence[float]]) -> float:

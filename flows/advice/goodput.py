@@ -32,6 +32,9 @@ class Setbacks:
     fatal, fatal_seconds
         How often nothing is left, for each second, so that the training begins again; and for how
         long nothing can be computed then.
+    pair_losses, pair_seconds
+        How often both nodes of a pair are lost, for each second, where checkpoints are left of the
+        shard; and how far that sets the training back, in seconds.
     """
 
     pace: float
@@ -39,11 +42,14 @@ class Setbacks:
     seconds: Mapping[str, float]
     fatal: float = 0.0
     fatal_seconds: float = 0.0
+    pair_losses: float = 0.0
+    pair_seconds: float = 0.0
 
 
 def lost_share(setbacks: Setbacks, mtbf: float) -> float:
     """Return λD: seconds by which failures set the training back, for each second of progress."""
-    return sum(n * setbacks.seconds[role] for role, n in setbacks.nodes.items()) / mtbf
+    single = sum(n * setbacks.seconds[role] for role, n in setbacks.nodes.items()) / mtbf
+    return single + setbacks.pair_losses * setbacks.pair_seconds
 
 
 def goodput(setbacks: Setbacks, mtbf: float, work: float) -> float:

@@ -54,6 +54,11 @@ class Situation:
     profile: Profile
 
     @property
+    def again(self) -> float:
+        """Seconds from the loss of a node until another one is there in its place."""
+        return self.outage + self.profile.start
+
+    @property
     def round_seconds(self) -> float:
         """How long a server is busy with one gradient of each worker, at least."""
         costs, shard = self.profile, self.nbytes / self.servers
@@ -91,7 +96,7 @@ class Strategy:
     label
         What it is called.
     recovery
-        The section `recovery` of a configuration; that of checkpoints is without its interval.
+        The section `recovery` of a configuration, without an interval of checkpoints.
     spares
         Nodes that are kept warm.
     buffers
@@ -99,7 +104,10 @@ class Strategy:
     restarts
         Whether the loss of a server leaves nothing of its shard.
     twins
-        Of which two roles the loss within one outage leaves nothing of a shard.
+        Of which two roles the loss within one outage leaves nothing of a shard, or no more than
+        the newest checkpoint.
+    above
+        The label of the strategy that it has checkpoints below of; "": it is none with a layer.
     """
 
     label: str
@@ -108,15 +116,24 @@ class Strategy:
     buffers: bool = False
     restarts: bool = False
     twins: tuple[str, str] | None = None
+    above: str = ""
+
+    @property
+    def layered(self) -> bool:
+        """Whether it has checkpoints below a chain or a store."""
+        return bool(self.above)
 
     @property
     def checkpoints(self) -> bool:
         """Whether it writes checkpoints."""
-        return bool(self.recovery.get("preset") == "checkpoint")
+        return self.layered or self.recovery.get("preset") == "checkpoint"
 
     def section(self, every: int) -> dict[str, Any]:
         """The section `recovery`, with an interval of so many updates if it writes checkpoints."""
-        return {**self.recovery, **({"durability": {"every": every}} if self.checkpoints else {})}
+        if not self.checkpoints:
+            return dict(self.recovery)
+        written = {"every": every}
+        return {**self.recovery, "durability": {"below": written} if self.layered else written}
 
 
 STRATEGIES = (
@@ -129,7 +146,17 @@ STRATEGIES = (
         {"preset": "chain", "outage": {"kind": "continue", "buffer": "worker"}},
         twins=("server", "replica"),
     ),
+    Strategy(
+        "chain(2) + checkpoint", {"preset": "chain"}, twins=("server", "replica"), above="chain(2)"
+    ),
     Strategy("stateless", {"preset": "stateless"}, buffers=True, twins=("server", "store")),
+    Strategy(
+        "stateless + checkpoint",
+        {"preset": "stateless"},
+        buffers=True,
+        twins=("server", "store"),
+        above="stateless",
+    ),
     Strategy("worker_cache", {"durability": {"kind": "worker_cache"}}),
 )
 

@@ -64,7 +64,8 @@ def recommendation(
             "None of them: at this mean time between failures the training is never expected to "
             "end."
         )
-    written = f", written every {best.every:,} updates or `every: auto`" if best.every else ""
+    written = f", written every {best.every:,} updates" if best.every else ""
+    written += " or `every: auto`" if written and not best.layered else ""
     below, above = flips
     until = [
         f"{side} an MTBF of {duration_text(flip.mtbf)} {flip.label} costs less"

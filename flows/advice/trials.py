@@ -28,6 +28,7 @@ from dps.errors import DpsError
 from dps.protocol.durabilities.checkpoint import LEAST, MOST
 from flows.advice import emulation
 from flows.advice.emulation import Job, Measured
+from flows.advice.goodput import twice_within
 from flows.advice.situation import Layout, Situation, Strategy
 
 Run = Callable[[Sequence[Job]], Sequence[Measured]]
@@ -85,6 +86,18 @@ def interval(write: Estimate, mtbf: float) -> int:
     return auto.choose(write, FailureHistory()).every
 
 
+def between_restores(situation: Situation, strategy: Strategy, mtbf: float | None = None) -> float:
+    """Return how long a shard goes without being restored from a checkpoint, in seconds.
+
+    Parameters
+    ----------
+    mtbf
+        Mean time between failures of a server-side node, in seconds, if not the situation's.
+    """
+    mtbf = situation.mtbf if mtbf is None else mtbf
+    return 1 / twice_within(1, mtbf, situation.again) if strategy.layered else mtbf
+
+
 def number_of_trials(strategies: Sequence[Strategy], seeds: int) -> int:
     """Return how many trials `run_trials` runs."""
     return len(strategies) * (1 + 2 * seeds)
@@ -109,13 +122,16 @@ def run_trials(
                 f"{measured.failure}"
             )
     plain = steady[0].rate
+    rates = {s.label: m.rate for s, m in zip(strategies, steady, strict=True)}
     writes = [
-        _write(situation, plain, m) if s.checkpoints else None
+        _write(situation, rates.get(s.above, plain), m) if s.checkpoints else None
         for s, m in zip(strategies, steady, strict=True)
     ]
     everies = [
-        min(interval(write, situation.mtbf), emulation.MOST_BETWEEN) if write else situation.workers
-        for write in writes
+        min(interval(write, between_restores(situation, s)), emulation.MOST_BETWEEN)
+        if write
+        else situation.workers
+        for s, write in zip(strategies, writes, strict=True)
     ]
     strikes = _strikes(situation, strategies, layouts, everies, seeds, run)
     return [
@@ -181,7 +197,7 @@ def _control(situation: Situation, strategy: Strategy, every: int, seed: int) ->
 
 
 def _write(situation: Situation, plain: float, measured: Measured) -> Estimate:
-    """What a write holds up, by the pace with checkpoints and that without."""
+    """What a write holds up, by the pace with checkpoints and `plain`, that without."""
     due = emulation.STEADY_EVERY / 2
     took = situation.profile.disk.seconds(round(situation.nbytes / situation.servers))
     during = took * plain

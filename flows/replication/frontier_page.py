@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dps.errors import ConfigurationError
-from flows.analysis.finished import read_experiment
-from flows.analysis.prices import load_prices
+from flows.analysis.effects.course import course
+from flows.analysis.effects.difference import Effect, over_common_span
+from flows.analysis.finished import Finished, read_experiment
+from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import read_claims
 from flows.config.trials import Trial, load_trials
 from flows.files import write_whole
-from flows.replication.frontier_tables import SECTIONS, Study
+from flows.replication.frontier_tables import OVER_COMMON_SPANS, SECTIONS, Study
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 SERVES = ("server", "replica", "spare", "store")
@@ -86,12 +89,13 @@ def read_study(
     trials = load_trials(str(configs / f"{experiment}.yaml"))[1]
     planned = {trial.digest: trial for trial in trials}
     folder = results / experiment
-    found = read_experiment(folder, load_prices(), say) if folder.is_dir() else []
-    outcomes = [
-        each.outcome
-        for each in found
+    prices = load_prices()
+    found = [
+        each
+        for each in (read_experiment(folder, prices, say) if folder.is_dir() else [])
         if each.outcome.identity.digest in planned and each.outcome.status != "failed"
     ]
+    outcomes = [each.outcome for each in found]
     if len(outcomes) < len(planned):
         say(
             f"{experiment}: {len(outcomes):,} of {len(planned):,} trials are recorded in {folder}, "
@@ -99,7 +103,29 @@ def read_study(
         )
         return None
     say(f"{experiment}: tables of {len(outcomes):,} trials")
-    return Study(outcomes, read_claims(folder), _nodes(planned))
+    common = common_spans(found, prices) if experiment in OVER_COMMON_SPANS else {}
+    return Study(outcomes, read_claims(folder), _nodes(planned), common)
+
+
+def common_spans(found: Sequence[Finished], prices: Prices) -> dict[str, Effect]:
+    """Return by trial what its faults did over the span that all strategies of its seed share."""
+    by_name = {each.outcome.identity.trial: each for each in found}
+    groups = defaultdict[tuple[int | None, frozenset[tuple[str, str]]], list[Finished]](list)
+    for each in found:
+        identity = each.outcome.identity
+        if each.outcome.effects.control is not None:
+            rest = {(axis, label) for axis, label in identity.labels.items() if axis != "recovery"}
+            groups[identity.seed, frozenset(rest)].append(each)
+    spans = dict[str, Effect]()
+    for group in groups.values():
+        pairs = {}
+        for each in group:
+            control = by_name[each.outcome.effects.control or ""]
+            mine, theirs = course(each.record, prices), course(control.record, prices)
+            if mine is not None and theirs is not None:
+                pairs[each.outcome.identity.trial] = mine, theirs
+        spans |= over_common_span(pairs)
+    return spans
 
 
 def _nodes(planned: Mapping[str, Trial]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from flows.analysis.comparison import known
+from flows.analysis.effects.difference import Effect
 from flows.analysis.groups import strategies
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import FEWEST_SEEDS, interval, paired
@@ -29,7 +30,7 @@ Labels = Mapping[str, str]
 Row = Mapping[str, Any]
 
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
-WORKERS, HIDDEN = "training.workers", "workload.hidden"
+WORKERS, HIDDEN, PROFILE = "training.workers", "workload.hidden", "cluster.profile"
 QUIET: Labels = {FAULTS: "mtbf inf"}
 
 
@@ -45,11 +46,14 @@ class Study:
         What was fixed beforehand.
     nodes
         For each strategy, how many nodes it keeps beside workers and evaluator.
+    common
+        By trial, what its faults did over the span that all strategies of its seed have in common.
     """
 
     outcomes: Sequence[Outcome]
     claims: Sequence[ClaimSection]
     nodes: Mapping[str, int]
+    common: Mapping[str, Effect] = field(default_factory=dict)
 
     @property
     def strategies(self) -> tuple[str, ...]:
@@ -82,7 +86,7 @@ class Study:
             There is no valid trial of that strategy and those labels.
         """
         rows = {
-            each.identity.seed: known(each)
+            each.identity.seed: {**known(each), **self._spans(each)}
             for each in self.outcomes
             if each.valid
             and each.identity.strategy == strategy
@@ -93,6 +97,15 @@ class Study:
         found = {seed: figure.of(row) for seed, row in rows.items() if seed is not None}
         return {
             seed: v * figure.scale for seed, v in found.items() if v is not None and isfinite(v)
+        }
+
+    def _spans(self, trial: Outcome) -> Row:
+        """How long the span is that the effect of its faults is of; and both for the common one."""
+        own, common = trial.effects.time, self.common.get(trial.identity.trial)
+        return {
+            "own_span": own.span if own else None,
+            "common_span": common.span if common else None,
+            "common_mean": common.mean if common else None,
         }
 
 
@@ -126,6 +139,8 @@ class Section:
         Of a table with a row for each strategy, or for each pair.
     pairs
         Of strategies, by how much the first is above the second; without any, means are shown.
+    of
+        The strategies whose means are shown, if not those of all.
     text
         What makes the section of the records, where it is no such table.
     parts
@@ -135,6 +150,7 @@ class Section:
     experiment: str
     columns: Sequence[Column] = ()
     pairs: Sequence[tuple[str, str]] = ()
+    of: Sequence[str] = ()
     text: Callable[[Study], str] | None = None
     parts: Sequence[tuple[str, Section]] = ()
 
@@ -146,7 +162,7 @@ class Section:
             return self.text(study)
         if self.pairs:
             return differences(study, self.columns, self.pairs)
-        return table(study, self.columns)
+        return table(study, self.columns, self.of or study.strategies)
 
 
 def named(key: str, scale: float = 1.0, digits: int = 1) -> Figure:
@@ -170,6 +186,8 @@ POINTS, FINAL = named("effect_time_mean", 100), named("accuracy_final", 100)
 TARGET, COST = named("target_usd", 1000, 2), named("cost_usd", 1000, 2)
 FIXED, TARGET_FIXED = Figure(_fixed_term, 1000, 2), Figure(_fixed_term_to_target, 1000, 2)
 LOST, MET, LASTS = named("updates_lost", 1, 0), named("faults"), named("training_seconds")
+OWN_SPAN, COMMON_SPAN = named("own_span"), named("common_span")
+COMMON = named("common_mean", 100)
 DOWN, WRITTEN = named("downtime_seconds"), named("checkpoint_written_bytes", 1e-6, 2)
 
 
@@ -207,10 +225,10 @@ def difference_cell(values: Mapping[int, float], others: Mapping[int, float], di
     return f"{mean} [{number(found.low, digits)}, {number(found.high, digits)}]"
 
 
-def table(study: Study, columns: Sequence[Column]) -> str:
-    """Return means of all strategies, each in a row, with the nodes that it keeps."""
+def table(study: Study, columns: Sequence[Column], shown: Sequence[str]) -> str:
+    """Return means of some strategies, each in a row, with the nodes that it keeps."""
     rows = []
-    for strategy in study.strategies:
+    for strategy in shown:
         name = f"{strategy} ({study.nodes[strategy]})"
         cells = [
             mean_cell(
@@ -291,7 +309,18 @@ _ALL_PAIRS = (
     ("chain(3)", _SPARES),
     ("chain(2), spares", _SPARES),
 )
-_LAYERS_PAIRS = (("chain(2) + checkpoint", _SPARES), ("stateless + checkpoint", _SPARES))
+_ALL_CLAIMED = (
+    ("stateless", _SPARES),
+    ("chain(2)", _SPARES),
+    ("chain(2), spares", "chain(3)"),
+)
+_LAYERS_PAIRS = (
+    ("chain(2) + checkpoint", _SPARES),
+    ("stateless + checkpoint", _SPARES),
+    ("chain(2) + checkpoint", "chain(2)"),
+    ("stateless + checkpoint", "stateless"),
+)
+_EVERYWHERE_PAIRS = (("worker cache, warm", _SPARES), ("chain(2) + checkpoint", _SPARES))
 _FOUR_EACH_PAIRS = (
     ("chain", "checkpoint"),
     ("stateless", "checkpoint"),
@@ -320,6 +349,21 @@ _MONEY_COLUMNS = (
     Column("lasts, s", LASTS, _EVERY_8),
     Column("money, on demand", COST, _EVERY_8),
     Column("money, fixed term", FIXED, _EVERY_8),
+)
+_COMMON_COLUMNS = tuple(
+    Column(f"{when}: {heading}", figure, labels)
+    for when, labels in _RATES
+    for heading, figure in (
+        ("own span, s", OWN_SPAN),
+        ("points over it", POINTS),
+        ("common span, s", COMMON_SPAN),
+        ("points over it", COMMON),
+    )
+)
+_EVERYWHERE_COLUMNS = (
+    *_ALL_COLUMNS,
+    Column("faults met", MET, _EVERY_8),
+    Column("lasts, s", LASTS, _EVERY_8),
 )
 _CROWDS = ("2", "8", "32")
 _WIDTHS = ("32", "512", "2048")
@@ -353,12 +397,14 @@ _PARTIAL_COLUMNS = (
     Column("final accuracy", FINAL, _EVERY_8),
     Column("updates lost", LOST, _EVERY_8),
 )
-_ALL, _LAYERS, _WORKERS, _SIZE = (
-    f"frontier-{name}" for name in ("all", "layers", "workers", "size")
+_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
+    f"frontier-{name}"
+    for name in ("all", "layers", "workers", "size", "everywhere", "model", "profile")
 )
+OVER_COMMON_SPANS = (_ALL, _LAYERS)
 _RECORDED = (
     "frontier",
-    *(_ALL, _LAYERS, _WORKERS, _SIZE),
+    *(_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
     *("explore", "partial", "partial-small"),
 )
 
@@ -397,6 +443,38 @@ SECTIONS: dict[str, Section] = {
     "frontier-layers: points": Section(_LAYERS, _ALL_COLUMNS),
     "frontier-layers: money": Section(_LAYERS, _MONEY_COLUMNS),
     "frontier-layers: differences": Section(_LAYERS, _at(_RATES, POINTS), _LAYERS_PAIRS),
+    **{f"{name}: common": Section(name, _COMMON_COLUMNS) for name in OVER_COMMON_SPANS},
+    "frontier-all: common-differences": Section(_ALL, _at(_RATES, COMMON), _ALL_CLAIMED),
+    "frontier-layers: common-differences": Section(_LAYERS, _at(_RATES, COMMON), _LAYERS_PAIRS),
+    "frontier-everywhere: points": Section(_EVERYWHERE, _EVERYWHERE_COLUMNS),
+    "frontier-everywhere: differences": Section(
+        _EVERYWHERE, _at(_RATES, POINTS), _EVERYWHERE_PAIRS
+    ),
+    "frontier-model: quiet": Section(_MODEL, (Column("no fault: final accuracy", FINAL, QUIET),)),
+    "frontier-model: 24 s": Section(
+        _MODEL,
+        (
+            Column("24 s: points at equal times", POINTS, _EVERY_24),
+            Column("final accuracy", FINAL, _EVERY_24),
+        ),
+        of=(_SPARES, "chain(2), spares", "chain(3)", "stateless"),
+    ),
+    "frontier-model: 8 s": Section(
+        _MODEL,
+        (
+            Column("8 s: points at equal times", POINTS, _EVERY_8),
+            Column("final accuracy", FINAL, _EVERY_8),
+        ),
+        of=(_SPARES, "chain(2)", "stateless"),
+    ),
+    "frontier-profile: points": Section(
+        _PROFILE,
+        tuple(
+            Column(f"{profile}: {heading}", figure, {**_EVERY_8, PROFILE: profile})
+            for profile in ("half", "double")
+            for heading, figure in (("points at equal times", POINTS), ("final accuracy", FINAL))
+        ),
+    ),
     "frontier-workers: tables": Section(_WORKERS, parts=_WORKERS_PARTS),
     "frontier-size: tables": Section(_SIZE, parts=_SIZE_PARTS),
     "partial: points": Section("partial", _PARTIAL_COLUMNS),

@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from flows.analysis.statistics import FEWEST_SEEDS, ROUNDING, student_reach
+from flows.config.profile import load_profile, shipped
 from flows.metrics import BY_KEY, Metric
 from flows.metrics.score import Score
 from flows.report.figures.dataset import Subject
 from flows.report.figures.figure import Drawing, Table, slugs
 from flows.report.figures.numeric_axis import NumericAxis
 from flows.report.figures.style import (
+    HEIGHT,
     INK,
+    LABEL_LETTERS,
     REFERENCE,
     SMALL,
     count_told,
@@ -53,6 +56,8 @@ MOST_WRITTEN = 7
 HATCH = "/////"
 EVEN = "equal"
 BAR = 0.3  # inches that the bar of colours takes
+ROW, FEWEST_ROWS = 0.27, 3  # inches that a row of cells is high; a panel is as high as so many
+MARGIN = 0.65  # inches below the cells
 # From dark to light, so that in grey the sign can be told as well; these stay on a dark page.
 DIFFERENCE_COLOURS = ("#112e66", "#6f8dbf", "#b4b6ba", "#e3c98f", "#fff0b8")
 DARK, LIGHT = "#16181c", "#fdfdfd"
@@ -63,11 +68,15 @@ Seeds = Mapping[int | None, float]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What strategies are compared in, and how a difference is shown: times `factor`, in a unit."""
+    """What strategies are compared in, and how a difference is shown: times a factor, in a unit.
+
+    Of the best two of a cell none is called the best if they are equal in so many `digits`.
+    """
 
     key: str
     title: str
     unit: Callable[[float], tuple[float, str]]
+    digits: int = 1
 
 
 def _share(_: float) -> tuple[float, str]:
@@ -87,14 +96,17 @@ MEASURES = (
     Measure("effect_money_mean", "effect on accuracy for equal money", _share),
     Measure("accuracy_final", "final accuracy", _share),
     Measure("target_seconds", "time to the target", _seconds),
-    Measure("target_usd", "money to the target", _money),
-    Measure("cost_usd", "money", _money),
+    Measure("target_usd", "money to the target", _money, digits=2),
+    Measure("cost_usd", "money", _money, digits=2),
 )
 
 
 @dataclass(frozen=True)
 class Map:
-    """What a measure is over two axes, by strategy; `others` are the labels of all further axes."""
+    """What a measure is over two axes, by strategy.
+
+    `others` are the labels of all further axes, and `note` is what a reader of the axes must know.
+    """
 
     x: NumericAxis
     y: NumericAxis
@@ -102,6 +114,7 @@ class Map:
     others: tuple[str, ...]
     values: Mapping[str, Mapping[Place, Seeds]]
     score: Score
+    note: str = ""
 
     @property
     def metric(self) -> Metric:
@@ -125,6 +138,19 @@ class Map:
     def title(self) -> str:
         """What is compared."""
         return self.score.said(self.measure.title)
+
+    @property
+    def least(self) -> tuple[float, str]:
+        """The difference from which on one is called the best, and that as a reader is told.
+
+        It is 0 of a score without a unit, whose size is not known.
+        """
+        cells = [cell for each in self.values.values() for cell in each.values()]
+        factor, unit = self.unit(max(abs(_mean(seeds)) for seeds in cells if seeds))
+        if not unit:
+            return 0.0, "do not differ"
+        least = 0.5 * math.pow(10, -self.measure.digits)
+        return least / factor, f"are less than {least:g} {unit.removeprefix(', ')} apart"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -182,6 +208,7 @@ def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
         return
     by = "recovery" if "recovery" in rest else rest[0]
     rest.remove(by)
+    note = _start_told(subject) if x.is_outage or y.is_outage else ""
     for measure in MEASURES:
         values: dict[tuple[str, ...], dict[str, dict[Place, dict[int | None, float]]]] = {}
         for _, outcome in subject.trials:
@@ -194,7 +221,15 @@ def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
         for others, found in values.items():
             known = {name: found[name] for name in subject.strategies if name in found} or found
             if len(known) > 1:
-                yield Map(x, y, measure, others, known, subject.score)
+                yield Map(x, y, measure, others, known, subject.score, note)
+
+
+def _start_told(subject: Subject) -> str:
+    """Say that a shard is missed for longer than nobody asks for a node: by the start of one."""
+    profiles = {outcome.virtual for _, outcome in subject.trials}
+    starts = {load_profile(name).start if name in shipped() else None for name in profiles}
+    took = starts.pop() if len(starts) == 1 else None
+    return f"; the start of a node comes on top{'' if took is None else f', {took:g} s'}"
 
 
 def difference(one: Seeds, other: Seeds) -> CellDifference | None:
@@ -250,7 +285,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
         figure,
         f"{found.title}, {other} minus {base}{unit}; "
         f"{count_told([each.n for each in known.values()] or [0])} per cell; hatched: "
-        "95% t interval contains 0; line: break-even",
+        f"95% t interval contains 0; line: break-even{found.note}",
     )
     names = slugs([base, other])
     rows = [
@@ -262,7 +297,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
         f"{found.title[:1].upper()}{found.title[1:]}: {other} against {base}{found.where}",
         f"{other} minus {base}: {found.metric.definition}",
         figure,
-        Table((found.x.name, found.y.name, f"difference{unit}", "seeds", "resolved"), (*rows,)),
+        Table((found.x.title, found.y.title, f"difference{unit}", "seeds", "resolved"), (*rows,)),
         rows=True,
     )
 
@@ -285,7 +320,7 @@ def _winners(found: Map) -> Drawing:
             counts.append(len(seeds))
             if lead is None or not lead.resolved:
                 unresolved.append(place)
-            own = None if lead is not None and lead.mean == 0 else by_name[best]
+            own = None if lead is not None and _even(found, lead) else by_name[best]
             at = found.columns.index(column), found.lines.index(line)
             axes.add_patch(_cell(at, facecolor=own.colour if own else REFERENCE, alpha=0.85))
             if own:
@@ -298,13 +333,15 @@ def _winners(found: Map) -> Drawing:
     won = [name for name in strategies if any(row[2] == name for row in rows)]
     looked = ((name, by_name[name]) for name in won)
     keys = [line_key(name, look.colour, look.marker, "none") for name, look in looked]
-    if any(row[2] == EVEN for row in rows):
+    even = any(row[2] == EVEN for row in rows)
+    if even:
         keys.append(patch_key(EVEN, REFERENCE, 0.85))
     legend_above(figure, keys)
+    told = f"; {EVEN}: the best two {found.least[1]}"
     footnote(
         figure,
-        f"best {found.title}; {count_told(counts)} per cell; hatched: 95% t interval of "
-        "its lead over the second contains 0",
+        f"best {found.title}; {count_told(counts)} per cell; hatched: 95% t interval of its lead "
+        f"over the second contains 0{told if even else ''}{found.note}",
     )
     return Drawing(
         f"winners-{found.name}",
@@ -313,7 +350,7 @@ def _winners(found: Map) -> Drawing:
         figure,
         Table(
             (
-                *(found.x.name, found.y.name, "best", "second", "strategy"),
+                *(found.x.title, found.y.title, "best", "second", "strategy"),
                 *(found.metric.label, "low", "high", "seeds"),
             ),
             tuple(rows),
@@ -331,6 +368,12 @@ def _ranked(found: Map, place: Place) -> list[str]:
     sign = -1 if found.higher_wins else 1
     cells = {name: found.values[name][place] for name in known}
     return sorted(known, key=lambda name: (-len(cells[name]), sign * _mean(cells[name])))
+
+
+def _even(found: Map, lead: CellDifference) -> bool:
+    """Whether the best is ahead of the second by nothing, in the digits that are told."""
+    least, _ = found.least
+    return lead.mean == 0 or abs(lead.mean) < least
 
 
 def _mean(seeds: Seeds) -> float:
@@ -352,7 +395,8 @@ def _interval(found: Map, name: str, place: Place) -> tuple[Any, ...]:
 
 
 def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:
-    figure, axes = panel(height=0.65 + 0.27 * max(3, len(found.lines)) + more)
+    high = ROW * max(FEWEST_ROWS, len(found.lines))
+    figure, axes = panel(height=MARGIN + high + more)
     axes.set_xticks(
         [i + 0.5 for i in range(len(found.columns))], [found.x.tick(c) for c in found.columns]
     )
@@ -361,8 +405,8 @@ def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:
     )
     axes.set_xlim(0, len(found.columns))
     axes.set_ylim(0, len(found.lines))
-    axes.set_xlabel(found.x.name)
-    value_label(axes, found.y.name)
+    axes.set_xlabel(found.x.title)
+    value_label(axes, found.y.title, round(LABEL_LETTERS * high / (HEIGHT - MARGIN)))
     axes.grid(visible=False)
     return figure, axes
 

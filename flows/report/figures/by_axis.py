@@ -185,7 +185,7 @@ def _drawing(
         f"{measure.title} against {axis.name}",
         measure.note + ("" if axis.to_scale else EQUAL_DISTANCES),
         figure,
-        Table(("line", axis.name, "seed", measure.y, "low", "high"), tuple(rows)),
+        Table(("line", axis.title, "seed", measure.y, "low", "high"), tuple(rows)),
     )
 
 
@@ -254,7 +254,7 @@ def _mean(values: Sequence[float | None], highest: float) -> tuple[float, float,
 
 def _scales(axes: Axes, axis: NumericAxis, measure: Measure, values: Sequence[float]) -> None:
     axes.set_xticks(list(axis.places.values()), [axis.tick(label) for label in axis.places])
-    axes.set_xlabel(axis.name)
+    axes.set_xlabel(axis.title)
     value_label(axes, measure.y)
     value_axis(axes, values, highest=measure.highest, near=measure.name == ACCURACY.name)
     if measure.percent:

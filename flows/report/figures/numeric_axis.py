@@ -13,6 +13,11 @@ FEWEST_VALUES = 3
 BETWEEN = " · "  # labels of several axes
 # Values whose distances differ by more than this would crowd at one end of an axis to scale.
 MOST_UNEVEN = 50.0
+# What figures call a setting, with its unit: by the last word of its key, or by its labels' word.
+QUANTITIES = {
+    "mtbf": "mean time between failures, s",
+    "back_after": "fresh node asked for after, s",
+}
 
 Labels = Mapping[str, str]  # by axis
 
@@ -42,6 +47,20 @@ class NumericAxis:
     def slug(self) -> str:
         """The key as a part of names of files."""
         return self.key.replace(".*", "").replace(".", "-")
+
+    @property
+    def title(self) -> str:
+        """What the numbers are of, with their unit where it is known."""
+        return QUANTITIES.get(self._last_word) or QUANTITIES.get(self.name) or self.name
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether the numbers are how long nobody asks for a node in place of a lost one."""
+        return self._last_word == "back_after"
+
+    @property
+    def _last_word(self) -> str:
+        return self.key.rpartition(".")[2]
 
     @property
     def to_scale(self) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 INK, MUTED, GRID, REFERENCE = "#1c2127", "#5d6773", "#e3e7ec", "#98a2ad"
 BAD = "#c0362c"
 STRATEGY_COLOURS = ("#cc5500", "#10306b", "#22a688", "#93205f", "#9a8500", "#4a94cf", "#4a4a4a")
-STRATEGY_MARKERS = ("X", "s", "o", "D", "^", "v", "P")
+STRATEGY_MARKERS = ("X", "s", "o", "D", "^", "v", "P", "<", "*", ">", "p")
 STRATEGY_DASHES: tuple[Any, ...] = (
     (0, (3.2, 1.2)),
     (0, (6, 1.2, 1.2, 1.2)),
@@ -111,10 +111,15 @@ def looks(names: Sequence[str]) -> dict[str, Look]:
 
 
 def look(place: int) -> Look:
-    """Return the look in a place of the order; colour and marker together come again after 49."""
+    """Return the look in a place of the order.
+
+    A marker comes again after 11 places, and colour and marker together after 77.
+    """
     again, index = divmod(place, len(STRATEGY_COLOURS))
-    marker = (index + again) % len(STRATEGY_MARKERS)
-    return Look(STRATEGY_COLOURS[index], STRATEGY_MARKERS[marker], STRATEGY_DASHES[marker])
+    marker = STRATEGY_MARKERS[place % len(STRATEGY_MARKERS)]
+    return Look(
+        STRATEGY_COLOURS[index], marker, STRATEGY_DASHES[(index + again) % len(STRATEGY_DASHES)]
+    )
 
 
 # -- panels and axes ---------------------------------------------------------------------------
@@ -188,9 +193,9 @@ def percent_axis(axes: Axes, label: str, lowest: float = 0.0) -> None:
     value_label(axes, label)
 
 
-def value_label(axes: Axes, text: str) -> None:
+def value_label(axes: Axes, text: str, letters: int = LABEL_LETTERS) -> None:
     """Say what the vertical axis shows, in lines that are no longer than it is high."""
-    axes.set_ylabel(textwrap.fill(text, LABEL_LETTERS, break_long_words=False))
+    axes.set_ylabel(textwrap.fill(text, letters, break_long_words=False))
 
 
 def percent_ticks(axes: Axes) -> None:

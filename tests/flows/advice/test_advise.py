@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -84,6 +85,9 @@ def test_all_strategies_are_told_as_json_and_nothing_is_left(
     assert rows["checkpoint + spare"]["setback"] < rows["checkpoint"]["setback"]
     assert 5 < rows["checkpoint"]["setback"] < 10
     assert 0 < rows["checkpoint"]["at_risk"] <= rows["checkpoint"]["every"]
+    assert rows["chain(2) + checkpoint"]["every"] >= 10
+    assert 0 < rows["chain(2) + checkpoint"]["at_risk"] < 1
+    assert rows["chain(2) + checkpoint"]["kept"] > rows["chain(2)"]["kept"]
     assert rows["stateless"]["stale"] > 0
     assert min(row["relative"] for row in rows.values()) == 1
     assert not list(here.glob("results")) + list(here.glob("mlruns")) + list(folder.iterdir())
@@ -130,3 +134,53 @@ def test_the_estimate_predicts_a_training_that_fails_again_and_again(tmp_path: P
     kept = progress / seconds * told.pace
     spread = 3 * math.sqrt(met) / met * told.lost_time / (1 + told.lost_time) * told.kept
     assert kept == pytest.approx(told.kept, abs=spread)
+
+
+@pytest.mark.slow
+def test_what_the_loss_of_a_pair_costs_over_checkpoints_is_what_a_trial_measures(
+    tmp_path: Path,
+) -> None:
+    situation = Situation(
+        nbytes=1_000_000,
+        workers=2,
+        servers=1,
+        gradient=0.05,
+        mtbf=300.0,
+        outage=5.0,
+        training=3600.0,
+        server_price=1.0,
+        worker_price=1.0,
+        profile=load_profile("laptop").build(),
+    )
+    layered = next(s for s in STRATEGIES if s.label == "chain(2) + checkpoint")
+    chain = next(s for s in STRATEGIES if s.label == layered.above)
+
+    def run(jobs: Sequence[Job]) -> list[Measured]:
+        return list(map(partial(simulate, situation, folder=str(tmp_path)), jobs))
+
+    trialled = run_trials(situation, (NONE, chain, layered), 4, run)
+    *_, told = expected(situation, trialled)
+    assert told.every is not None
+    phases, updates, delays = 4, 150, []
+    for phase in range(phases):
+        seconds = []
+        both = {
+            "kind": "kill",
+            "target": ["server-0", "replica-0-1"],
+            "at_updates": 60 + phase * told.every // phases,
+            "back_after": situation.outage,
+        }
+        for name, faults in (("control", []), ("struck", [both])):
+            folder = tmp_path / f"{name}-{phase}"
+            folder.mkdir()
+            job = Job(layered, told.every, phase, updates)
+            config = configured(situation, job, scaled_profile(situation, folder))
+            row = ran({**config, "faults": faults}, folder).row()
+            assert row["status"] == "valid"
+            seconds.append(row["training_seconds"])
+        delays.append(seconds[1] - seconds[0])
+    pairs = 2 / situation.mtbf * (1 - math.exp(-situation.again / situation.mtbf))
+    # Here a single loss sets a chain back by nothing, so that all that is told is the pair's.
+    assert max(mean(strikes.setbacks) for strikes in trialled[2].strikes.values()) < 0
+    told_delay = told.lost_time / pairs
+    assert mean(delays) == pytest.approx(told_delay, rel=0.02)

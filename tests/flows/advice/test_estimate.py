@@ -58,7 +58,34 @@ def test_a_strategy_has_the_nodes_that_its_configuration_says() -> None:
     assert nodes["none"] == nodes["checkpoint"] == nodes["worker_cache"] == {"server": 2}
     assert nodes["checkpoint + spare"] == {"server": 2, "spare": 1}
     assert nodes["chain(2)"] == nodes["chain(2) + continue"] == {"server": 2, "replica": 2}
-    assert nodes["stateless"] == {"server": 2, "store": 1}
+    assert nodes["stateless"] == nodes["stateless + checkpoint"] == {"server": 2, "store": 1}
+    assert nodes["chain(2) + checkpoint"] == nodes["chain(2)"]
+
+
+def test_checkpoints_below_are_gone_back_to_when_both_nodes_of_a_pair_are_lost() -> None:
+    layered = next(s for s in STRATEGIES if s.label == "chain(2) + checkpoint")
+    assert layered.section(40) == {"preset": "chain", "durability": {"below": {"every": 40}}}
+    *_, chain = trialled()
+    write = Estimate(RATE, 0.0, 1.5)
+    below = replace(chain, strategy=layered, every=10, write=write)
+    often = replace(SITUATION, mtbf=1200.0)
+    none, alone, found = expected(often, [trialled()[0], chain, below])
+    assert (found.extra, found.pace, found.layered) == (alone.extra, alone.pace, True)
+    assert alone.kept < 0.01
+    again, every = 60 + SITUATION.profile.start, found.every
+    assert every is not None
+    pairs = 2 * 2 / 1200 * (1 - math.exp(-again / 1200))
+    lost = every / 4 + write.during
+    read = SITUATION.profile.disk.seconds(20_000_000)
+    delay = (2 * 0.5 + 2 * 0.2) / 1200 + pairs * (again + read + lost / (0.9 * RATE))
+    assert found.lost_time == pytest.approx(delay)
+    assert found.kept == pytest.approx(0.9 / (1 + delay))
+    assert found.at_risk == pytest.approx(pairs * lost / (4 / 1200))
+    assert found.fatal == math.inf
+    turns = flips(often, [trialled()[0], below])
+    said = recommendation(often, [none, found], turns)
+    assert said.startswith("Use chain(2) + checkpoint, written every ")
+    assert "auto" not in said
 
 
 def test_kept_and_cost_follow_from_setbacks_by_hand() -> None:

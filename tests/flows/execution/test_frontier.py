@@ -19,8 +19,17 @@ from flows.execution.trial import run_trial
 from flows.records.record import EVENTS_FILE
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-FOUR_EACH = ("frontier-workers", "frontier-size", "frontier-layers", "frontier-real", "partial")
-SHIPPED = ("frontier", "frontier-all", *FOUR_EACH)
+FOUR_EACH = (
+    *(
+        "frontier-workers",
+        "frontier-size",
+        "frontier-layers",
+        "frontier-everywhere",
+        "frontier-profile",
+    ),
+    *("frontier-real", "partial"),
+)
+SHIPPED = ("frontier", "frontier-all", "frontier-model", *FOUR_EACH)
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
 SERVES = ("server", "replica", "spare", "store")
 

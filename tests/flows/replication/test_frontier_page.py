@@ -186,7 +186,7 @@ def test_what_sections_are_made_of_is_configured(experiment: str) -> None:
                 for trial in trials
                 if column.labels.items() <= trial.labels.items()
             }
-            assert met == strategies, (name, column.heading)
+            assert met >= set(section.of or strategies), (name, column.heading)
 
 
 def test_cells_say_how_many_seeds_they_are_of() -> None:

@@ -85,8 +85,9 @@ def test_strategies_differ_in_marker_and_dashes_besides() -> None:
         assert one.colour != other.colour
         assert one.marker != other.marker
         assert one.dashes != other.dashes
-    many = [style.look(place) for place in range(49)]
-    assert len({(look.colour, look.marker) for look in many}) == 49
+    many = [style.look(place) for place in range(77)]
+    assert len({(look.colour, look.marker) for look in many}) == 77
+    assert len({look.marker for look in many[:11]}) == 11
 
 
 def test_a_strategy_looks_the_same_whatever_is_beside_it() -> None:
