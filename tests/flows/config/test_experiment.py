@@ -363,7 +363,6 @@ def test_resolved_form_is_canonical(config: Path) -> None:
     assert resolved["recovery"]["durability"] == {
         "kind": "shared_store",
         "every": 16,
-        "stores": 1,
     }
     assert resolved["recovery"]["name"] == "stateless"
     assert TrialConfig.model_validate(json.loads(json.dumps(resolved))) == written_short

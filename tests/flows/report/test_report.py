@@ -391,7 +391,7 @@ def test_each_strategy_is_explained_in_a_line(folder: Path) -> None:
     assert list(told) == list(STRATEGIES)
     assert "initial values" in told["none"]
     assert "2 servers hold each shard" in told["chain"]
-    assert "up to 32 gradients" in told["stateless"]
+    assert "up to 32 updates per shard" in told["stateless"]
 
 
 def test_what_is_0_for_every_strategy_has_no_line(outcomes: list[Outcome]) -> None:
