@@ -93,6 +93,15 @@ class Leases(Generic[Holder]):
         """For how many seconds the holder's lease has been over; negative while it is not."""
         return self._clock.monotonic() - self._until.get(holder, -math.inf)
 
+    def is_heard_after(self, holder: Holder, other: Holder) -> bool:
+        """Whether a holder has renewed its lease since that of another one was over.
+
+        While the other's is not over, whether the holder's is not either.
+        """
+        now = self._clock.monotonic()
+        until, others = self._until.get(holder, -math.inf), self._until.get(other, -math.inf)
+        return until > now if others > now else until - self._seconds > others
+
     async def watch(self, on_over: Callable[[Holder], Awaitable[None]]) -> None:
         """Call `on_over` for every holder whose lease is over, again and again until it is ended.
 

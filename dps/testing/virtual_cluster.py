@@ -43,10 +43,10 @@ class VirtualCluster(VirtualClient):
 
     Parameters
     ----------
-    servers, workers
+    servers, workers, stores
         How many nodes there are of each kind: "server-0", "server-1" and so on; "worker-0" and so
-        on. Any server may hold any shard. There is a node "store-0" for the states of stateless
-        servers as well.
+        on. Any server may hold any shard. Stores, from "store-0" on, keep the states of stateless
+        servers.
     seed
         How long each message and each bit of work takes is drawn from it, and whom a fault hits
         where that is left open.
@@ -74,14 +74,15 @@ class VirtualCluster(VirtualClient):
         servers: int = 1,
         workers: int = 1,
         *,
+        stores: int = 1,
         seed: int = 0,
         faults: Sequence[Fault] = (),
     ) -> None:
-        for role, number in (("servers", servers), ("workers", workers)):
+        wanted = {"server": servers, "store": stores, "worker": workers}
+        for role, number in wanted.items():
             if number < 1:
-                raise ConfigurationError(f"{role}={number}, expected at least 1")
-        names = [f"server-{i}" for i in range(servers)] + ["store-0"]
-        names += [f"worker-{i}" for i in range(workers)]
+                raise ConfigurationError(f"{role}s={number}, expected at least 1")
+        names = [f"{role}-{i}" for role, number in wanted.items() for i in range(number)]
         super().__init__([NodeSpec(name, role_of(name)) for name in names], seed)
         self.events: list[Event] = []
         self.nodes = VirtualNodes(self)

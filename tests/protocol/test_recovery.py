@@ -34,7 +34,7 @@ def test_a_durability_that_overrides_nothing_keeps_nothing() -> None:
     assert (made.linger, made.has_layer_below, made.restores_in_parts) == (0.0, False, False)
     assert not any((made.writes_checkpoints, made.needs_store, made.restores_together))
     host = Endpoint("tcp://10.0.0.1:1", "g")
-    assert not made.is_restorable(host, host)
+    assert not made.is_restorable([host], [host])
     assert not made.is_last_copy(alone=True, tried=True, restorable=False)
     assert made.at("/elsewhere") is made
     features: tuple[Feature, ...] = ("buffered gradients", "functions", "moves", "tables")

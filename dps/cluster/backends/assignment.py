@@ -103,7 +103,7 @@ def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) ->
     """
     fitting = [offer for offer in free if _fits(spec, offer)]
     room = Counter(offer.host for offer in free)
-    replicas = {taken[name].host for name in taken if _has_the_same(spec.name, name)}
+    replicas = {taken[name].host for name in taken if _copies_of_one(spec.name, name)}
     others = {taken[name].host for name in taken if _store_and_server(spec.name, name)}
     sparing = role_of(spec.name) == "store"
 
@@ -137,7 +137,7 @@ def failing_together(taken: Mapping[str, Offer]) -> list[str]:
 
 def bound(one: str, other: str) -> bool:
     """Whether two nodes must not fail together, by their names."""
-    return _has_the_same(one, other) or _store_and_server(one, other)
+    return _copies_of_one(one, other) or _store_and_server(one, other)
 
 
 def eligible(offers: Collection[Offer]) -> list[Offer]:
@@ -158,7 +158,7 @@ def _order(spec: NodeSpec) -> tuple[int, int, int, str]:
     return -spec.threads, min(kind, 1) if kind < 3 else kind, shard_of(spec.name), spec.name
 
 
-def _has_the_same(one: str, other: str) -> bool:
+def _copies_of_one(one: str, other: str) -> bool:
     """Whether two nodes are replicas of one shard, or stores of the same states."""
     both_stores = role_of(one) == role_of(other) == "store"
     return both_stores or (shard_of(one) >= 0 and shard_of(one) == shard_of(other))

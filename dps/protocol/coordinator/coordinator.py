@@ -9,7 +9,7 @@ leases. What follows for a shard is its controller's business
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -475,14 +475,19 @@ class Coordinator:
         return any(controller.is_last_copy(host) for controller in self._controllers)
 
     def _is_kept_without(self, host: Endpoint) -> bool:
-        """Whether other stores have every state, and another mailbox the mail, that a host has."""
-        others = [store for store in self.stores if store != host]
+        """Whether hosts that can be heard have every state, and all mail, that a host has."""
+
+        def heard(others: Iterable[Endpoint]) -> list[Endpoint]:
+            return [o for o in others if o != host and self.members.is_heard_after(o, host)]
+
+        stores, boxes = heard(self.stores), heard(self.mailboxes)
         states = all(
-            not controller.begun or any(map(controller.keeps_state_at, others))
+            not controller.begun
+            or any(map(controller.keeps_state_at, stores))
+            or bool(heard(controller.view.chain))
             for controller in self._controllers
         )
-        mail = host not in self.mailboxes or len(self.mailboxes) > 1
-        return (states or host not in self.stores) and mail
+        return (states or host not in self.stores) and (bool(boxes) or host not in self.mailboxes)
 
     def refuse_cut(self, shard: int, cut: int) -> None:
         """Have all shards go back to the cut before this one, which is damaged."""

@@ -106,6 +106,14 @@ class Membership:
         member = self._known.get(host)
         return member is not None and member.silent
 
+    def is_heard_after(self, host: Endpoint, other: Endpoint) -> bool:
+        """Whether a host has been heard of since the lease of another one was over.
+
+        Two hosts that fall silent at once are no substitute for each other, in whatever order their
+        leases end.
+        """
+        return self._leases.is_heard_after(host, other)
+
     async def add(self, infos: Iterable[HostInfo]) -> None:
         """Count on hosts, but for those that are known to have ended.
 

@@ -96,7 +96,10 @@ class StorePersistence(NoPersistence):
 
     async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
         """Have a store keep the state; of tables only what is new goes there."""
-        there = self._there.pop(store, None)
+        there = self._there.get(store)
+        if there is not None and (there[0].index, there[1]) == (state.index, epoch):
+            return  # the put to another one had failed
+        self._there.pop(store, None)
         if there is None or not state.tables or there[1] != epoch:
             await self._put(store, PutState(self._shard, epoch, state))
         else:

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from dps.sim.broken import layers, lifecycle, payload, protocol, stores  # noqa: F401 - what is in VARIANTS
+from dps.sim.broken import (  # noqa: F401 - what is in VARIANTS
+    layers,
+    lifecycle,
+    payload,
+    protocol,
+    stores,
+)
 from dps.sim.broken.variant import VARIANTS, Variant
 from dps.sim.schedules.draw import numbered
 from dps.sim.schedules.schedule import Schedule

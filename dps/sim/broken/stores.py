@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dps.core.shard import ShardState
 from dps.protocol.client.shard_client import ShardClient
+from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.durabilities.shared_store import StorePersistence
 from dps.protocol.messages import Deposit, Keepers
@@ -45,6 +46,14 @@ async def _deposit_in_one(
 ) -> None:
     """Take a gradient for safe that one mailbox has."""
     await _deposit_in(self, mailboxes[:1], request)
+
+
+@instead_of(Coordinator, "came_to_rest", "no second mailbox after an outage", mail_in_two_stores)
+async def _rest_as_it_is(self: Coordinator) -> None:
+    """Leave out a mailbox that had to wait until every shard is served."""
+    self.scaling.consider()
+    if self.scaling.look():
+        await self.publish()
 
 
 _deposit_in = ShardClient._deposit_in

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.consistency import ASP
+from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import UpdateId
 from dps.events import (
@@ -627,9 +628,12 @@ class Auditor:
         require(even, "uneven", f"{scaling.servers} servers are wanted, but it is {dict(loads)}")
 
     def _check_stored(self, table: Table, view: View) -> None:
-        """As many stores as there may be have what is committed of a shard."""
+        """As many stores as there may be have what is committed, and as many keep mail."""
         wanted = self._case.recovery.durability.stores
         usable = self._world.scaling.usable.values()
+        able, number = sum(info.role in STORE_ROLES for info in usable), len(table.mailboxes)
+        text = f"{number} mailboxes are used of {able}, and {self._case.recovery.stores} are wanted"
+        require(number == min(self._case.recovery.stores, able), "too few mailboxes", text)
         there = sum(info.role == "store" for info in usable)
         number = len(table.stores)
         text = f"{number} stores are used of {there}, and {wanted} are wanted"

@@ -169,6 +169,51 @@ def test_a_silent_store_is_not_waited_for_when_the_other_has_what_it_has() -> No
     in_world(scenario, shards=1, recovery=TWO)
 
 
+def test_a_silent_store_is_not_waited_for_while_a_new_one_is_filled_by_a_server_that_lives() -> (
+    None
+):
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash("store-1")
+        await s.all_of(process.run(client.push(ONES)), within=2 * LEASE)
+        cut(s, "store-2", "server-0")
+        await s.world.bring_up(["store-2"])
+        await until(lambda: not s.world.view(0).serving, LEASE)
+        s.network.pause(s.network._processes[s.world.endpoint("store-0").address])
+        s.network.heal()
+        await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
+        assert kept(s) == {"store-2": 3}
+
+    assert TIMINGS.last_copy > 4 * LEASE
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+@pytest.mark.parametrize("survivor", ["store-0", "store-1"])
+def test_stores_that_fall_silent_at_once_are_both_waited_for(survivor: str) -> None:
+    """Else the first to be judged is given up for the other one, which may have ended."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash("server-0")
+        await until(lambda: not s.world.view(0).serving, LEASE)
+        buffering = process.run(client.push(ONES))
+        await until(lambda: sum(mail(s).values()) == 2, LEASE)
+        for store in ("store-0", "store-1"):
+            cut(s, store, "scheduler")
+        await asyncio.sleep(2 * LEASE)
+        s.network.heal()
+        [lost] = {"store-0", "store-1"} - {survivor}
+        s.world.crash(lost)
+        await s.world.bring_up(["server-0"])
+        await s.all_of(buffering, within=4 * LEASE)
+        assert {state.version for state in await s.states()} == {2}
+        assert not happened(s, LossReported)
+
+    in_world(scenario, shards=1, recovery=STATELESS)
+
+
 def test_the_last_store_is_waited_for() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")

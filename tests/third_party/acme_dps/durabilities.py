@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import fsspec
@@ -29,7 +30,7 @@ class Shelf(Durability):
 
     folder: str
 
-    def is_restorable(self, stored: Endpoint | None, store: Endpoint | None) -> bool:
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return True: there is a file before a shard is served."""
         return True
 
