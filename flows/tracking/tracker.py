@@ -376,7 +376,7 @@ class Tracker:
         """Log what was written to configure the experiment, and what it came to."""
         configurations = {
             "as_written": read_configuration(folder),
-            "resolved": experiment_yaml(records, read_claims(folder)),
+            "resolved": experiment_yaml(records, read_claims(folder), read_comparison(folder)),
         }
         for name, text in configurations.items():
             if text:
