@@ -205,9 +205,8 @@ RECENT = ("time", "group", "what happened")
 
 def _headline(watched: _Watched) -> str:
     group = watched.overview
-    updates = min((shard.version or 0 for shard in group.shards), default=0)
     said = [f"closed at {_moment(group.t)}" if watched.closed else "running"]
-    said.append(f"{updates:,} updates")
+    said.append(f"{_number(watched.rates.updates)} updates")
     rates = [rate for shard in group.shards if (rate := watched.rates.of_shard(shard)) is not None]
     said += [f"{min(rates):.1f} updates a second"] if rates and not watched.closed else []
     down = sum(shard.status == "down" for shard in group.shards)

@@ -17,6 +17,7 @@ from distributed import Scheduler
 
 from dps import Chain, Recovery
 from dps.cluster.backends.local import LocalCluster
+from dps.cluster.scheduler.overview import GroupOverview, ShardState
 from tests.support.training import (
     COUNTING,
     PRELOAD,
@@ -128,6 +129,25 @@ def test_the_page_shows_a_training_and_a_loss(cluster: LocalCluster, tmp_path: P
         page = looked()
         assert f"{ps.name} : closed at" in page["dps-head"]
         assert page["dps-workers"].count("ended") == 2
+
+
+@needs_bokeh
+def test_the_headline_has_the_updates_of_a_shard_that_does_not_answer() -> None:
+    from dps.cluster.scheduler.dashboard_page import _headline, _Watched
+
+    def overview(t: float, version: int | None, replicas: tuple[str, ...]) -> GroupOverview:
+        first = ShardState(0, 1, ("server-0",), 800, 100, 800, 0)
+        second = ShardState(1, 2, replicas, version, None, None, None)
+        return GroupOverview("group", t, (first, second), (), 0)
+
+    watched = _Watched(late := overview(1.0, None, ("server-1",)))
+    watched.look(late, [])
+    assert "running · – updates" in _headline(watched)
+    watched.look(overview(2.0, 790, ("server-1",)), [])
+    watched.look(overview(3.0, None, ()), [])
+    said = _headline(watched)
+    assert "running · 790 updates" in said
+    assert "1 of 2 shards down" in said
 
 
 @needs_bokeh
