@@ -192,13 +192,13 @@ class DpsPage:
 # -- what is said of a group -----------------------------------------------------------------------
 
 _SHARD_NUMBERS = ("shard", "version", "updates/s", "staleness", "epoch", "size")
-_WORKER_NUMBERS = ("clock", "behind", "updates", "updates/s", "loss")
+_WORKER_NUMBERS = ("clock", "behind", "gradients", "gradients/s", "loss")
 SHARDS = (
     *("group", "shard", "state", "node", "version", "updates/s", "staleness", "epoch"),
     *("other replicas", "size"),
 )
 WORKERS = (
-    *("group", "worker", "node", "state", "clock", "behind", "updates", "updates/s", "loss"),
+    *("group", "worker", "node", "state", "clock", "behind", "gradients", "gradients/s", "loss"),
 )
 RECENT = ("time", "group", "what happened")
 
@@ -248,8 +248,8 @@ def _worker_lines(watched: _Watched) -> Iterable[dict[str, Any]]:
             "state": "running" if runs else "ended",
             "clock": _number(worker.clock),
             "behind": _number(behind),
-            "updates": _number(worker.updates),
-            "updates/s": _number(watched.rates.of_worker(worker), ".1f") if runs else "–",
+            "gradients": _number(worker.updates),
+            "gradients/s": _number(watched.rates.of_worker(worker), ".1f") if runs else "–",
             "loss": _number(worker.loss, ".4g"),
         }
 

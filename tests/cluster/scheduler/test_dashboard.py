@@ -104,6 +104,7 @@ def test_the_page_shows_a_training_and_a_loss(cluster: LocalCluster, tmp_path: P
                 [row[:2] for row in rows] == [("0", "server-0"), ("1", "server-1")]
                 and all(float(row[3]) > 0 for row in rows)
                 and workers.count("running") == 2
+                and "gradients/s" in workers
                 and speeds["name"] == ["shard 0", "shard 1"]
                 and all(any(y > 0 for y in ys) for ys in speeds["ys"])
             )
