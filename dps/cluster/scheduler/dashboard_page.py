@@ -95,10 +95,10 @@ class _Watched:
     speeds: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
     losses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     read_to: float = 0.0
-    closed: float | None = None
+    closed: bool = False
 
     def look(self, overview: GroupOverview, batches: Sequence[tuple[float, Any]]) -> None:
-        self.overview, self.closed = overview, None
+        self.overview, self.closed = overview, False
         self.rates.look(overview)
         for shard in overview.shards:
             self._speed(f"shard {shard.shard}", shard.shard, shard.version, overview.t)
@@ -170,8 +170,8 @@ class DpsPage:
                 continue
             if running:  # what has ended makes room for what runs
                 del self._watched[name]
-            elif watched.closed is None:
-                watched.closed = watched.overview.t
+            else:
+                watched.closed = True
         self._show([self._watched[name] for name in sorted(self._watched)])
 
     def _show(self, groups: Sequence[_Watched]) -> None:
