@@ -58,16 +58,18 @@ tr:nth-child(even) { background: rgba(128, 128, 128, 0.1); }
 
 
 def serve(scheduler: Scheduler, prefix: str, page: str, plot: str) -> None:
-    """Serve the page, and the same without the bar of links, and link to both from all others."""
-    app = BokehApplication(
-        {f"/{page}": _page, f"/{plot}": _plot}, scheduler, prefix, template_variables(scheduler)
-    )
-    scheduler.http_application.add_application(app)
+    """Serve the page, and the same without the bar of links, and link to both from all others.
+
+    What can fail comes first, so that nothing is served by halves.
+    """
+    links = template_variables(scheduler)  # which all pages share
+    pages, plots = links["pages"], links["plots"]
+    app = BokehApplication({f"/{page}": _page, f"/{plot}": _plot}, scheduler, prefix, links)
     app.initialize(IOLoop.current())
     app.start()
-    links = template_variables(scheduler)  # which all pages share
-    links["pages"].append(page)
-    links["plots"].append({"url": plot, "name": "Parameter Servers (dps)"})
+    scheduler.http_application.add_application(app)
+    pages.append(page)
+    plots.append({"url": plot, "name": "Parameter Servers (dps)"})
 
 
 def _page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,7 @@ from distributed import Scheduler
 
 from dps import Chain, Recovery
 from dps.cluster.backends.local import LocalCluster
+from dps.cluster.scheduler.dashboard import offer_page
 from dps.cluster.scheduler.overview import GroupOverview, ShardState
 from tests.support.training import (
     COUNTING,
@@ -130,6 +133,37 @@ def test_the_page_shows_a_training_and_a_loss(cluster: LocalCluster, tmp_path: P
         page = looked()
         assert f"{ps.name} : closed at" in page["dps-head"]
         assert page["dps-workers"].count("ended") == 2
+
+
+@needs_bokeh
+@pytest.mark.parametrize("where", ["initialize", "start", "add_application"])
+def test_a_dashboard_that_takes_no_page_is_left_as_it_was(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bokeh.server.tornado import BokehTornado
+    from distributed.dashboard.scheduler import template_variables
+    from distributed.http.routing import RoutingApplication
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("Dask takes no more")
+
+    async def offer() -> None:
+        address = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}
+        async with Scheduler(dashboard=True, **address) as scheduler:
+            links = deepcopy(template_variables(scheduler))
+            apps = list(scheduler.http_application.applications)
+            of = RoutingApplication if where == "add_application" else BokehTornado
+            with monkeypatch.context() as patched:
+                patched.setattr(of, where, refuse)
+                offer_page(scheduler)
+            assert scheduler.http_application.applications == apps
+            assert template_variables(scheduler) == links
+            offer_page(scheduler)
+            assert len(scheduler.http_application.applications) == len(apps) + 1
+
+    asyncio.run(offer())
+    [warned] = [each for each in caplog.records if "no page of dps" in each.getMessage()]
+    assert "Dask takes no more" in warned.getMessage()
 
 
 @needs_bokeh
