@@ -41,7 +41,6 @@ from dps.observe.sentences import sentence
 from dps.observe.views import size
 
 EVERY_MILLISECONDS = 1000
-MOST_BATCHES = 2000  # of what was reported before the page was opened
 MOST_POINTS = 1000  # of each curve
 MOST_NAMED = 12  # curves that a legend names; more would hide them
 MOST_PIXELS = 320  # of a table that is not scrolled
@@ -105,10 +104,9 @@ class _Watched:
         for shard in overview.shards:
             self._speed(f"shard {shard.shard}", shard.shard, shard.version, overview.t)
         for t, who, loss in reported_losses(batches, self.read_to):
-            points = self.losses.setdefault(who, [])
-            points.append((t, loss))
-            if len(points) > MOST_POINTS:
-                del points[:-1:2]
+            self.losses.setdefault(who, []).append((t, loss))
+        # Each curve by itself: batches of several workers may come in an order that repeats.
+        self.losses = {who: _thinned(points) for who, points in self.losses.items()}
         self.read_to = batches[-1][0] if batches else self.read_to
 
     def _speed(self, name: str, shard: int, version: int | None, now: float) -> None:
@@ -278,14 +276,10 @@ def _named(groups: Sequence[_Watched], curves: str, several: bool) -> dict[str, 
 def reported_losses(
     batches: Sequence[tuple[float, Any]], since: float
 ) -> list[tuple[float, str, float]]:
-    """Return the losses of batches that came after a time: when, whose, and how much.
-
-    Of more than `MOST_BATCHES` some are passed over, evenly from the first to the last.
-    """
+    """Return the losses of batches that came after a time: when, whose, and how much."""
     first = next((i for i in range(len(batches), 0, -1) if batches[i - 1][0] <= since), 0)
-    stride = max(1, math.ceil((len(batches) - first) / MOST_BATCHES))
     found: list[tuple[float, str, float]] = []
-    for _, batch in batches[first::stride]:
+    for _, batch in batches[first:]:
         for event in batch:
             match event:
                 case {"event": "Reported", "name": "loss", "values": [*_, value]}:
@@ -293,6 +287,12 @@ def reported_losses(
                 case {"event": "Evaluated", "loss": float(value)}:
                     found.append((event["t"], "evaluator", value))
     return found
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """As many as a curve has at most, evenly until the last."""
+    stride = math.ceil(len(points) / MOST_POINTS)
+    return points[(len(points) - 1) % stride :: stride] if stride > 1 else points
 
 
 def _moment(t: float) -> str:
