@@ -419,7 +419,8 @@ def test_artifacts_lie_in_the_working_directory(tracked: Tracked) -> None:
     assert names == {"events.jsonl", "trial.png"}
     assert run.info.artifact_uri.startswith((tracked.here / "mlruns").as_uri())
     parent = tracked.tracker.parent_id
-    assert {f.path for f in tracked.client.list_artifacts(parent)} == {"figures", "report.html"}
+    of_all = {"comparison.csv", "configuration", "figures", "report.html"}
+    assert {f.path for f in tracked.client.list_artifacts(parent)} == of_all
     figures = {file.path for file in tracked.client.list_artifacts(parent, "figures")}
     for name in ("accuracy-time-kill", "recovery-time", "timeline-kill-chain"):
         assert {f"figures/{name}.{ending}" for ending in ("svg", "png", "csv")} <= figures
