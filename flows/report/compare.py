@@ -256,6 +256,8 @@ def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> T
     mine, theirs = first.row(), second.row()
     table = _table("figure", *names, "difference", numbers=True)
     for column in COLUMNS:
+        if first.score == second.score and column.key in first.score.same_as:
+            continue
         values = mine[column.key], theirs[column.key]
         if first.score == second.score:
             column = first.score.of(column)
