@@ -264,6 +264,13 @@ def test_of_a_score_of_which_less_is_better_all_of_its_figures_are() -> None:
     assert of_score.isdisjoint({"loss_final", "target_seconds", "idle_share", "objective_excess"})
 
 
+def test_the_interval_of_no_score_goes_below_0_and_that_of_a_difference_does() -> None:
+    for score in SCORES.values():
+        cut = {c.key: score.of(c).cut(-0.1) for c in COLUMNS if c.of_score}
+        assert {cut[key] for key in ("accuracy_final", "accuracy_before", "accuracy_best")} == {0.0}
+        assert {cut[key] for key in ("accuracy_drop", "effect_time_mean")} == {-0.1}
+
+
 @pytest.mark.parametrize(
     ("sections", "problem"),
     [
