@@ -29,7 +29,7 @@ FOUR_EACH = (
     ),
     *("frontier-real", "partial"),
 )
-SHIPPED = ("frontier", "frontier-all", "frontier-model", *FOUR_EACH)
+SHIPPED = ("frontier", "frontier-all", "frontier-model", "frontier-stores", *FOUR_EACH)
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
 SERVES = ("server", "replica", "spare", "store")
 

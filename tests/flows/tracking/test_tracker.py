@@ -20,7 +20,7 @@ import yaml
 
 from dps.errors import StoreUnavailable
 from dps.events import Connected, Evaluated, TrialStarted
-from flows.analysis.comparison import compared
+from flows.analysis.comparison import compared, write_comparison
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.statistics.claims import judge
@@ -233,10 +233,18 @@ def test_the_run_of_an_experiment_has_its_configuration(tracked: Tracked, tmp_pa
     assert list(resolved["axes"]["recovery"]) == ["none", "checkpoint", "chain", "stateless"]
     folder = shutil.copytree(tracked.folder, tmp_path / "written")
     write_configuration(folder, "# why\nexperiment: demo\n")
+    write_comparison(folder, ComparisonSection(baseline="chain"))
     tracker = Tracker("written", tracked.here)
     trials = read_trials(folder, load_prices())
     tracker.track_experiment(trials, folder / "report.html", tracked.folder / "figures")
     assert artifact(tracker, "configuration/as_written.yaml") == "# why\nexperiment: demo\n"
+    resolved = yaml.safe_load(artifact(tracker, "configuration/resolved.yaml"))
+    assert resolved["comparison"] == {"baseline": "chain"}
+    write_configuration(folder, "")
+    tracker.track_experiment(trials, folder / "report.html", tracked.folder / "figures")
+    left = artifact(tracker, "configuration/as_written.yaml")
+    assert left.startswith("# Of the last run")
+    assert yaml.safe_load(left) is None
     names = [each.path for each in tracked.client.list_artifacts(tracker.parent_id)]
     assert sorted(names) == ["comparison.csv", "configuration", "figures", "report.html"]
 
