@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
 
-ENDS_DOWN = " (ends with a shard down: of before that)"
+ENDS_DOWN = " (ended with a shard down; value from before)"
 
 # A disk on virtual time is in memory and never full.
 NO_SPACE = "no space, then kill"

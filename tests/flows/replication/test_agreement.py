@@ -255,6 +255,13 @@ def test_cells_are_paired_by_the_seeds_that_both_have() -> None:
 DIFFERS = "+1.2 [+0.4, +1.9]"
 
 
+def test_a_difference_of_zeros_has_no_sign() -> None:
+    real = figure({0: 0.4, 1: 0.5, 2: 0.6}, "final accuracy")
+    virtual = figure({0: 0.4001, 1: 0.49995, 2: 0.59995}, "final accuracy")
+    _, (table,) = cells_compared([real], [virtual])
+    assert "0.500, 0.500: 0.000 [0.000, 0.000]" in table.rows[0]
+
+
 def test_a_mean_of_other_seeds_is_not_compared_and_one_of_the_same_has_no_interval() -> None:
     kept = figure({0: 100.0, 1: 110.0}).model_copy(update={"values": ()})
     said, (table,) = cells_compared([kept], [figure({0: 90.0, 1: 110.0, 2: 0.0})])
