@@ -320,6 +320,12 @@ _LAYERS_PAIRS = (
     ("chain(2) + checkpoint", "chain(2)"),
     ("stateless + checkpoint", "stateless"),
 )
+_STORES_PAIRS = (
+    ("two stores", "one store"),
+    ("two stores", _SPARES),
+    ("two stores + checkpoint", "one store + checkpoint"),
+    ("two stores + checkpoint", _SPARES),
+)
 _EVERYWHERE_PAIRS = (("worker cache, warm", _SPARES), ("chain(2) + checkpoint", _SPARES))
 _FOUR_EACH_PAIRS = (
     ("chain", "checkpoint"),
@@ -390,14 +396,14 @@ _SIZE_FINALS = tuple(
     for width in _WIDTHS
 )
 
-_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
+_ALL, _LAYERS, _STORES, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
     f"frontier-{name}"
-    for name in ("all", "layers", "workers", "size", "everywhere", "model", "profile")
+    for name in ("all", "layers", "stores", "workers", "size", "everywhere", "model", "profile")
 )
 OVER_COMMON_SPANS = (_ALL, _LAYERS)
 _RECORDED = (
     "frontier",
-    *(_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
+    *(_ALL, _LAYERS, _STORES, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
     "explore",
 )
 
@@ -436,6 +442,9 @@ SECTIONS: dict[str, Section] = {
     "frontier-layers: points": Section(_LAYERS, _ALL_COLUMNS),
     "frontier-layers: money": Section(_LAYERS, _MONEY_COLUMNS),
     "frontier-layers: differences": Section(_LAYERS, _at(_RATES, POINTS), _LAYERS_PAIRS),
+    "frontier-stores: points": Section(_STORES, _ALL_COLUMNS),
+    "frontier-stores: money": Section(_STORES, _MONEY_COLUMNS),
+    "frontier-stores: differences": Section(_STORES, _at(_RATES, POINTS), _STORES_PAIRS),
     "frontier-all: common": Section(_ALL, _COMMON_COLUMNS),
     "frontier-all: common-differences": Section(_ALL, _at(_RATES, COMMON), _ALL_CLAIMED),
     "frontier-layers: common-differences": Section(_LAYERS, _at(_RATES, COMMON), _LAYERS_PAIRS),
