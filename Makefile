@@ -94,10 +94,13 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
 	for each in staleness scaling filters pull-filters elastic; do $(BIN)/dps run $$each || exit; done
 
-shapes: setup ## the same on virtual time, on the framework's own problems: the tables of docs/shapes.md
+shapes: setup ## the same on virtual time, on the framework's own problems: the tables of docs/shapes.md, and its figures
 	$(BIN)/dps run staleness --set cluster.kind=virtual --set experiment=staleness-virtual
 	for each in saturation problems-l1-workers problems-l1-delays problems-rica-workers problems-rica-delays \
 		problems-rica-filters; do $(BIN)/dps run $$each || exit; done
+	cp results/saturation/figures/gradients-together-against-training.svg docs/figures/shapes/saturation-gradients-together-against-training.svg
+	cp results/problems-l1-workers/figures/objective-target-seconds-against-training.svg docs/figures/shapes/l1-objective-target-seconds-against-training.svg
+	cp results/problems-l1-delays/figures/objective-target-gradients-against-consistency.svg docs/figures/shapes/l1-objective-target-gradients-against-consistency.svg
 
 # Verdicts of real processes: those of `make replicate` where it was run here, else the documented ones.
 beside = $(shell test -e results/replicate-$(1)-short/verdicts.json || echo --beside docs/figures/$(1)/verdicts.json)
