@@ -276,8 +276,8 @@ def read_document(path: Path, name: str | None = None) -> Document:
 
 def as_written(document: Document, settings: Sequence[str]) -> str:
     """Return the text of a file, after what `--set` on the command line has changed of it."""
-    changes = [f"# changed by {shlex.join(['--set', text])}\n" for text in settings]
-    return "".join([*changes, document.text])
+    said = "".join(f"changed by {shlex.join(['--set', text])}\n" for text in settings)
+    return "".join(f"# {line}\n" for line in said.splitlines()) + document.text
 
 
 def read_file(path: Path, name: str) -> bytes:

@@ -96,12 +96,16 @@ class Happened:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A training at a moment `t`; `of` is how many updates it is to have, where that is known."""
+    """A training at a moment `t`.
+
+    `updates` every shard has applied, as last known; None: one was never heard of. `of` is how many
+    there are to be, where that is known.
+    """
 
     name: str
     state: str
     t: float
-    updates: int
+    updates: int | None
     of: int | None
     shards: tuple[ShardRow, ...]
     workers: tuple[WorkerRow, ...]
@@ -373,13 +377,12 @@ class SchedulerSource:
             )
             for worker in group.workers
         )
-        updates = min((shard.version or 0 for shard in shards), default=0)
         recent = [Happened(each.t, said) for each in group.recent if (said := _said(each))]
         return Picture(
             group.group,
             "running",
             group.t,
-            updates,
+            rates.updates,
             None,
             shards,
             workers,
@@ -430,7 +433,7 @@ def shown(pictures: Sequence[Picture]) -> RenderableType:
 def _parts(picture: Picture) -> Iterable[RenderableType]:
     of = "" if picture.of is None else f" of {picture.of:,}"
     lost = f", {picture.lost:,} acknowledged updates lost" if picture.lost else ""
-    head = f"{picture.name}: {picture.state}, {picture.updates:,}{of} updates{lost}"
+    head = f"{picture.name}: {picture.state}, {_number(picture.updates)}{of} updates{lost}"
     yield Text(f"{head}  ({_moment(picture.t)})", style="bold")
     yield _table(
         {"shard": "right", "node": "left", "version": "right", "epoch": "right"}

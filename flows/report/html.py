@@ -256,7 +256,7 @@ def render(
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
     first = _opening(trials, drawn, claims)
     pictured, sections = _sections(drawn, CHAPTERS_SHOWN - (len(claims) > FEW_CLAIMS), first)
-    document = experiment_yaml(records, claims)
+    document = experiment_yaml(records, claims, comparison)
     return page(
         TEMPLATE,
         opening=pictured,

@@ -7,17 +7,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flows.config.axes import Combinations
+from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
+from flows.config.yaml_document import EVERY_ENTRY
 from flows.records.record import Record
 
 
-def experiment_yaml(records: Sequence[Record], claims: Sequence[ClaimSection] = ()) -> str:
+def experiment_yaml(
+    records: Sequence[Record],
+    claims: Sequence[ClaimSection] = (),
+    comparison: ComparisonSection | None = None,
+) -> str:
     """Return one YAML document that `dps run` expands to the same trials.
 
     It is put together from the trials' resolved settings: what the first trial has is the base,
-    and the axes hold what each label stands for; no record holds the `claims`. Where that cannot
-    be done, as of a configuration of another version of dps whose keys are not known here, the
-    document says so.
+    and the axes hold what each label stands for; no record holds the `claims` and the
+    `comparison`. Where that cannot be done, as of a configuration of another version of dps whose
+    keys are not known here, the document says so.
     """
     import yaml
 
@@ -29,6 +35,9 @@ def experiment_yaml(records: Sequence[Record], claims: Sequence[ClaimSection] = 
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         return f"# These trials cannot be put together to one experiment ({why}).\n"
+    compared = comparison.model_dump(mode="json", exclude_defaults=True) if comparison else {}
+    if compared:
+        document["comparison"] = compared
     if claims:
         document["claims"] = [
             claim.model_dump(mode="json", exclude_defaults=True) for claim in claims
@@ -43,7 +52,11 @@ def _document(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     axes: dict[str, dict[str, Any]] = {}
     for trial in settings:
         for axis, label in trial["labels"].items():
-            axes.setdefault(axis, {})[label] = _short(axis, value_at(trial["config"], axis))
+            values = axes.setdefault(axis, {})
+            try:
+                values[label] = _short(axis, value_at(trial["config"], axis))
+            except NoEntry:  # the value has no effect here; another trial may tell it
+                values.setdefault(label, None)
     lot = settings[0].get("circumstances", {}).get("order_seed", 0)
     return {
         **base,
@@ -94,14 +107,49 @@ def versions(records: Sequence[Record]) -> dict[str, str]:
     return {name: ", ".join(seen) for name, seen in found.items()}
 
 
+class NoEntry(LookupError):
+    """A key is of every entry of a list that has none."""
+
+
+class _NotRecorded(LookupError):
+    """A record has no such key."""
+
+
 def value_at(config: Mapping[str, Any], dotted: str) -> Any:
-    """Return a trial's setting by its dotted key, also one that is not recorded: its default."""
-    value: Any = config
-    for part in dotted.split("."):
-        if isinstance(value, Mapping) and part not in value:
-            return _left_out(config, dotted)
-        value = value[int(part)] if isinstance(value, Sequence) else value[part]
-    return value
+    """Return a trial's setting by its dotted key, also one that is not recorded: its default.
+
+    What is set in every entry of a list (`*`) is what the first entry has.
+
+    Raises
+    ------
+    NoEntry
+        There is no entry to have it.
+    """
+    try:
+        return _inside(config, dotted.split("."))
+    except _NotRecorded:
+        return _left_out(config, dotted)
+
+
+def _inside(value: Any, parts: Sequence[str]) -> Any:
+    """Return what is at a key of recorded settings, or of a section that was made of them."""
+    if not parts:
+        return value
+    part, rest = parts[0], parts[1:]
+    if isinstance(value, Mapping):
+        if part not in value:
+            raise _NotRecorded(part)
+        return _inside(value[part], rest)
+    if not isinstance(value, Sequence):
+        return _inside(getattr(value, part), rest)
+    if part != EVERY_ENTRY:
+        return _inside(value[int(part)], rest)
+    for entry in value:
+        try:
+            return _inside(entry, rest)
+        except NoEntry:
+            continue
+    raise NoEntry(part)
 
 
 def _left_out(config: Mapping[str, Any], dotted: str) -> Any:
@@ -117,9 +165,7 @@ def _left_out(config: Mapping[str, Any], dotted: str) -> Any:
         value = field.get_default(call_default_factory=True)
     else:  # only of this section: others may need what is not installed here
         value = TypeAdapter(field.rebuild_annotation()).validate_python(config[section])
-    for part in rest:
-        value = getattr(value, part)
-    return to_jsonable_python(value)
+    return to_jsonable_python(_inside(value, rest))
 
 
 def _short(key: str, value: Any) -> Any:

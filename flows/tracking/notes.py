@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from dps.events import TrainingStarted
 from flows.analysis.comparison import Compared
@@ -75,22 +75,31 @@ def comparison_tables(rows: Sequence[Compared], score: Score) -> list[str]:
     """Return a table in Markdown for each condition: strategies, and the mean of each figure."""
     tables = []
     for condition in dict.fromkeys(row.condition for row in rows):
-        members = [row for row in rows if row.condition == condition]
-        metrics = list(dict.fromkeys(row.metric for row in members))
-        found = {(row.strategy, row.metric): row for row in members}
-        columns = [score.of(BY_KEY[metric]) for metric in metrics]
-        lines = [
-            ["strategy", "seeds", *map(_heading, columns)],
-            ["---", *["---:"] * (1 + len(columns))],
-        ]
-        for strategy in dict.fromkeys(row.strategy for row in members):
-            mine = [found.get((strategy, metric)) for metric in metrics]
-            seeds = max((row.interval.n for row in mine if row and row.interval), default=0)
-            cells = [_cell(row, c, seeds) for row, c in zip(mine, columns, strict=True)]
-            lines.append([strategy.replace("|", "\\|"), str(seeds), *cells])
-        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        table = _table([row for row in rows if row.condition == condition], score)
         tables.append(f"**{condition}**{BREAK}{table}" if condition else table)
     return tables
+
+
+def _table(rows: Sequence[Compared], score: Score) -> str:
+    columns = {key: score.of(BY_KEY[key]) for key in dict.fromkeys(row.metric for row in rows)}
+    found: dict[str, dict[str, Compared]] = {}
+    for row in rows:
+        found.setdefault(row.strategy, {})[row.metric] = row
+    lines = [
+        ["strategy", "seeds", *map(_heading, columns.values())],
+        ["---", *["---:"] * (1 + len(columns))],
+        *(_line(strategy, mine, columns) for strategy, mine in found.items()),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _line(
+    strategy: str, rows: Mapping[str, Compared], columns: Mapping[str, Metric]
+) -> Sequence[str]:
+    """A strategy, the most seeds that a mean of it is of, and each figure of its `rows`."""
+    seeds = max((row.interval.n for row in rows.values() if row.interval), default=0)
+    cells = [_cell(rows.get(key), column, seeds) for key, column in columns.items()]
+    return [strategy.replace("|", "\\|"), str(seeds), *cells]
 
 
 def _heading(column: Metric) -> str:

@@ -67,6 +67,7 @@ NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the description
 NOTE_DIGEST_TAG = "dps.note"
 NAMES_TAG = "dps.names"
 CLAIM_TAG = "dps.claim"
+NOTHING_WRITTEN = "# Of the last run of this experiment, nothing that was written is kept.\n"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
 
 Point = tuple[str, float, int, int]  # name, value, milliseconds since the Unix epoch, step
@@ -375,8 +376,9 @@ class Tracker:
     def _log_configuration(self, records: Sequence[Record], folder: Path) -> None:
         """Log what was written to configure the experiment, and what it came to."""
         configurations = {
-            "as_written": read_configuration(folder),
-            "resolved": experiment_yaml(records, read_claims(folder)),
+            # Said even if nothing was, for an earlier run may have left what was written for it.
+            "as_written": read_configuration(folder) or NOTHING_WRITTEN,
+            "resolved": experiment_yaml(records, read_claims(folder), read_comparison(folder)),
         }
         for name, text in configurations.items():
             if text:

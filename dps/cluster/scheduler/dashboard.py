@@ -28,9 +28,9 @@ def offer_page(scheduler: Any) -> None:
     paths = {path for app in with_pages for path in app.app_paths}
     if "/status" not in paths or f"/{PAGE}" in paths:
         return
-    from dps.cluster.scheduler.dashboard_page import serve
-
     try:
+        from dps.cluster.scheduler.dashboard_page import serve
+
         serve(scheduler, with_pages[0].prefix, PAGE, PLOT)
-    except (ImportError, AttributeError, KeyError, TypeError, ValueError) as error:
-        logger.warning("Dask's dashboard has no page of dps: %r", error)
+    except Exception as error:
+        logger.warning("Dask's dashboard has no page of dps: %r", error, exc_info=True)

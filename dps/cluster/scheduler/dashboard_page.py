@@ -41,7 +41,6 @@ from dps.observe.sentences import sentence
 from dps.observe.views import size
 
 EVERY_MILLISECONDS = 1000
-MOST_BATCHES = 2000  # of what was reported before the page was opened
 MOST_POINTS = 1000  # of each curve
 MOST_NAMED = 12  # curves that a legend names; more would hide them
 MOST_PIXELS = 320  # of a table that is not scrolled
@@ -58,16 +57,18 @@ tr:nth-child(even) { background: rgba(128, 128, 128, 0.1); }
 
 
 def serve(scheduler: Scheduler, prefix: str, page: str, plot: str) -> None:
-    """Serve the page, and the same without the bar of links, and link to both from all others."""
-    app = BokehApplication(
-        {f"/{page}": _page, f"/{plot}": _plot}, scheduler, prefix, template_variables(scheduler)
-    )
-    scheduler.http_application.add_application(app)
+    """Serve the page, and the same without the bar of links, and link to both from all others.
+
+    What can fail comes first, so that nothing is served by halves.
+    """
+    links = template_variables(scheduler)  # which all pages share
+    pages, plots = links["pages"], links["plots"]
+    app = BokehApplication({f"/{page}": _page, f"/{plot}": _plot}, scheduler, prefix, links)
     app.initialize(IOLoop.current())
     app.start()
-    links = template_variables(scheduler)  # which all pages share
-    links["pages"].append(page)
-    links["plots"].append({"url": plot, "name": "Parameter Servers (dps)"})
+    scheduler.http_application.add_application(app)
+    pages.append(page)
+    plots.append({"url": plot, "name": "Parameter Servers (dps)"})
 
 
 def _page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
@@ -95,18 +96,17 @@ class _Watched:
     speeds: dict[str, deque[tuple[float, float]]] = field(default_factory=dict)
     losses: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     read_to: float = 0.0
-    closed: float | None = None
+    closed: bool = False
 
     def look(self, overview: GroupOverview, batches: Sequence[tuple[float, Any]]) -> None:
-        self.overview, self.closed = overview, None
+        self.overview, self.closed = overview, False
         self.rates.look(overview)
         for shard in overview.shards:
             self._speed(f"shard {shard.shard}", shard.shard, shard.version, overview.t)
         for t, who, loss in reported_losses(batches, self.read_to):
-            points = self.losses.setdefault(who, [])
-            points.append((t, loss))
-            if len(points) > MOST_POINTS:
-                del points[:-1:2]
+            self.losses.setdefault(who, []).append((t, loss))
+        # Each curve by itself: batches of several workers may come in an order that repeats.
+        self.losses = {who: _thinned(points) for who, points in self.losses.items()}
         self.read_to = batches[-1][0] if batches else self.read_to
 
     def _speed(self, name: str, shard: int, version: int | None, now: float) -> None:
@@ -170,8 +170,8 @@ class DpsPage:
                 continue
             if running:  # what has ended makes room for what runs
                 del self._watched[name]
-            elif watched.closed is None:
-                watched.closed = watched.overview.t
+            else:
+                watched.closed = True
         self._show([self._watched[name] for name in sorted(self._watched)])
 
     def _show(self, groups: Sequence[_Watched]) -> None:
@@ -192,22 +192,21 @@ class DpsPage:
 # -- what is said of a group -----------------------------------------------------------------------
 
 _SHARD_NUMBERS = ("shard", "version", "updates/s", "staleness", "epoch", "size")
-_WORKER_NUMBERS = ("clock", "behind", "updates", "updates/s", "loss")
+_WORKER_NUMBERS = ("clock", "behind", "gradients", "gradients/s", "loss")
 SHARDS = (
     *("group", "shard", "state", "node", "version", "updates/s", "staleness", "epoch"),
     *("other replicas", "size"),
 )
 WORKERS = (
-    *("group", "worker", "node", "state", "clock", "behind", "updates", "updates/s", "loss"),
+    *("group", "worker", "node", "state", "clock", "behind", "gradients", "gradients/s", "loss"),
 )
 RECENT = ("time", "group", "what happened")
 
 
 def _headline(watched: _Watched) -> str:
     group = watched.overview
-    updates = min((shard.version or 0 for shard in group.shards), default=0)
     said = [f"closed at {_moment(group.t)}" if watched.closed else "running"]
-    said.append(f"{updates:,} updates")
+    said.append(f"{_number(watched.rates.updates)} updates")
     rates = [rate for shard in group.shards if (rate := watched.rates.of_shard(shard)) is not None]
     said += [f"{min(rates):.1f} updates a second"] if rates and not watched.closed else []
     down = sum(shard.status == "down" for shard in group.shards)
@@ -249,8 +248,8 @@ def _worker_lines(watched: _Watched) -> Iterable[dict[str, Any]]:
             "state": "running" if runs else "ended",
             "clock": _number(worker.clock),
             "behind": _number(behind),
-            "updates": _number(worker.updates),
-            "updates/s": _number(watched.rates.of_worker(worker), ".1f") if runs else "–",
+            "gradients": _number(worker.updates),
+            "gradients/s": _number(watched.rates.of_worker(worker), ".1f") if runs else "–",
             "loss": _number(worker.loss, ".4g"),
         }
 
@@ -277,14 +276,10 @@ def _named(groups: Sequence[_Watched], curves: str, several: bool) -> dict[str, 
 def reported_losses(
     batches: Sequence[tuple[float, Any]], since: float
 ) -> list[tuple[float, str, float]]:
-    """Return the losses of batches that came after a time: when, whose, and how much.
-
-    Of more than `MOST_BATCHES` some are passed over, evenly from the first to the last.
-    """
+    """Return the losses of batches that came after a time: when, whose, and how much."""
     first = next((i for i in range(len(batches), 0, -1) if batches[i - 1][0] <= since), 0)
-    stride = max(1, math.ceil((len(batches) - first) / MOST_BATCHES))
     found: list[tuple[float, str, float]] = []
-    for _, batch in batches[first::stride]:
+    for _, batch in batches[first:]:
         for event in batch:
             match event:
                 case {"event": "Reported", "name": "loss", "values": [*_, value]}:
@@ -292,6 +287,12 @@ def reported_losses(
                 case {"event": "Evaluated", "loss": float(value)}:
                     found.append((event["t"], "evaluator", value))
     return found
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """As many as a curve has at most, evenly until the last."""
+    stride = math.ceil(len(points) / MOST_POINTS)
+    return points[(len(points) - 1) % stride :: stride] if stride > 1 else points
 
 
 def _moment(t: float) -> str:

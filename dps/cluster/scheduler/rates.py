@@ -1,4 +1,4 @@
-"""How fast a group goes, and how stale its updates are: what comes of two looks at it."""
+"""How far a group is, how fast, and how stale its updates are: what comes of looks at it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from dps.observe.progress import WINDOW_SECONDS, Pace
 
 
 class GroupRates:
-    """Rates of the shards and workers of one group, from looks at it; none after the first."""
+    """Rates of the shards and workers of one group, from looks at it; none after the first.
+
+    What a shard that is down or late was last known to have still counts.
+    """
 
     def __init__(self) -> None:
         self._pace = Pace()
@@ -17,6 +20,7 @@ class GroupRates:
         self._now = 0.0
         self._looks = 0
         self._counted: dict[int, deque[tuple[float, int, int]]] = {}
+        self._versions: dict[int, int | None] = {}  # as last known, by shard
 
     def look(self, group: GroupOverview) -> None:
         """Take in how it stands with the group now."""
@@ -28,6 +32,14 @@ class GroupRates:
         self._pace.look(group.t, {**counts, **versions})
         for shard in group.shards:
             self._count(shard)
+            known = self._versions.get(shard.shard)
+            self._versions[shard.shard] = known if shard.version is None else shard.version
+
+    @property
+    def updates(self) -> int | None:
+        """Updates that every shard has applied, as last known; None: one was never heard of."""
+        known = [version for version in self._versions.values() if version is not None]
+        return min(known) if known and len(known) == len(self._versions) else None
 
     def of_shard(self, shard: ShardState) -> float | None:
         """Updates a second of a shard, over the last ten seconds or so."""

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Literal
+from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
@@ -141,12 +143,22 @@ def test_two_nodes_of_one_name_are_refused(cluster: LocalCluster) -> None:
         cluster.start(NodeSpec("worker-0", "worker"))
 
 
-def test_dasks_dashboard_is_served_where_bokeh_is_installed() -> None:
-    with LocalCluster([NodeSpec("worker-0", "worker")], dashboard=True) as cluster:
+@pytest.mark.parametrize("security", ["off", None])
+def test_dasks_dashboard_is_served_where_bokeh_is_installed(
+    security: Literal["off"] | None,
+) -> None:
+    nodes = [NodeSpec("worker-0", "worker")]
+    with LocalCluster(nodes, dashboard=True, security=security, tell=lambda _: None) as cluster:
         assert (cluster.dashboard is not None) == (find_spec("bokeh") is not None)
-        if cluster.dashboard is not None:
+        if cluster.dashboard is None:
+            return
+        if security == "off":
             assert cluster.dashboard.startswith("http://127.0.0.1:")
             assert urlopen(cluster.dashboard, timeout=SECONDS).status == 200
+        else:  # for who has a certificate of the cluster
+            assert cluster.dashboard.startswith("https://127.0.0.1:")
+            with pytest.raises(URLError, match="(?i)certificate"):
+                urlopen(cluster.dashboard, timeout=SECONDS)
 
 
 def test_close_ends_every_process() -> None:

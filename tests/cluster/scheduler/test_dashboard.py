@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from copy import deepcopy
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +19,8 @@ from distributed import Scheduler
 
 from dps import Chain, Recovery
 from dps.cluster.backends.local import LocalCluster
+from dps.cluster.scheduler.dashboard import offer_page
+from dps.cluster.scheduler.overview import GroupOverview, ShardState
 from tests.support.training import (
     COUNTING,
     PRELOAD,
@@ -103,6 +107,7 @@ def test_the_page_shows_a_training_and_a_loss(cluster: LocalCluster, tmp_path: P
                 [row[:2] for row in rows] == [("0", "server-0"), ("1", "server-1")]
                 and all(float(row[3]) > 0 for row in rows)
                 and workers.count("running") == 2
+                and "gradients/s" in workers
                 and speeds["name"] == ["shard 0", "shard 1"]
                 and all(any(y > 0 for y in ys) for ys in speeds["ys"])
             )
@@ -131,8 +136,58 @@ def test_the_page_shows_a_training_and_a_loss(cluster: LocalCluster, tmp_path: P
 
 
 @needs_bokeh
+@pytest.mark.parametrize("where", ["initialize", "start", "add_application"])
+def test_a_dashboard_that_takes_no_page_is_left_as_it_was(
+    where: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from bokeh.server.tornado import BokehTornado
+    from distributed.dashboard.scheduler import template_variables
+    from distributed.http.routing import RoutingApplication
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("Dask takes no more")
+
+    async def offer() -> None:
+        address = {"host": "127.0.0.1", "port": 0, "dashboard_address": "127.0.0.1:0"}
+        async with Scheduler(dashboard=True, **address) as scheduler:
+            links = deepcopy(template_variables(scheduler))
+            apps = list(scheduler.http_application.applications)
+            of = RoutingApplication if where == "add_application" else BokehTornado
+            with monkeypatch.context() as patched:
+                patched.setattr(of, where, refuse)
+                offer_page(scheduler)
+            assert scheduler.http_application.applications == apps
+            assert template_variables(scheduler) == links
+            offer_page(scheduler)
+            assert len(scheduler.http_application.applications) == len(apps) + 1
+
+    asyncio.run(offer())
+    [warned] = [each for each in caplog.records if "no page of dps" in each.getMessage()]
+    assert "Dask takes no more" in warned.getMessage()
+
+
+@needs_bokeh
+def test_the_headline_has_the_updates_of_a_shard_that_does_not_answer() -> None:
+    from dps.cluster.scheduler.dashboard_page import _headline, _Watched
+
+    def overview(t: float, version: int | None, replicas: tuple[str, ...]) -> GroupOverview:
+        first = ShardState(0, 1, ("server-0",), 800, 100, 800, 0)
+        second = ShardState(1, 2, replicas, version, None, None, None)
+        return GroupOverview("group", t, (first, second), (), 0)
+
+    watched = _Watched(late := overview(1.0, None, ("server-1",)))
+    watched.look(late, [])
+    assert "running · – updates" in _headline(watched)
+    watched.look(overview(2.0, 790, ("server-1",)), [])
+    watched.look(overview(3.0, None, ()), [])
+    said = _headline(watched)
+    assert "running · 790 updates" in said
+    assert "1 of 2 shards down" in said
+
+
+@needs_bokeh
 def test_names_of_users_are_text_and_losses_go_back_to_the_beginning() -> None:
-    from dps.cluster.scheduler.dashboard_page import MOST_BATCHES, _Table, reported_losses
+    from dps.cluster.scheduler.dashboard_page import _Table, reported_losses
 
     table = _Table("table", ("group", "shard", "node"))
     table.show([{"group": "g", "shard": "0", "node": "<b>&</b>"}], several=False)
@@ -143,14 +198,36 @@ def test_names_of_users_are_text_and_losses_go_back_to_the_beginning() -> None:
         reported = {"event": "Reported", "worker": "w", "name": "loss", "times": [float(step)]}
         return [{"event": "Applied"}, {**reported, "values": [1.0 / step]}]
 
-    batches = [(float(step), batch(step)) for step in range(1, 10 * MOST_BATCHES)]
-    found = reported_losses(batches, 0.0)
-    assert found[0] == (1.0, "w", 1.0)
-    assert MOST_BATCHES // 2 < len(found) <= MOST_BATCHES
-    assert found[-1][0] > 0.99 * len(batches)
+    batches = [(float(step), batch(step)) for step in range(1, 1000)]
+    assert reported_losses(batches, 0.0) == [(t, "w", 1.0 / t) for t, _ in batches]
     assert reported_losses(batches, batches[-3][0]) == [
         (t, "w", 1.0 / t) for t in (batches[-2][0], batches[-1][0])
     ]
     assert reported_losses(batches, batches[-1][0]) == []
     scored = [(1.0, [{"event": "Evaluated", "t": 3.0, "loss": 0.5, "accuracy": 0.9}])]
     assert reported_losses(scored, 0.0) == [(3.0, "evaluator", 0.5)]
+
+
+@needs_bokeh
+def test_no_curve_of_losses_is_left_out_when_others_have_many() -> None:
+    from dps.cluster.scheduler.dashboard_page import MOST_POINTS, _Watched
+
+    def batch(step: int) -> list[dict[str, Any]]:
+        if step % 1000 == 500:
+            return [{"event": "Evaluated", "t": float(step), "loss": 0.5, "accuracy": 0.9}]
+        who, times = f"worker-{step % 4}", [float(step)]
+        return [
+            {"event": "Reported", "worker": who, "name": "loss", "times": times, "values": [1.0]}
+        ]
+
+    last = 10 * MOST_POINTS
+    batches = [(float(step), batch(step)) for step in range(last)]
+    overview = GroupOverview("group", float(last), (), (), 0)
+    watched = _Watched(overview)
+    watched.look(overview, batches)
+    assert set(watched.losses) == {"evaluator", *(f"worker-{n}" for n in range(4))}
+    assert len(watched.losses.pop("evaluator")) == last // 1000
+    for points in watched.losses.values():
+        assert MOST_POINTS // 2 <= len(points) <= MOST_POINTS
+        assert points[0][0] < 20
+        assert points[-1][0] > last - 5

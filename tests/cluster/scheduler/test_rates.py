@@ -50,6 +50,22 @@ def test_another_head_counts_anew_and_one_that_is_down_not_at_all() -> None:
     assert rates.staleness(head) == pytest.approx(4.0)
 
 
+def test_updates_are_those_that_shards_were_last_known_to_have() -> None:
+    def looked(*versions: int | None) -> int | None:
+        states = (ShardState(n, 2, (), v, None, None, None) for n, v in enumerate(versions))
+        rates.look(GroupOverview("group", 1.0, tuple(states), (), 0))
+        return rates.updates
+
+    rates = GroupRates()
+    assert rates.updates is None
+    assert looked(800, None) is None, "nobody knows of the other"
+    assert looked(810, 700) == 700
+    assert looked(820, None) == 700, "it is down, or late"
+    assert looked(None, None) == 700
+    assert looked(None, 650) == 650, "it was restored with less"
+    assert looked(640, 660) == 640
+
+
 def test_a_worker_that_has_ended_has_no_rate() -> None:
     rates = GroupRates()
     rates.look(group(0.0, shard(1, 1, 0), 1))

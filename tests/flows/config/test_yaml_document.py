@@ -8,6 +8,8 @@ import pytest
 
 from dps.errors import ConfigurationError
 from flows.config.yaml_document import (
+    as_written,
+    parse_document,
     parse_override,
     parse_overrides,
     place_of,
@@ -140,3 +142,13 @@ def test_set_key_opens_a_preset_and_keeps_an_axis_together() -> None:
 def test_set_key_refuses_what_is_not_there(key: str) -> None:
     with pytest.raises(ConfigurationError):
         set_key({"a": 1, "d": [1]}, key, 5)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\x85", "\u2028"])
+def test_what_the_command_line_changes_is_a_comment_in_every_line(end: str) -> None:
+    document = parse_document(b"a: 1  # why\n", "x.yaml")
+    text = as_written(document, ["a=2", f"b={{c: 3,{end}d: 4}}"])
+    assert text.startswith("# changed by --set a=2\n# changed by --set 'b={c: 3,\n# d: 4}'\n")
+    assert text.endswith(document.text)
+    assert parse_document(text.encode(), "x.yaml").data == {"a": 1}
+    assert as_written(document, []) == document.text

@@ -21,6 +21,7 @@ from urllib.request import HTTPCookieProcessor, Request, build_opener, urlopen
 
 import psutil
 import pytest
+import yaml
 from safetensors import safe_open
 
 from tests.flows.execution.test_run import command
@@ -57,6 +58,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     ".jsonl": read_lines,
     ".json": lambda path: json.loads(path.read_text()),
     ".safetensors": read_arrays,
+    ".yaml": lambda path: yaml.safe_load(path.read_text()),
 }
 
 

@@ -366,11 +366,13 @@ def test_a_group_is_shown_from_its_scheduler_alone(cluster: LocalCluster, tmp_pa
         assert [len(shard.replicas) for shard in picture.shards] == [1, 1]
         assert {worker.node for worker in picture.workers} == {"worker-0", "worker-1"}
         assert all(worker.clock for worker in picture.workers)
-        before = picture.updates
+        before = picture.updates or 0
+        assert before
         cluster.kill(picture.shards[0].node)
 
         def told() -> Picture | None:
             [picture] = source.look()
+            assert picture.updates, "a shard that does not answer still has what it was known to"
             said = [each.said for each in picture.recent]
             decided = any(line.startswith("shard 0 is to go on at") for line in said)
             return picture if decided and picture.updates > before else None

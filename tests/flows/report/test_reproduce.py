@@ -9,7 +9,7 @@ import yaml
 
 from dps.events import TrialStarted
 from flows.config.experiment import ExperimentConfig
-from flows.config.trials import Trial, expand
+from flows.config.trials import Trial, expand, load_trials
 from flows.records.record import Record
 from flows.records.settings import settings
 from flows.report.reproduce import experiment_yaml
@@ -90,3 +90,25 @@ def test_what_is_left_out_of_a_record_is_there_as_its_default() -> None:
         text = experiment_yaml([record_of(trial, 7) for trial in order])
         again = ExperimentConfig.model_validate(yaml.safe_load(text))
         assert {t.digest: t.name for t in expand(again)} == {t.digest: t.name for t in trials}
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_it_says_what_is_set_in_every_entry_of_a_list(backwards: bool) -> None:
+    experiment, trials = load_trials("frontier", ["seeds=[100]"])
+    assert "faults.*.back_after" in experiment.axes
+    records = [record_of(trial, 0) for trial in (trials[::-1] if backwards else trials)]
+    text = experiment_yaml(records, experiment.claims, experiment.comparison)
+    again = ExperimentConfig.model_validate(yaml.safe_load(text))
+    assert {t.digest: t.name for t in expand(again)} == {t.digest: t.name for t in trials}
+    assert again.comparison == experiment.comparison
+    assert again.claims == experiment.claims
+
+
+def test_what_is_set_in_every_entry_of_lists_that_have_none_is_nothing() -> None:
+    faults = {"none": []}
+    axes = {"faults": faults, "faults.*.back_after": {"soon": 1.0, "late": 8.0}}
+    trials = expand(ExperimentConfig.model_validate({**BASE, "axes": axes}))
+    again = yaml.safe_load(experiment_yaml([record_of(trial, 0) for trial in trials]))
+    assert again["axes"]["faults.*.back_after"] == {"soon": None, "late": None}
+    found = expand(ExperimentConfig.model_validate(again))
+    assert {t.name for t in found} == {t.name for t in trials}

@@ -20,7 +20,7 @@ import yaml
 
 from dps.errors import StoreUnavailable
 from dps.events import Connected, Evaluated, TrialStarted
-from flows.analysis.comparison import compared
+from flows.analysis.comparison import compared, write_comparison
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.statistics.claims import judge
@@ -233,10 +233,18 @@ def test_the_run_of_an_experiment_has_its_configuration(tracked: Tracked, tmp_pa
     assert list(resolved["axes"]["recovery"]) == ["none", "checkpoint", "chain", "stateless"]
     folder = shutil.copytree(tracked.folder, tmp_path / "written")
     write_configuration(folder, "# why\nexperiment: demo\n")
+    write_comparison(folder, ComparisonSection(baseline="chain"))
     tracker = Tracker("written", tracked.here)
     trials = read_trials(folder, load_prices())
     tracker.track_experiment(trials, folder / "report.html", tracked.folder / "figures")
     assert artifact(tracker, "configuration/as_written.yaml") == "# why\nexperiment: demo\n"
+    resolved = yaml.safe_load(artifact(tracker, "configuration/resolved.yaml"))
+    assert resolved["comparison"] == {"baseline": "chain"}
+    write_configuration(folder, "")
+    tracker.track_experiment(trials, folder / "report.html", tracked.folder / "figures")
+    left = artifact(tracker, "configuration/as_written.yaml")
+    assert left.startswith("# Of the last run")
+    assert yaml.safe_load(left) is None
     names = [each.path for each in tracked.client.list_artifacts(tracker.parent_id)]
     assert sorted(names) == ["comparison.csv", "configuration", "figures", "report.html"]
 
@@ -411,7 +419,8 @@ def test_artifacts_lie_in_the_working_directory(tracked: Tracked) -> None:
     assert names == {"events.jsonl", "trial.png"}
     assert run.info.artifact_uri.startswith((tracked.here / "mlruns").as_uri())
     parent = tracked.tracker.parent_id
-    assert {f.path for f in tracked.client.list_artifacts(parent)} == {"figures", "report.html"}
+    of_all = {"comparison.csv", "configuration", "figures", "report.html"}
+    assert {f.path for f in tracked.client.list_artifacts(parent)} == of_all
     figures = {file.path for file in tracked.client.list_artifacts(parent, "figures")}
     for name in ("accuracy-time-kill", "recovery-time", "timeline-kill-chain"):
         assert {f"figures/{name}.{ending}" for ending in ("svg", "png", "csv")} <= figures
