@@ -183,6 +183,7 @@ def _fixed_term_to_target(row: Row) -> float | None:
 
 
 POINTS, FINAL = named("effect_time_mean", 100), named("accuracy_final", 100)
+POINTS_FOR_MONEY = named("effect_money_mean", 100)
 TARGET, COST = named("target_usd", 1000, 2), named("cost_usd", 1000, 2)
 FIXED, TARGET_FIXED = Figure(_fixed_term, 1000, 2), Figure(_fixed_term_to_target, 1000, 2)
 LOST, MET, LASTS = named("updates_lost", 1, 0), named("faults"), named("training_seconds")
@@ -302,6 +303,8 @@ _FRONTIER_PAIRS = (
     ("chain(2), goes on", "chain(2)"),
     ("chain(3)", "chain(2)"),
     ("stateless", "checkpoint, goes on"),
+    ("checkpoint, goes on", "checkpoint, cold"),
+    ("worker cache", "checkpoint, cold"),
 )
 _ALL_PAIRS = (
     ("stateless", "chain(2)"),
@@ -431,6 +434,7 @@ SECTIONS: dict[str, Section] = {
     **{f"{name}: claims": Section(name, text=claims) for name in (*_RECORDED, "partial")},
     "frontier: points": Section("frontier", _at(_CELLS, POINTS)),
     "frontier: differences": Section("frontier", _at(_CELLS, POINTS), _FRONTIER_PAIRS),
+    "frontier: points-for-money": Section("frontier", _at(_CELLS, POINTS_FOR_MONEY)),
     "frontier: final": Section("frontier", _at(_CELLS_AND_QUIET, FINAL)),
     "frontier: target": Section("frontier", _at(_CELLS_AND_QUIET, TARGET)),
     "frontier: target-fixed": Section("frontier", _at(_CELLS_AND_QUIET, TARGET_FIXED)),

@@ -185,9 +185,12 @@ def write_report(
         )
     compared = read_comparison(folder)
     found = in_order(found, labels_of(folder))
-    drawn = chapters(found, compared.baseline)
-    going = under_way(folder, recorded)
     claims = read_claims(folder)
+    # Of several claims about a metric the finest counts.
+    coarsest_first = sorted(claims, key=lambda each: -each.smallest)
+    smallest = {each.metric: each.smallest for each in coarsest_first}
+    drawn = chapters(found, compared.baseline, smallest)
+    going = under_way(folder, recorded)
     redaction = Redaction.of([record for record, _ in found]) if public else None
     page = render(found, prices, compared, drawn, unusable, going, claims, redaction)
     for name in redaction.found_in(page) if redaction else ():

@@ -2,8 +2,9 @@
 
 A cell is what two numbers have in common, such as an outage of 2 s with 8 workers. One map shows
 the best strategy of each cell, another the difference of two strategies, with a line where it
-changes sign. A cell is hatched where the seeds do not resolve it: the 95% interval of the
-difference, seed by seed, contains 0, or there are too few seeds for one.
+changes sign, dashed unless both sides are resolved. A cell is hatched where the seeds do not
+resolve it: the 95% interval of the difference, seed by seed, contains 0, or there are too few seeds
+for one.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from dps.core.names import STORE_ROLES, original, role_of
+from dps.events import Killed, NodeJoined
 from flows.analysis.statistics import FEWEST_SEEDS, ROUNDING, student_reach
 from flows.config.profile import load_profile, shipped
 from flows.metrics import BY_KEY, Metric
@@ -30,10 +33,13 @@ from flows.report.figures.style import (
     LABEL_LETTERS,
     REFERENCE,
     SMALL,
+    STRATEGY_COLOURS,
+    Look,
     count_told,
     footnote,
     legend_above,
     line_key,
+    look,
     looks,
     panel,
     patch_key,
@@ -70,7 +76,8 @@ Seeds = Mapping[int | None, float]
 class Measure:
     """What strategies are compared in, and how a difference is shown: times a factor, in a unit.
 
-    Of the best two of a cell none is called the best if they are equal in so many `digits`.
+    Of the best two of a cell none is called the best if they are equal in so many `digits`, where
+    no claim says what the smallest difference of interest is.
     """
 
     key: str
@@ -106,6 +113,9 @@ class Map:
     """What a measure is over two axes, by strategy.
 
     `others` are the labels of all further axes, and `note` is what a reader of the axes must know.
+    `smallest` is the smallest difference of interest, as claims have it; None: no claim is about
+    the measure. `nodes` has how many each strategy keeps beside workers and evaluator, where that
+    is known, and `safe` says what is never lost.
     """
 
     x: NumericAxis
@@ -115,6 +125,9 @@ class Map:
     values: Mapping[str, Mapping[Place, Seeds]]
     score: Score
     note: str = ""
+    smallest: float | None = None
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    safe: str = ""
 
     @property
     def metric(self) -> Metric:
@@ -149,7 +162,8 @@ class Map:
         factor, unit = self.unit(max(abs(_mean(seeds)) for seeds in cells if seeds))
         if not unit:
             return 0.0, "do not differ"
-        least = 0.5 * math.pow(10, -self.measure.digits)
+        of_digits = 0.5 * math.pow(10, -self.measure.digits)
+        least = of_digits if self.smallest is None else self.smallest * factor
         return least / factor, f"are less than {least:g} {unit.removeprefix(', ')} apart"
 
     @property
@@ -184,15 +198,19 @@ class CellDifference:
 
 
 def maps(
-    subject: Subject, axes: Sequence[NumericAxis], baseline: str | None = None
+    subject: Subject,
+    axes: Sequence[NumericAxis],
+    baseline: str | None = None,
+    smallest: Mapping[str, float] | None = None,
 ) -> Iterator[Drawing]:
     """Draw who wins where for every two axes that vary by themselves.
 
-    Of many strategies each is set against the `baseline`, or against the first.
+    Of many strategies each is set against the `baseline`, or against the first. `smallest` are the
+    smallest differences of interest, by metric.
     """
     for x, y in combinations(axes, 2):
         if y.key in x.others and x.key in y.others:
-            for found in _maps(subject, x, y):
+            for found in _maps(subject, x, y, smallest or {}):
                 if len(found.values) > 2:
                     yield _winners(found)
                 names = sorted(found.values, key=lambda name: name != baseline)
@@ -201,7 +219,9 @@ def maps(
                     yield _difference(found, base, other)
 
 
-def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
+def _maps(
+    subject: Subject, x: NumericAxis, y: NumericAxis, smallest: Mapping[str, float]
+) -> Iterator[Map]:
     """The maps over two axes: for each measure, and each combination of what else varies."""
     rest = [axis for axis in x.others if axis in y.others and axis not in (x.key, y.key)]
     if not rest:
@@ -209,6 +229,8 @@ def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
     by = "recovery" if "recovery" in rest else rest[0]
     rest.remove(by)
     note = _start_told(subject) if x.is_outage or y.is_outage else ""
+    nodes = _nodes(subject) if by == "recovery" else {}
+    safe = _safe_told(subject)
     for measure in MEASURES:
         values: dict[tuple[str, ...], dict[str, dict[Place, dict[int | None, float]]]] = {}
         for _, outcome in subject.trials:
@@ -221,7 +243,10 @@ def _maps(subject: Subject, x: NumericAxis, y: NumericAxis) -> Iterator[Map]:
         for others, found in values.items():
             known = {name: found[name] for name in subject.strategies if name in found} or found
             if len(known) > 1:
-                yield Map(x, y, measure, others, known, subject.score, note)
+                yield Map(
+                    *(x, y, measure, others, known, subject.score, note),
+                    *(smallest.get(measure.key), nodes, safe),
+                )
 
 
 def _start_told(subject: Subject) -> str:
@@ -230,6 +255,26 @@ def _start_told(subject: Subject) -> str:
     starts = {load_profile(name).start if name in shipped() else None for name in profiles}
     took = starts.pop() if len(starts) == 1 else None
     return f"; the start of a node comes on top{'' if took is None else f', {took:g} s'}"
+
+
+def _nodes(subject: Subject) -> dict[str, int]:
+    """How many nodes strategies keep beside workers and evaluator, where it is the same in all."""
+    found = defaultdict[str, set[int]](set)
+    for record, outcome in subject.trials:
+        names = {original(each.node) for each in record.of(NodeJoined)}
+        serving = [name for name in names if role_of(name) not in ("worker", "evaluator")]
+        found[outcome.identity.strategy].add(len(serving))
+    return {name: counts.pop() for name, counts in found.items() if len(counts) == 1}
+
+
+def _safe_told(subject: Subject) -> str:
+    """Say that the store never fails, where there are one and other nodes that do."""
+    joined, killed = set[str](), set[str]()
+    for record, _ in subject.trials:
+        joined.update(role_of(each.node) for each in record.of(NodeJoined))
+        killed.update(role_of(each.node) for each in record.of(Killed))
+    stores = set(STORE_ROLES)
+    return "; the store never fails" if killed and joined & stores and not killed & stores else ""
 
 
 def difference(one: Seeds, other: Seeds) -> CellDifference | None:
@@ -272,8 +317,9 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
             text = _signed(factor * each.mean, reach)
             dark = sign * each.mean * factor < -0.25 * reach
             _write(axes, found, (column, line), text, LIGHT if dark else DARK)
-    for side in _sides(grid):
-        axes.plot(*side, color=DARK, linewidth=1.8, solid_capstyle="projecting")
+    sure = _grid(found, {place: float(each.resolved) for place, each in known.items()}) == 1
+    for side, style in _sides(grid, sure):
+        axes.plot(*side, color=DARK, linewidth=1.8, linestyle=style)
     bar = figure.colorbar(mesh, ax=axes, location="top", pad=0.02, aspect=30)
     bar.set_ticks([-reach, 0, reach], labels=[f"{base} wins", "even", f"{other} wins"])
     bar.ax.tick_params(labelsize=SMALL, length=0, pad=1)
@@ -285,7 +331,8 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
         figure,
         f"{found.title}, {other} minus {base}{unit}; "
         f"{count_told([each.n for each in known.values()] or [0])} per cell; hatched: "
-        f"95% t interval contains 0; line: break-even{found.note}",
+        "95% t interval contains 0; line: change of sign, dashed unless both sides are resolved"
+        f"{found.note}",
     )
     names = slugs([base, other])
     rows = [
@@ -305,7 +352,7 @@ def _difference(found: Map, base: str, other: str) -> Drawing:
 def _winners(found: Map) -> Drawing:
     """Draw the best strategy of each cell; hatched where the second best may be as good."""
     strategies = list(found.values)
-    by_name = looks(strategies)
+    by_name = _apart(looks(strategies), _best(found))
     figure, axes = _panel(found)
     rows, unresolved, counts = list[tuple[Any, ...]](), list[Place](), list[int]()
     for column in found.columns:
@@ -332,7 +379,10 @@ def _winners(found: Map) -> Drawing:
     _hatch(axes, found, unresolved, LIGHT)
     won = [name for name in strategies if any(row[2] == name for row in rows)]
     looked = ((name, by_name[name]) for name in won)
-    keys = [line_key(name, look.colour, look.marker, "none") for name, look in looked]
+    keys = [
+        line_key(f"{name}{_nodes_told(found, name)}", own.colour, own.marker, "none")
+        for name, own in looked
+    ]
     even = any(row[2] == EVEN for row in rows)
     if even:
         keys.append(patch_key(EVEN, REFERENCE, 0.85))
@@ -341,7 +391,8 @@ def _winners(found: Map) -> Drawing:
     footnote(
         figure,
         f"best {found.title}; {count_told(counts)} per cell; hatched: 95% t interval of its lead "
-        f"over the second contains 0{told if even else ''}{found.note}",
+        f"over the second contains 0{told if even else ''}{found.safe}"
+        f"{'; in brackets: serving nodes' if any(map(found.nodes.get, won)) else ''}{found.note}",
     )
     return Drawing(
         f"winners-{found.name}",
@@ -357,6 +408,28 @@ def _winners(found: Map) -> Drawing:
         ),
         rows=True,
     )
+
+
+def _best(found: Map) -> list[str]:
+    """The strategies that have the best mean in some cell."""
+    places = [(column, line) for column in found.columns for line in found.lines]
+    first = {ranked[0] for place in places if (ranked := _ranked(found, place))}
+    return [name for name in found.values if name in first]
+
+
+def _apart(own: Mapping[str, Look], shown: Sequence[str]) -> dict[str, Look]:
+    """The looks of strategies, in other colours where two that are shown would have the same."""
+    spare = [look(place) for place in range(len(STRATEGY_COLOURS))]
+    apart, taken = dict(own), set[str]()
+    for name in shown:
+        free = (each for each in (own[name], *spare) if each.colour not in taken)
+        apart[name] = next(free, own[name])
+        taken.add(apart[name].colour)
+    return apart
+
+
+def _nodes_told(found: Map, name: str) -> str:
+    return f" ({found.nodes[name]})" if found.nodes.get(name) else ""
 
 
 def _ranked(found: Map, place: Place) -> list[str]:
@@ -450,15 +523,19 @@ def _signed(value: float, reach: float) -> str:
     return text.replace("-", "−") if text.strip("+-0.") else text.lstrip("+-")
 
 
-def _sides(grid: np.ndarray) -> Iterator[tuple[list[int], list[int]]]:
-    """The sides between cells of different sign, as lists of x and y."""
+def _sides(
+    grid: np.ndarray, sure: np.ndarray
+) -> Iterator[tuple[tuple[list[int], list[int]], Literal["-", "--"]]]:
+    """The sides between cells of different sign, as lists of x and y, and how they are drawn."""
     sign = np.sign(grid)
     for line, column in np.ndindex(grid.shape):
         here = sign[line, column]
         if column + 1 < grid.shape[1] and here * sign[line, column + 1] < 0:
-            yield [column + 1, column + 1], [line, line + 1]
+            style: Literal["-", "--"] = "-" if sure[line, column : column + 2].all() else "--"
+            yield ([column + 1, column + 1], [line, line + 1]), style
         if line + 1 < grid.shape[0] and here * sign[line + 1, column] < 0:
-            yield [column, column + 1], [line + 1, line + 1]
+            style = "-" if sure[line : line + 2, column].all() else "--"
+            yield ([column, column + 1], [line + 1, line + 1]), style
 
 
 def _yes(resolved: bool) -> str:

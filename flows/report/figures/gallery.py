@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flows.analysis.groups import Group
 from flows.report.figures import bands, bars, break_even, curves, distribution, staleness
@@ -19,14 +19,19 @@ from flows.report.figures.numeric_axis import numeric_axes
 MOST_APART = 24
 
 
-def chapters(trials: Sequence[Trial], baseline: str | None = None) -> tuple[Chapter, ...]:
+def chapters(
+    trials: Sequence[Trial],
+    baseline: str | None = None,
+    smallest: Mapping[str, float] | None = None,
+) -> tuple[Chapter, ...]:
     """Return the figures of an experiment by chapter; chapters without a figure are left out.
 
     `baseline` is the strategy that the others are set against where there are too many for all
-    pairs; None: the first.
+    pairs; None: the first. `smallest` are the smallest differences of interest, by metric.
     """
     subject = Subject.of(trials)
-    return tuple(chapter for chapter in _chapters(subject, baseline) if chapter.drawings)
+    found = _chapters(subject, baseline, smallest)
+    return tuple(chapter for chapter in found if chapter.drawings)
 
 
 def drawings(found: Iterable[Chapter]) -> Iterator[Drawing]:
@@ -66,9 +71,11 @@ _SHOWING = {
 }
 
 
-def _chapters(subject: Subject, baseline: str | None) -> Iterator[Chapter]:
+def _chapters(
+    subject: Subject, baseline: str | None, smallest: Mapping[str, float] | None
+) -> Iterator[Chapter]:
     axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
-    maps = break_even.maps(subject, axes, baseline)
+    maps = break_even.maps(subject, axes, baseline, smallest)
     yield _chapter("break-even", "Who wins where", break_even.NOTE, maps)
     for axis in axes:
         name, title = f"against-{axis.slug}", f"Against {axis.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -17,6 +18,7 @@ from flows.report.figures.break_even import difference, maps
 from flows.report.figures.dataset import Subject, Trial
 from flows.report.figures.figure import Drawing
 from flows.report.figures.numeric_axis import numeric_axes
+from flows.report.figures.style import looks
 from tests.flows.report.figures.support import labelled, trials
 
 WORKERS, OUTAGES, SEEDS = (1, 2, 4), (0, 1, 2), (0, 1, 2)
@@ -48,10 +50,12 @@ def grid(strategies: tuple[str, ...] = ("checkpoint", "chain")) -> list[Trial]:
     ]
 
 
-def drawn(found: list[Trial], baseline: str | None = None) -> dict[str, Drawing]:
+def drawn(
+    found: list[Trial], baseline: str | None = None, smallest: dict[str, float] | None = None
+) -> dict[str, Drawing]:
     subject = Subject.of(found)
     axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
-    return {drawing.name: drawing for drawing in maps(subject, axes, baseline)}
+    return {drawing.name: drawing for drawing in maps(subject, axes, baseline, smallest)}
 
 
 def hatched(drawing: Drawing) -> set[tuple[int, int]]:
@@ -89,9 +93,10 @@ def test_cells_that_are_not_resolved_are_hatched(two: dict[str, Drawing]) -> Non
 
 def test_the_line_of_break_even_lies_where_the_sign_changes() -> None:
     values = np.array([[1.0, 2.0], [-1.0, 3.0]])
-    sides = {tuple(map(tuple, side)) for side in break_even._sides(values)}
-    assert sides == {((0, 1), (1, 1)), ((1, 1), (1, 2))}
-    assert list(break_even._sides(np.array([[1.0, np.nan], [0.0, 2.0]]))) == []
+    sure = np.array([[True, True], [True, False]])
+    sides = {(*map(tuple, side), style) for side, style in break_even._sides(values, sure)}
+    assert sides == {((0, 1), (1, 1), "-"), ((1, 1), (1, 2), "--")}
+    assert list(break_even._sides(np.array([[1.0, np.nan], [0.0, 2.0]]), sure)) == []
 
 
 def test_the_first_numbers_are_told_with_their_sign(two: dict[str, Drawing]) -> None:
@@ -125,6 +130,28 @@ def test_who_is_ahead_by_less_than_is_told_is_not_called_the_best() -> None:
     assert "less than 0.05 points apart" in " ".join(winners.figure.get_supxlabel().split())
     [legend] = winners.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["equal"]
+
+
+def test_a_claim_says_from_which_difference_on_one_is_the_best() -> None:
+    found = drawn(grid(("none", "checkpoint", "chain")), smallest={"accuracy_final": 0.015})
+    winners = found["winners-accuracy-final-training-workers-faults"]
+    best = {row[:2]: row[2] for row in winners.table.rows}
+    assert best["1", "0"] == "equal"  # a point apart
+    assert best["2", "0"] == "chain"  # two points apart
+    assert "less than 1.5 points apart" in " ".join(winners.figure.get_supxlabel().split())
+
+
+def test_the_best_have_their_numbers_of_nodes_and_a_colour_each() -> None:
+    winners = drawn(grid(("none", "checkpoint", "chain")))[
+        "winners-accuracy-final-training-workers-faults"
+    ]
+    [legend] = winners.figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    assert all(re.fullmatch(r"(checkpoint|chain) \(\d\)|equal", name) for name in names), names
+    many = looks(["stateless", *"abcdefghi"])
+    assert many["stateless"].colour in {many[name].colour for name in "abcdefghi"}
+    apart = break_even._apart(many, list(many)[:7])
+    assert len({apart[name].colour for name in list(many)[:7]}) == 7
 
 
 def outages(virtual: str) -> dict[str, Drawing]:
