@@ -94,10 +94,13 @@ replicate: torch fashion-data ## repeat the experiments of both papers in short,
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
 	for each in staleness scaling filters pull-filters elastic; do $(BIN)/dps run $$each || exit; done
 
-shapes: setup ## the same on virtual time, on the framework's own problems: the tables of docs/shapes.md
+shapes: setup ## the same on virtual time, on the framework's own problems: the tables of docs/shapes.md, and its figures
 	$(BIN)/dps run staleness --set cluster.kind=virtual --set experiment=staleness-virtual
 	for each in saturation problems-l1-workers problems-l1-delays problems-rica-workers problems-rica-delays \
 		problems-rica-filters; do $(BIN)/dps run $$each || exit; done
+	cp results/saturation/figures/gradients-together-against-training.svg docs/figures/shapes/saturation-gradients-together-against-training.svg
+	cp results/problems-l1-workers/figures/objective-target-seconds-against-training.svg docs/figures/shapes/l1-objective-target-seconds-against-training.svg
+	cp results/problems-l1-delays/figures/objective-target-gradients-against-consistency.svg docs/figures/shapes/l1-objective-target-gradients-against-consistency.svg
 
 # Verdicts of real processes: those of `make replicate` where it was run here, else the documented ones.
 beside = $(shell test -e results/replicate-$(1)-short/verdicts.json || echo --beside docs/figures/$(1)/verdicts.json)
@@ -115,7 +118,7 @@ replicate-virtual: torch fashion-data ## both papers with all cells and seeds on
 replicate-full: replicate replicate-virtual ## in short on real processes, and all cells and seeds on virtual time: see docs/training-through-failure.md
 
 frontier: setup ## who wins when, on virtual time: the grids, and the figures and tables of docs/who-wins-when.md
-	for each in frontier frontier-workers frontier-size frontier-all frontier-layers frontier-stores frontier-everywhere frontier-model frontier-profile interval partial partial-small ring; do \
+	for each in frontier frontier-workers frontier-size frontier-all frontier-layers frontier-stores frontier-everywhere frontier-model frontier-profile explore interval partial partial-small ring; do \
 		$(BIN)/dps run $$each --yes || exit; done
 	cp results/frontier/figures/winners-target-usd-faults-faults-back_after.svg results/frontier/figures/winners-target-usd-faults-faults-back_after.csv docs/figures/frontier/
 	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.csv docs/figures/frontier/

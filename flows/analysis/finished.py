@@ -332,7 +332,7 @@ def to_table(outcomes: Iterable[Outcome]) -> Table:
     """Return a table with the main figures, one line per trial."""
     table = _table()
     found = list(outcomes)
-    score = found[0].score if found else ACCURACY
+    score = _score(found)
     for heading, key in PER_TRIAL.items():
         _add_column(table, _heading(heading, (key,), score), text=key in ("trial", "status"))
     for each in found:
@@ -350,13 +350,22 @@ def print_comparison(outcomes: Sequence[Outcome], console: Console) -> None:
     else:
         console.print(_comparison(groups, RECOVERY))
         console.print(_comparison(groups, USE))
-    score = outcomes[0].score if outcomes else ACCURACY
-    legend = " ".join(filter(None, [score.said(LEGEND), score.told]))
+    legend = " ".join(filter(None, [_score(outcomes).said(LEGEND), _score(outcomes).told]))
     console.print(Text(legend, style="dim"))
     print_time(outcomes, console)
     real = [outcome for outcome in outcomes if not outcome.virtual]
     if by := described(outcome.transports for outcome in real):
         console.print(Text(f"Arrays were sent by {by}.", style="dim"))
+    print_left_out(outcomes, console)
+    print_failed_before(outcomes, console)
+
+
+def print_trials(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Print the main figures of each trial, what they are scored by, and which are left out."""
+    console.print(to_table(outcomes))
+    if said := _score(outcomes).told:
+        console.print(Text(said, style="dim"))
+    print_time(outcomes, console)
     print_left_out(outcomes, console)
     print_failed_before(outcomes, console)
 
@@ -405,6 +414,10 @@ def _comparison(groups: Sequence[Group], figures: Sequence[Figure]) -> Table:
         cells = [group.strategy, group.condition, *(figure.text(group) for figure in told)]
         table.add_row(*map(Text, cells))
     return table
+
+
+def _score(outcomes: Sequence[Outcome]) -> Score:
+    return outcomes[0].score if outcomes else ACCURACY
 
 
 def _heading(heading: str, keys: Sequence[str], score: Score) -> str:

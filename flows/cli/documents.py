@@ -149,6 +149,7 @@ def results(
     """What is recorded of an experiment, and what it shows."""
     return {
         "experiment": experiment,
+        "score": outcomes[0].score.key if outcomes else None,
         "trials": trials(outcomes),
         "claims": claims(judged),
         "comparison": comparison(rows),

@@ -83,13 +83,10 @@ def results(
     from flows.analysis.comparison import compared, read_comparison
     from flows.analysis.finished import (
         experiment_folder,
-        print_failed_before,
-        print_left_out,
-        print_time,
+        print_trials,
         read_experiment,
         to_csv,
         to_json,
-        to_table,
     )
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import judge, read_claims
@@ -117,10 +114,7 @@ def results(
     console = _console()
     print_claims(judged, console)
     console.print()
-    console.print(to_table(outcomes))
-    print_time(outcomes, console)
-    print_left_out(outcomes, console)
-    print_failed_before(outcomes, console)
+    print_trials(outcomes, console)
     print_exploratory(rows, console, *(each.score for each in outcomes[:1]))
 
 

@@ -62,6 +62,7 @@ ACCURACY = (
         "strategies, and it does not count what would have been learnt without the fault.",
         "fault/accuracy_drop",
         better="lower",
+        signed=True,
         of_score=True,
     ),
     Metric(

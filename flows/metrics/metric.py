@@ -61,7 +61,8 @@ class Metric:
 
     def cut(self, bound: float) -> float:
         """Return the bound of an interval of a mean, cut at 0 where the figure cannot be less."""
-        return max(0.0, bound) if self.unit in FROM_ZERO and not self.signed else bound
+        never_less = not self.signed and (self.of_score or self.unit in FROM_ZERO)
+        return max(0.0, bound) if never_less else bound
 
     def text(self, value: Any, finer: bool = False) -> str:
         """Return a value of this column as a reader wants to see it.

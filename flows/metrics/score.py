@@ -38,6 +38,8 @@ class Score:
         Whether a higher or a lower value is better.
     share
         Whether it is a share, in [0, 1]: written in per cent, and its differences in points.
+    same_as
+        Figures of `Outcome.row()` that are this score again: nothing shows them beside it.
     """
 
     key: str
@@ -45,6 +47,7 @@ class Score:
     definition: str
     better: Better = "higher"
     share: bool = True
+    same_as: frozenset[str] = frozenset()
 
     @property
     def highest(self) -> float:
@@ -127,6 +130,7 @@ SCORES = {
             "the root of the mean squared error, in the units that the target has in its file",
             better="lower",
             share=False,
+            same_as=frozenset({"rmse_final"}),
         ),
         Score(
             "loss",
@@ -134,6 +138,7 @@ SCORES = {
             "the mean loss over the examples that are scored, as the workload defines it",
             better="lower",
             share=False,
+            same_as=frozenset({"loss_final", "loss_lowest"}),
         ),
     )
 }

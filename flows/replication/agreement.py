@@ -8,13 +8,16 @@ by their effects, as `dps validate` does it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from flows.analysis.statistics import are_apart
 from flows.replication.findings import Table
-from flows.replication.verdicts import ClaimVerdict, Verdicts
+from flows.replication.verdicts import NO_FIGURE, ClaimVerdict, Verdicts
 
-Agreement = Literal["same", "apart", "resolution", "direction", "contradiction", "unknown"]
+Agreement = Literal[
+    "same", "apart", "resolution", "direction", "contradiction", "unknown", "nothing"
+]
 
 MEANING: Final[dict[Agreement, str]] = {
     "same": "with the same verdict",
@@ -26,6 +29,7 @@ MEANING: Final[dict[Agreement, str]] = {
     "contradiction": "with verdicts that disagree (effects further apart than their intervals "
     "allow, or opposite verdicts)",
     "unknown": "with verdicts that differ, and no effect with an interval on one side to tell by",
+    "nothing": "without a figure on one side, so that there is nothing to agree on",
 }
 SHORT: Final[dict[Agreement, str]] = {
     "same": "same",
@@ -34,15 +38,17 @@ SHORT: Final[dict[Agreement, str]] = {
     "direction": "undecided",
     "contradiction": "disagree",
     "unknown": "differ, cannot be told",
+    "nothing": "no figure to compare",
 }
 TITLE = "Agreement with real processes"
 HEADINGS = ("claim", "real processes", "verdict")
 OPEN: Final[frozenset[Agreement]] = frozenset(("apart", "contradiction"))
-NO_SIDE = "–"
 
 
 def agreement(real: ClaimVerdict, virtual: ClaimVerdict) -> Agreement:
     """Return how the verdicts on one claim stand to each other."""
+    if not (real.has_figure and virtual.has_figure):
+        return "nothing"
     one, other = real.effect, virtual.effect
     apart = one is not None and other is not None and are_apart(one, other)
     if real.verdict == virtual.verdict:
@@ -79,10 +85,10 @@ def compared(
     rows = []
     for key, name in ((each.key, _name(each)) for each in virtual.claims):
         other = theirs.get(key)
-        row = [name, *((other.found, other.told) if other else (NO_SIDE, NO_SIDE))]
+        row = [name, *((other.found, other.told) if other else (NO_FIGURE, NO_FIGURE))]
         for mine in (side.get(key) for side in by_key):
-            told = (mine.found, mine.told) if mine else (NO_SIDE, NO_SIDE)
-            row += [*told, SHORT[agreement(other, mine)] if mine and other else NO_SIDE]
+            told = (mine.found, mine.told) if mine else (NO_FIGURE, NO_FIGURE)
+            row += [*told, SHORT[agreement(other, mine)] if mine and other else NO_FIGURE]
         rows.append(row)
     table = Table(TITLE, headings, rows)
     if real is None:
@@ -121,10 +127,21 @@ def _told(real: Verdicts, virtual: Verdicts) -> str:
     theirs = {each.key: each for each in real.claims}
     pairs = [(theirs[each.key], each) for each in virtual.claims if each.key in theirs]
     found = Counter(agreement(other, mine) for other, mine in pairs)
+    without = found.pop("nothing", 0)
     counts = "; ".join(f"{found[kind]} {words}" for kind, words in MEANING.items() if found[kind])
     named = [_name(mine) for other, mine in pairs if agreement(other, mine) in OPEN]
     disputed = f" Apart or in disagreement: {'; '.join(named)}." if named else ""
-    return f"{_claims(len(pairs))} that both have judged: {counts or 'none'}.{disputed}"
+    told = f"{_claims(len(pairs) - without)} that both have judged: {counts or 'none'}.{disputed}"
+    return f"{told}{_without(pairs)}" if without else told
+
+
+def _without(pairs: Sequence[tuple[ClaimVerdict, ClaimVerdict]]) -> str:
+    """Say how many claims are not counted, as they have no figure on one side."""
+    real = sum(not other.has_figure for other, _ in pairs)
+    virtual = sum(other.has_figure and not mine.has_figure for other, mine in pairs)
+    sides = ((real, "real processes"), (virtual, "virtual time"))
+    told = " and ".join(f"{n} without a figure on {where}" for n, where in sides if n)
+    return f" Not counted: {told}, where there is nothing to agree on."
 
 
 def _only_real(real: Verdicts, virtual: Verdicts) -> list[str]:

@@ -16,6 +16,7 @@ from typing import Final
 from flows.analysis.statistics import Interval
 from flows.replication.claims import mean_of
 from flows.replication.findings import Table
+from flows.replication.frontier_tables import number
 from flows.replication.verdicts import CellFigure
 
 TITLE: Final = "Cells of real processes, on virtual time"
@@ -59,9 +60,11 @@ class Pair:
         """Return both and the difference, as in "1.24, 1.45: +0.21 [+0.19, +0.23]"."""
         digits = FIGURES[self.figure][1]
         low, high = self.difference.low, self.difference.high
-        bounds = "" if low is None else f" [{low:+.{digits}f}, {high:+.{digits}f}]"
-        told = f"{self.real.mean:.{digits}f}, {self.virtual:.{digits}f}"
-        return f"{told}: {self.difference.mean:+.{digits}f}{bounds}".replace("-", "−")
+        bounds = ""
+        if low is not None and high is not None:
+            bounds = f" [{_signed(low, digits)}, {_signed(high, digits)}]"
+        told = f"{number(self.real.mean, digits)}, {number(self.virtual, digits)}"
+        return f"{told}: {_signed(self.difference.mean, digits)}{bounds}"
 
 
 def cells_compared(
@@ -93,6 +96,12 @@ def cells_compared(
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def _signed(value: float, digits: int) -> str:
+    """A number with its sign, and without one before zeros."""
+    text = number(value, digits)
+    return f"+{text}" if value > 0 and float(text) != 0 else text
 
 
 def _pair(real: CellFigure, virtual: CellFigure) -> Pair | None:

@@ -189,7 +189,7 @@ FIXED, TARGET_FIXED = Figure(_fixed_term, 1000, 2), Figure(_fixed_term_to_target
 LOST, MET, LASTS = named("updates_lost", 1, 0), named("faults"), named("training_seconds")
 OWN_SPAN, COMMON_SPAN = named("own_span"), named("common_span")
 COMMON = named("common_mean", 100)
-DOWN, WRITTEN = named("downtime_seconds"), named("checkpoint_written_bytes", 1e-6, 2)
+DOWN = named("downtime_seconds")
 
 
 # -- cells and tables --------------------------------------------------------------------------
@@ -323,6 +323,12 @@ _LAYERS_PAIRS = (
     ("chain(2) + checkpoint", "chain(2)"),
     ("stateless + checkpoint", "stateless"),
 )
+_STORES_PAIRS = (
+    ("two stores", "one store"),
+    ("two stores", _SPARES),
+    ("two stores + checkpoint", "one store + checkpoint"),
+    ("two stores + checkpoint", _SPARES),
+)
 _EVERYWHERE_PAIRS = (("worker cache, warm", _SPARES), ("chain(2) + checkpoint", _SPARES))
 _FOUR_EACH_PAIRS = (
     ("chain", "checkpoint"),
@@ -393,22 +399,15 @@ _SIZE_FINALS = tuple(
     for width in _WIDTHS
 )
 
-_PARTIAL_COLUMNS = (
-    Column("no fault: written, MB", WRITTEN, QUIET),
-    Column("8 s: written, MB", WRITTEN, _EVERY_8),
-    Column("points at equal times", POINTS, _EVERY_8),
-    Column("final accuracy", FINAL, _EVERY_8),
-    Column("updates lost", LOST, _EVERY_8),
-)
-_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
+_ALL, _LAYERS, _STORES, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
     f"frontier-{name}"
-    for name in ("all", "layers", "workers", "size", "everywhere", "model", "profile")
+    for name in ("all", "layers", "stores", "workers", "size", "everywhere", "model", "profile")
 )
 OVER_COMMON_SPANS = (_ALL, _LAYERS)
 _RECORDED = (
     "frontier",
-    *(_ALL, _LAYERS, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
-    *("explore", "partial", "partial-small"),
+    *(_ALL, _LAYERS, _STORES, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
+    "explore",
 )
 
 _PAIRS_SAID = "By how many points at equal times the first of a pair is above the second:"
@@ -432,7 +431,7 @@ _SIZE_PARTS = (
 
 SECTIONS: dict[str, Section] = {
     **{f"{name}: runs": Section(name, text=runs) for name in _RECORDED},
-    **{f"{name}: claims": Section(name, text=claims) for name in _RECORDED},
+    **{f"{name}: claims": Section(name, text=claims) for name in (*_RECORDED, "partial")},
     "frontier: points": Section("frontier", _at(_CELLS, POINTS)),
     "frontier: differences": Section("frontier", _at(_CELLS, POINTS), _FRONTIER_PAIRS),
     "frontier: points-for-money": Section("frontier", _at(_CELLS, POINTS_FOR_MONEY)),
@@ -447,7 +446,10 @@ SECTIONS: dict[str, Section] = {
     "frontier-layers: points": Section(_LAYERS, _ALL_COLUMNS),
     "frontier-layers: money": Section(_LAYERS, _MONEY_COLUMNS),
     "frontier-layers: differences": Section(_LAYERS, _at(_RATES, POINTS), _LAYERS_PAIRS),
-    **{f"{name}: common": Section(name, _COMMON_COLUMNS) for name in OVER_COMMON_SPANS},
+    "frontier-stores: points": Section(_STORES, _ALL_COLUMNS),
+    "frontier-stores: money": Section(_STORES, _MONEY_COLUMNS),
+    "frontier-stores: differences": Section(_STORES, _at(_RATES, POINTS), _STORES_PAIRS),
+    "frontier-all: common": Section(_ALL, _COMMON_COLUMNS),
     "frontier-all: common-differences": Section(_ALL, _at(_RATES, COMMON), _ALL_CLAIMED),
     "frontier-layers: common-differences": Section(_LAYERS, _at(_RATES, COMMON), _LAYERS_PAIRS),
     "frontier-everywhere: points": Section(_EVERYWHERE, _EVERYWHERE_COLUMNS),
@@ -481,5 +483,4 @@ SECTIONS: dict[str, Section] = {
     ),
     "frontier-workers: tables": Section(_WORKERS, parts=_WORKERS_PARTS),
     "frontier-size: tables": Section(_SIZE, parts=_SIZE_PARTS),
-    "partial: points": Section("partial", _PARTIAL_COLUMNS),
 }

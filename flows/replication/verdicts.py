@@ -17,6 +17,7 @@ from flows.config.limits import MOST_CURVE_BYTES
 from flows.files import read_bytes, write_whole
 
 VERDICTS = "verdicts.json"
+NO_FIGURE = "–"  # in the place of an effect of which no trial tells anything
 
 
 class ClaimVerdict(Section):
@@ -76,6 +77,11 @@ class ClaimVerdict(Section):
     def told(self) -> str:
         """The verdict, and what is to be known of it."""
         return f"{self.verdict} ({self.note})" if self.note else self.verdict
+
+    @property
+    def has_figure(self) -> bool:
+        """Whether a number was found, if only a bound."""
+        return self.found.partition(";")[0] != NO_FIGURE
 
     @property
     def key(self) -> tuple[str, str, str]:

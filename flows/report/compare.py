@@ -233,7 +233,7 @@ def write_side_by_side(runs: Sequence[Run], rng: np.random.Generator, form: Form
         return "\n".join(
             [NEEDED.rstrip(), *(each.latex() for each in run_tables(compared, _score(runs)))]
         )
-    rows = exported(compared, score=_score(runs))
+    rows = exported(compared, score=_score_of_all(runs))
     if form == "csv":
         return to_csv(rows)
     settings = [
@@ -244,8 +244,13 @@ def write_side_by_side(runs: Sequence[Run], rng: np.random.Generator, form: Form
 
 def _score(runs: Sequence[Run]) -> Score:
     """What all runs are scored by; accuracy stands for scores that differ."""
+    return _score_of_all(runs) or ACCURACY
+
+
+def _score_of_all(runs: Sequence[Run]) -> Score | None:
+    """What all runs are scored by; None where scores differ."""
     scores = {done.outcome.score for run in runs for done in run.trials}
-    return scores.pop() if len(scores) == 1 else ACCURACY
+    return scores.pop() if len(scores) == 1 else None
 
 
 def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> Table:
@@ -256,6 +261,8 @@ def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> T
     mine, theirs = first.row(), second.row()
     table = _table("figure", *names, "difference", numbers=True)
     for column in COLUMNS:
+        if first.score == second.score and column.key in first.score.same_as:
+            continue
         values = mine[column.key], theirs[column.key]
         if first.score == second.score:
             column = first.score.of(column)

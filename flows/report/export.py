@@ -46,6 +46,9 @@ class ExportedRow:
     condition, strategy, baseline, metric, unit
         What is told: `baseline` is what the difference is from; None for the baseline itself, and
         for a claim about one strategy alone.
+    score
+        What the models are scored by: figures with accuracy in their key are of it. None where runs
+        side by side have different ones.
     n, mean, low, high
         Of the strategy's own values: how many seeds, their mean and its 95% interval. None for a
         claim.
@@ -65,6 +68,7 @@ class ExportedRow:
     strategy: str
     baseline: str | None
     metric: str
+    score: str | None
     unit: str
     n: int | None
     mean: float | None
@@ -84,9 +88,12 @@ FIELDS = tuple(field.name for field in fields(ExportedRow))
 
 
 def exported(
-    rows: Sequence[Compared], claims: Sequence[JudgedClaim] = (), score: Score = ACCURACY
+    rows: Sequence[Compared], claims: Sequence[JudgedClaim] = (), score: Score | None = ACCURACY
 ) -> tuple[ExportedRow, ...]:
-    """Return the claims, then what was compared, as rows; `score` is what models are scored by."""
+    """Return the claims, then what was compared, as rows.
+
+    `score` is what models are scored by; None where that differs.
+    """
     return (*map(_of_claim, claims), *(_of_metric(row, score) for row in rows))
 
 
@@ -112,7 +119,7 @@ def to_json(
     return json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False)
 
 
-def _of_metric(row: Compared, score: Score) -> ExportedRow:
+def _of_metric(row: Compared, score: Score | None) -> ExportedRow:
     own, found = row.interval, row.difference
     return ExportedRow(
         kind="metric",
@@ -120,7 +127,8 @@ def _of_metric(row: Compared, score: Score) -> ExportedRow:
         strategy=row.strategy,
         baseline=row.baseline if row.strategy != row.baseline else None,
         metric=row.metric,
-        unit=_unit(score.of(BY_KEY[row.metric])),
+        score=score.key if score else None,
+        unit=_unit((score or ACCURACY).of(BY_KEY[row.metric])),
         n=own.n if own else None,
         mean=own.mean if own else None,
         low=own.low if own else None,
@@ -145,6 +153,7 @@ def _of_claim(judged: JudgedClaim) -> ExportedRow:
         strategy=claim.strategy,
         baseline=None if claim.one_sample else claim.baseline,
         metric=claim.metric,
+        score=judged.score.key,
         unit=_unit(judged.column),
         n=None,
         mean=None,

@@ -255,10 +255,11 @@ def _under_each_other(row: Sequence[str]) -> list[Sequence[str]]:
 
 def _means(groups: Sequence[Group], title: str, keys: Sequence[str], slug: str) -> list[LatexTable]:
     """One section of the metrics, strategies side by side: as many tables as these need."""
-    known = [key for key in keys if any(map(partial(_told, key=key), groups))]
+    score = score_of_groups(groups)
+    own = [key for key in keys if key not in score.same_as]
+    known = [key for key in own if any(map(partial(_told, key=key), groups))]
     if not known:
         return []
-    score = score_of_groups(groups)
     counts = count_told([len(group.trials) for group in groups])
     caption = (
         f"{score.said(title)}{_under(groups[0].condition)}: mean over the valid trials, {counts} "

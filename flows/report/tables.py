@@ -362,13 +362,17 @@ def _price(group: Group | None, base: Group) -> Cell:
 def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
     """Return every figure under a condition."""
     members = [group for group in groups if group.condition == condition]
-    known = [BY_KEY[key] for keys in COMPARED.values() for key in keys]
-    zeros = tuple(column for column in known if _is_zero(column, members))
     score = score_of_groups(members)
+    known = [BY_KEY[key] for keys in COMPARED.values() for key in keys if key not in score.same_as]
+    zeros = tuple(column for column in known if _is_zero(column, members))
     sections = [
         (
             score.said(title),
-            tuple(_line(score.of(BY_KEY[key]), members) for key in keys if _applies(key, members)),
+            tuple(
+                _line(score.of(BY_KEY[key]), members)
+                for key in keys
+                if key not in score.same_as and _applies(key, members)
+            ),
         )
         for title, keys in COMPARED.items()
     ]
@@ -435,7 +439,8 @@ def definitions(score: Score = ACCURACY) -> list[Metric]:
         *words.MUST_BE_ZERO,
         "status",
     }
-    return [score.of(column) for column in COLUMNS if column.key in shown]
+    told = shown - score.same_as
+    return [score.of(column) for column in COLUMNS if column.key in told]
 
 
 def price_rows(prices: Prices) -> list[tuple[str, str, str]]:

@@ -495,10 +495,9 @@ def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
     steps = Steps(record)
     end = _milliseconds(record.events[-1].t + shift)
     row = outcome.row()
-    known = [column for column in COLUMNS if column not in EFFECTS]
-    final = [(outcome.score.tracked(name), value) for name, value in named(known, row)]
-    # A figure that is the score as well, such as RMSE, is one of the same name.
-    points = [(name, value, end, 0) for name, value in dict(final).items()]
+    score = outcome.score
+    known = [c for c in COLUMNS if c not in EFFECTS and c.key not in score.same_as]
+    points = [(score.tracked(name), value, end, 0) for name, value in named(known, row)]
     points += [
         (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
         # What processes used goes by the names of MLflow's system metrics.

@@ -31,7 +31,6 @@ from flows.report.figures.figure import Drawing, Table, write_files
 
 EFFECTS = "effects"  # a figure's name
 EFFECT = "effect_time_mean"
-OF_ACCURACY = ("effect_", "accuracy_")  # figures that are learnt and do not follow from times alone
 NONE = "–"
 SERVING = ("server", "replica", "spare", "store")
 LAST_PART = 1 / 3  # of a training: what a control still gains in it is told
@@ -118,8 +117,8 @@ def sections(
 def claims_table(judged: Sequence[JudgedClaim], *, virtual: bool = False) -> str:
     """Return the claims with what was found and what it shows, as Markdown.
 
-    On `virtual` time, what follows from times alone is marked: the profile's error is not in its
-    interval.
+    On `virtual` time, all but scores and their differences is marked: it follows from times, and
+    the profile's error is not in its interval.
     """
     rows = [
         [words.title(each.claim), words.effect(each) or NONE, _verdict(each, virtual)]
@@ -172,8 +171,8 @@ def _circumstances(finished: Sequence[Finished], outcomes: Sequence[Outcome]) ->
 
 
 def _verdict(judged: JudgedClaim, virtual: bool) -> str:
-    of_model = virtual and not judged.claim.metric.startswith(OF_ACCURACY)
-    model = SEEDS_ONLY if of_model else ""
+    of_times = virtual and not judged.column.of_score
+    model = SEEDS_ONLY if of_times else ""
     because = filter(None, (words.reason(judged), *words.warnings(judged), model))
     return f"**{judged.decision.verdict}**: {'; '.join(because)}"
 

@@ -62,6 +62,7 @@ from flows.analysis.statistics.decisions import (
     more,
 )
 from flows.replication.ttf.measures import Cells, Change, Measured, by_cell, by_seed
+from flows.replication.verdicts import NO_FIGURE
 
 BASES = ("checkpoint", "chain")
 HIT = (1, 2)  # numbers of kills
@@ -121,7 +122,7 @@ class Reach:
     def tell(self, effect: str) -> str:
         """Return an effect as the bound that it is, and how many trials reached the target."""
         if self.at_least and self.at_most:
-            effect = "–"
+            effect = NO_FIGURE
         elif self.at_least or self.at_most:
             effect = f"{'at least' if self.at_least else 'at most'} {effect}"
         return f"{effect}; target reached by {self.mine} and {self.others} of {self.pairs}"
@@ -203,7 +204,7 @@ class Judged:
     def _effect(self) -> str:
         found = self.difference
         if found is None:
-            return "–"
+            return NO_FIGURE
         unit = " points" if self.statement.unit == "points" else "%"
         if self.verdict == BY_CONSTRUCTION:
             return f"{100 * found.mean:+.1f}{unit}"

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 AS_PUBLISHED, CORRECTED, CNN = "(a) as published", "(b) corrected", "(b) corrected, CNN"
 TEXT = "findings.md"
 
-ENDS_DOWN = " (ends with a shard down: of before that)"
+ENDS_DOWN = " (ended with a shard down; value from before)"
 
 # A disk on virtual time is in memory and never full.
 NO_SPACE = "no space, then kill"
@@ -432,12 +432,12 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
     curves = read_published(csv) if csv is not None else {}
     parts = []
     for kills in (1, 2):
-        drawn = any(k == kills for _, k in curves)
+        published = any(k == kills for _, k in curves)
         panels = _published(curves, kills)
         for title, each in studies.items():
             if shown := _shown(each, kills):
                 panels.append(accuracy_panel(title, shown))
-        if not drawn and not any(_shown(each, kills) for each in studies.values()):
+        if not published and not any(_shown(each, kills) for each in studies.values()):
             continue
         _save(accuracy_figure(panels), folder, f"accuracy-{kills}")
         parts.append(
@@ -450,7 +450,8 @@ def _figures(studies: Mapping[str, Study], folder: Path, csv: Path | None) -> li
     if not columns:
         return parts
     _save(use_figure(columns), folder, "use")
-    parts.append("![CPU, memory and gradients processed against time, k=1, one seed](use.svg)")
+    drawn = "CPU, memory" if any(map(_has_memory, studies.values())) else "CPU"
+    parts.append(f"![{drawn} and gradients processed against time, k=1, one seed](use.svg)")
     return parts
 
 

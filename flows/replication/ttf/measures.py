@@ -86,7 +86,7 @@ class Measured:
     fixed_usd
         Price of all nodes for the whole time, whether they were up or not: `Cost.fixed`.
     ends_down
-        Whether a shard that a fault took did not serve again: `final` is then of before that.
+        Whether a shard that a fault took did not serve again: `final` is then from before.
     peak_bytes
         Most memory that processes had, all of each role together; none on virtual time.
     virtual

@@ -176,7 +176,7 @@ def _drawing(
     for line in lines:
         rows += _draw_line(axes, axis, by_line[line], line, points, measure.highest)
     shown = [value for row in rows for value in row[3:] if value is not None]
-    _scales(axes, axis, measure, shown)
+    _scales(axes, axis, measure, shown, bool(linear))
     if keys:
         legend_above(figure, keys)
     footnote(figure, told_of([len(seeds) for seeds in points.values()]))
@@ -252,11 +252,20 @@ def _mean(values: Sequence[float | None], highest: float) -> tuple[float, float,
     return float(mean[0]), max(0.0, float(low[0])), min(highest, float(high[0]))
 
 
-def _scales(axes: Axes, axis: NumericAxis, measure: Measure, values: Sequence[float]) -> None:
+def _scales(
+    axes: Axes, axis: NumericAxis, measure: Measure, values: Sequence[float], linear: bool
+) -> None:
+    """Scale both axes; what is `linear` in a logarithmic axis stays a straight line."""
+    if axis.doubles:
+        axes.set_xscale("log", base=2)
     axes.set_xticks(list(axis.places.values()), [axis.tick(label) for label in axis.places])
     axes.set_xlabel(axis.title)
     value_label(axes, measure.y)
-    value_axis(axes, values, highest=measure.highest, near=measure.name == ACCURACY.name)
+    if linear and axis.doubles and all(value > 0 for value in values):
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+    else:
+        value_axis(axes, values, highest=measure.highest, near=measure.name == ACCURACY.name)
     if measure.percent:
         percent_ticks(axes)
 

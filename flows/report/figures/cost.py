@@ -59,8 +59,8 @@ FINAL = Measure(
 EFFECT = Measure(
     "cost-effect",
     "Cost against what the faults did",
-    " The effect is the accuracy less that of the same strategy and seed without the faults, when "
-    "the first of the two trainings ended.",
+    " The effect is the accuracy minus that of the same strategy and seed without the faults, "
+    "when the first of the two trainings ended.",
     LEFT,
     "effect on accuracy at the end",
     limits=(-math.inf, math.inf),

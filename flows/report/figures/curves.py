@@ -23,8 +23,10 @@ from flows.report.figures.bands import Band, Curve, band, told_of
 from flows.report.figures.dataset import Subject, Trial, end, start, titled, whole
 from flows.report.figures.figure import Drawing, Table
 from flows.report.figures.style import (
+    DOUBLE,
     MUTED,
     REFERENCE,
+    SINGLE,
     SMALL,
     Key,
     Look,
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 Points = list[tuple[float, float]]
 
 RATE_SECONDS = 0.5
-CHANGES_HEIGHT = 0.55  # inches above the axes, in which changes are named
+CHANGES_HEIGHT = 0.3  # inches above the axes: two rows, in which changes are named by turns
 MOST_WINDOWS = 100_000  # of half a second: a training of 14 hours; of a longer one they are longer
 SECONDS = "seconds since training started"
 GRADIENTS = "gradients pushed"
@@ -92,7 +94,8 @@ def curves(subject: Subject, measure: Measure, condition: str) -> Drawing | None
     drawn = [curve for trial in shown if len((curve := _curve(trial, measure)).x)]
     if not drawn:
         return None
-    figure, axes = panel()
+    marked = measure.timed and is_rescaled(subject, condition)
+    figure, axes = panel(width=DOUBLE if marked else SINGLE)
     names = [name for name in subject.strategies if any(c.strategy == name for c in drawn)]
     by_name = {name: [c for c in drawn if c.strategy == name] for name in names}
     joined = {name: band(by_name[name], 0.0, measure.highest) for name in names}
@@ -209,17 +212,16 @@ def change_marks(axes: Axes, shown: Sequence[Trial]) -> list[Key]:
     for record, _ in shown:
         for number, change in enumerate(record.of(Rescaled)):
             changes[number, change.servers, change.workers].append(change.t - start(record))
-    for (_, servers, workers), times in changes.items():
+    for place, ((_, servers, workers), times) in enumerate(changes.items()):
         axes.axvspan(min(times), max(times), facecolor=REFERENCE, alpha=0.3, linewidth=0, zorder=0)
         axes.axvline(median(times), color=MUTED, linewidth=0.6, linestyle=":", zorder=0)
         wanted = ((servers, "server"), (workers, "worker"))
         axes.annotate(
             ", ".join(f"{n} {what}{'s' * (n != 1)}" for n, what in wanted if n is not None),
-            (median(times), 1.02),
+            (median(times), 1.02 + 0.07 * (place % 2)),
             xycoords=("data", "axes fraction"),
             ha="center",
             va="bottom",
-            rotation=90,
             fontsize=SMALL,
             color=MUTED,
         )

@@ -10,6 +10,7 @@ from itertools import pairwise
 from flows.analysis.groups import besides, numbers
 
 FEWEST_VALUES = 3
+FEWEST_DOUBLED = 5  # 1 to 16: of fewer the labels have room on an axis that is linear
 BETWEEN = " · "  # labels of several axes
 # Values whose distances differ by more than this would crowd at one end of an axis to scale.
 MOST_UNEVEN = 50.0
@@ -63,8 +64,17 @@ class NumericAxis:
         return self.key.rpartition(".")[2]
 
     @property
+    def doubles(self) -> bool:
+        """Whether each value is twice the one before, so that the axis is logarithmic."""
+        values = list(self.values.values())
+        twice = all(high == 2 * low > 0 for low, high in pairwise(values))
+        return len(values) >= FEWEST_DOUBLED and math.isfinite(values[-1]) and twice
+
+    @property
     def to_scale(self) -> bool:
         """Whether values are drawn where they are; else they are drawn at equal distances."""
+        if self.doubles:
+            return True
         values = list(self.values.values())
         gaps = [high - low for low, high in pairwise(values)]
         return math.isfinite(values[-1]) and max(gaps) <= MOST_UNEVEN * min(gaps)

@@ -125,9 +125,9 @@ def look(place: int) -> Look:
 # -- panels and axes ---------------------------------------------------------------------------
 
 
-def panel(height: float = HEIGHT) -> tuple[Figure, Axes]:
-    """Return an empty figure, one column wide, with one set of axes."""
-    figure, ((axes,),) = panels(1, 1, height=height)
+def panel(height: float = HEIGHT, width: float = SINGLE) -> tuple[Figure, Axes]:
+    """Return an empty figure with one set of axes, one column wide if not said otherwise."""
+    figure, ((axes,),) = panels(1, 1, height=height, width=width)
     return figure, axes
 
 

@@ -157,7 +157,7 @@ def test_dasks_dashboard_is_served_where_bokeh_is_installed(
             assert urlopen(cluster.dashboard, timeout=SECONDS).status == 200
         else:  # for who has a certificate of the cluster
             assert cluster.dashboard.startswith("https://127.0.0.1:")
-            with pytest.raises(URLError, match="(?i)certificate"):
+            with pytest.raises(URLError, match=r"(?i)certificate"):
                 urlopen(cluster.dashboard, timeout=SECONDS)
 
 

@@ -18,15 +18,21 @@ from sklearn.metrics import r2_score, roc_auc_score, root_mean_squared_error
 from dps.errors import ConfigurationError
 from dps.events import Evaluated
 from flows.analysis.finished import Finished, print_comparison, read_finished
+from flows.analysis.groups import summarize
 from flows.analysis.prices import load_prices
 from flows.analysis.series import series
+from flows.config.base import ComparisonSection
 from flows.config.trials import Trial, digest, load_trials
 from flows.config.workload import workload_of
 from flows.execution.trial import Scorer, run_trial
 from flows.metrics import BY_KEY, COLUMNS, needs_fault
 from flows.metrics.score import SCORES
 from flows.records.record import EVENTS_FILE
+from flows.report.compare import figures_of_two
 from flows.report.html import write_report
+from flows.report.latex import latex_tables
+from flows.report.tables import definitions, figure_table
+from flows.tracking.tracker import _points
 
 
 def trials(folder: Path, **sections: Any) -> tuple[Trial, ...]:
@@ -206,6 +212,34 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
     assert {"rto_seconds", "accuracy_drop"} <= gained <= {*of_faults}
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("key", ["rmse", "loss"])
+def test_a_figure_that_is_the_score_again_is_not_shown_beside_it(tmp_path: Path, key: str) -> None:
+    data = {"workload": "linear", "dataset": REGRESSION} if key == "rmse" else {}
+    scored = {**RMSE, "metric": key}
+    done = [
+        ran(tmp_path / "scored", trial)
+        for trial in trials(tmp_path, evaluation=scored, seeds=[0, 1], **data)
+    ]
+    outcomes = [each.outcome for each in done]
+    row, again = outcomes[0].row(), SCORES[key].same_as
+    assert {row[name] for name in again} <= {row["accuracy_final"], row["accuracy_best"]}
+    assert again >= {f"{key}_final"}
+    label = f"final {SCORES[key].name}"
+    groups = summarize(outcomes)
+    table = figure_table(groups, groups[0].condition)
+    labels = [line.column.label for _, lines in table.sections for line in lines]
+    assert labels.count(label) == 1
+    latex = [row[0] for table in latex_tables(outcomes, ComparisonSection()) for row in table.rows]
+    assert sum(label in named for named in latex) == 1
+    side_by_side = figures_of_two(("a", "b"), *outcomes)
+    assert sum(str(cell).startswith(label) for cell in side_by_side.columns[0].cells) == 1
+    assert [each.label for each in definitions(SCORES[key])].count(label) == 1
+    tracked = [name for name, *_ in _points(done[0].record, outcomes[0], shift=0.0)]
+    assert tracked.count(f"compare/{key}_final") == 1
+    assert f"trial/final/{key}" not in tracked
+
+
 def test_no_figure_speaks_of_accuracy_under_another_score() -> None:
     told = [f"{column.label} {column.definition}" for column in COLUMNS]
     assert sum("ccuracy" in text for text in told) > 10
@@ -228,6 +262,13 @@ def test_of_a_score_of_which_less_is_better_all_of_its_figures_are() -> None:
     of_score = {column.key for column in COLUMNS if column.of_score}
     assert of_score >= {"accuracy_final", "accuracy_drop", "effect_money_end", "effect_time_area"}
     assert of_score.isdisjoint({"loss_final", "target_seconds", "idle_share", "objective_excess"})
+
+
+def test_the_interval_of_no_score_goes_below_0_and_that_of_a_difference_does() -> None:
+    for score in SCORES.values():
+        cut = {c.key: score.of(c).cut(-0.1) for c in COLUMNS if c.of_score}
+        assert {cut[key] for key in ("accuracy_final", "accuracy_before", "accuracy_best")} == {0.0}
+        assert {cut[key] for key in ("accuracy_drop", "effect_time_mean")} == {-0.1}
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,11 @@ def judged(
     *effect: float | None,
     claim: str = "4. It costs the same",
     measured: str = "one kill: price",
+    found: str = "found",
 ) -> ClaimVerdict:
     mean, low, high = effect if effect else (None, None, None)
     numbers = None if mean is None else Interval(mean, low, high, 6)
-    return ClaimVerdict.of(claim, "found", verdict, numbers, study="(b)", measured=measured)
+    return ClaimVerdict.of(claim, found, verdict, numbers, study="(b)", measured=measured)
 
 
 def verdicts(*claims: ClaimVerdict, virtual: bool = False) -> Verdicts:
@@ -66,6 +67,8 @@ def verdicts(*claims: ClaimVerdict, virtual: bool = False) -> Verdicts:
         (judged("not resolved"), judged("holds", 2, 1, 3), "unknown"),
         (judged("not resolved", 2, None, None), judged("holds", 9, 8, 10), "unknown"),
         (judged("not resolved"), judged("not resolved", 2, 1, 3), "same"),
+        (judged("not resolved", found="–"), judged("not resolved", 2, 1, 3), "nothing"),
+        (judged("holds", 2, 1, 3), judged("not resolved", found="–; reached by 0 of 3"), "nothing"),
     ],
     ids=lambda each: each if isinstance(each, str) else each.verdict.replace(" ", "-"),
 )
@@ -95,6 +98,24 @@ def test_disagreements_are_named_and_what_one_side_lacks_is_told() -> None:
     assert "By real processes alone were judged 1 of (b)" in text
     assert [row[-1] for row in table.rows] == ["disagree", "–"]
     assert table.rows[1][1:3] == ["–", "–"]
+
+
+def test_claims_without_a_figure_on_one_side_are_not_counted_as_agreement() -> None:
+    """Two that nothing resolves, where one has no trial that tells anything, do not agree."""
+    counted = judged("holds", 2, 1, 3), judged("holds", 2.5, 2.4, 2.6)
+    bound = judged("holds", found="at most 3", measured="time")
+    less = judged("not resolved", found="–", measured="pace")
+    more = judged("not resolved", 2, 1, 3, measured="pace")
+    real = verdicts(counted[0], bound, less, judged("holds", 2, 1, 3, measured="gap"))
+    other = judged("not resolved", found="–; target reached by 0 of 0", measured="gap")
+    said, table = compared(real, verdicts(counted[1], bound, more, other, virtual=True))
+    assert said[1] == (
+        "Of 2 claims that both have judged: 2 with the same verdict. Not counted: 1 without a "
+        "figure on real processes and 1 without a figure on virtual time, where there is nothing "
+        "to agree on."
+    )
+    nothing = "no figure to compare"
+    assert [row[-1] for row in table.rows] == ["same", "same", nothing, nothing]
 
 
 def test_what_both_have_run_is_told_apart_from_what_more_cells_say() -> None:
@@ -226,7 +247,8 @@ def test_a_replication_on_virtual_time_is_marked_and_compared_with_real_processe
     assert "records of `dps replicate ttf --virtual`. Time: virtual, with the profile" in text
     assert "(b) corrected: 8 of 8 trials" in text
     assert "### Agreement with real processes" in text
-    assert "Of 5 claims that both have judged" in text
+    assert "Of 2 claims that both have judged" in text
+    assert "Not counted: 3 without a figure on virtual time" in text, "no chain, no two kills"
     folders = sorted(each.name for each in (tmp_path / "results").iterdir())
     assert folders == ["replicate-ttf-short-virtual", "ttf-corrected-virtual"]
     written = Path("results/replicate-ttf-short-virtual/verdicts.json").read_text("utf-8")
@@ -253,6 +275,13 @@ def test_cells_are_paired_by_the_seeds_that_both_have() -> None:
 
 
 DIFFERS = "+1.2 [+0.4, +1.9]"
+
+
+def test_a_difference_of_zeros_has_no_sign() -> None:
+    real = figure({0: 0.4, 1: 0.5, 2: 0.6}, "final accuracy")
+    virtual = figure({0: 0.4001, 1: 0.49995, 2: 0.59995}, "final accuracy")
+    _, (table,) = cells_compared([real], [virtual])
+    assert "0.500, 0.500: 0.000 [0.000, 0.000]" in table.rows[0]
 
 
 def test_a_mean_of_other_seeds_is_not_compared_and_one_of_the_same_has_no_interval() -> None:

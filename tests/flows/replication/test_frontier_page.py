@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,16 +29,17 @@ from flows.replication.frontier_tables import (
 
 PAGE = Path("docs/who-wins-when.md")
 BEGIN, END = "<!-- records of {} -->", "<!-- end of records -->"
-WHOLE, QUARTERS = "whole, every 12", "quarters, every 4"
+PAGES = (PAGE, Path("docs/guide.md"))  # as in `make frontier`
+OF_SMALL = ("checkpoint, warm", "chain(2)", "stateless")
 SMALL = """\
-# Partial checkpoints
+# Another model
 
-<!-- records of partial: runs -->
+<!-- records of frontier-model: runs -->
 <!-- end of records -->
 
 In the words of whoever wrote it.
 
-<!-- records of partial: points -->
+<!-- records of frontier-model: 8 s -->
 
 | old |
 | --- |
@@ -68,13 +70,18 @@ def record(trial: Trial, results: Path) -> None:
 
 @pytest.fixture(scope="module")
 def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The experiment `partial`, far smaller, with three seeds; and `frontier` as it is."""
+    """Some of `frontier-model`, far smaller, with three seeds; and `frontier` as it is."""
     folder = tmp_path_factory.mktemp("configs")
-    small = yaml.safe_load((CONFIGS / "partial.yaml").read_text("utf-8"))
+    small = yaml.safe_load((CONFIGS / "frontier-model.yaml").read_text("utf-8"))
+    recovery, faults = small["axes"]["recovery"], small["axes"]["faults"]
+    small["axes"]["recovery"] = {name: recovery[name] for name in OF_SMALL}
+    small["axes"]["faults"] = {name: faults[name] for name in ("mtbf inf", "mtbf 8")}
+    small["claims"] = [c for c in small["claims"] if c["condition"] == {"faults": "mtbf 8"}]
+    del small["exclude"]
     small["workload"]["hidden"] = [2]
     small["training"]["updates"] = 32
     small["seeds"] = [3, 4, 5]
-    (folder / "partial.yaml").write_text(yaml.safe_dump(small, sort_keys=False), "utf-8")
+    (folder / "frontier-model.yaml").write_text(yaml.safe_dump(small, sort_keys=False), "utf-8")
     (folder / "frontier.yaml").write_bytes((CONFIGS / "frontier.yaml").read_bytes())
     return folder
 
@@ -83,11 +90,11 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def results(tmp_path_factory: pytest.TempPathFactory, configs: Path) -> Path:
     """All trials of the small one, and one of a seed that is not among them."""
     folder = tmp_path_factory.mktemp("results")
-    path = str(configs / "partial.yaml")
+    path = str(configs / "frontier-model.yaml")
     experiment, trials = load_trials(path)
     for trial in (*trials, load_trials(path, ["seeds=[9]"])[1][-1]):
         record(trial, folder)
-    write_claims(folder / "partial", experiment.claims)
+    write_claims(folder / "frontier-model", experiment.claims)
     return folder
 
 
@@ -99,16 +106,16 @@ def test_tables_are_made_of_the_records_and_the_rest_stays(
     page.write_text(SMALL, "utf-8")
     done = run(page, results, configs)
     assert done.returncode == 0, done.stderr
-    assert "partial: tables of 12 trials" in done.stdout
+    assert "frontier-model: tables of 18 trials" in done.stdout
     assert "frontier: 0 of 1,080 trials are recorded" in done.stdout
     text = page.read_text("utf-8")
-    assert "**n = 3 seeds** (3 to 5), 12 trials, all valid." in text
+    assert "**n = 3 seeds** (3 to 5), 18 trials, all valid." in text
     assert "| old |" not in text
     assert "In the words of whoever wrote it." in text
     assert "<!-- records of frontier: points -->\nstays\n<!-- end of records -->" in text
 
-    found = [each.outcome for each in read_experiment(results / "partial", load_prices())]
-    for strategy in (WHOLE, QUARTERS):
+    found = [each.outcome for each in read_experiment(results / "frontier-model", load_prices())]
+    for strategy in OF_SMALL:
         points = [
             100 * each.row()["effect_time_mean"]
             for each in found
@@ -118,7 +125,7 @@ def test_tables_are_made_of_the_records_and_the_rest_stays(
         ]
         reach = stats.t.ppf(0.975, 2) * stdev(points) / 3**0.5
         row = next(line for line in text.splitlines() if line.startswith(f"| {strategy} (4)"))
-        cell = row.split(" | ")[3]
+        cell = row.split(" | ")[1]
         assert cell == f"{mean(points):.1f} ±{reach:.1f}".replace("-", "−")
 
     again = run(page, results, configs)
@@ -130,16 +137,16 @@ def test_tables_are_made_of_the_records_and_the_rest_stays(
 def test_where_a_trial_is_missing_the_tables_stay(
     tmp_path: Path, configs: Path, results: Path
 ) -> None:
-    fewer = tmp_path / "results" / "partial"
+    fewer = tmp_path / "results" / "frontier-model"
     fewer.mkdir(parents=True)
-    for each in results.joinpath("partial").iterdir():
+    for each in results.joinpath("frontier-model").iterdir():
         if not each.name.endswith("seed-4"):
             (fewer / each.name).symlink_to(each)
     page = tmp_path / "page.md"
     page.write_text(SMALL, "utf-8")
     done = run(page, fewer.parent, configs)
     assert done.returncode == 0, done.stderr
-    assert "partial: 8 of 12 trials are recorded" in done.stdout
+    assert "frontier-model: 12 of 18 trials are recorded" in done.stdout
     assert page.read_text("utf-8") == SMALL
 
 
@@ -148,7 +155,10 @@ def test_where_a_trial_is_missing_the_tables_stay(
     [
         (f"{BEGIN.format('frontier: winners')}\n{END}\n", "frontier: winners"),
         (f"{BEGIN.format('frontier: points')}\n", "of 1 tables"),
-        (f"{BEGIN.format('partial: runs')}\n{BEGIN.format('frontier: runs')}\n{END}\n", "of 2"),
+        (
+            f"{BEGIN.format('frontier-all: runs')}\n{BEGIN.format('frontier: runs')}\n{END}\n",
+            "of 2",
+        ),
     ],
     ids=["unknown", "without-end", "one-in-another"],
 )
@@ -168,6 +178,13 @@ def test_the_page_has_its_marks_and_stays_without_records() -> None:
     text = PAGE.read_text("utf-8")
     assert text.count("<!-- records of frontier: ") >= 4
     assert with_tables(text, lambda _: None) == text
+
+
+def test_every_section_is_on_a_page() -> None:
+    marks = re.compile("^<!-- records of (.*) -->$", re.MULTILINE)
+    used = [name for page in PAGES for name in marks.findall(page.read_text("utf-8"))]
+    assert set(used) == set(SECTIONS)
+    assert f"for page in {' '.join(page.stem for page in PAGES)};" in Path("Makefile").read_text()
 
 
 @pytest.mark.parametrize("experiment", sorted({each.experiment for each in SECTIONS.values()}))

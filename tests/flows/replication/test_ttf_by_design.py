@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dps.events import (
@@ -21,10 +22,12 @@ from dps.events import (
     TrialStarted,
 )
 from flows.analysis.finished import Finished, finished, with_effects
+from flows.analysis.statistics.claims import judge
 from flows.config.claims import ClaimSection
 from flows.config.trials import Trial, expand
 from flows.records.record import Record
-from flows.replication.ttf.by_design import EFFECTS, last_rise, sections
+from flows.replication.ttf.by_design import EFFECTS, claims_table, last_rise, sections
+from flows.replication.ttf.claims import SEEDS_ONLY
 from flows.replication.ttf.findings import Designed, study, write
 from flows.replication.ttf.run import BY_DESIGN, OF_THE_FULL, by_design, experiment
 from flows.replication.version import Version
@@ -176,6 +179,25 @@ def test_of_a_kill_without_effect_on_accuracy_neither_is_shown(tmp_path: Path) -
     done = recorded(10, lambda seed: 0.02 * (seed % 2 - 0.5))
     text = "\n".join(sections("(e)", done, [claim("more"), claim("less")], tmp_path))
     assert "**holds**" not in text
+
+
+@pytest.mark.parametrize(
+    ("metric", "marked"),
+    [
+        ("effect_time_mean", False),
+        ("accuracy_final", False),
+        ("effect_training_seconds", True),
+        ("effect_cost_usd", True),
+        ("effect_time_span", True),
+        ("downtime_seconds", True),
+    ],
+)
+def test_on_virtual_time_what_follows_from_times_is_marked(metric: str, marked: bool) -> None:
+    claimed = ClaimSection.model_validate({**claim("more").model_dump(), "metric": metric})
+    outcomes = [each.outcome for each in recorded(3, lambda seed: 0.1)]
+    judged = judge(outcomes, [claimed], np.random.default_rng(0))
+    assert (SEEDS_ONLY in claims_table(judged, virtual=True)) is marked
+    assert SEEDS_ONLY not in claims_table(judged)
 
 
 def test_the_last_rise_of_controls_is_told() -> None:

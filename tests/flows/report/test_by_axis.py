@@ -97,6 +97,26 @@ def test_infinity_and_magnitudes_are_drawn_at_equal_distances() -> None:
     assert [bounds.tick(label) for label in bounds.values] == ["0", "1", "∞"]
 
 
+@pytest.mark.parametrize(
+    ("labels", "doubles"),
+    [
+        (["1", "2", "4", "8", "16", "32", "64", "128"], True),
+        (["1", "2", "4", "8"], False),
+        (["1", "2", "3", "4", "5"], False),
+        (["0", "1", "2", "4", "8"], False),
+        (["1", "2", "4", "8", "inf"], False),
+    ],
+    ids=["doubled", "few", "even", "zero", "infinite"],
+)
+def test_an_axis_is_logarithmic_where_each_value_is_twice_the_one_before(
+    labels: list[str], doubles: bool
+) -> None:
+    (axis,) = numeric_axes(grid(axis=labels))
+    assert axis.doubles == doubles
+    if doubles:
+        assert list(axis.places.values()) == [float(label) for label in labels]
+
+
 def test_strategies_come_in_the_order_of_their_numbers() -> None:
     assert in_order(["tau 16", "tau inf", "tau 0", "tau 2"]) == [
         "tau 0",

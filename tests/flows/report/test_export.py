@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import typing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from flows.cli import app
 from flows.cli.documents import claims as claims_of
 from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
+from flows.metrics.score import SCORES
 from flows.records.record import write_grid
 from flows.report.compare import check_comparable, find_run, judged, settings_that_differ
 from flows.report.export import FIELDS, SCHEMA, ExportedRow, exported, to_csv, to_json
@@ -186,6 +187,38 @@ def test_commands_tell_the_same_in_every_form(
     assert len(tables) >= 2
     labels = re.findall(r"\\label\{(.+?)\}", latex)
     assert len(labels) == len(set(labels))
+
+
+def test_every_form_says_what_models_are_scored_by(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(here / "results" / "demo", folder / "demo")
+    for strategy in ("none", "chain"):
+        for seed in (0, 1):
+            started, *rest = toy_events(strategy, "kill", seed)
+            assert isinstance(started, TrialStarted)
+            config = started.settings["config"]
+            evaluation = {**config["evaluation"], "metric": "rmse"}
+            config = {**config, "evaluation": evaluation}
+            scored = replace(started, settings={**started.settings, "config": config})
+            write_events(folder / "scored" / f"{strategy}.kill.seed-{seed}", [scored, *rest])
+
+    def scores(*words: str) -> set[str | None]:
+        lines = csv.DictReader(io.StringIO(dps(tmp_path, monkeypatch, *words, "-f", "csv")))
+        told = json.loads(dps(tmp_path, monkeypatch, *words, "-f", "json"))
+        found = {row["score"] for row in told["rows"]}
+        assert {line["score"] or None for line in lines} == found
+        return found
+
+    assert scores("results", "scored", "--summary") == {"rmse"}
+    assert scores("results", "demo", "--summary") == {"accuracy"}
+    assert scores("compare", "scored/none", "scored/chain") == {"rmse"}
+    assert scores("compare", "demo/chain", "scored/chain") == {None}
+    assert json.loads(dps(tmp_path, monkeypatch, "results", "scored", "--json"))["score"] == "rmse"
+    text = " ".join(dps(tmp_path, monkeypatch, "results", "scored").split())
+    assert SCORES["rmse"].told in text
+    assert "the share of the examples" not in dps(tmp_path, monkeypatch, "results", "demo")
 
 
 def test_results_are_of_every_trial_unless_a_summary_is_asked_for(
