@@ -164,7 +164,9 @@ class Map:
             return 0.0, "do not differ"
         of_digits = 0.5 * math.pow(10, -self.measure.digits)
         least = of_digits if self.smallest is None else self.smallest * factor
-        return least / factor, f"are less than {least:g} {unit.removeprefix(', ')} apart"
+        of = unit.removeprefix(", ")
+        of = "point" if least == 1 and of == "points" else of
+        return least / factor, f"are less than {least:g} {of} apart"
 
     @property
     def columns(self) -> tuple[str, ...]:
