@@ -219,15 +219,15 @@ def _told(panels: Sequence[Panel]) -> str:
 def use_figure(columns: Sequence[tuple[str, Sequence[Shown]]]) -> Figure:
     """Draw CPU, memory and gradients processed against time, a column for each study.
 
-    What is nothing in every trial is left out: nodes on virtual time have no memory of their own.
+    Memory is left out where no trial has any: nodes on virtual time have none of their own.
     """
-    curves: Sequence[tuple[str, Callable[[Finished], Curve]]] = (
+    rows: Sequence[tuple[str, Callable[[Finished], Curve]]] = (
         ("CPU, % of a core", _cpu),
         ("peak memory, MB", _memory),
         ("gradients processed", _gradients),
     )
-    trials = [done for _, shown in columns for done, _ in shown]
-    rows = [(name, curve) for name, curve in curves if any(any(curve(done)[1]) for done in trials)]
+    if not any(any(_memory(done)[1]) for _, shown in columns for done, _ in shown):
+        rows = [(name, curve) for name, curve in rows if curve is not _memory]
     height = 0.5 + 1.3 * len(rows)
     figure, axes = style.panels(len(rows), len(columns), height, style.DOUBLE)
     labels = sorted({label for _, shown in columns for _, label in shown})
