@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
+from types import FrameType
 
 
 @contextlib.contextmanager
@@ -23,11 +24,33 @@ def without_interrupts() -> Iterator[None]:
     """
     # It starts with the first process, and would undo the mask just before that does.
     resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    with _interrupts_held_back():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Handle Ctrl-C when this is over.
+
+    The mask is this thread's alone: where numpy has threads, the system gives the signal to one of
+    them, and Python raises it here at once.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append(frame))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(signal.SIGINT, held[0])
 
 
 def end_with_parent(before: Callable[[], None]) -> None:

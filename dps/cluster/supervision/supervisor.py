@@ -15,6 +15,7 @@ from functools import partial
 from signal import Signals
 from typing import Any, TypeVar
 
+from dps.cluster.backends.lifetime import without_interrupts
 from dps.cluster.supervision.incarnation import Incarnation
 from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Seen, Up
 from dps.core.ranges import whole_argument
@@ -127,31 +128,40 @@ class _Supervisor:
         self._on_return = on_return
         self._standby = standby
         self._past = Past()
+        self._current: Incarnation | None = None
         self._next: Incarnation | None = None
         self._untold: list[Exception] = []  # what on_return has raised
 
     def run(self) -> Any:
         """Return what the program returns in the end."""
-        incarnation = self._start()
         try:
+            # An interrupt waits until what was started is known, or nobody would end it.
+            with without_interrupts():
+                self._current = current = self._start()
             while True:
-                incarnation.begin(self._past)
+                current.begin(self._past)
                 if self._standby:
-                    self._next = self._start()
-                last = self._follow(incarnation)
+                    self._start_next()
+                last = self._follow(current)
                 if isinstance(last, Finished | Raised):
-                    incarnation.join(EXIT_SECONDS)
+                    current.join(EXIT_SECONDS)
                     break
-                incarnation = self._replaced(incarnation, last)
+                current = self._replaced(current, last)
         except KeyboardInterrupt:
-            incarnation.interrupt()
+            if self._current is not None:
+                self._current.interrupt()
             raise
         finally:
             with ExitStack() as ends:  # also of the second, if the first cannot be ended
-                for each in (incarnation, self._next):
+                for each in (self._current, self._next):
                     if each is not None:
                         ends.callback(each.end)
         return self._result_of(last)
+
+    def _start_next(self) -> Incarnation:
+        with without_interrupts():
+            self._next = self._start()
+        return self._next
 
     def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
         """Take note of what an incarnation says, to its last word; None: it has died."""
@@ -174,12 +184,12 @@ class _Supervisor:
             met = last.raised if last is not None else None
             error = _error_of(met) if met is not None else None
             raise TooManyReturns(self._limit_text(cause)) from error
-        if self._next is None:
-            self._next = self._start()  # which imports what it needs meanwhile
+        following = self._next or self._start_next()  # which imports what it needs meanwhile
         incarnation.end()
         returns = self._past.returns + 1
         self._past = replace(self._past, returns=returns, cause=cause, noticed=noticed)
-        following, self._next = self._next, None
+        self._current = following
+        self._next = None
         return following
 
     def _limit_text(self, cause: str) -> str:

@@ -26,7 +26,9 @@ import pytest
 
 import dps
 from dps import Recovery, Timings
-from dps.cluster.supervision.supervisor import _Limit
+from dps.cluster.backends.lifetime import without_interrupts
+from dps.cluster.supervision.incarnation import Incarnation
+from dps.cluster.supervision.supervisor import _Limit, _Supervisor
 from dps.errors import ConfigurationError, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
@@ -327,6 +329,24 @@ if __name__ == "__main__":
         assert flag.exists()
         assert errors.splitlines()[-1] == "KeyboardInterrupt"
     eventually(lambda: not any(of_session(program) for program in programs), SECONDS)
+
+
+@pytest.mark.parametrize("which", [1, 2], ids=["the first", "the standby"])
+def test_an_interrupt_while_a_program_is_started_leaves_nobody(tmp_path: Path, which: int) -> None:
+    """It is held back while the process is started, and must not come before that is known."""
+    started: list[Incarnation] = []
+
+    def start() -> Incarnation:
+        with without_interrupts():
+            if len(started) + 1 == which:
+                os.kill(os.getpid(), signal.SIGINT)
+            started.append(Incarnation(partial(supervised.waiting, tmp_path / "flag"), None))
+        return started[-1]
+
+    with pytest.raises(KeyboardInterrupt):
+        _Supervisor(start, _Limit(1, 60.0), None, standby=True).run()
+    assert len(started) == which
+    assert [each for each in psutil.Process().children() if runs(each)] == []
 
 
 def runs(process: psutil.Process) -> bool:
