@@ -356,28 +356,7 @@ def _winners(found: Map) -> Drawing:
     strategies = list(found.values)
     by_name = _apart(looks(strategies), _best(found))
     figure, axes = _panel(found)
-    rows, unresolved, counts = list[tuple[Any, ...]](), list[Place](), list[int]()
-    for column in found.columns:
-        for line in found.lines:
-            place = column, line
-            ranked = _ranked(found, place)
-            if not ranked:
-                continue
-            best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
-            seeds = found.values[best][place]
-            lead = difference(seeds, found.values[second][place]) if second else None
-            counts.append(len(seeds))
-            if lead is None or not lead.resolved:
-                unresolved.append(place)
-            own = None if lead is not None and _even(found, lead) else by_name[best]
-            at = found.columns.index(column), found.lines.index(line)
-            axes.add_patch(_cell(at, facecolor=own.colour if own else REFERENCE, alpha=0.85))
-            if own:
-                axes.plot(at[0] + 0.5, at[1] + 0.5, own.marker, color=LIGHT, markersize=5)
-            told = best if own else EVEN
-            where = found.x.tick(column), found.y.tick(line)
-            for name in ranked:
-                rows.append((*where, told, second, name, *_interval(found, name, place)))
+    rows, unresolved, counts = _draw_cells(axes, found, by_name)
     _hatch(axes, found, unresolved, LIGHT)
     won = [name for name in strategies if any(row[2] == name for row in rows)]
     looked = ((name, by_name[name]) for name in won)
@@ -410,6 +389,35 @@ def _winners(found: Map) -> Drawing:
         ),
         rows=True,
     )
+
+
+def _draw_cells(
+    axes: Axes, found: Map, by_name: Mapping[str, Look]
+) -> tuple[list[tuple[Any, ...]], list[Place], list[int]]:
+    """Mark each cell with its best; return rows for the table, unresolved cells and seeds."""
+    rows, unresolved, counts = list[tuple[Any, ...]](), list[Place](), list[int]()
+    for column in found.columns:
+        for line in found.lines:
+            place = column, line
+            ranked = _ranked(found, place)
+            if not ranked:
+                continue
+            best, second = ranked[0], ranked[1] if len(ranked) > 1 else None
+            seeds = found.values[best][place]
+            lead = difference(seeds, found.values[second][place]) if second else None
+            counts.append(len(seeds))
+            if lead is None or not lead.resolved:
+                unresolved.append(place)
+            own = None if lead is not None and _even(found, lead) else by_name[best]
+            at = found.columns.index(column), found.lines.index(line)
+            axes.add_patch(_cell(at, facecolor=own.colour if own else REFERENCE, alpha=0.85))
+            if own:
+                axes.plot(at[0] + 0.5, at[1] + 0.5, own.marker, color=LIGHT, markersize=5)
+            told = best if own else EVEN
+            where = found.x.tick(column), found.y.tick(line)
+            for name in ranked:
+                rows.append((*where, told, second, name, *_interval(found, name, place)))
+    return rows, unresolved, counts
 
 
 def _best(found: Map) -> list[str]:
