@@ -22,7 +22,7 @@ from dps.cluster.transport.probe import here as place_of_this_process
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError
 from flows.analysis.finished import RESULTS
-from flows.tracking.store import MOVE_AWAY, default_uri, is_damaged, scheme
+from flows.tracking.store import MOVE_AWAY, default_uri, is_damaged, reason, scheme
 from flows.workloads import SHAPES, find_dataset
 
 if TYPE_CHECKING:
@@ -179,9 +179,10 @@ def _locked(database: Path) -> str | None:
     try:
         with closing(sqlite3.connect(database, timeout=1)) as connection:
             connection.execute("BEGIN IMMEDIATE")
+            connection.execute("SELECT name FROM sqlite_master")
             connection.rollback()
             return None
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:
         if is_damaged(error):
-            return f": damaged: {error}. {MOVE_AWAY}"
+            return f": damaged: {reason(error)}. {MOVE_AWAY}"
         return f": cannot be written: {error}"

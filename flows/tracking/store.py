@@ -231,7 +231,12 @@ def directory_id(folder: Path) -> str:
 
 
 def is_damaged(error: Exception) -> bool:
-    """Whether an error says that a database's file is none, or no whole one."""
+    """Whether an error says that a database's file is none, or no whole one.
+
+    SQLite quotes what it found in the file. Where that is no text, its message cannot be decoded.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return True
     return any(sign in str(error) for sign in SIGNS_OF_DAMAGE)
 
 
@@ -253,7 +258,7 @@ def refuses(error: Exception) -> bool:
 
 def refused(uri: str, what: str, error: Exception) -> Refused:
     """Return the error that names what a store did not take, and why."""
-    why = masked_for(uri, _first_line(error))
+    why = masked_for(uri, reason(error))
     return Refused(f"the tracking store {masked(uri)} refuses {what}: {why}.")
 
 
@@ -262,7 +267,7 @@ def unavailable(uri: str, error: Exception) -> StoreUnavailable:
 
     Neither the user nor the password of the URI is in it.
     """
-    why = masked_for(uri, _first_line(error))
+    why = masked_for(uri, reason(error))
     told = f"the tracking store {masked(uri)} cannot be used: {why}"
     if is_damaged(error):
         todo = MOVE_AWAY
@@ -293,7 +298,7 @@ def _require_writable_sqlite(path: Path) -> None:
         finally:
             if tried != path:
                 tried.unlink(missing_ok=True)
-    except (OSError, sqlite3.Error) as error:
+    except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
         raise unavailable(f"sqlite:///{path}", error) from error
 
 
@@ -315,10 +320,13 @@ def _status(error: Exception) -> object:
     return getattr(answer, "status_code", None)
 
 
-def _first_line(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Return in a line why a store failed, without a full stop."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
+    if isinstance(error, UnicodeDecodeError):
+        return "a name in it is no text"
     lines = str(error).strip().splitlines()
     name = type(error).__name__
     if not lines:

@@ -6,11 +6,12 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -101,6 +102,16 @@ def garbled(data: bytes, rng: random.Random) -> bytes:
     here = data[start:end]
     there = rng.choice([b"", bytes(len(here)), rng.randbytes(len(here)), here + here])
     return data[:start] + there + data[end:]
+
+
+def database_with_a_name_that_is_no_text(path: Path) -> None:
+    """SQLite quotes the name when it refuses the file, in a message that cannot be decoded."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE runs (x)")
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute("UPDATE sqlite_master SET name = CAST(x'8d' AS TEXT), sql = 'CREATE'")
+        connection.commit()
 
 
 BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (flipped, cut, garbled)

@@ -10,6 +10,7 @@ from dps.cluster.transport import memory
 from dps.cluster.transport.memory import Mapping
 from flows.cli.doctor import Finding, examine
 from flows.tracking.tracker import Tracker
+from tests.support.damage import database_with_a_name_that_is_no_text
 
 
 def found(here: Path, store: str | None = None) -> dict[str, Finding]:
@@ -47,6 +48,13 @@ def test_a_store_that_is_there_is_tried(tmp_path: Path) -> None:
     damaged = found(tmp_path)["store"]
     assert not damaged.good
     assert "damaged: file is not a database. Move the file away" in damaged.found
+
+
+def test_a_store_with_a_name_that_is_no_text_is_damaged(tmp_path: Path) -> None:
+    database_with_a_name_that_is_no_text(tmp_path / "mlruns" / "mlflow.db")
+    damaged = found(tmp_path)["store"]
+    assert not damaged.good
+    assert "damaged: a name in it is no text. Move the file away" in damaged.found
 
 
 def test_what_cannot_be_written_is_told(tmp_path: Path) -> None:

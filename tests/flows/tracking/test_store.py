@@ -9,8 +9,14 @@ from pathlib import Path
 import pytest
 
 from dps.errors import StoreUnavailable
-from flows.tracking.store import default_uri, refuse_other_schema, require_reachable
+from flows.tracking.store import (
+    default_uri,
+    refuse_other_schema,
+    require_database,
+    require_reachable,
+)
 from flows.tracking.tracker import Tracker
+from tests.support.damage import database_with_a_name_that_is_no_text
 from tests.support.stores import with_store
 
 
@@ -39,6 +45,18 @@ def test_one_of_this_version_and_a_new_one_are_fine(made_here: Path, tmp_path: P
 def test_whether_a_new_one_can_be_written_is_tried_without_making_it(tmp_path: Path) -> None:
     require_reachable(default_uri(tmp_path))
     assert not list((tmp_path / "mlruns").iterdir())
+
+
+def test_a_name_that_is_no_text_is_damage(tmp_path: Path) -> None:
+    path = tmp_path / "mlruns" / "mlflow.db"
+    database_with_a_name_that_is_no_text(path)
+    with pytest.raises(
+        StoreUnavailable,
+        match=r"mlflow\.db cannot be used: a name in it is no text.*Move the file away",
+    ):
+        require_reachable(default_uri(tmp_path))
+    with pytest.raises(StoreUnavailable, match="Move the file away"):
+        require_database(path)
 
 
 @pytest.mark.parametrize(
