@@ -30,7 +30,7 @@ FOUR_EACH = (
     *("frontier-real", "frontier-faults", "partial"),
 )
 SHIPPED = ("frontier", "frontier-all", "frontier-model", "frontier-stores", *FOUR_EACH)
-UNNOTICED = ("pause 2", "one-way cut 12", "slow link 12", "slow worker 12")
+UNNOTICED = ("pause 2", "one-way cut 12", "slow link 12")
 STRIKES = ("kill", "pause 12", "cut 12", "both servers", "all copies", "server + store", *UNNOTICED)
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
 SERVES = ("server", "replica", "spare", "store")
