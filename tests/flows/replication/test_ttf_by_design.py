@@ -189,8 +189,8 @@ def test_parts_with_controls_tell_what_kills_did(tmp_path: Path) -> None:
 
 
 def test_a_part_without_controls_tells_no_effects(tmp_path: Path) -> None:
-    hit = [each for each in recorded(4, lambda _: 0.1) if each.outcome.faults]
-    without = with_effects(hit, PRICES)
+    killed = [training(seed, 1, rising) for seed in range(4)]
+    without = [finished(Path(f"{i}/events.jsonl"), each, PRICES) for i, each in enumerate(killed)]
     text = write({CORRECTED: study(CORRECTED, without, 4)}, [], [], tmp_path, None, Version())
     assert "Effects of all kills" not in text
 
