@@ -42,7 +42,15 @@ from flows.replication.ttf.figures import (
     recorded_panel,
     use_figure,
 )
-from flows.replication.ttf.measures import Measured, is_control, measure, strategy_of, twin, why_not
+from flows.replication.ttf.measures import (
+    Measured,
+    ends_down,
+    is_control,
+    measure,
+    strategy_of,
+    twin,
+    why_not,
+)
 from flows.replication.verdicts import CellFigure, ClaimVerdict, Verdicts
 from flows.replication.version import Version
 from flows.report.figures.figure import Drawing, Table, write_files
@@ -282,12 +290,15 @@ def cells_table(each: Study) -> str:
 
 
 def _effects_of_kills(each: Study) -> list[str]:
-    table = kills_table([done.outcome for done in each.finished if not why_not(done.outcome)])
+    measured = [done.outcome for done in each.finished if not why_not(done.outcome)]
+    table = kills_table([outcome for outcome in measured if not ends_down(outcome)])
     if table is None:
         return []
+    down = sum(ends_down(outcome) for outcome in measured)
+    left_out = f" Left out are trials that ended with a shard down: {down}." if down else ""
     said = (
         "Effects of all kills of a trial together, against the control of its seed from the first "
-        "kill on: means over the span and, where it says so, at its end."
+        f"kill on: means over the span and, where it says so, at its end.{left_out}"
     )
     return [said, table]
 

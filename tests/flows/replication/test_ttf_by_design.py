@@ -188,6 +188,17 @@ def test_parts_with_controls_tell_what_kills_did(tmp_path: Path) -> None:
         assert float(cell.split("[")[0].replace("−", "-")) == pytest.approx(planted, abs=0.3)
 
 
+def test_effects_leave_out_trials_that_ended_with_a_shard_down(tmp_path: Path) -> None:
+    *others, last = recorded(4, lambda _: 0.1)
+    unserved = (event for event in last.record.events if not isinstance(event, Restored))
+    ended_down = finished(Path("down/events.jsonl"), Record(tuple(unserved)), PRICES)
+    part = study(CORRECTED, with_effects([*others, ended_down], PRICES), 8)
+    text = write({CORRECTED: part}, [], [], tmp_path, None, Version())
+    assert "Left out are trials that ended with a shard down: 1." in text
+    effects = text[text.index("Effects of all kills") :]
+    assert next(line for line in effects.splitlines() if "| k=1" in line).split("|")[3] == " 3 "
+
+
 def test_a_part_without_controls_tells_no_effects(tmp_path: Path) -> None:
     killed = [training(seed, 1, rising) for seed in range(4)]
     without = [finished(Path(f"{i}/events.jsonl"), each, PRICES) for i, each in enumerate(killed)]
