@@ -11,13 +11,17 @@ import pytest
 from distributed import Client
 
 from dps import (
+    SGD,
     SSP,
     Checkpoint,
     Given,
     Momentum,
     ParameterServer,
     Recovery,
+    Scheduled,
     SparseSpec,
+    StepDecay,
+    WarmUp,
     Worker,
     load,
 )
@@ -80,6 +84,40 @@ def test_what_workers_report_and_evaluators_score_is_kept_without_a_sink(plain: 
     np.testing.assert_array_equal(scores["value"], [0.0, 2 * STEPS])  # the last at the very end
     np.testing.assert_array_equal(scores["step"], [0, 2 * STEPS])
     assert all(f"pushed {STEPS}" in text for text in shown)
+
+
+SCHEDULE = WarmUp(5, StepDecay(3, 0.5), start=0.1)
+
+
+def report_and_push(worker: Worker) -> None:
+    worker.report(early=1.0)
+    weights = worker.pull()
+    for _ in range(STEPS):
+        worker.report(loss=1.0)
+        weights = worker.push_pull(ones(weights))
+
+
+def report_on_rows(worker: Worker) -> None:
+    worker.pull_rows("rows", [3])
+    worker.report(loss=2.0)
+
+
+def test_the_history_has_the_learning_rate_of_each_number(plain: Client) -> None:
+    choices = {"optimizer": Scheduled(SGD(0.5), SCHEDULE), "tables": [SparseSpec("rows", 4)]}
+    with patient_server(plain, params(), shards=2, **choices) as ps:
+        ps.evaluate(mean, every=600.0)
+        results(ps.run(report_and_push))
+        results(ps.run(report_on_rows))
+    history = ps.history()
+    expected = [0.5 * SCHEDULE.factor(version) for version in range(STEPS)]
+    assert len(set(expected)) > 6
+    found = history.query("source == 'worker-0' and metric == 'loss'")
+    np.testing.assert_array_equal(found["learning_rate"], expected)
+    assert history.query("metric == 'early'")["learning_rate"].isna().all()
+    scores = history.query("source == 'evaluator' and metric == 'loss'")
+    last = 0.5 * SCHEDULE.factor(STEPS)
+    np.testing.assert_array_equal(scores["learning_rate"], [expected[0], last])
+    assert history.query("source == 'worker-1'")["learning_rate"].tolist() == [last]
 
 
 def raising(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
