@@ -29,7 +29,7 @@ from dps.observe.history import History, Number
 
 def reported(
     worker: str,
-    steps: range,
+    steps: Sequence[int],
     metric: str = "loss",
     incarnation: int = 1,
     versions: Sequence[int] = (),

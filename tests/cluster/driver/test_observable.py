@@ -284,6 +284,10 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
     for worker in ("worker-0", "worker-1"):
         logged = store.get_metric_history(run_id, f"{worker}/loss")
         assert [metric.step for metric in logged] == list(range(1, STEPS + 1))
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        run_id = ps.log_to_mlflow("counting", "fails", tracking_uri=uri)
+        ps.run(fail)[0].exception(timeout=SECONDS)
+    assert store.get_run(run_id).info.status == "FAILED"
 
 
 @pytest.mark.slow
