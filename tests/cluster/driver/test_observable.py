@@ -171,6 +171,15 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
     assert "closed" in repr(ps)
 
 
+def test_the_address_of_a_shard_with_replicas_is_that_of_its_head(plain: Client) -> None:
+    with patient_server(plain, params(), shards=2, recovery="chain") as ps:
+        addresses = {node.name: node.address for node in ps.nodes}
+        eventually(lambda: [len(shard.replicas) for shard in ps.shards] == [2, 2], SECONDS)
+        for shard in ps.shards:
+            assert shard.node == shard.replicas[0]
+            assert shard.address == addresses[shard.node]
+
+
 def fail(worker: Worker) -> None:
     raise ValueError("as it was told")
 
