@@ -51,7 +51,7 @@ from dps.cluster.backends.tls import (
     or_temporary,
 )
 from dps.cluster.names import NodeSpec
-from dps.errors import CapacityError, ConfigurationError
+from dps.errors import CapacityError, ConfigurationError, SchedulerLost
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
@@ -106,6 +106,13 @@ class LocalCluster(Cluster):
         None, and none: nodes have the names and resources that Dask knows
         (`dps.cluster.backends.base`).
 
+    Raises
+    ------
+    CapacityError
+        The scheduler or the nodes did not start in time.
+    SchedulerLost
+        The scheduler's process ended before the nodes were up.
+
     Notes
     -----
     Use as a context manager; leaving it ends every process. Not thread-safe, but `kill`,
@@ -143,20 +150,23 @@ class LocalCluster(Cluster):
             # Dask's own default for a scheduler would listen plainly even if that is forbidden.
             self.security = kept_in(Path(self._scratch), known)
             shown = dashboard and find_spec("bokeh") is not None
-            self.address, web = self._start_scheduler(shown, host)
-            self.dashboard = web if shown else None
-            for node in nodes:
-                self.start(node)
-            self.client = stack.enter_context(
-                Client(
-                    self.address,
-                    security=self.security,
-                    set_as_default=False,
-                    timeout=START_SECONDS,
+            with self._needing_the_scheduler():
+                self.address, web = self._start_scheduler(shown, host)
+                self.dashboard = web if shown else None
+                for node in nodes:
+                    self.start(node)
+                if self.gone("scheduler", 0.0):  # the client would try it for as long as it may
+                    raise ConnectionError(f"nobody listens at {self.address} any more")
+                self.client = stack.enter_context(
+                    Client(
+                        self.address,
+                        security=self.security,
+                        set_as_default=False,
+                        timeout=START_SECONDS,
+                    )
                 )
-            )
-            if nodes:
-                self._wait_for(len(nodes))
+                if nodes:
+                    self._wait_for(len(nodes))
             self._stack = stack.pop_all()
 
     @property
@@ -218,6 +228,18 @@ class LocalCluster(Cluster):
 
     def _signal(self, name: str, number: int) -> int:
         return send(self._found[name], name, number)
+
+    @contextlib.contextmanager
+    def _needing_the_scheduler(self) -> Iterator[None]:
+        """Say so if something fails meanwhile because the scheduler's process has ended."""
+        try:
+            yield
+        except Exception as error:
+            if "scheduler" in self._found and self.gone("scheduler", 0.0):
+                raise SchedulerLost(
+                    "the process of Dask's scheduler ended while the nodes came up"
+                ) from error
+            raise
 
     def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)
