@@ -19,6 +19,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
@@ -55,6 +56,8 @@ from dps.errors import CapacityError, ConfigurationError, SchedulerLost
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
 
 DASK_SETTINGS = {
     # The attempt after a loss must not stall for the default 30 s.
@@ -155,16 +158,7 @@ class LocalCluster(Cluster):
                 self.dashboard = web if shown else None
                 for node in nodes:
                     self.start(node)
-                if self.gone("scheduler", 0.0):  # the client would try it for as long as it may
-                    raise ConnectionError(f"nobody listens at {self.address} any more")
-                self.client = stack.enter_context(
-                    Client(
-                        self.address,
-                        security=self.security,
-                        set_as_default=False,
-                        timeout=START_SECONDS,
-                    )
-                )
+                self.client = stack.enter_context(self._connected())
                 if nodes:
                     self._wait_for(len(nodes))
             self._stack = stack.pop_all()
@@ -235,11 +229,34 @@ class LocalCluster(Cluster):
         try:
             yield
         except Exception as error:
-            if "scheduler" in self._found and self.gone("scheduler", 0.0):
+            if "scheduler" in self._found and self.gone("scheduler", MOMENT_SECONDS):
                 raise SchedulerLost(
                     "the process of Dask's scheduler ended while the nodes came up"
                 ) from error
             raise
+
+    def _connected(self) -> Client:
+        """Connect to the scheduler, as long as it is there: Dask tries one that is gone as well."""
+        connecting: Future[Client] = Future()
+
+        def connect() -> None:
+            try:
+                connecting.set_result(
+                    Client(
+                        self.address,
+                        security=self.security,
+                        set_as_default=False,
+                        timeout=START_SECONDS,
+                    )
+                )
+            except Exception as error:  # noqa: BLE001 (raised below)
+                connecting.set_exception(error)
+
+        threading.Thread(target=connect, daemon=True, name="dps-connect").start()
+        while not wait([connecting], LOOK_SECONDS).done:
+            if self.gone("scheduler", 0.0):
+                raise ConnectionError(f"nobody listens at {self.address} any more")
+        return connecting.result()
 
     def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)
