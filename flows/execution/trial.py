@@ -19,7 +19,7 @@ from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from distributed import Client
@@ -71,7 +71,8 @@ from flows.workloads import (
     Workload,
     batches,
 )
-from flows.workloads.losses import auc, predicted, rmse
+from flows.workloads.base import Predicts
+from flows.workloads.losses import auc, rmse
 
 LOST = "scheduler-connection-lost"  # as Dask says why futures are cancelled
 TRACEBACK_FILE = "traceback.txt"
@@ -554,23 +555,23 @@ class Scorer:
     ) -> tuple[float, float] | tuple[float, float, float, float]:
         """Return loss and score, and objective and stationarity if they are asked for."""
         params, data = dict(weights), self._data
-        loss, score = self._workload.evaluate(params, data.x_test, data.y_test)
-        match self._config.evaluation.metric:
-            case "auc":
-                found = predicted(self._predictor(params), data.x_test, data.y_test)
-                score = auc(found[:, 1] - found[:, 0], data.y_test)
-            case "rmse":
-                found = predicted(self._predictor(params), data.x_test, data.y_test)
-                score = data.target_scale * rmse(found, data.y_test)
-            case "loss":
-                score = loss
+        loss, score = self._loss_and_score(params)
         if self._objective is None:
             return loss, score
         return (loss, score, *self._objective.score(params, data.x_train, data.y_train))
 
-    def _predictor(self, params: dict[str, np.ndarray]) -> Callable[[Any], np.ndarray]:
-        workload: Any = self._workload  # of a kind that predicts: the configuration was checked
-        return partial(workload.predict, params)
+    def _loss_and_score(self, params: dict[str, np.ndarray]) -> tuple[float, float]:
+        metric, data = self._config.evaluation.metric, self._data
+        if metric not in ("auc", "rmse"):
+            loss, score = self._workload.evaluate(params, data.x_test, data.y_test)
+            return loss, loss if metric == "loss" else score
+        # Of a kind that predicts: the configuration was checked.
+        workload, parts = cast(Predicts, self._workload), list[np.ndarray]()
+        loss, _ = workload.evaluate(params, data.x_test, data.y_test, parts)
+        found = np.concatenate(parts)
+        if metric == "auc":
+            return loss, auc(found[:, 1] - found[:, 0], data.y_test)
+        return loss, data.target_scale * rmse(found, data.y_test)
 
     @cached_property
     def _workload(self) -> Workload:

@@ -23,6 +23,15 @@ def test_the_first_rate_is_since_the_worker_began() -> None:
     assert pace.of("a", 104.0, 260, began=100.0, before=60) == pytest.approx(50.0)
 
 
+def test_the_rate_of_who_has_pushed_nothing_for_ten_seconds_is_0() -> None:
+    pace = Pace()
+    for second, count in ((1.0, 0), (2.0, 7), (9.0, 7)):
+        pace.look(second, {"a": count})
+    assert pace.of("a", 9.0, 7, began=0.0) == pytest.approx(7 / 8)
+    pace.look(19.5, {"a": 7})
+    assert pace.of("a", 19.5, 7, began=0.0) == 0.0
+
+
 def test_a_rate_is_never_negative_though_updates_may_be_lost() -> None:
     pace = Pace()
     pace.look(1.0, {"a": 100})

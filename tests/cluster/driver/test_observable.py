@@ -51,11 +51,12 @@ def count_and_report(worker: Worker) -> str:
 
 
 def count_when_told(flag: str, worker: Worker) -> None:
-    """Push once, and once more when there is a file `flag`."""
+    """Push once, again when there is a file `flag`, and again when there is another, "… ends"."""
     count(1, worker)
     worker.report(loss=0.5)
-    eventually(Path(flag).exists, SECONDS)
-    count(1, worker)
+    for each in (flag, f"{flag} ends"):
+        eventually(Path(each).exists, SECONDS)
+        count(1, worker)
 
 
 def mean(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
@@ -110,8 +111,7 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
             1,
             0.5,
         )
-        assert first.rate is not None
-        assert first.rate > 0
+        assert first.rate is not None  # and 0, if the last look before its push is long ago
         nodes = {node.name for node in ps.nodes}
         addresses = {node.name: node.address for node in ps.nodes}
         for shard, layout in zip(ps.shards, ps.group.layout.shards, strict=True):
@@ -121,10 +121,15 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
         assert "2 workers (2 running)" in repr(ps)
         html = ps._repr_html_()
         flag.touch()
+        # Looks have shown one push until now, so the first that shows two shows a rate.
+        first = eventually(lambda: each if (each := ps.workers[0]).updates > 1 else None, SECONDS)
+        assert first.rate is not None
+        assert first.rate > 0
+        flag.with_name("go on ends").touch()
         results(futures)
-        assert [(w.status, w.updates, w.rate) for w in ps.workers] == [("finished", 2, None)] * 2
+        assert [(w.status, w.updates, w.rate) for w in ps.workers] == [("finished", 3, None)] * 2
     assert "running" in html
-    assert [shard.version for shard in ps.shards] == [4, 4]
+    assert [shard.version for shard in ps.shards] == [6, 6]
     assert "closed" in repr(ps)
 
 
