@@ -22,6 +22,7 @@ from dps.events import Applied, Audited, TrainingStarted, TrialResumed
 from flows.execution.experiment import AGAIN
 from flows.execution.resume import BEFORE
 from flows.records.record import EARLIER, EVENTS_FILE, Record, read_record
+from tests.support.deployment import deployed, workers
 from tests.support.stores import with_store
 from tests.support.waiting import eventually
 
@@ -119,11 +120,12 @@ class Run:
             for trial, updates in victims.items():
                 if trial in struck or self.updates(trial) < updates:
                     continue
-                driver, scheduler = self.driver(trial), self.scheduler(trial)
+                driver = self.driver(trial)
+                victim = driver if what == "driver" else self.scheduler(trial)
                 assert driver is not None
-                assert scheduler is not None
+                assert victim is not None
                 struck[trial] = [driver, *driver.children(recursive=True)]
-                (driver if what == "driver" else scheduler).kill()
+                victim.kill()
             time.sleep(0.02)
         return struck
 
@@ -223,6 +225,19 @@ def test_what_is_lost_too_often_has_failed_and_the_next_run_tries_it_again(tmp_p
         pass
     assert run.process.returncode == 0, run.told
     assert run.record("seed-0").failed_before == 1 + AGAIN
+
+
+def test_a_trial_on_a_deployment_goes_on_as_well_when_its_driver_is_lost(tmp_path: Path) -> None:
+    with deployed(tmp_path, workers(4)) as address:
+        cluster = {"kind": "existing", "address": address, "patience": 60.0}
+        with Run(tmp_path, recovery=CHECKPOINT, cluster=cluster) as run:
+            run.strike("driver", {"seed-0": 60})
+        assert run.process.returncode == 0, run.told
+    record = run.record("seed-0")
+    (resumed,) = record.of(TrialResumed)
+    assert f"; it goes on from update {resumed.updates}, of its checkpoints\n" in run.told
+    (audited,) = record.of(Audited)
+    assert audited.version == sum(audited.applied.values()) == UPDATES
 
 
 def test_a_scheduler_that_is_lost_before_the_training_begins_is_noticed_soon(
