@@ -227,6 +227,7 @@ def test_what_is_lost_too_often_has_failed_and_the_next_run_tries_it_again(tmp_p
     assert run.record("seed-0").failed_before == 1 + AGAIN
 
 
+@pytest.mark.deployment
 def test_a_trial_on_a_deployment_goes_on_as_well_when_its_driver_is_lost(tmp_path: Path) -> None:
     with deployed(tmp_path, workers(4)) as address:
         cluster = {"kind": "existing", "address": address, "patience": 60.0}
