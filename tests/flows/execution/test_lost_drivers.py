@@ -246,6 +246,7 @@ def test_a_scheduler_that_is_lost_before_the_training_begins_is_noticed_soon(
 ) -> None:
     with Run(tmp_path) as run:
         scheduler = eventually(lambda: run.scheduler("seed-0"), SECONDS)
+        assert scheduler is not None
         scheduler.kill()
         killed = time.monotonic()
         assert not run.record("seed-0").of(TrainingStarted)
