@@ -160,6 +160,8 @@ def found_columns(path: Path) -> Columns:
     from flows.readers.columns import csv_columns, csv_delimiter, parquet_columns
     from flows.workloads.known_file import KnownFile
 
+    # Unlike that of pathlib, it leaves the name of a user whom nobody knows as it is.
+    path = Path(os.path.expanduser(path))
     kind = _kind(path)
     KnownFile.found(str(path))
     if kind == "csv":
@@ -219,14 +221,19 @@ def data_file(found: Columns, target: str | None, task: Task | None, folder: Pat
 
 
 def guessed(targets: npt.NDArray[np.generic]) -> Task:
-    """Return what targets look like: texts and few whole numbers are classes."""
+    """Return what targets look like: texts are classes, and so are few whole numbers.
+
+    Numbers are none if one of them is there once: no class can be divided then.
+    """
     import numpy as np
+
+    from flows.workloads.own_data import LEAST_TO_DIVIDE
 
     if targets.dtype.kind != "f":
         return "classification"
-    values = np.unique(targets)
+    values, counts = np.unique(targets, return_counts=True)
     whole = np.array_equal(values, np.round(values))
-    few = len(values) <= min(MOST_CLASSES, len(targets) // 2)
+    few = len(values) <= MOST_CLASSES and counts.min() >= LEAST_TO_DIVIDE
     return "classification" if whole and few else "regression"
 
 
@@ -413,7 +420,9 @@ def _scalar(text: str) -> str:
     """A text as YAML has it: in quotes, where it might be read as something else."""
     import yaml
 
+    from flows.quoting import visible
+
     plain = re.fullmatch(r"[A-Za-z_./][\w./ -]*(?<! )", text, re.ASCII)
     if plain and yaml.safe_load(text) == text:
         return text
-    return json.dumps(text, ensure_ascii=False)
+    return visible(json.dumps(text, ensure_ascii=False))  # its escapes are those of YAML as well

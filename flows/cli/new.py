@@ -174,7 +174,7 @@ def _own_data(
         return None
     if dataset is not None:
         raise ConfigurationError(f"--data and --dataset {dataset}: leave out one of them")
-    return data_file(found_columns(data.expanduser()), target, task, folder)
+    return data_file(found_columns(data), target, task, folder)
 
 
 def _usual(data: DataFile | None) -> str | None:
@@ -460,7 +460,7 @@ def _file(folder: Path) -> DataFile:
     while True:
         path = typer.prompt("Which file? (csv, parquet, npz, svmlight)").strip()
         try:
-            found = found_columns(Path(path).expanduser())
+            found = found_columns(Path(path))
             target = _target(found)
             data = data_file(found, target, None, folder)
             typer.echo(data.told)

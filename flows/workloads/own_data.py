@@ -152,6 +152,11 @@ class Loaded:
 
     def _targets_told(self) -> str:
         y = self.data.y_train
+        if (deviation := self.data.target_scale) != 1.0:  # they were standardised
+            return (
+                f"targets from {y.min():.4g} to {y.max():.4g} standard deviations, of "
+                f"{deviation:.4g} each, from their mean"
+            )
         if self.data.regression:
             return f"targets from {y.min():.4g} to {y.max():.4g} with the mean {y.mean():.4g}"
         counts = np.bincount(y, minlength=len(self.names)) / len(y)

@@ -249,7 +249,7 @@ class LocalCluster(Cluster):
                         timeout=START_SECONDS,
                     )
                 )
-            except Exception as error:  # noqa: BLE001 (raised below)
+            except BaseException as error:  # noqa: BLE001 (raised below)
                 connecting.set_exception(error)
 
         threading.Thread(target=connect, daemon=True, name="dps-connect").start()

@@ -22,7 +22,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
-from dps.cluster.backends.local import LocalCluster
+from dps.cluster.backends.local import START_SECONDS, LocalCluster
 from dps.cluster.backends.processes import is_gone, is_running
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError, SchedulerLost
@@ -191,6 +191,21 @@ def test_a_scheduler_that_dies_while_nodes_come_up_is_lost(cluster: LocalCluster
     with pytest.raises(SchedulerLost, match="ended while the nodes came up"):
         LocalCluster([NodeSpec("worker-0", "worker")])
     killing.join()
+
+
+class Beheaded(LocalCluster):
+    """One whose scheduler dies when the first node is started, before anything connects to it."""
+
+    def start(self, node: NodeSpec) -> None:
+        super().start(node)
+        self.kill("scheduler")
+
+
+def test_nobody_goes_on_connecting_to_a_scheduler_that_is_lost() -> None:
+    began = time.monotonic()
+    with pytest.raises(SchedulerLost, match="ended while the nodes came up"):
+        Beheaded([NodeSpec("worker-0", "worker")])
+    assert time.monotonic() - began < START_SECONDS / 2
 
 
 # -- the end of the driver -----------------------------------------------------------------------

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -85,8 +87,9 @@ def dps(here: Path, *words: str) -> subprocess.CompletedProcess[str]:
         ([0.5, 0.5, 1.0, 1.0], "regression"),
         ([*range(20)] * 2, "classification"),
         ([*range(21)] * 9, "regression"),
+        ([*range(9)] * 3 + [9], "regression"),
     ],
-    ids=["texts", "0 and 1", "each once", "fractions", "twenty", "twenty-one"],
+    ids=["texts", "0 and 1", "each once", "fractions", "twenty", "twenty-one", "one of them once"],
 )
 def test_few_whole_numbers_and_texts_are_taken_for_classes(targets: Any, task: Task) -> None:
     values = np.array(targets)
@@ -117,6 +120,25 @@ def test_numbers_are_predicted_and_scored_in_their_unit(tmp_path: Path) -> None:
     assert {each.direction for each in effects} == {"less"}
     share = effects[0].smallest / trial.config.dataset.model_dump()["target_deviation"]
     assert share == pytest.approx(0.01, rel=0.5)
+
+
+def test_targets_that_are_standardised_are_told_as_such(tmp_path: Path) -> None:
+    found = re.search(
+        r"standard deviations, of ([\d.]+) each,", of(diabetes(tmp_path / "a.csv")).told
+    )
+    assert found is not None
+    assert float(found[1]) == pytest.approx(DIABETES.target.std(), rel=0.1)
+
+
+def test_least_squares_do_not_diverge_whatever_the_size_of_sparse_numbers(tmp_path: Path) -> None:
+    for scale in (1e-3, 1.0, 1e3):
+        x = DIABETES.data * scale
+        dump_svmlight_file(x, DIABETES.target, str(tmp_path / f"{scale}.svm"), zero_based=False)
+        data = of(tmp_path / f"{scale}.svm", None)
+        curvature = np.linalg.eigvalsh(x.T @ x / len(x)).max()
+        assert 0 < data.learning_rate < 2 / curvature
+        _, trial = configured(data, tmp_path)
+        assert trial.config.optimizer.model_dump()["learning_rate"] == data.learning_rate
 
 
 def test_whoever_says_the_task_is_believed(tmp_path: Path) -> None:
@@ -205,6 +227,22 @@ def test_a_parquet_file_can_be_learnt_from(tmp_path: Path) -> None:
     assert trial.config.dataset.shape.features == 2
 
 
+def test_a_packed_file_can_be_learnt_from(tmp_path: Path) -> None:
+    path = cancer(tmp_path / "cancer.csv")
+    packed = tmp_path / "cancer.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert replace(of(packed), path="", told="") == replace(of(path), path="", told="")
+
+
+def test_a_path_is_written_as_it_was_given_if_it_is_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = cancer(tmp_path / "cancer.csv")
+    assert of(path).path == str(path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert of(Path("~/cancer.csv")).path == str(path)
+
+
 def test_every_model_and_fault_goes_with_data_of_ones_own(tmp_path: Path) -> None:
     for data in (of(cancer(tmp_path / "a.csv")), of(diabetes(tmp_path / "b.csv"))):
         fitting = [each for each in WORKLOADS if fits(each, data)]
@@ -252,6 +290,7 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
     ("words", "told"),
     [
         (["--data", "nowhere.csv", "--target", "y"], "nowhere.csv cannot be read: No such file"),
+        (["--data", "~no-such-user/a.csv"], "~no-such-user/a.csv cannot be read: No such file"),
         (["--data", "."], "expected a file whose name ends in .csv"),
         (["--data", "a.xlsx"], "expected a file whose name ends in .csv"),
         (["--data", "good.csv"], "--target: which column of good.csv is to be predicted?"),
@@ -270,7 +309,17 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
         (["--workload", "linear"], "give them with --data FILE"),
     ],
     ids=[
-        *("missing", "folder", "suffix", "no target", "misspelt", "distinct", "binary", "ragged"),
+        *(
+            "missing",
+            "nobody's",
+            "folder",
+            "suffix",
+            "no target",
+            "misspelt",
+            "distinct",
+            "binary",
+            "ragged",
+        ),
         *("texts", "empty", "target alone", "task alone", "both", "model", "task", "svmlight"),
         "linear",
     ],

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from dps.cluster.backends.fork_server import ENVIRONMENT
 from dps.cluster.backends.processes import is_gone
+from dps.events import TrialEnded
 from flows.config.cluster import VirtualSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
@@ -24,7 +26,7 @@ from flows.execution.attempt import Attempt
 from flows.execution.drivers import Drivers
 from flows.execution.trial import reason_of
 from flows.monitor.progress import PlainView
-from flows.records.record import EVENTS_FILE, read_record
+from flows.records.record import EVENTS_FILE, end_record, read_record
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -113,6 +115,39 @@ def test_whatever_becomes_of_a_trial_the_next_ones_run(tmp_path: Path) -> None:
     assert told[lost.name][1].startswith("its driver was lost: ended by SIGKILL, ")
     assert "dmesg" in told[lost.name][1]
     assert told[hung.name][1].startswith("it hung: not over 5.5 s after its start")
+
+
+def test_a_driver_that_is_lost_when_its_record_has_an_end_is_not_tried_again(
+    tmp_path: Path,
+) -> None:
+    [trial] = trials(1)
+    folder = tmp_path / trial.name
+    path = folder / EVENTS_FILE
+
+    def end() -> None:
+        eventually(lambda: path.exists() and read_record(path).events, 30)
+        pid = driver_pid()
+        os.kill(pid, signal.SIGSTOP)
+        end_record(path, TrialEnded(time.time(), "valid", ""))
+        os.kill(pid, signal.SIGKILL)
+
+    lost: list[str] = []
+
+    def again(attempt: Attempt, reason: str) -> None:
+        lost.append(reason)
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    view = PlainView(Console(file=io.StringIO()))
+    view.begin("small", [trial], [])
+    with Drivers() as drivers:
+        over = list(drivers.run(iter([Attempt(trial, folder)]), view, again))
+    ending.join()
+    assert [attempt.trial for attempt in over] == [trial]
+    assert not lost
+    ended = read_record(path).ended
+    assert ended is not None
+    assert ended.status == "valid"
 
 
 def test_a_trial_on_virtual_time_has_one_core_and_a_limit_of_real_time(tmp_path: Path) -> None:
