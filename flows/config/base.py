@@ -5,6 +5,7 @@ Types are exact (a text is no number), unknown keys are refused with the nearest
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -67,7 +68,8 @@ def in_folder(folder: Path) -> dict[str, Any]:
 
 def absolute(path: str, info: ValidationInfo) -> str:
     """Return a path that a section names, seen from the folder of the configuration."""
-    return str(Path(folder_of(info), Path(path).expanduser()).absolute())
+    # Unlike that of pathlib, it leaves the name of a user whom nobody knows as it is.
+    return str(Path(folder_of(info), os.path.expanduser(path)).absolute())
 
 
 def folder_of(info: ValidationInfo) -> Path:

@@ -11,6 +11,7 @@ seed, under each combination of what labels are left.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,7 @@ def _folder_and_part(name: str, here: Path) -> tuple[Path, str]:
     if not name.startswith(PATHS):
         experiment, _, part = name.strip("/").partition("/")
         return experiment_folder(experiment, here), part
-    path = (here / Path(name).expanduser()).absolute()
+    path = (here / os.path.expanduser(name)).absolute()
     folders = (each for each in (path, *path.parents) if is_file(each / EVENTS_FILE))
     trial = next(folders, None)
     if trial is not None:

@@ -71,7 +71,7 @@ def find(folder: str | Path | None, sources: Sources) -> Path | None:
         A folder was named and lacks a file.
     """
     if folder is not None:
-        return _named(Path(folder).expanduser())
+        return _named(Path(os.path.expanduser(folder)))
     for candidate in (sources.packaged, sources.cache):
         if not _missing(candidate):
             return candidate

@@ -223,6 +223,7 @@ def test_where_rows_to_score_are_given_one_row_of_a_class_is_enough(tmp_path: Pa
     ("changed", "problem"),
     [
         ({"path": "none.csv"}, r"line \d+: .*none\.csv cannot be read: No such file"),
+        ({"path": "~no-such-user/a.csv"}, r"~no-such-user/a\.csv cannot be read: No such file"),
         (
             {"target": "kind"},
             r"line \d+: dataset\.target: .*there is no column 'kind'; there are: 'sl'",
