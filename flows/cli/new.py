@@ -505,9 +505,11 @@ def _again(said: str, choices: Sequence[str]) -> None:
 
 
 def _must_be_free(path: Path) -> None:
-    if os.path.lexists(path):
-        from dps.errors import ConfigurationError
+    from dps.errors import ConfigurationError
 
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if os.path.lexists(path):
         raise ConfigurationError(
             f"{path}: is there already; nothing is replaced. Take another name"
         )

@@ -306,6 +306,10 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
         (["--data", "good.csv", "--target", "target", "--workload", "linear"], "expected mlp or"),
         (["--data", "good.csv", "--target", "target", "--task", "regression"], "needs numbers"),
         (["--data", "a.svm", "--target", "y"], "whose lines begin with the target"),
+        (
+            ["--data", "good.csv", "--target", "target", "--output", "none/a.yaml"],
+            "none/a.yaml: cannot be written: there is no folder none",
+        ),
         (["--workload", "linear"], "give them with --data FILE"),
     ],
     ids=[
@@ -321,7 +325,7 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
             "ragged",
         ),
         *("texts", "empty", "target alone", "task alone", "both", "model", "task", "svmlight"),
-        "linear",
+        *("no folder", "linear"),
     ],
 )
 def test_what_is_wrong_is_told_and_writes_nothing(
