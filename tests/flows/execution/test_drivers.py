@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ from dps.events import TrialEnded
 from flows.config.cluster import VirtualSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
-from flows.execution.attempt import Attempt
-from flows.execution.drivers import Drivers
+from flows.execution.attempt import Attempt, end_unfinished
+from flows.execution.drivers import MARK, Drivers
 from flows.execution.trial import reason_of
 from flows.monitor.progress import PlainView
 from flows.records.record import EVENTS_FILE, end_record, read_record
@@ -148,6 +149,40 @@ def test_a_driver_that_is_lost_when_its_record_has_an_end_is_not_tried_again(
     ended = read_record(path).ended
     assert ended is not None
     assert ended.status == "valid"
+
+
+@pytest.mark.slow
+def test_what_a_lost_driver_leaves_is_ended_before_another_attempt(tmp_path: Path) -> None:
+    [trial] = trials(1)
+    folder = tmp_path / trial.name
+    left: list[subprocess.Popen[bytes]] = []
+
+    def lose() -> None:
+        eventually((folder / EVENTS_FILE).exists, 30)
+        driver = psutil.Process(driver_pid())
+        # As of a program that the code of a trial has started, and that nothing ends by itself.
+        environment = {**os.environ, MARK: driver.environ()[MARK]}
+        left.append(subprocess.Popen(["sleep", "600"], env=environment))
+        driver.kill()
+
+    found: list[bool] = []
+
+    def again(attempt: Attempt, reason: str) -> None:
+        found.extend(is_gone(each.pid, 0) for each in left)
+        end_unfinished(attempt, reason)
+
+    losing = threading.Thread(target=lose)
+    losing.start()
+    view = PlainView(Console(file=io.StringIO()))
+    view.begin("small", [trial], [])
+    with Drivers() as drivers:
+        over = list(drivers.run(iter([Attempt(trial, folder)]), view, again))
+    losing.join()
+    for each in left:
+        each.kill()
+        each.wait()
+    assert len(over) == 1
+    assert found == [True]
 
 
 def test_a_trial_on_virtual_time_has_one_core_and_a_limit_of_real_time(tmp_path: Path) -> None:
