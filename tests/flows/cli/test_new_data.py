@@ -110,6 +110,7 @@ def test_two_classes_are_scored_by_auc_and_more_by_accuracy(tmp_path: Path) -> N
 def test_numbers_are_predicted_and_scored_in_their_unit(tmp_path: Path) -> None:
     data = of(diabetes(tmp_path / "diabetes.csv"))
     assert (data.task, data.score, data.models[0]) == ("regression", "rmse", "linear")
+    assert "targets from 25 to 3" in data.told
     experiment, trial = configured(data, tmp_path)
     section = trial.config.dataset.model_dump()
     assert section["standardise"]
