@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dps.observe.progress import Pace, Standing, display, duration
@@ -53,6 +55,7 @@ def test_the_line_says_how_much_is_left_where_that_is_known() -> None:
     )
     unknown = Standing(500, None, 50.0, 10.0, 1, 1, {}, lost=3)
     assert unknown.left is None
+    assert replace(HALF, running=0).left is None, "nobody computes what is left"
     assert unknown.line() == "500 gradients · 50.0/s · 1 of 1 workers running · 3 updates lost"
     ended = Standing(1000, 1000, 0.0, 62.0, 0, 4, {})
     assert ended.line() == "1,000 of 1,000 gradients · 0.0/s · ended after 1 min 02 s"

@@ -122,6 +122,9 @@ def test_many_shards_are_folded() -> None:
     assert "<details open>" in OVERVIEW.html()
     assert OVERVIEW.html().count("<details>") == 0
     assert replace(OVERVIEW, shards=many).html().count("<details>") == 1
+    for count, is_open in ((8, True), (9, False)):
+        some = replace(OVERVIEW, shards=Listing(many[:count]), workers=Listing())
+        assert ("<details open>" in some.html()) == is_open
 
 
 @pytest.mark.parametrize("choice", [BSP(), SSP(4), ASP(), Recovery(), Chain(2), Checkpoint()])
