@@ -191,7 +191,7 @@ def data_file(found: Columns, target: str | None, task: Task | None, folder: Pat
     """
     import numpy as np
 
-    from flows.workloads.own_data import examples_of, loaded
+    from flows.workloads.own_data import Preparation, divided, examples_of
 
     target = _target(found, target)
     features = found.features(target or "")
@@ -201,7 +201,10 @@ def data_file(found: Columns, target: str | None, task: Task | None, folder: Pat
     source = _source(found, target, kept)
     examples = examples_of(source)
     chosen = task or guessed(examples.y)
-    data = loaded(_prepared(source, chosen, isinstance(examples.x, np.ndarray)))
+    # As the section that is written prepares it, but for targets, which are told in their own unit.
+    dense = isinstance(examples.x, np.ndarray)
+    preparation = Preparation(standardise=dense, regression=chosen == "regression")
+    data = divided(found.path.name, examples, None, source.split, preparation)
     return DataFile(
         kind=found.kind,
         path=_seen_from(found.path, folder),
@@ -328,19 +331,6 @@ def _source(found: Columns, target: str | None, features: tuple[str, ...] | None
     return FileDataset(found.kind, known, target=target, features=arrays, delimiter=found.delimiter)
 
 
-def _prepared(source: FileDataset, task: Task, dense: bool) -> FileDataset:
-    """The examples of a file as the section that is written prepares them."""
-    from dataclasses import replace
-
-    from flows.workloads.own_data import Preparation
-
-    numbers = task == "regression"
-    return replace(
-        source,
-        preparation=Preparation(dense, regression=numbers, standardise_target=numbers),
-    )
-
-
 def _learning_rate(data: Loaded, task: Task) -> float:
     """Half of what the steps of least squares are stable with, whatever the batch."""
     import numpy as np
@@ -377,8 +367,8 @@ def _lines(data: DataFile) -> Iterator[str]:
         yield f"target: {_scalar(data.target)}  # the {what} that is to be predicted"
     yield from _task(data)
     yield from _features(data)
-    share = ", of each class the same" if data.task == "classification" else ""
-    yield f"# A fifth of the rows{share}, scores models and is not trained on; `seed` draws it."
+    rows = "rows of each class" if data.task == "classification" else "rows"
+    yield f"# A fifth of the {rows} scores models and is not trained on; `seed` draws it."
     yield "split: {test: 0.2, seed: 0}"
     if data.sparse:
         yield "# Sparse rows are taken as they are. With few features give dense: true, and"

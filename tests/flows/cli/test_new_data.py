@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 import pytest
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_iris
+from typer.testing import CliRunner
 
 from dps.errors import ConfigurationError
 from flows.analysis.finished import read_experiment
 from flows.analysis.prices import load_prices
+from flows.cli import app
 from flows.cli.data_file import DataFile, Task, data_file, found_columns, guessed
 from flows.cli.new import FAULTS, ROLES, WORKLOADS, Choices, fits, written
 from flows.config.experiment import ExperimentConfig
@@ -111,6 +113,7 @@ def test_two_classes_are_scored_by_auc_and_more_by_accuracy(tmp_path: Path) -> N
 def test_numbers_are_predicted_and_scored_in_their_unit(tmp_path: Path) -> None:
     data = of(diabetes(tmp_path / "diabetes.csv"))
     assert (data.task, data.score, data.models[0]) == ("regression", "rmse", "linear")
+    assert "targets from 25 to 3" in data.told
     experiment, trial = configured(data, tmp_path)
     section = trial.config.dataset.model_dump()
     assert section["standardise"]
@@ -329,7 +332,7 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
     ],
 )
 def test_what_is_wrong_is_told_and_writes_nothing(
-    tmp_path: Path, words: list[str], told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], told: str
 ) -> None:
     numbers = [[n] for n in range(40)]
     table(tmp_path / "good.csv", ["a"], numbers, ["yes", "no"] * 20)
@@ -340,11 +343,20 @@ def test_what_is_wrong_is_told_and_writes_nothing(
     (tmp_path / "empty.csv").touch()
     (tmp_path / "a.svm").write_text("1 1:2\n0 1:3\n" * 20)
     before = sorted(tmp_path.iterdir())
-    refused = dps(tmp_path, "new", "mine", *words)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert told in refused.stderr
-    assert "Traceback" not in refused.stderr
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["new", "mine", *words])
+    assert isinstance(refused.exception, ConfigurationError), refused.output
+    assert told in str(refused.exception)
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_that_cannot_be_learnt_from_ends_the_command_with_2(tmp_path: Path) -> None:
+    table(tmp_path / "names.csv", ["a"], [[1], [2], [3]], ["x", "y", "z"])
+    refused = dps(tmp_path, "new", "mine", "--data", "names.csv", "--target", "target")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "dps: names.csv: too few rows of 3 classes: 'x' has 1" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "mine.yaml").exists()
 
 
 def test_in_a_terminal_it_asks_for_the_file(tmp_path: Path) -> None:
