@@ -15,6 +15,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dps.errors import ConfigurationError
 from dps.testing.contracts import DatasetContract
+from flows.config.own_data import OwnDataSection
 from flows.config.trials import Trial, load_trials
 from flows.records.settings import settings, trial_from
 from flows.workloads import DatasetSource, Workload
@@ -187,6 +188,18 @@ def test_the_spread_of_targets_is_that_of_what_is_scored_in_their_own_unit(
     plain = first.config.dataset.load()
     assert trial.config.dataset.target_deviation == pytest.approx(plain.y_test.std(), rel=1e-5)
     assert abs(plain.y_train.std() / plain.y_test.std() - 1) > 1e-3
+
+
+def test_targets_that_are_standardised_are_told_as_such(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv")
+    section = csv_section(target="sl", features=["sw", "pl"], task="regression")
+    for standardised in (False, True):
+        dataset = {**section, "standardise_target": standardised}
+        [trial, *_] = trials(tmp_path, dataset, workload="linear")
+        assert isinstance(trial.config.dataset, OwnDataSection)
+        told = trial.config.dataset.whole.told()
+        assert ("targets from 4.3 to 7.9 with the mean 5.8" in told) != standardised
+        assert ("standard deviations, of 0.8" in told) == standardised
 
 
 def test_the_rows_to_be_scored_have_the_features_of_the_others(tmp_path: Path) -> None:
