@@ -51,6 +51,13 @@ class DeadlineExceeded(TransportError):
     """No reply came before the call's deadline."""
 
 
+class SchedulerLost(TransportError):
+    """The process of Dask's scheduler has ended, or the connection to it broke.
+
+    The coordinator is in that process, so the parameter server is lost with it.
+    """
+
+
 class KeysUnknown(DpsError):
     """The shard's node does not have the list of indices that an update counts on; send it too."""
 

@@ -53,6 +53,7 @@ def test_an_event_is_one_flat_object_with_its_kind() -> None:
         "times": [1.25],
         "steps": [3],
         "values": [0.25],
+        "versions": [],
     }
 
 
@@ -160,6 +161,19 @@ def test_a_line_that_no_run_has_written_is_refused_with_the_reason(line: str, wh
     with pytest.raises(NotAnEvent, match=why) as caught:
         from_line(line)
     assert len(str(caught.value)) < 300
+
+
+def test_versions_of_reports_are_whole_or_not_there() -> None:
+    """Records of before the column came have none; it is empty where nobody knows any."""
+    event = Reported(1.0, "w", 1, "loss", (1.0, 2.0), (1, 2), (0.5, 0.25), (-1, 3))
+    line = to_json(event)
+    assert from_line(line) == event
+    unknown = dataclasses.replace(event, versions=())
+    assert from_line(line.replace(',"versions":[-1,3]', "")) == unknown
+    assert from_line(to_json(unknown)) == unknown
+    for wrong in ("[3]", "[-2,3]", "[0.5,3]", "[1,2,3]"):
+        with pytest.raises(NotAnEvent, match="versions"):
+            from_line(line.replace("[-1,3]", wrong))
 
 
 def test_what_the_training_failed_to_compute_is_no_damage() -> None:

@@ -96,7 +96,9 @@ class Replayed(Event):
 class Reported(Event):
     """One number that a worker's training loop reported about its steps, such as the loss.
 
-    Row i of each column is one step; steps count up from 1 in each incarnation.
+    Row i of each column is one step; steps count up from 1 in each incarnation. `versions` are
+    those of what the worker had been given last by then, on the mean of the shards; -1: nothing
+    yet. Earlier records lack them.
     """
 
     worker: str
@@ -105,6 +107,7 @@ class Reported(Event):
     times: tuple[float, ...]
     steps: tuple[int, ...]
     values: tuple[float, ...]
+    versions: tuple[int, ...] = ()
 
 
 @recorded

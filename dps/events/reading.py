@@ -29,7 +29,9 @@ _MAY_BE_INFINITE = {
     "Filtered": ("residual_norm",),
 }
 _MOMENTS = ("t", "times")
-_AT_LEAST_ONE = {("TrainingStarted", "shards"), ("TrainingStarted", "workers")}
+# Of whole numbers, if that is not 0.
+_LOWEST = {("TrainingStarted", "shards"): 1, ("TrainingStarted", "workers"): 1}
+_LOWEST |= {("Reported", "versions"): -1}
 _NOTHING = type(None)
 _WORDS = {
     ("TrialEnded", "status"): ("valid", "invalid", "failed"),
@@ -72,7 +74,7 @@ def from_line(line: str) -> Event:
     if missing := [name for name in known if known[name].needed and name not in found]:
         raise NotAnEvent(f"{kind} lacks {', '.join(missing)}")
     values = {name: _checked(known[name], value) for name, value in found.items()}
-    _same_length(kind, values)
+    _same_length(known, kind, values)
     cls: Callable[..., Event] = Event.kinds[kind]
     return cls(**values)
 
@@ -141,7 +143,7 @@ def _field(kind: str, name: str, hint: Any, needed: bool) -> _Field:
         types |= {int}
         lowest, highest = (0.0, LATEST) if name in _MOMENTS else (-LARGEST, LARGEST)
     else:
-        lowest, highest = int((kind, name) in _AT_LEAST_ONE), LARGEST
+        lowest, highest = _LOWEST.get((kind, name), 0), LARGEST
     return _Field(
         place=f"{name} of {kind}",
         column=column,
@@ -219,8 +221,10 @@ def _require_plain(field: _Field, value: Any) -> None:
     raise NotAnEvent(f"{field.place} is nested too deeply")
 
 
-def _same_length(kind: str, values: dict[str, Any]) -> None:
-    lengths = {name: len(value) for name, value in values.items() if type(value) is tuple}
+def _same_length(known: dict[str, _Field], kind: str, values: dict[str, Any]) -> None:
+    columns = {name: value for name, value in values.items() if type(value) is tuple}
+    # One that earlier versions did not write may be empty.
+    lengths = {name: len(v) for name, v in columns.items() if v or known[name].needed}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{count} {name}" for name, count in lengths.items())
         raise NotAnEvent(f"{kind} has columns of different lengths: {told}")

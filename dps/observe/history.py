@@ -7,23 +7,29 @@ that what is left still shows the training from its beginning. The last number i
 
 from __future__ import annotations
 
+import math
 import threading
 from array import array
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dps.core.rules.rule import UpdateRule, learning_rate_at
 from dps.errors import ConfigurationError
 from dps.events import Evaluated, Event, Reported
 
 if TYPE_CHECKING:
     import pandas
 
-LIMIT = 500_000  # numbers: some 12 MB
+LIMIT = 500_000  # numbers: some 16 MB
 EVALUATOR = "evaluator"
 
 
 class Number(NamedTuple):
-    """One number of the history; `t` is in seconds since the Unix epoch."""
+    """One number of the history.
+
+    `t` is in seconds since the Unix epoch; `version` that of the weights that it is about, on the
+    mean of the shards, or -1 if that is not known.
+    """
 
     t: float
     source: str
@@ -31,40 +37,41 @@ class Number(NamedTuple):
     metric: str
     step: int
     value: float
+    version: int
 
 
 _Key = tuple[str, int, str]  # source, incarnation, metric
+_Row = tuple[float, int, float, int]  # t, step, value, version
 
 
 class _Series:
     """The numbers of one metric of one incarnation: every `stride`-th, and the last one."""
 
     def __init__(self) -> None:
-        self.times, self.steps, self.values = array("d"), array("q"), array("d")
-        self.last: tuple[float, int, float] = (0.0, 0, 0.0)
+        self._columns: list[array[Any]] = [array(kind) for kind in "dqdq"]  # as in `_Row`
+        self.last: _Row = (0.0, 0, 0.0, -1)
         self._stride = 1
         self._seen = 0
 
     def __len__(self) -> int:
-        return len(self.times)
+        return len(self._columns[0])
 
-    def add(self, t: float, step: int, value: float) -> None:
+    def add(self, number: Number) -> None:
         """Take a number in, or only as the last one if it is none of the `stride`-th."""
-        self.last = t, step, value
+        self.last = number.t, number.step, number.value, number.version
         if self._seen % self._stride == 0:
-            self.times.append(t)
-            self.steps.append(step)
-            self.values.append(value)
+            for column, entry in zip(self._columns, self.last, strict=True):
+                column.append(entry)
         self._seen += 1
 
     def thin(self) -> None:
         """Keep every other number."""
-        self.times, self.steps, self.values = self.times[::2], self.steps[::2], self.values[::2]
+        self._columns = [column[::2] for column in self._columns]
         self._stride *= 2
 
-    def rows(self) -> list[tuple[float, int, float]]:
+    def rows(self) -> list[_Row]:
         """All that is kept, in the order in which it came."""
-        kept = list(zip(self.times, self.steps, self.values, strict=True))
+        kept: list[_Row] = list(zip(*self._columns, strict=True))
         left_out = (self._seen - 1) % self._stride != 0
         return [*kept, self.last] if left_out else kept
 
@@ -74,11 +81,14 @@ class History:
 
     Parameters
     ----------
+    rule
+        The update rule, which the learning rate is of.
     limit
         How many numbers are kept at most, but for the last one of each series.
     """
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, rule: UpdateRule | None = None, limit: int = LIMIT) -> None:
+        self._rule = rule
         self._limit = limit
         self._kept = 0
         self._series: dict[_Key, _Series] = {}
@@ -139,13 +149,22 @@ class History:
         frame = pd.DataFrame(rows, columns=["time", *Number._fields[1:]])
         types = {"incarnation": "int64", "step": "int64", "value": "float64"}
         frame = frame.astype(types)
+        rates = {version: self._rate(int(version)) for version in set(frame["version"])}
+        frame["learning_rate"] = frame.pop("version").map(rates).astype("float64")
         frame["time"] = pd.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
         return frame
+
+    def _rate(self, version: int) -> float:
+        """The learning rate of a step at a version; NaN where it is not known."""
+        if self._rule is None or version < 0:
+            return math.nan
+        rate = learning_rate_at(self._rule, version)
+        return math.nan if rate is None else rate
 
     def _add(self, number: Number) -> None:
         series = self._series.setdefault(number[1:4], _Series())
         before = len(series)
-        series.add(number.t, number.step, number.value)
+        series.add(number)
         self._kept += len(series) - before
         while self._kept > self._limit:
             self._make_room()
@@ -160,9 +179,9 @@ class History:
 
     def _numbers(self) -> list[Number]:
         rows = [
-            Number(t, source, incarnation, metric, step, value)
-            for (source, incarnation, metric), series in self._series.items()
-            for t, step, value in series.rows()
+            Number(t, *key, step, value, version)
+            for key, series in self._series.items()
+            for t, step, value, version in series.rows()
         ]
         return sorted(rows, key=lambda number: number.t)
 
@@ -170,11 +189,14 @@ class History:
 def numbers_of(event: Event) -> list[Number]:
     """What an event says of the course of a training, number by number."""
     if isinstance(event, Reported):
-        columns = zip(event.times, event.steps, event.values, strict=True)
+        versions = event.versions or (-1,) * len(event.times)
+        rows = zip(event.times, event.steps, event.values, versions, strict=True)
         who = event.worker, event.incarnation, event.name
-        return [Number(t, *who, step, value) for t, step, value in columns]
+        return [Number(t, *who, step, value, version) for t, step, value, version in rows]
     if isinstance(event, Evaluated):
         step = round(event.updates)
         scores = (("loss", event.loss), ("accuracy", event.accuracy))
-        return [Number(event.t, EVALUATOR, 0, metric, step, score) for metric, score in scores]
+        return [
+            Number(event.t, EVALUATOR, 0, metric, step, score, step) for metric, score in scores
+        ]
     return []

@@ -59,11 +59,14 @@ class WorkerView:
         "waiting" (for a thread, or to be let in), "running", "finished", "failed", "stopped" or
         "cancelled".
     updates
-        How many of its updates the weights hold.
+        How many of its gradients are applied, on the shard that has most of them. Those of earlier
+        incarnations count, and those of before `ParameterServer.resume`; what is on its way, or was
+        refused, does not.
     clock
         Its clock while it takes part, which the consistency model compares; else None.
     rate
-        Updates a second, over the last ten seconds at most; None: it is not running.
+        Of these, how many a second, over the last ten seconds at most; 0 if it has pushed nothing
+        meanwhile, None: it is not running.
     reported
         The last number that it has reported under each name.
     """
@@ -116,9 +119,9 @@ _SHARDS: dict[str, Callable[[ShardView], str]] = {
 _WORKERS: dict[str, Callable[[WorkerView], str]] = {
     "worker": lambda w: w.worker,
     "status": lambda w: w.status,
-    "updates": lambda w: f"{w.updates:,}",
+    "gradients": lambda w: f"{w.updates:,}",
     "clock": lambda w: _or_dash(w.clock),
-    "updates/s": lambda w: _or_dash(w.rate, ".1f"),
+    "gradients/s": lambda w: _or_dash(w.rate, ".1f"),
     "loss": lambda w: _or_dash(w.loss, ".4g"),
 }
 

@@ -1,7 +1,7 @@
 """`dps new`: writes a commented configuration for a question of one's own.
 
 What is written is checked as `dps plan` checks it before there is a file, so whatever can be chosen
-can be run. Without flags, in a terminal, it asks.
+can be run. Without flags, in a terminal, it asks. Data are those of dps, or a file of one's own.
 """
 
 from __future__ import annotations
@@ -9,16 +9,28 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import typer
 
+from flows.cli.data_file import (
+    MOST_LISTED,
+    TASKS,
+    Columns,
+    DataFile,
+    Task,
+    data_file,
+    found_columns,
+)
+from flows.cli.data_file import section as data_section
+from flows.cli.data_file import told as data_told
 from flows.cli.documents import AsJson, json_output
 
-Workload = Literal["softmax", "mlp", "logistic", "rica"]
+Workload = Literal["softmax", "mlp", "logistic", "linear", "rica"]
 Dataset = Literal["digits", "fashion_mnist", "patches"]
+Source = Literal["digits", "fashion_mnist", "patches", "file"]  # `file` is one of one's own
 Recovery = Literal["none", "checkpoint", "chain", "stateless"]
 FaultKind = Literal["none", "kill", "pause", "slow", "cut", "delay"]
 Role = Literal["server", "worker"]
@@ -27,15 +39,17 @@ Cluster = Literal["local", "virtual", "slurm"]
 
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 DATASETS: tuple[Dataset, ...] = get_args(Dataset)
+SOURCES: tuple[Source, ...] = get_args(Source)
 RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 ROLES: tuple[Role, ...] = get_args(Role)
 MOMENTS: tuple[When, ...] = get_args(When)
 CLUSTER_KINDS: tuple[Cluster, ...] = get_args(Cluster)
 
+BATCH = 32
 COMPUTE_SECONDS = 0.01  # of a gradient: stands for a heavier model
 SUFFIX = ".yaml"
-OWN = "data or a model of your own, see docs/howto/own-data.md"
+OWN = "For a model or a function of your own see docs/howto/own-data.md"
 MOST_SEEDS = 1000
 
 T = TypeVar("T", bound=str)
@@ -48,7 +62,7 @@ class Choices:
     """What the question is: what is trained, what happens to it, and what is compared."""
 
     workload: Workload = "mlp"
-    dataset: Dataset = "digits"
+    dataset: Dataset | DataFile = "digits"
     recovery: tuple[Recovery, ...] = ("none", "checkpoint", "chain")
     fault: FaultKind = "kill"
     role: Role = "server"
@@ -64,8 +78,17 @@ class Choices:
 def new(
     name: Annotated[str, typer.Argument(help="Of the experiment; it is written to NAME.yaml.")],
     workload: Annotated[Workload | None, typer.Option(help="The model.")] = None,
-    dataset: Annotated[
-        Dataset | None, typer.Option(help=f"What it is trained on; for {OWN}.")
+    dataset: Annotated[Dataset | None, typer.Option(help="What it is trained on.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Your own data instead: csv, parquet, npz or svmlight."),
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Of --data: what is to be predicted."),
+    ] = None,
+    task: Annotated[
+        Task | None, typer.Option(help="Of --data: classes or numbers; by default, by the target.")
     ] = None,
     recovery: Annotated[
         list[str] | None,
@@ -102,9 +125,12 @@ def new(
 
     With no flags, in a terminal, it asks for each choice. A file that is there is never replaced.
     """
+    path = output or Path(f"{name}{SUFFIX}")
+    _must_be_free(path)
+    own = _own_data(data, target, task, dataset, path.parent)
     given: dict[str, Any] = {
-        "workload": workload,
-        "dataset": dataset or ("patches" if workload == "rica" else None),
+        "workload": workload or _usual(own),
+        "dataset": own or dataset or ("patches" if workload == "rica" else None),
         "recovery": _strategies(recovery) if recovery else None,
         "fault": fault,
         "role": role,
@@ -116,17 +142,50 @@ def new(
         "claims": claims,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    path = output or Path(f"{name}{SUFFIX}")
-    _must_be_free(path)
     asked = not chosen and not as_json and sys.stdin.isatty()
-    choices = ask() if asked else Choices(**chosen)
+    choices = ask(path.parent) if asked else Choices(**chosen)
     _must_fit(choices)
     text = written(name, choices)
-    trials = _checked(name, text)
+    trials = _checked(name, text, path.parent)
     _create(path, text)
     with json_output(as_json) as out:
+        if isinstance(choices.dataset, DataFile):
+            print(*data_told(choices.dataset), sep="\n")
         print(f"{path}: {trials} trials. dps plan {path} shows them, dps run {path} runs them")
-        out.write({"experiment": name, "file": path, "trials": trials, "choices": choices})
+        out.write(
+            {"experiment": name, "file": path, "trials": trials, "choices": _document(choices)}
+        )
+
+
+def _own_data(
+    data: Path | None,
+    target: str | None,
+    task: Task | None,
+    dataset: Dataset | None,
+    folder: Path,
+) -> DataFile | None:
+    """Return what the flags say of data of one's own; None if nothing."""
+    from dps.errors import ConfigurationError
+
+    if data is None:
+        flag = "--target" if target is not None else "--task"
+        if target is not None or task is not None:
+            raise ConfigurationError(f"{flag} is of data of your own: give --data FILE as well")
+        return None
+    if dataset is not None:
+        raise ConfigurationError(f"--data and --dataset {dataset}: leave out one of them")
+    return data_file(found_columns(data.expanduser()), target, task, folder)
+
+
+def _usual(data: DataFile | None) -> str | None:
+    """The model that is usual for data of one's own."""
+    return None if data is None else data.models[0]
+
+
+def _document(choices: Choices) -> dict[str, Any]:
+    dataset = choices.dataset
+    named = dataset.document() if isinstance(dataset, DataFile) else dataset
+    return asdict(choices) | {"dataset": named}
 
 
 def _strategies(names: Sequence[str]) -> tuple[Recovery, ...]:
@@ -139,17 +198,29 @@ def _strategies(names: Sequence[str]) -> tuple[Recovery, ...]:
     return tuple(strategy for strategy in RECOVERIES if strategy in names)
 
 
-def fits(workload: Workload, dataset: Dataset) -> bool:
-    """Whether a model can be trained on these data: rica on patches, and nothing else on them."""
-    return (workload == "rica") == (dataset == "patches")
+def fits(workload: Workload, dataset: Dataset | DataFile) -> bool:
+    """Whether a model can be trained on these data.
+
+    Of those of dps, rica on patches and nothing else on them; linear predicts numbers, which none
+    of them has.
+    """
+    if isinstance(dataset, DataFile):
+        return workload in dataset.models
+    return workload != "linear" and (workload == "rica") == (dataset == "patches")
 
 
-def ask() -> Choices:
-    """Ask for each choice in the terminal; an empty answer is the default."""
+def ask(folder: Path) -> Choices:
+    """Ask for each choice in the terminal; an empty answer is the default.
+
+    `folder` is that of the file that is to be written.
+    """
     default = Choices()
-    workload = _one_of("Which model?", WORKLOADS, default.workload)
-    data = tuple(each for each in DATASETS if fits(workload, each))
-    dataset = _one_of("Trained on which data?", data, data[0])
+    source = _one_of("Trained on which data?", SOURCES, SOURCES[0])
+    dataset = _file(folder) if source == "file" else source
+    models = tuple(each for each in WORKLOADS if fits(each, dataset))
+    wanted = dataset.models[0] if isinstance(dataset, DataFile) else default.workload
+    usual = next((each for each in models if each == wanted), models[0])
+    workload = _one_of("Which model?", models, usual)
     recovery = _some_of("Which recovery strategies?", RECOVERIES, default.recovery)
     fault = _one_of("What happens to a node?", FAULTS, default.fault)
     role, when = default.role, default.when
@@ -202,6 +273,11 @@ WHAT_WHEN_MEANS = {
     "seconds": "always so many seconds after the start",
     "repeated": "again and again, with random gaps of this mean",
 }
+WHAT_SCORES_ARE = {
+    "accuracy": "the share of the rows that are right",
+    "auc": "area under the ROC curve: 0.5 by chance, 1 at best",
+    "rmse": "in the unit of the target: less is better",
+}
 CLUSTERS = {
     "local": "{kind: local}         # processes on this machine, fresh for each trial",
     "virtual": "{kind: virtual}       # simulated on virtual time: fast, and the same each time",
@@ -228,25 +304,32 @@ def _training(choices: Choices) -> str:
     workload = {"mlp": "{kind: mlp, hidden: [32]}"}.get(
         choices.workload, f"{{kind: {choices.workload}}}"
     )
-    rate = 0.01 if choices.workload == "rica" else 0.1
+    own = choices.dataset if isinstance(choices.dataset, DataFile) else None
+    rate = own.learning_rate if own else 0.01 if choices.workload == "rica" else 0.1
     return f"""\
-# What is trained, and on what. For {OWN}.
+# What is trained, and on what. {OWN}.
 workload: {workload}
-dataset: {{kind: {choices.dataset}}}
+{data_section(own) if own else f"dataset: {{kind: {choices.dataset}}}"}
 training:
   workers: {choices.workers}
   updates: {choices.updates}           # gradients in all, by all workers together
-  batch_size: 32
+  batch_size: {own.batch_size if own else BATCH}
   compute_seconds: {COMPUTE_SECONDS}  # least time of a gradient: stands for a heavier model
 optimizer: {{kind: sgd, learning_rate: {rate}}}
 consistency: {{kind: asp}}     # or bsp, or {{kind: ssp, tau: 4}}: who waits for whom
 server: {{shards: 2, spares: 0}}
-evaluation: {{every_seconds: 0.25}}
+evaluation: {_evaluation(own)}
 time_limit: {_time_limit(choices)}           # seconds after which a trial has failed
 
 # Where it runs.
 cluster: {CLUSTERS[choices.cluster]}
 """
+
+
+def _evaluation(own: DataFile | None) -> str:
+    if own is None:
+        return "{every_seconds: 0.25}"
+    return f"{{every_seconds: 0.25, metric: {own.score}}}  # {WHAT_SCORES_ARE[own.score]}"
 
 
 def _time_limit(choices: Choices) -> int:
@@ -296,18 +379,18 @@ def _claims(choices: Choices) -> str:
     base = "none" if "none" in choices.recovery else first
     others = [name for name in choices.recovery if name != base]
     condition = "" if choices.fault == "none" else f"    condition: {choices.fault}\n"
+    final, better, unit = _scored(choices.dataset)
+    little, much = _rounded(0.01 * unit), _rounded(0.02 * unit)
     told: list[str] = []
     for name in others:
         if not condition:
-            told.append(_claim(name, base, condition, "accuracy_final", "equivalent", "0.02"))
+            told.append(_claim(name, base, condition, final, "equivalent", much))
             continue
-        told.append(_claim(name, base, condition, "effect_time_mean", "more", "0.01"))
+        told.append(_claim(name, base, condition, "effect_time_mean", better, little))
         if base == "none" and (choices.fault, choices.role) == ("kill", "server"):
             told.append(_claim(name, base, condition, "updates_lost", "less", "1"))
     if not others and condition:
-        told.append(
-            _claim(first, "none-given", condition, "effect_time_mean", "equivalent", "0.02")
-        )
+        told.append(_claim(first, "none-given", condition, "effect_time_mean", "equivalent", much))
     if not choices.claims or not told:
         return ""
     return "\n".join(
@@ -320,6 +403,17 @@ def _claims(choices: Choices) -> str:
             "",
         ]
     )
+
+
+def _scored(dataset: Dataset | DataFile) -> tuple[str, str, float]:
+    """The figure of the last score, which way it is better, and what 1 is of it."""
+    if isinstance(dataset, DataFile) and dataset.task == "regression":
+        return "rmse_final", "less", dataset.deviation
+    return "accuracy_final", "more", 1.0
+
+
+def _rounded(number: float) -> str:
+    return f"{float(f'{number:.1g}'):g}"
 
 
 def _claim(
@@ -358,6 +452,43 @@ def _some_of(question: str, choices: Sequence[T], default: Sequence[T]) -> tuple
         _again(" ".join(unknown), choices)
 
 
+def _file(folder: Path) -> DataFile:
+    """A file of examples, what of it is to be predicted, and as what."""
+    from dps.errors import ConfigurationError
+    from flows.quoting import screenful
+
+    while True:
+        path = typer.prompt("Which file? (csv, parquet, npz, svmlight)").strip()
+        try:
+            found = found_columns(Path(path).expanduser())
+            target = _target(found)
+            data = data_file(found, target, None, folder)
+            typer.echo(data.told)
+            task = _one_of("What is predicted, classes or numbers?", TASKS, data.task)
+            if task != data.task:
+                data = data_file(found, target, task, folder)
+            return replace(data, guessed=False)
+        except ConfigurationError as error:
+            typer.echo(screenful(str(error)), err=True)
+
+
+def _target(found: Columns) -> str | None:
+    from flows.quoting import listed, meant
+
+    if found.kind == "svmlight":
+        return None
+    if found.columns is None:
+        said: str = typer.prompt("Which array is to be predicted?", "y")
+        return said.strip()
+    names = [*found.columns]
+    while True:
+        question = f"Which column is to be predicted? ({listed(names, MOST_LISTED)})"
+        said = typer.prompt(question, names[-1]).strip()
+        if said in names:
+            return said
+        typer.echo(f"{said!r}: there is no such column; {meant(said, names)}", err=True)
+
+
 def _number(question: str, default: int, most: int) -> int:
     while True:
         said = typer.prompt(question, str(default)).strip()
@@ -383,18 +514,25 @@ def _must_be_free(path: Path) -> None:
 
 
 def _must_fit(choices: Choices) -> None:
-    if not fits(choices.workload, choices.dataset):
-        from dps.errors import ConfigurationError
+    from dps.errors import ConfigurationError
 
-        wanted = [each for each in DATASETS if fits(choices.workload, each)]
+    model, dataset = choices.workload, choices.dataset
+    if fits(model, dataset):
+        return
+    if isinstance(dataset, DataFile):
         raise ConfigurationError(
-            f"--workload {choices.workload}: expected --dataset {' or '.join(wanted)}, got "
-            f"{choices.dataset}"
+            f"--workload {model}: for {dataset.told} expected {' or '.join(dataset.models)}"
         )
+    wanted = [each for each in DATASETS if fits(model, each)]
+    if not wanted:
+        raise ConfigurationError(f"--workload {model} predicts numbers; give them with --data FILE")
+    raise ConfigurationError(
+        f"--workload {model}: expected --dataset {' or '.join(wanted)}, got {dataset}"
+    )
 
 
-def _checked(name: str, text: str) -> int:
-    """Check what is to be written, and return how many trials it has.
+def _checked(name: str, text: str, folder: Path) -> int:
+    """Check what is to be written into a folder, and return how many trials it has.
 
     Raises
     ------
@@ -404,7 +542,8 @@ def _checked(name: str, text: str) -> int:
     from flows.config.trials import load_trials
     from flows.config.yaml_document import parse_document
 
-    return len(load_trials(parse_document(text.encode(), f"dps new {name}"))[1])
+    document = parse_document(text.encode(), f"dps new {name}")
+    return len(load_trials(replace(document, folder=folder))[1])
 
 
 def _create(path: Path, text: str) -> None:

@@ -40,6 +40,13 @@ def run(
     retry_invalid: Annotated[
         bool, typer.Option("--retry-invalid", help="Run again what did not go by its fault plan.")
     ] = False,
+    no_resume: Annotated[
+        bool,
+        typer.Option(
+            "--no-resume",
+            help="Have a trial that was interrupted start again, never go on from checkpoints.",
+        ),
+    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
@@ -61,7 +68,9 @@ def run(
         run_replication(replication)
     else:
         with _json_output(as_json) as out:
-            _run_experiment(config, document, settings, parallel, retry_invalid, yes, out)
+            _run_experiment(
+                config, document, settings, parallel, retry_invalid, no_resume, yes, out
+            )
 
 
 def _run_experiment(
@@ -70,6 +79,7 @@ def _run_experiment(
     settings: Sequence[str],
     parallel: int | None,
     retry_invalid: bool,
+    no_resume: bool,
     yes: bool,
     out: JsonOutput,
 ) -> None:
@@ -110,10 +120,11 @@ def _run_experiment(
                 _store(),
                 trials=trials,
                 retry_invalid=retry_invalid,
+                resume=not no_resume,
                 written=as_written(document, settings),
             )
     except KeyboardInterrupt:
-        again = _command(config, settings, parallel, yes, retry_invalid)
+        again = _command(config, settings, parallel, yes, retry_invalid, no_resume)
         print(
             "dps: interrupted; what was recorded is kept. To go on with the trials that are "
             f"missing: {again}",
@@ -135,7 +146,12 @@ def _run_experiment(
 
 
 def _command(
-    config: str, settings: Sequence[str], parallel: int | None, yes: bool, retry_invalid: bool
+    config: str,
+    settings: Sequence[str],
+    parallel: int | None,
+    yes: bool,
+    retry_invalid: bool,
+    no_resume: bool,
 ) -> str:
     """The command line that goes on with a run."""
     return shlex.join(
@@ -144,6 +160,7 @@ def _command(
             *(("--parallel", str(parallel)) if parallel else ()),
             *(("--yes",) if yes else ()),
             *(("--retry-invalid",) if retry_invalid else ()),
+            *(("--no-resume",) if no_resume else ()),
         ]
     )
 

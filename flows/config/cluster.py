@@ -47,9 +47,12 @@ class _AnyCluster(Section):
     ----------
     shares_cores
         Whether trials that run at once may take the cores from each other, which takes time.
+    starts_scheduler
+        Whether each trial has a Dask scheduler of its own, so that another attempt has another one.
     """
 
     shares_cores: ClassVar[bool] = True
+    starts_scheduler: ClassVar[bool] = True
     tls: Tls = "off"
 
     @property
@@ -131,6 +134,7 @@ class ExistingSection(_WaitedFor):
     other trials have are waited for, for `patience` seconds.
     """
 
+    starts_scheduler: ClassVar[bool] = False
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["existing"]
     address: str | None = None
@@ -172,6 +176,7 @@ class VirtualSection(_AnyCluster):
     """
 
     shares_cores: ClassVar[bool] = False
+    starts_scheduler: ClassVar[bool] = False
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["virtual"]
     profile: str = "laptop"

@@ -18,6 +18,7 @@ from platform import python_version
 
 from dps.errors import CheckpointCorrupt, ConfigurationError
 from dps.events import TrialEnded, TrialResumed, TrialStarted
+from dps.protocol.storage.manifest import find_saved
 from flows.analysis.finished import Identified
 from flows.config.trials import Trial
 from flows.execution.resume import CHECKPOINTS, interrupted, keep_record
@@ -62,6 +63,11 @@ class Attempt:
     circumstances: Mapping[str, int] = field(default_factory=dict)
 
 
+# Is told that the driver or scheduler of an attempt was lost, and how. Returns another attempt, to
+# begin at once; or None: that one is over, and its record has an end.
+Again = Callable[[Attempt, str], Attempt | None]
+
+
 def prepare(
     trial: Trial,
     folder: Path,
@@ -74,17 +80,32 @@ def prepare(
 
     What is in it must be of this trial: see `set_aside`. Without `resume`, it starts again.
     """
-    path = None
-    try:
-        path = interrupted(trial, folder) if resume else None
-    except (CheckpointCorrupt, ConfigurationError) as error:
-        say(f"{trial.name}: {error}")
+    path = _to_go_on_from(trial, folder, say) if resume else None
     if path is not None:
         keep_record(folder)
     else:
         start_again(trial, folder, say, resume=resume)
     failed = {FAILED_ATTEMPTS: len(failures(trial, folder))}
     return Attempt(trial, folder, path, {**circumstances, **failed})
+
+
+def prepare_again(
+    lost: Attempt, reason: str, say: Callable[[str], None], *, resume: bool = True
+) -> Attempt:
+    """Make the folder of a trial ready for another attempt: its driver or its scheduler was lost.
+
+    As after an interruption it is gone on with, if it can be. Else that attempt has failed, for
+    this reason: its record is kept and counted, and the trial starts again.
+    """
+    trial, folder = lost.trial, lost.folder
+    path = _to_go_on_from(trial, folder, say) if resume else None
+    if path is None:
+        say(f"{trial.name}: {reason}; it starts again")
+        end_unfinished(lost, reason)
+    else:
+        updates = find_saved(path).updates
+        say(f"{trial.name}: {reason}; it goes on from update {updates}, of its checkpoints")
+    return prepare(trial, folder, lost.circumstances, say, resume=resume)
 
 
 def start_again(
@@ -102,6 +123,15 @@ def start_again(
         say(f"{trial.name}: an earlier attempt {why}: it starts again")
     # What an interrupted attempt left, checkpoints too, must not reach this one.
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _to_go_on_from(trial: Trial, folder: Path, say: Callable[[str], None]) -> str | None:
+    """The path from which a trial that was interrupted can go on; None: it starts again."""
+    try:
+        return interrupted(trial, folder)
+    except (CheckpointCorrupt, ConfigurationError) as error:
+        say(f"{trial.name}: {error}")
+        return None
 
 
 def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
@@ -168,6 +198,12 @@ def failures(trial: Identified, folder: Path) -> list[Path]:
 
 def _attempts(trial: Identified, folder: Path, kind: str) -> list[Path]:
     return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{kind}-*"))
+
+
+def is_over(attempt: Attempt) -> bool:
+    """Whether the record of an attempt has an end."""
+    path = attempt.folder / EVENTS_FILE
+    return path.exists() and read_record(path).ended is not None
 
 
 def end_unfinished(attempt: Attempt, reason: str) -> None:

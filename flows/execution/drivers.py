@@ -1,8 +1,9 @@
 """The processes that drive trials: each has a cluster of its own and runs one trial at a time.
 
 The main process only hands out, watches the clock and records what a driver cannot: a trial that
-hangs anywhere, in its set-up or tear-down too, ends with its driver. Drivers end when the main
-process does, however that ends, and what they started ends with them.
+hangs anywhere, in its set-up or tear-down too, ends with its driver. Where a driver is lost, or the
+scheduler of its cluster, whoever runs the trials says whether there is to be another attempt.
+Drivers end when the main process does, however that ends, and what they started ends with them.
 """
 
 from __future__ import annotations
@@ -14,28 +15,37 @@ import shutil
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from tempfile import gettempdir
 from types import FrameType
 from typing import NoReturn
 
+import psutil
+
 from dps.cluster.backends.fork_server import ENVIRONMENT, environment, fork_context
 from dps.cluster.backends.lifetime import end_with_parent, without_interrupts
+from dps.cluster.backends.processes import scratch_prefix, started_with
 from dps.errors import ConfigurationError, StoreUnavailable
 from flows.config.cluster import LocalSection
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
-from flows.execution.attempt import Attempt, end_unfinished
+from flows.execution.attempt import Again, Attempt, end_unfinished, is_over
 from flows.execution.preload import preload_of
 from flows.monitor.progress import Follower, PlainView
 
 # What a trial may take besides its training, which has the time limit of its configuration.
 GRACE_SECONDS = 90.0
 STOP_SECONDS = 5.0
+LOOK_SECONDS = 0.02
+KILLED_SECONDS = 30.0  # for what was killed, on a machine that is busy
+MARK = "DPS_DRIVER"  # in the environment of a driver, and so of all that comes from it
 # Nobody waits for a driver whose main process was killed: what counts is that no file is left.
 ORPHAN_SECONDS = 20.0
 
@@ -60,6 +70,13 @@ class Finished:
     """The attempt is over, and its record whole; or its end could not be written: `failure`."""
 
     failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerIsLost:
+    """The attempt is about to be over, with no end to its record, for this reason."""
+
+    how: str
 
 
 class Drivers:
@@ -91,12 +108,26 @@ class Drivers:
         for driver, trial in zip(self._drivers, trials, strict=False):
             driver.start(trial)
 
-    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
+    def run(
+        self, attempts: Iterator[Attempt], view: PlainView, again: Again = end_unfinished
+    ) -> Iterator[Attempt]:
         """Run attempts; yield each when it is over.
 
         The next attempt is taken from the iterator when a driver is free for it. Each leaves a
         record with an end, whatever becomes of its driver. While the caller is busy with one that
         is over, no other begins that it would disturb.
+
+        Parameters
+        ----------
+        attempts
+            What to run.
+        view
+            Is shown how it goes.
+        again
+            Is called with an attempt whose driver was lost, or the scheduler of its cluster, and
+            with the reason, when nothing of it is there any more. What it returns is run in the
+            place of that attempt, which is not yielded; None: the attempt is over, and `again` has
+            put an end to its record. One that hung is not tried again.
         """
         while True:
             self._begin(attempts)
@@ -106,7 +137,7 @@ class Drivers:
             left = min(driver.deadline for driver in busy) - time.monotonic()
             wait([driver.connection for driver in busy], max(0.0, left))
             for driver in busy:
-                if (over := driver.listen(view)) is not None:
+                if (over := driver.listen(view, again)) is not None:
                     if not over.trial.config.cluster.shares_cores:
                         self._begin(attempts)
                     yield over
@@ -126,6 +157,7 @@ class _Driver:
         self.connection: Connection
         self.attempt: Attempt | None = None
         self.deadline = 0.0
+        self._mark = ""
 
     def start(self, trial: Trial) -> None:
         """Start the process, if there is none, for a trial that will be its first."""
@@ -139,7 +171,9 @@ class _Driver:
         )
         # A trial that does not share the cores computes in its driver, on one of them.
         limits = {} if trial.config.cluster.shares_cores else ENVIRONMENT
-        with environment(limits), without_interrupts():
+        self._mark = uuid.uuid4().hex
+        # In this order: what the former starts is of this process, and not to be marked.
+        with without_interrupts(), environment({**limits, MARK: self._mark}):
             self._process.start()
         theirs.close()
 
@@ -151,8 +185,8 @@ class _Driver:
         with suppress(BrokenPipeError):  # it has just died, which `listen` will find
             self.connection.send(attempt)
 
-    def listen(self, view: PlainView) -> Attempt | None:
-        """Show what the driver says; return its attempt if that is over."""
+    def listen(self, view: PlainView, again: Again) -> Attempt | None:
+        """Show what the driver says; return its attempt if that is over, and not tried again."""
         attempt = self.attempt
         assert attempt is not None
         try:
@@ -167,8 +201,12 @@ class _Driver:
                         if failure:
                             end_unfinished(attempt, failure)
                         return attempt
+                    case SchedulerIsLost(how):
+                        self.ask_to_end()  # with the jobs and the files of its cluster
+                        self.end()
+                        return self._lost(attempt, f"Dask's scheduler was lost: {how}", again)
         except (EOFError, ConnectionResetError):
-            return self._gave_up(attempt, f"its driver was lost: {self._ending()}")
+            return self._lost(attempt, f"its driver was lost: {self._ending()}", again)
         if time.monotonic() < self.deadline:
             return None
         limit, of_what = _real_limit(attempt)
@@ -176,7 +214,10 @@ class _Driver:
             f"it hung: not over {limit + self._grace:g} s after its start ({of_what}, and "
             f"{self._grace:g} s for set-up and tear-down)"
         )
-        return self._gave_up(attempt, reason)
+        self._end_at_once()
+        end_unfinished(attempt, reason)
+        self.attempt = None
+        return attempt
 
     def ask_to_end(self) -> None:
         """Have it end its cluster, if it has one, and itself with the files of its processes."""
@@ -190,15 +231,44 @@ class _Driver:
             self._process.kill()
             self._process.join()
 
-    def _gave_up(self, attempt: Attempt, reason: str) -> Attempt:
-        """End the process and, in its place, the record."""
+    def _lost(self, attempt: Attempt, reason: str, again: Again) -> Attempt | None:
+        """Begin another attempt if there is to be one; return this one if it is over."""
+        self.attempt = None
+        if left := self._end_at_once():
+            pids = ", ".join(str(process.pid) for process in left)
+            end_unfinished(attempt, f"{reason}; processes of it cannot be ended: {pids}")
+            return attempt
+        if is_over(attempt):  # its end was written, but nobody was told of it any more
+            return attempt
+        following = again(attempt, reason)
+        if following is None:
+            return attempt
+        self.begin(following)
+        return None
+
+    def _end_at_once(self) -> list[psutil.Process]:
+        """End the process and all that came from it; return what cannot be ended.
+
+        What is left of an attempt must neither write to the files of the next one nor take its
+        cores. It ends by itself with the driver, and leaves no files then.
+        """
         assert self._process is not None
         self._process.kill()  # its nodes notice, also if they are stopped
         self._process.join()
         self.connection.close()
-        end_unfinished(attempt, reason)
-        self.attempt = None
-        return attempt
+        began = time.monotonic()
+        while left := list(started_with(MARK, self._mark)):
+            waited = time.monotonic() - began
+            if waited > KILLED_SECONDS:
+                break
+            if waited > STOP_SECONDS:
+                for process in left:
+                    with suppress(psutil.Error):
+                        process.kill()
+            time.sleep(LOOK_SECONDS)
+        for scratch in Path(gettempdir()).glob(f"{scratch_prefix(self._process.pid or 0)}*"):
+            shutil.rmtree(scratch, ignore_errors=True)
+        return left
 
     def _ending(self) -> str:
         assert self._process is not None
@@ -250,7 +320,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
     gc.enable()
     lock = threading.Lock()
 
-    def send(message: LogLine | Progress | Finished) -> None:
+    def send(message: LogLine | Progress | Finished | SchedulerIsLost) -> None:
         # Events come from several threads, the last ones when the main process has ended already.
         with lock, suppress(BrokenPipeError):
             connection.send(message)
@@ -271,6 +341,7 @@ def _run_attempts(connection: Connection) -> NoReturn:
                 attempt.path,
                 attempt.circumstances,
                 follower.told,
+                lost=lambda how: send(SchedulerIsLost(how)),
             )
         except StoreUnavailable as error:
             failure = f"StoreUnavailable: {error}"

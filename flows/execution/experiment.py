@@ -8,6 +8,7 @@ only, so both can be made again at any time, and an outage of MLflow's server lo
 from __future__ import annotations
 
 import fcntl
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,7 +33,15 @@ from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import fixed, write_claims
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand, in_blocks, labels_in_order
-from flows.execution.attempt import Attempt, prepare, set_aside, take_back
+from flows.execution.attempt import (
+    Again,
+    Attempt,
+    end_unfinished,
+    prepare,
+    prepare_again,
+    set_aside,
+    take_back,
+)
 from flows.execution.plan import recorded_in
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
@@ -41,6 +50,11 @@ from flows.report.figures.figure import SCREEN
 from flows.report.html import FIGURES, write_report
 from flows.tracking.delivery import Delivery
 from flows.tracking.tracker import Tracker
+
+# How often a trial is attempted again within a run because its driver or scheduler was lost. What
+# takes them a third time, such as a lack of memory or a defect, will hardly spare them a fourth
+# time, and each attempt takes as long as the trial.
+AGAIN = 2
 
 
 class Runner(Protocol):
@@ -51,8 +65,11 @@ class Runner(Protocol):
     def warm_up(self, trials: Sequence[Trial]) -> None:
         """Begin to get ready for these trials, in this order, while others get ready as well."""
 
-    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterable[Attempt]:
-        """Run attempts; yield each when it is over and recorded."""
+    def run(self, attempts: Iterator[Attempt], view: PlainView, again: Again) -> Iterable[Attempt]:
+        """Run attempts; yield each when it is over and recorded.
+
+        One whose driver or scheduler was lost is given to `again`, with the reason.
+        """
         ...
 
 
@@ -112,9 +129,10 @@ def run_experiment(
     retry_invalid
         Run those again, too, whose faults did not happen as planned.
     resume
-        Go on with a trial that was interrupted from its last complete checkpoint, if it wrote any.
-        Without, it starts again, and so does one that was gone on with: such a record begins in the
-        middle and cannot be compared with others.
+        Go on with a trial that was interrupted, or loses its driver or scheduler in this run, from
+        its last complete checkpoint, if it wrote any. Without, it starts again, and so does one
+        that was gone on with: such a record begins in the middle and cannot be compared with
+        others.
     also_fixed
         What the record of each trial is to name beside the experiment's own claims, as `fixed` has
         those: claims by which others judge it.
@@ -170,7 +188,7 @@ def run_experiment(
             to_run = _attempts(
                 in_order, known, folder, view, experiment, claimed, runner.parallel, resume
             )
-            for attempt in runner.run(to_run, view):
+            for attempt in runner.run(to_run, view, _again(view, resume)):
                 done = books.read(attempt.trial)
                 view.ended(attempt.trial, done.outcome)
                 books.enter(attempt.trial, done)
@@ -253,6 +271,20 @@ def _attempts(
                 **claimed,
             }
             yield prepare(trial, folder / trial.name, circumstances, view.say, resume=resume)
+
+
+def _again(view: PlainView, resume: bool) -> Again:
+    """Return what says whether a trial is attempted again whose driver or scheduler was lost."""
+    lost = Counter[str]()
+
+    def again(attempt: Attempt, reason: str) -> Attempt | None:
+        lost[attempt.trial.name] += 1
+        if (times := lost[attempt.trial.name]) > AGAIN:
+            end_unfinished(attempt, f"{reason}; it was lost {times} times in this run")
+            return None
+        return prepare_again(attempt, reason, view.say, resume=resume)
+
+    return again
 
 
 def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:

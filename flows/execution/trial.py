@@ -19,7 +19,7 @@ from dataclasses import asdict
 from functools import cached_property, lru_cache, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from distributed import Client
@@ -33,9 +33,10 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import Flag, Platform, platform_of
+from dps.cluster.supervision.watch import SchedulerWatch
 from dps.core.credentials import masked
 from dps.core.faults.plan import AtUpdates, FaultPlan
-from dps.errors import ConfigurationError, DpsError, StoreUnavailable
+from dps.errors import ConfigurationError, DpsError, SchedulerLost, StoreUnavailable
 from dps.events import (
     Audited,
     CheckpointRefused,
@@ -70,10 +71,12 @@ from flows.workloads import (
     Workload,
     batches,
 )
-from flows.workloads.losses import auc, predicted, rmse
+from flows.workloads.base import Predicts
+from flows.workloads.losses import auc, rmse
 
 LOST = "scheduler-connection-lost"  # as Dask says why futures are cancelled
 TRACEBACK_FILE = "traceback.txt"
+Told = Callable[[str], None]
 ON_LOSS = "ignore"  # what is lost is what is measured: it is in the record
 
 
@@ -83,8 +86,9 @@ def run_trial(
     sink: Sink,
     path: str | None = None,
     circumstances: Mapping[str, int] | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Told = lambda _: None,
     plan: FaultPlan | None = None,
+    lost: Told | None = None,
 ) -> None:
     """Run one trial and record it in `folder`.
 
@@ -105,13 +109,17 @@ def run_trial(
         Is told what may interest who watches the trial, such as the address of Dask's dashboard.
     plan
         The faults, if not those that follow from the configuration: see `flows.execution.replay`.
+    lost
+        Is told how, when the Dask scheduler that was started for the trial is lost: as soon as that
+        is known, in another thread, and again before this returns. The record has no end then, so
+        that the trial can be gone on with. None: it fails.
 
     Notes
     -----
-    The record ends with `TrialEnded` in any case, but for an interruption (`KeyboardInterrupt`):
-    then it just stops, and the processes are ended before the interruption goes on. What nobody
-    foresaw fails the trial as well, and leaves its traceback beside the record. Where an event
-    cannot be written, the training is stopped: nothing trains unrecorded.
+    The record ends with `TrialEnded` in any other case, but for an interruption
+    (`KeyboardInterrupt`): then it just stops, and the processes are ended before the interruption
+    goes on. What nobody foresaw fails the trial as well, and leaves its traceback beside the
+    record. Where an event cannot be written, the training is stopped: nothing trains unrecorded.
 
     Raises
     ------
@@ -140,7 +148,12 @@ def run_trial(
         software = versions(needs_torch(trial.config), distributions(trial.config))
         record(TrialStarted(clock.now(), trial.name, told, software))
         try:
-            failure = _train(trial, folder, record, path, tell, plan, unrecorded, clock)
+            failure = _train(trial, folder, record, path, tell, plan, lost, unrecorded, clock)
+        except SchedulerLost as error:
+            if lost is not None and write.failure is None:
+                lost(str(error))
+                return
+            failure = reason_of(error, folder)
         except Exception as error:  # noqa: BLE001 (a defect in one trial must not stop the others)
             failure = reason_of(error, folder)
         if write.failure is not None:
@@ -216,8 +229,9 @@ def _train(
     folder: Path,
     record: Sink,
     path: str | None,
-    tell: Callable[[str], None],
+    tell: Told,
     plan: FaultPlan | None,
+    lost: Told | None,
     unrecorded: _Alarm,
     clock: _RecordClock,
 ) -> str | None:
@@ -229,6 +243,7 @@ def _train(
         if cluster.dashboard is not None:
             record(DashboardServed(clock.now(), cluster.dashboard))
         _tell_about(cluster, tell)
+        watched = _watched(cluster.client, lost if config.cluster.starts_scheduler else None)
         replacing = Replacing(cluster, tell)
         notify: list[Sink] = [replacing.note]
 
@@ -237,7 +252,12 @@ def _train(
             for note in notify:
                 note(event)
 
-        with replacing, _served(trial, cluster, folder, on_event, path) as ps:
+        with (
+            watched as is_up,
+            replacing,
+            _served(trial, cluster, folder, on_event, path) as ps,
+        ):
+            is_up(ps)
             _make_ready(cluster.client, ps, config)
             ps.evaluate(Scorer(config), config.evaluation.every_seconds)
             crew = _crew(cluster.client, ps, config, record)
@@ -263,6 +283,32 @@ def _train(
 
 
 @contextmanager
+def _watched(client: Client, lost: Told | None) -> Iterator[Callable[[ParameterServer], None]]:
+    """Watch the scheduler, if somebody wants to know of its loss, and say that this is the reason.
+
+    Yields what is to be told of the parameter server when that is up.
+
+    Raises
+    ------
+    SchedulerLost
+        It was lost, whatever else has come of that.
+    """
+    if lost is None:
+        yield lambda _: None
+        return
+    watch = SchedulerWatch(client, lost)
+    try:
+        yield watch.is_up
+    except Exception as error:
+        watch.end()
+        if watch.lost:
+            raise SchedulerLost(watch.lost) from error
+        raise
+    if watch.lost:
+        raise SchedulerLost(watch.lost)
+
+
+@contextmanager
 def _stopped_by(unrecorded: _Alarm, ps: ParameterServer, platform: Platform) -> Iterator[None]:
     """Stop the training as soon as an event cannot be recorded."""
     over, raised = False, platform.flag()
@@ -282,7 +328,7 @@ def _stopped_by(unrecorded: _Alarm, ps: ParameterServer, platform: Platform) -> 
         running.join()
 
 
-def _tell_about(cluster: Cluster, tell: Callable[[str], None]) -> None:
+def _tell_about(cluster: Cluster, tell: Told) -> None:
     if cluster.dashboard is not None:
         tell(masked(f"Dask dashboard: {cluster.dashboard}"))
     for note in cluster.notes:
@@ -509,23 +555,23 @@ class Scorer:
     ) -> tuple[float, float] | tuple[float, float, float, float]:
         """Return loss and score, and objective and stationarity if they are asked for."""
         params, data = dict(weights), self._data
-        loss, score = self._workload.evaluate(params, data.x_test, data.y_test)
-        match self._config.evaluation.metric:
-            case "auc":
-                found = predicted(self._predictor(params), data.x_test, data.y_test)
-                score = auc(found[:, 1] - found[:, 0], data.y_test)
-            case "rmse":
-                found = predicted(self._predictor(params), data.x_test, data.y_test)
-                score = data.target_scale * rmse(found, data.y_test)
-            case "loss":
-                score = loss
+        loss, score = self._loss_and_score(params)
         if self._objective is None:
             return loss, score
         return (loss, score, *self._objective.score(params, data.x_train, data.y_train))
 
-    def _predictor(self, params: dict[str, np.ndarray]) -> Callable[[Any], np.ndarray]:
-        workload: Any = self._workload  # of a kind that predicts: the configuration was checked
-        return partial(workload.predict, params)
+    def _loss_and_score(self, params: dict[str, np.ndarray]) -> tuple[float, float]:
+        metric, data = self._config.evaluation.metric, self._data
+        if metric not in ("auc", "rmse"):
+            loss, score = self._workload.evaluate(params, data.x_test, data.y_test)
+            return loss, loss if metric == "loss" else score
+        # Of a kind that predicts: the configuration was checked.
+        workload, parts = cast(Predicts, self._workload), list[np.ndarray]()
+        loss, _ = workload.evaluate(params, data.x_test, data.y_test, parts)
+        found = np.concatenate(parts)
+        if metric == "auc":
+            return loss, auc(found[:, 1] - found[:, 0], data.y_test)
+        return loss, data.target_scale * rmse(found, data.y_test)
 
     @cached_property
     def _workload(self) -> Workload:

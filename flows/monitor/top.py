@@ -75,7 +75,11 @@ class ShardRow:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """A worker: whether it runs, its clock, updates a second, and the last loss it reported."""
+    """A worker: whether it runs, its clock, and the last loss it reported.
+
+    `updates` are its gradients that are applied, on the shard that has most of them, and `rate` is
+    how many of these there are a second.
+    """
 
     worker: str
     node: str

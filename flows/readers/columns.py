@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,9 @@ from dps.errors import ConfigurationError
 from flows.quoting import meant, quoted
 from flows.readers.examples import Examples
 from flows.readers.lines import shown
-from flows.readers.tables import numbers_of, open_parquet
+from flows.readers.tables import holds_numbers, numbers_of, open_parquet
 
+DELIMITERS = ",;\t|"
 ROWS = 1 << 14  # of a CSV file that are converted at once
 MOST_NAMED = 24  # columns in a message
 # How others write a value that is missing; "Na" is sodium, and "none" may be a class.
@@ -116,10 +118,8 @@ def read_csv(path: Path, names: ColumnNames, delimiter: str = ",") -> Examples:
         message has its line and its column.
     """
     with _opened(path) as file:
-        reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
-        header = [name.strip() for name in next(reader, [])]
-        if not header:
-            raise ConfigurationError(f"{path}, line 1: expected the names of the columns")
+        reader = _cells(file, delimiter)
+        header = _header(path, reader)
         features = names.chosen(f"{path}, line 1", header)
         columns = [header.index(name) for name in features]
         target = header.index(names.target)
@@ -158,7 +158,71 @@ def read_parquet_columns(path: Path, names: ColumnNames) -> Examples:
     return Examples(x, _parquet_target(path, table, names.target))
 
 
+def csv_delimiter(path: Path) -> str:
+    """Return the delimiter that parts the first line of a CSV file into the most names.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read.
+    """
+    with _opened(path) as file:
+        first = file.readline()
+        return max(DELIMITERS, key=lambda each: len(next(csv.reader([first], delimiter=each), [])))
+
+
+def csv_columns(path: Path, delimiter: str = ",") -> dict[str, str | None]:
+    """Return the columns of a CSV file in their order: for each None, or a text that is in it.
+
+    Of a column of numbers it is None, also if some of its cells are none. Only the first `ROWS`
+    rows are looked at.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, or has no line of names.
+    """
+    with _opened(path) as file:
+        reader = _cells(file, delimiter)
+        header = _header(path, reader)
+        rows, _ = next(_pieces(path, reader, len(header)), ([], []))
+    return {name: _text_in([row[n] for row in rows]) for n, name in enumerate(header)}
+
+
+def parquet_columns(path: Path) -> dict[str, str | None]:
+    """Return the columns of a parquet file: for each None if it is of numbers, else its type.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, or pyarrow is not installed.
+    """
+    with open_parquet(path) as file:
+        return {
+            each.name: None if holds_numbers(each.type) else str(each.type)
+            for each in file.schema_arrow
+        }
+
+
 # -- CSV -------------------------------------------------------------------------------------------
+
+
+def _cells(file: IO[str], delimiter: str) -> Any:
+    return csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+
+
+def _header(path: Path, reader: Any) -> list[str]:
+    header = [name.strip() for name in next(reader, [])]
+    if not header:
+        raise ConfigurationError(f"{path}, line 1: expected the names of the columns")
+    return header
+
+
+def _text_in(cells: Sequence[str]) -> str | None:
+    """A text among the cells of a column, if more of them are texts than numbers."""
+    filled = [cell for cell in map(str.strip, cells) if cell not in MISSING]
+    texts = [cell for cell in filled if not is_number(cell)]
+    return texts[0] if 2 * len(texts) > len(filled) else None
 
 
 @contextmanager
@@ -224,7 +288,7 @@ def _targets(path: Path, cells: list[str], lines: list[int], name: str) -> Array
 def is_number(cell: str) -> bool:
     """Whether a text is a finite number, without underscores between its digits."""
     try:
-        return "_" not in cell and bool(np.isfinite(float(cell)))
+        return "_" not in cell and math.isfinite(float(cell))
     except ValueError:
         return False
 

@@ -172,6 +172,15 @@ def _examples(path: Path, batch: Any, label: str, first: int) -> Examples:
     return Examples(np.column_stack(features), columns[label])
 
 
+def holds_numbers(kind: Any) -> bool:
+    """Whether a column of this type of pyarrow holds numbers."""
+    from pyarrow import types
+
+    # Arrow would also make numbers of digits in text, and of times.
+    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
+    return any(fits(kind) for fits in numbers)
+
+
 def numbers_of(path: Path, batch: Any, name: str, first: int = 1) -> Array:
     """Return a column of a batch or table of pyarrow as float64; its rows count from `first`.
 
@@ -180,12 +189,10 @@ def numbers_of(path: Path, batch: Any, name: str, first: int = 1) -> Array:
     ConfigurationError
         It is of another type than numbers, or a value is no finite number.
     """
-    from pyarrow import float64, types
+    from pyarrow import float64
 
     column = batch.column(name)
-    # Arrow would also make numbers of digits in text, and of times.
-    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
-    if not any(fits(column.type) for fits in numbers):
+    if not holds_numbers(column.type):
         raise ConfigurationError(f"{path}: column {name!r} is of {column.type}, expected numbers")
     values = column.cast(float64(), safe=False).to_numpy(zero_copy_only=False)
     wrong = np.flatnonzero(~np.isfinite(values))

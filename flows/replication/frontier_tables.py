@@ -139,8 +139,10 @@ class Section:
         Of a table with a row for each strategy, or for each pair.
     pairs
         Of strategies, by how much the first is above the second; without any, means are shown.
+    contrasts
+        Of columns, by how much each strategy is above under the first what it is under the second.
     of
-        The strategies whose means are shown, if not those of all.
+        The strategies whose means or contrasts are shown, if not those of all.
     text
         What makes the section of the records, where it is no such table.
     parts
@@ -150,6 +152,7 @@ class Section:
     experiment: str
     columns: Sequence[Column] = ()
     pairs: Sequence[tuple[str, str]] = ()
+    contrasts: Sequence[tuple[Column, Column]] = ()
     of: Sequence[str] = ()
     text: Callable[[Study], str] | None = None
     parts: Sequence[tuple[str, Section]] = ()
@@ -162,6 +165,8 @@ class Section:
             return self.text(study)
         if self.pairs:
             return differences(study, self.columns, self.pairs)
+        if self.contrasts:
+            return contrasts(study, self.contrasts, self.of or study.strategies)
         return table(study, self.columns, self.of or study.strategies)
 
 
@@ -257,6 +262,22 @@ def differences(study: Study, columns: Sequence[Column], pairs: Sequence[tuple[s
         ]
         rows.append([f"{first} − {second}", *cells])
     return markdown_table(["pair", *(each.heading for each in columns)], rows)
+
+
+def contrasts(study: Study, pairs: Sequence[tuple[Column, Column]], shown: Sequence[str]) -> str:
+    """Return by how much some strategies are above under one condition what under another."""
+    rows = []
+    for first, second in pairs:
+        cells = [
+            difference_cell(
+                study.values(strategy, first.labels, first.figure),
+                study.values(strategy, second.labels, second.figure),
+                first.figure.digits,
+            )
+            for strategy in shown
+        ]
+        rows.append([f"{first.heading} − {second.heading}", *cells])
+    return markdown_table(["pair", *shown], rows)
 
 
 def runs(study: Study) -> str:
@@ -399,15 +420,58 @@ _SIZE_FINALS = tuple(
     for width in _WIDTHS
 )
 
-_ALL, _LAYERS, _STORES, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
+_STRIKES: tuple[tuple[str, Labels], ...] = tuple(
+    (label, {FAULTS: label})
+    for label in (
+        *("kill", "pause 2", "pause 12", "cut 12", "one-way cut 12"),
+        *("slow link 12", "both servers", "all copies"),
+    )
+)
+_STRUCK_BY_ALL = (_SPARES, "chain(2)", "stateless")
+_STRIKES_PAIRS = (("chain(2)", _SPARES), ("stateless", _SPARES), ("stateless", "chain(2)"))
+_STRIKES_CONTRASTED = (
+    ("pause 2", "kill"),
+    ("pause 12", "kill"),
+    ("cut 12", "pause 12"),
+    ("one-way cut 12", "cut 12"),
+    ("all copies", "kill"),
+)
+_ALL, _LAYERS, _STORES, _STRUCK, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE = (
     f"frontier-{name}"
-    for name in ("all", "layers", "stores", "workers", "size", "everywhere", "model", "profile")
+    for name in (
+        *("all", "layers", "stores", "faults", "workers", "size"),
+        *("everywhere", "model", "profile"),
+    )
 )
 OVER_COMMON_SPANS = (_ALL, _LAYERS)
 _RECORDED = (
     "frontier",
-    *(_ALL, _LAYERS, _STORES, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
+    *(_ALL, _LAYERS, _STORES, _STRUCK, _WORKERS, _SIZE, _EVERYWHERE, _MODEL, _PROFILE),
     "explore",
+)
+
+_ALL_LOST = (
+    ("all copies", ("chain(2)", "chain(2) + checkpoint")),
+    ("server + store", ("stateless", "stateless + checkpoint")),
+)
+_BELOW_PARTS = tuple(
+    (
+        f"{label[:1].upper()}{label[1:]}:",
+        Section(
+            _STRUCK,
+            tuple(
+                Column(heading, figure, {FAULTS: label})
+                for heading, figure in (
+                    ("points at equal times", POINTS),
+                    ("final accuracy", FINAL),
+                    ("updates lost, of 320", LOST),
+                    ("down, s", DOWN),
+                )
+            ),
+            of=who,
+        ),
+    )
+    for label, who in _ALL_LOST
 )
 
 _PAIRS_SAID = "By how many points at equal times the first of a pair is above the second:"
@@ -449,6 +513,24 @@ SECTIONS: dict[str, Section] = {
     "frontier-stores: points": Section(_STORES, _ALL_COLUMNS),
     "frontier-stores: money": Section(_STORES, _MONEY_COLUMNS),
     "frontier-stores: differences": Section(_STORES, _at(_RATES, POINTS), _STORES_PAIRS),
+    "frontier-faults: points": Section(_STRUCK, _at(_STRIKES, POINTS), of=_STRUCK_BY_ALL),
+    "frontier-faults: differences": Section(
+        _STRUCK, _at(_STRIKES, POINTS), _STRIKES_PAIRS, of=_STRUCK_BY_ALL
+    ),
+    "frontier-faults: contrasts": Section(
+        _STRUCK,
+        contrasts=tuple(
+            (Column(one, POINTS, {FAULTS: one}), Column(other, POINTS, {FAULTS: other}))
+            for one, other in _STRIKES_CONTRASTED
+        ),
+        of=_STRUCK_BY_ALL,
+    ),
+    "frontier-faults: down": Section(_STRUCK, _at(_STRIKES, DOWN), of=_STRUCK_BY_ALL),
+    "frontier-faults: lost": Section(_STRUCK, _at(_STRIKES, LOST), of=_STRUCK_BY_ALL),
+    "frontier-faults: final": Section(
+        _STRUCK, _at((("no fault", {FAULTS: "no fault"}), *_STRIKES), FINAL), of=_STRUCK_BY_ALL
+    ),
+    "frontier-faults: below": Section(_STRUCK, parts=_BELOW_PARTS),
     "frontier-all: common": Section(_ALL, _COMMON_COLUMNS),
     "frontier-all: common-differences": Section(_ALL, _at(_RATES, COMMON), _ALL_CLAIMED),
     "frontier-layers: common-differences": Section(_LAYERS, _at(_RATES, COMMON), _LAYERS_PAIRS),

@@ -319,12 +319,18 @@ class Tracker:
         )
 
     def _bring_up_to_date(self, run: Any, record: Record, outcome: Outcome) -> None:
-        """Add to a child of an earlier dps what it lacks; its own names of metrics stay beside."""
+        """Add to a child of an earlier dps what it lacks.
+
+        Its own names of metrics stay beside, for MLflow removes no metric of a run.
+        """
         from mlflow.entities import RunTag
 
-        row, ended = outcome.row(), run.info.end_time
-        known = [column for column in COLUMNS if column not in EFFECTS]
-        points = [(name, v, ended, 0) for name, v in named(known, row) if math.isfinite(v)]
+        ended, there = run.info.end_time, run.data.metrics
+        points = [
+            (name, value, ended, 0)
+            for name, value in _figures(outcome)
+            if math.isfinite(value) and there.get(name) != value
+        ]
         tags = {NOTE_TAG: trial_note(record, outcome), ORDER_TAG: _order(outcome.identity)}
         if run.data.tags.get(NOTE_TAG):
             del tags[NOTE_TAG]
@@ -494,10 +500,7 @@ def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
     """The series and figures of a trial that are finite, and how many are not."""
     steps = Steps(record)
     end = _milliseconds(record.events[-1].t + shift)
-    row = outcome.row()
-    score = outcome.score
-    known = [c for c in COLUMNS if c not in EFFECTS and c.key not in score.same_as]
-    points = [(score.tracked(name), value, end, 0) for name, value in named(known, row)]
+    points = [(name, value, end, 0) for name, value in _figures(outcome)]
     points += [
         (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
         # What processes used goes by the names of MLflow's system metrics.
@@ -506,6 +509,14 @@ def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
     finite = [point for point in points if math.isfinite(point[1])]
     dropped = float(len(points) - len(finite))
     return [*finite, (f"{REST}non_finite_values_dropped", dropped, end, 0)]
+
+
+def _figures(outcome: Outcome) -> Iterator[tuple[str, float]]:
+    """The figures of a trial by their names in MLflow, but for the effects of its faults."""
+    score = outcome.score
+    known = [c for c in COLUMNS if c not in EFFECTS and c.key not in score.same_as]
+    for name, value in named(known, outcome.row()):
+        yield score.tracked(name), value
 
 
 def _as_metrics(points: Iterable[Point]) -> list[Any]:

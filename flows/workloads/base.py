@@ -58,6 +58,24 @@ class Workload(Protocol):
         ...
 
 
+class Predicts(Workload, Protocol):
+    """A workload that says what it predicts, so that any score can be computed from that."""
+
+    def predict(self, params: Arrays, x: Any) -> Array:
+        """Return scores, examples × classes; for regression a prediction for each, examples × 1."""
+        ...
+
+    def evaluate(
+        self, params: Arrays, x: Any, y: Array, predictions: list[Array] | None = None
+    ) -> tuple[float, float]:
+        """Return the mean loss, and the accuracy, or for regression R².
+
+        What `predict` returns for these examples is appended to `predictions`, in parts: it is
+        computed for the loss already.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DatasetShape:
     """All that a model needs to know of its data: values per example, and number of classes.

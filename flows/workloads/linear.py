@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flows.workloads.base import Array, Arrays
-from flows.workloads.losses import evaluate_regression
+from flows.workloads.losses import evaluate_regression, kept
 from flows.workloads.ridge import Ridge
 
 WEIGHT, BIAS = "weight", "bias"
@@ -39,9 +39,12 @@ class LinearRegression(Ridge):
         """Return a prediction for each example."""
         return self._predicted(params, x.astype(self.dtype, copy=False))
 
-    def evaluate(self, params: Arrays, x: Any, y: Array) -> tuple[float, float]:
+    def evaluate(
+        self, params: Arrays, x: Any, y: Array, predictions: list[Array] | None = None
+    ) -> tuple[float, float]:
         """Return the mean loss, with its penalty, and R²."""
-        loss, share = evaluate_regression(lambda rows: self.predict(params, rows), x, y)
+        predict = kept(lambda rows: self.predict(params, rows), predictions)
+        loss, share = evaluate_regression(predict, x, y)
         return loss + self.penalty(params), share
 
     def _predicted(self, params: Arrays, x: Any) -> Array:

@@ -46,18 +46,21 @@ class ParityRegression:
         gradients = {WEIGHT: x.T @ delta, BIAS: delta.sum(keepdims=True)}
         return float(_losses(scores, odd).mean(dtype=np.float64)), gradients
 
-    def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
+    def evaluate(
+        self, params: Arrays, x: Array, y: Array, predictions: list[Array] | None = None
+    ) -> tuple[float, float]:
         """Return the mean loss, and the accuracy of telling odd from even."""
         if not len(y):
             raise ValueError("no examples to evaluate: was this part of the data set loaded?")
         scores, odd = _scores(params, x.astype(self.dtype, copy=False)), self._odd(y)
         loss = float(_losses(scores, odd).mean(dtype=np.float64))
+        if predictions is not None:
+            predictions.append(_of_classes(scores))
         return loss, float(((scores > 0) == (odd > 0)).mean())
 
     def predict(self, params: Arrays, x: Array) -> Array:
         """Return the scores of the even and of the odd classes, examples × 2."""
-        scores = _scores(params, x.astype(self.dtype, copy=False))
-        return np.column_stack([np.zeros_like(scores), scores])
+        return _of_classes(_scores(params, x.astype(self.dtype, copy=False)))
 
     def _odd(self, y: Array) -> Array:
         return (y % 2).astype(self.dtype)
@@ -67,6 +70,11 @@ def _scores(params: Arrays, x: Array) -> Array:
     scores: Array = x @ params[WEIGHT]
     scores += params[BIAS]
     return scores
+
+
+def _of_classes(scores: Array) -> Array:
+    """The scores of the even and of the odd classes, examples × 2."""
+    return np.column_stack([np.zeros_like(scores), scores])
 
 
 def _losses(scores: Array, odd: Array) -> Array:

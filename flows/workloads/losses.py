@@ -44,6 +44,21 @@ def evaluate(logits_of: Callable[[Array], Array], x: Array, y: Array) -> tuple[f
     return loss / len(y), right / len(y)
 
 
+def kept(
+    predicted_of: Callable[[Any], Array], predictions: list[Array] | None
+) -> Callable[[Any], Array]:
+    """Return what predicts the same, and appends a copy of it to `predictions`, if there are."""
+    if predictions is None:
+        return predicted_of
+
+    def predict(x: Any) -> Array:
+        found = predicted_of(x)
+        predictions.append(found.copy())  # who is given it may compute in place
+        return found
+
+    return predict
+
+
 def squared_gradient(predicted: Array, y: Array) -> float:
     """Return half the mean squared error, and turn predictions into its gradient in place."""
     predicted -= y.astype(predicted.dtype, copy=False).reshape(predicted.shape)

@@ -18,6 +18,7 @@ from flows.workloads.losses import (
     cross_entropy_gradient,
     evaluate,
     evaluate_regression,
+    kept,
     squared_gradient,
 )
 
@@ -83,10 +84,12 @@ class MLP:
                 delta *= inputs[layer] > 0
         return loss, {name: gradients[name] for name in params}
 
-    def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
+    def evaluate(
+        self, params: Arrays, x: Array, y: Array, predictions: list[Array] | None = None
+    ) -> tuple[float, float]:
         """Return the mean loss and the accuracy; for regression, R²."""
         score = evaluate_regression if self.shape.regression else evaluate
-        return score(lambda rows: self.predict(params, rows), x, y)
+        return score(kept(lambda rows: self.predict(params, rows), predictions), x, y)
 
     def predict(self, params: Arrays, x: Array) -> Array:
         """Return the scores or predictions, examples × classes."""

@@ -262,14 +262,25 @@ def loaded(source: FileDataset) -> Loaded:
     ConfigurationError
         The file is missing, has changed, or something in it is wrong.
     """
-    source.file.check()
-    train, test = _read(source, source.file, None), None
+    train, test = examples_of(source), None
     if source.test_file is not None:
         source.test_file.check()
         test = _read(source, source.test_file, train.x.shape[1])
         _same_width(source.test_file.path, train, test)
     place = Path(source.file.path).name
     return divided(place, train, test, source.split, source.preparation)
+
+
+def examples_of(source: FileDataset) -> Examples:
+    """Return the examples of the file as it has them, but for those of another file.
+
+    Raises
+    ------
+    ConfigurationError
+        The file is missing, has changed, or cannot be read.
+    """
+    source.file.check()
+    return _read(source, source.file, None)
 
 
 def _read(source: FileDataset, file: KnownFile, width: int | None) -> Examples:

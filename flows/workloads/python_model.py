@@ -92,7 +92,9 @@ class PythonModel:
         found = np.asarray(self.model.predict(params, x))
         return found[:, None] if self.shape.regression and found.ndim == 1 else found
 
-    def evaluate(self, params: Arrays, x: Any, y: Array) -> tuple[float, float]:
+    def evaluate(
+        self, params: Arrays, x: Any, y: Array, predictions: list[Array] | None = None
+    ) -> tuple[float, float]:
         """Return the mean loss and the accuracy; for regression, R²."""
         if not len(y):
             raise ValueError("no examples to evaluate: was this part of the data set loaded?")
@@ -102,6 +104,8 @@ class PythonModel:
             mean, _ = self.model.gradient(params, rows, labels)
             loss += float(mean) * len(labels)
             predicted = self.predict(params, rows)
+            if predictions is not None:
+                predictions.append(predicted.copy())  # the model may return the same array again
             if self.shape.regression:
                 errors.append(predicted[:, 0] - labels)
             else:

@@ -29,9 +29,11 @@ class SoftmaxRegression(Ridge):
         loss, gradients = self._layer.gradient(params, x, y)
         return loss + self.penalise(params, gradients), gradients
 
-    def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
+    def evaluate(
+        self, params: Arrays, x: Array, y: Array, predictions: list[Array] | None = None
+    ) -> tuple[float, float]:
         """Return the mean loss, with its penalty, and the accuracy."""
-        loss, accuracy = self._layer.evaluate(params, x, y)
+        loss, accuracy = self._layer.evaluate(params, x, y, predictions)
         return loss + self.penalty(params), accuracy
 
     def predict(self, params: Arrays, x: Array) -> Array:

@@ -88,10 +88,11 @@ class TorchWorkload:
         """Return the module's scores or predictions, examples × classes."""
         tensors = {name: torch.tensor(array) for name, array in params.items()}
         with _LOCK, torch.no_grad(), _one_thread():
-            found = _fresh_array(self._scores(tensors, x, training=False))
-        return found[:, None] if self.shape.regression and found.ndim == 1 else found
+            return self._predicted(self._scores(tensors, x, training=False))
 
-    def evaluate(self, params: Arrays, x: Array, y: Array) -> tuple[float, float]:
+    def evaluate(
+        self, params: Arrays, x: Array, y: Array, predictions: list[Array] | None = None
+    ) -> tuple[float, float]:
         """Return the mean loss and the accuracy; for regression, R²."""
         if not len(y):
             raise ValueError("no examples to evaluate: was this part of the data set loaded?")
@@ -101,6 +102,8 @@ class TorchWorkload:
             for start in range(0, len(y), EVALUATION_ROWS):
                 part = y[start : start + EVALUATION_ROWS]
                 scores = self._scores(tensors, x[start : start + EVALUATION_ROWS], training=False)
+                if predictions is not None:
+                    predictions.append(self._predicted(scores))
                 scores, labels = self._compared(scores, part)
                 loss += float(self.loss(scores, labels)) * len(labels)
                 if self.shape.regression:
@@ -109,6 +112,11 @@ class TorchWorkload:
                     right += int((scores.argmax(dim=1) == labels).sum())
         share = r_squared(np.concatenate(errors), y) if errors else right / len(y)
         return loss / len(y), share
+
+    def _predicted(self, scores: Any) -> Array:
+        """Scores or predictions as arrays, examples × classes."""
+        found = _fresh_array(scores)
+        return found[:, None] if self.shape.regression and found.ndim == 1 else found
 
     def _compared(self, scores: Any, y: Array) -> tuple[Any, Any]:
         """What the loss compares: for regression, both of one dimension and dtype."""

@@ -23,7 +23,7 @@ from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol.client.parts import prepared
 
 Array = np.ndarray
@@ -94,6 +94,49 @@ def test_what_is_frozen_stays_and_is_not_sent() -> None:
     assert frozen(Scheduled(Frozen(), Cosine(3)), ["x"]) == {"x"}
     within = Scheduled(as_rule({"x": WeightDecay(Frozen(), 0.1), "*": SGD(0.1)}), Cosine(3))
     assert frozen(within, ["x", "y"]) == {"x"}
+
+
+TABLES = [SparseSpec("emb.in", 3), SparseSpec("emb.out", 2, "float64")]
+ROWS: dict[str, tuple[Array, Array]] = {
+    "emb.in": (np.array([4, 9]), np.ones((2, 3), np.float32)),
+    "emb.out": (np.array([7, 7]), np.ones((2, 2))),
+}
+
+
+@pytest.mark.parametrize(
+    ("rules", "sent"),
+    [
+        ({"emb.in": Frozen(), "*": SGD(0.1)}, {"emb.out", "a.bias"}),
+        ({"emb.*": Frozen(), "*": SGD(0.1)}, {"a.bias"}),
+        ({"emb.in": SGD(0.1), "*": Frozen()}, {"emb.in"}),
+        ({"a.*": Frozen(), "*": Scheduled(SGD(0.1), Cosine(3))}, {"emb.in", "emb.out"}),
+        (Frozen(), set[str]()),
+    ],
+    ids=["a table", "tables", "all but a table", "an array", "all"],
+)
+def test_rows_of_what_is_frozen_are_not_sent(rules: object, sent: set[str]) -> None:
+    layout = Layout.of({"a.bias": PARAMS["a.bias"]}, 2, tables=TABLES)
+    gradients = {"a.bias": PUSHES[0]["a.bias"]}
+    parts = prepared(layout, as_rule(rules), gradients, ROWS, np.empty, values=True)
+    found: dict[str, float] = {}
+    for each in (each for tables in parts.rows.values() for each in tables):
+        found[each.table] = found.get(each.table, 0.0) + float(each.gradient.sum())
+    assert found == {name: ROWS[name][1].sum() for name in ROWS if name in sent}
+    assert bool(parts.dense) == ("a.bias" in sent)
+
+
+def test_rows_that_do_not_fit_are_refused_also_if_they_are_frozen() -> None:
+    layout = Layout.of({"a.bias": PARAMS["a.bias"]}, 1, tables=TABLES)
+    keys, gradient = ROWS["emb.in"]
+    for bad, said in [
+        ({"emb": ROWS["emb.in"]}, "no sparse table is named 'emb'; there are: emb.in, emb.out"),
+        ({"emb.in": (keys[:1], gradient)}, "emb.in"),
+        ({"emb.in": (keys - 5, gradient)}, "-1 is not from 0"),
+        ({"emb.out": (keys, gradient[:, :2])}, "are float32"),
+    ]:
+        for rule in (Frozen(), as_rule({"emb*": Frozen(), "*": SGD(0.1)})):
+            with pytest.raises(ShapeMismatch, match=said):
+                prepared(layout, rule, {}, bad, np.empty, values=True)
 
 
 def test_a_table_has_the_state_of_its_own_rule_alone() -> None:

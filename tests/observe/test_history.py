@@ -2,18 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from dps import (
+    SGD,
+    Adam,
+    Clipped,
+    Cosine,
+    Momentum,
+    PerArray,
+    Scheduled,
+    StalenessAware,
+    StepDecay,
+    WarmUp,
+    WeightDecay,
+)
+from dps.core.rules.rule import UpdateRule
 from dps.events import Acked, Evaluated, Reported
 from dps.observe.history import History, Number
 
 
-def reported(worker: str, steps: range, metric: str = "loss", incarnation: int = 1) -> Reported:
+def reported(
+    worker: str,
+    steps: Sequence[int],
+    metric: str = "loss",
+    incarnation: int = 1,
+    versions: Sequence[int] = (),
+) -> Reported:
     times, values = tuple(map(float, steps)), tuple(1.0 / step for step in steps)
-    return Reported(times[-1], worker, incarnation, metric, times, tuple(steps), values)
+    who = worker, incarnation, metric
+    return Reported(times[-1], *who, times, tuple(steps), values, tuple(versions))
 
 
 def test_the_table_has_a_row_for_each_number_in_the_order_of_time() -> None:
@@ -23,7 +46,8 @@ def test_the_table_has_a_row_for_each_number_in_the_order_of_time() -> None:
     history.add(Evaluated(2.5, 12.4, 0.5, 0.9))
     history.add(Acked(1.0, "worker-0", 1, (1.0,), (0,), (1,), (1,), ("applied",)))
     frame = history.frame()
-    assert list(frame.columns) == ["time", "source", "incarnation", "metric", "step", "value"]
+    names = ["time", "source", "incarnation", "metric", "step", "value", "learning_rate"]
+    assert list(frame.columns) == names
     assert frame["time"].is_monotonic_increasing
     assert str(frame["time"].dt.tz) == "UTC"
     assert frame["time"][0] == pd.Timestamp(1.0, unit="s", tz="UTC")
@@ -42,6 +66,54 @@ def test_an_empty_table_has_the_same_columns_and_types() -> None:
         History().frame().dtypes.drop(["source", "metric"]),
         full.frame().dtypes.drop(["source", "metric"]),
     )
+
+
+def test_the_learning_rate_is_that_of_the_schedule_at_each_version() -> None:
+    schedule = WarmUp(4, Cosine(40, least=0.1), start=0.2)
+    versions = [-1, *range(0, 58, 2)]
+    history = History(StalenessAware(Scheduled(Momentum(0.5), schedule)))
+    history.add(reported("worker-0", range(1, 31), versions=versions))
+    history.add(Evaluated(2.5, 12.4, 0.5, 0.9))
+    frame = history.frame()
+    found = frame[frame["source"] == "worker-0"]["learning_rate"].to_numpy()
+    assert np.isnan(found[0]), "nothing was given to it by then"
+    expected = [0.5 * schedule.factor(version) for version in versions[1:]]
+    assert len(set(expected)) > 20
+    np.testing.assert_array_equal(found[1:], expected)
+    scores = frame[frame["source"] == "evaluator"]["learning_rate"]
+    assert scores.tolist() == [0.5 * schedule.factor(12)] * 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "rate"),
+    [
+        (SGD(0.25), 0.25),
+        (Clipped(WeightDecay(Adam(0.125), 0.1), norm=1.0), 0.125),
+        (PerArray((("w", SGD(0.5)), ("*", Adam(0.1)))), math.nan),
+        (None, math.nan),
+    ],
+    ids=["a rule", "rules within rules", "rules by names", "none"],
+)
+def test_the_learning_rate_of_what_has_no_schedule(rule: UpdateRule | None, rate: float) -> None:
+    history = History(rule)
+    history.add(reported("worker-0", range(1, 4), versions=[0, 7, 9]))
+    np.testing.assert_array_equal(history.frame()["learning_rate"], [rate] * 3)
+
+
+def test_versions_that_a_record_lacks_are_not_known() -> None:
+    history = History(SGD(0.1))
+    history.add(reported("worker-0", range(1, 4)))
+    assert history.frame()["learning_rate"].isna().all()
+
+
+def test_a_history_that_is_thinned_has_the_rate_of_each_number_that_is_left() -> None:
+    schedule = StepDecay(1, 0.999)
+    history = History(Scheduled(SGD(1.0), schedule), limit=100)
+    history.add(reported("worker-0", range(1, 1002), versions=range(0, 2002, 2)))
+    frame = history.frame()
+    assert len(frame) <= 101
+    expected = [schedule.factor(2 * (step - 1)) for step in frame["step"]]
+    np.testing.assert_array_equal(frame["learning_rate"], expected)
 
 
 def test_a_long_history_is_thinned_evenly_and_ends_with_the_last_number() -> None:

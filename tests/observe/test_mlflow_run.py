@@ -50,6 +50,16 @@ def test_a_run_is_gone_on_with_and_its_steps_too(tmp_path: Path) -> None:
     assert run.data.tags["dps.group"] == "second"
     assert steps("worker-0/loss") == list(range(1, 13))
     assert steps("evaluator/loss") == [100, 200, 300, 400]
+    # What the first incarnation had on its way comes after the second has begun.
+    history = History()
+    late = MlflowRun(history, "late", None, uri, {}, {}, "late", None)
+    for incarnation, numbers in ((1, range(1, 4)), (2, range(1, 6)), (1, range(4, 5)), (3, [1])):
+        history.add(reported("worker-0", numbers, incarnation=incarnation))
+    late.close({}, succeeded=False)
+    assert store.get_run(late.id).info.status == "FAILED"
+    logged = store.get_metric_history(late.id, "worker-0/loss")
+    by_step = sorted(logged, key=lambda each: (each.step, each.timestamp))
+    assert [each.step for each in by_step] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 9]
     # Another name, what it does not go on from any more, a new training: runs of their own.
     others = [run_of("a", "second", name="other"), run_of("b", "first"), run_of("c", None)]
     assert len({killed.id, *(run.id for run in others)}) == 4

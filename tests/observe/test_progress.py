@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dps.observe.progress import Pace, Standing, display, duration
@@ -21,6 +23,15 @@ def test_the_first_rate_is_since_the_worker_began() -> None:
     pace = Pace()
     pace.look(104.0, {"a": 260})
     assert pace.of("a", 104.0, 260, began=100.0, before=60) == pytest.approx(50.0)
+
+
+def test_the_rate_of_who_has_pushed_nothing_for_ten_seconds_is_0() -> None:
+    pace = Pace()
+    for second, count in ((1.0, 0), (2.0, 7), (9.0, 7)):
+        pace.look(second, {"a": count})
+    assert pace.of("a", 9.0, 7, began=0.0) == pytest.approx(7 / 8)
+    pace.look(19.5, {"a": 7})
+    assert pace.of("a", 19.5, 7, began=0.0) == 0.0
 
 
 def test_a_rate_is_never_negative_though_updates_may_be_lost() -> None:
@@ -44,6 +55,7 @@ def test_the_line_says_how_much_is_left_where_that_is_known() -> None:
     )
     unknown = Standing(500, None, 50.0, 10.0, 1, 1, {}, lost=3)
     assert unknown.left is None
+    assert replace(HALF, running=0).left is None, "nobody computes what is left"
     assert unknown.line() == "500 gradients · 50.0/s · 1 of 1 workers running · 3 updates lost"
     ended = Standing(1000, 1000, 0.0, 62.0, 0, 4, {})
     assert ended.line() == "1,000 of 1,000 gradients · 0.0/s · ended after 1 min 02 s"

@@ -86,6 +86,8 @@ def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
     assert lines[2].split() == ["1", "down", "–", "3", "–", "3.4", "MB", "–"]
     assert [shard.serving for shard in SHARDS] == [True, False]
     found = Checked(WORKERS._repr_html_())
+    names = ["worker", "status", "gradients", "clock", "gradients/s", "loss"]
+    assert found.text[:6] == repr(WORKERS).splitlines()[0].split() == names
     assert found.text[6:12] == ["worker-0", "running", "1,204", "1,204", "41.3", "0.34"]
     assert repr(Listing[ShardView]()) == "()"
 
@@ -120,6 +122,9 @@ def test_many_shards_are_folded() -> None:
     assert "<details open>" in OVERVIEW.html()
     assert OVERVIEW.html().count("<details>") == 0
     assert replace(OVERVIEW, shards=many).html().count("<details>") == 1
+    for count, is_open in ((8, True), (9, False)):
+        some = replace(OVERVIEW, shards=Listing(many[:count]), workers=Listing())
+        assert ("<details open>" in some.html()) == is_open
 
 
 @pytest.mark.parametrize("choice", [BSP(), SSP(4), ASP(), Recovery(), Chain(2), Checkpoint()])

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
@@ -51,10 +52,12 @@ from dps.cluster.backends.tls import (
     or_temporary,
 )
 from dps.cluster.names import NodeSpec
-from dps.errors import CapacityError, ConfigurationError
+from dps.errors import CapacityError, ConfigurationError, SchedulerLost
 
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
+LOOK_SECONDS = 0.1
+MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
 
 DASK_SETTINGS = {
     # The attempt after a loss must not stall for the default 30 s.
@@ -106,6 +109,13 @@ class LocalCluster(Cluster):
         None, and none: nodes have the names and resources that Dask knows
         (`dps.cluster.backends.base`).
 
+    Raises
+    ------
+    CapacityError
+        The scheduler or the nodes did not start in time.
+    SchedulerLost
+        The scheduler's process ended before the nodes were up.
+
     Notes
     -----
     Use as a context manager; leaving it ends every process. Not thread-safe, but `kill`,
@@ -143,20 +153,14 @@ class LocalCluster(Cluster):
             # Dask's own default for a scheduler would listen plainly even if that is forbidden.
             self.security = kept_in(Path(self._scratch), known)
             shown = dashboard and find_spec("bokeh") is not None
-            self.address, web = self._start_scheduler(shown, host)
-            self.dashboard = web if shown else None
-            for node in nodes:
-                self.start(node)
-            self.client = stack.enter_context(
-                Client(
-                    self.address,
-                    security=self.security,
-                    set_as_default=False,
-                    timeout=START_SECONDS,
-                )
-            )
-            if nodes:
-                self._wait_for(len(nodes))
+            with self._needing_the_scheduler():
+                self.address, web = self._start_scheduler(shown, host)
+                self.dashboard = web if shown else None
+                for node in nodes:
+                    self.start(node)
+                self.client = stack.enter_context(self._connected())
+                if nodes:
+                    self._wait_for(len(nodes))
             self._stack = stack.pop_all()
 
     @property
@@ -218,6 +222,41 @@ class LocalCluster(Cluster):
 
     def _signal(self, name: str, number: int) -> int:
         return send(self._found[name], name, number)
+
+    @contextlib.contextmanager
+    def _needing_the_scheduler(self) -> Iterator[None]:
+        """Say so if something fails meanwhile because the scheduler's process has ended."""
+        try:
+            yield
+        except Exception as error:
+            if "scheduler" in self._found and self.gone("scheduler", MOMENT_SECONDS):
+                raise SchedulerLost(
+                    "the process of Dask's scheduler ended while the nodes came up"
+                ) from error
+            raise
+
+    def _connected(self) -> Client:
+        """Connect to the scheduler, as long as it is there: Dask tries one that is gone as well."""
+        connecting: Future[Client] = Future()
+
+        def connect() -> None:
+            try:
+                connecting.set_result(
+                    Client(
+                        self.address,
+                        security=self.security,
+                        set_as_default=False,
+                        timeout=START_SECONDS,
+                    )
+                )
+            except Exception as error:  # noqa: BLE001 (raised below)
+                connecting.set_exception(error)
+
+        threading.Thread(target=connect, daemon=True, name="dps-connect").start()
+        while not wait([connecting], LOOK_SECONDS).done:
+            if self.gone("scheduler", 0.0):
+                raise ConnectionError(f"nobody listens at {self.address} any more")
+        return connecting.result()
 
     def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)

@@ -8,7 +8,8 @@ same number is never taken for it, nor sent its signals.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import psutil
 
@@ -68,6 +69,18 @@ def send(process: psutil.Process | None, name: str, number: int) -> int:
     except psutil.NoSuchProcess as error:
         raise ProcessLookupError(f"the process of {name} is gone already") from error
     return process.pid
+
+
+def started_with(variable: str, value: str) -> Iterator[psutil.Process]:
+    """The living processes in whose environment a variable had this value when they started.
+
+    Those of other users are left out. Children have what their parent had, so that all that comes
+    from a process is found, also when it has ended.
+    """
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if process.environ().get(variable) == value and not is_gone(process, 0.0):
+                yield process
 
 
 def _becomes(

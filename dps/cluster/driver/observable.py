@@ -114,8 +114,10 @@ class Observable(ABC):
             A row for each number, with the columns `time` (UTC), `source` (a worker's name, or
             "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric` (the name that it
             was reported under; "loss" and "accuracy" of evaluators), `step` (of a worker, its
-            report from 1 in each incarnation; of an evaluation, the mean version of the shards) and
-            `value`.
+            report from 1 in each incarnation; of an evaluation, the mean version of the shards),
+            `value` and `learning_rate`: that of an update of the weights that were evaluated, or
+            that the worker had been given last when it reported, without what staleness takes off;
+            NaN where there is none of all arrays, and before a worker has pulled.
 
         Raises
         ------

@@ -268,7 +268,7 @@ class ParameterServer(Observable):
         self.saved = start.saved
         self._client = client
         self._start_with = start
-        self._history = History()
+        self._history = History(start.group.rule)
         self._inbox = Inbox(client, start.group.name, on_event, self._history)
         before = start.saved.applied if start.saved is not None else {}
         clock = platform_of(client).clock

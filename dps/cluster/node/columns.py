@@ -29,17 +29,17 @@ class ReportColumns:
         self._recorder = recorder
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows: dict[str, list[tuple[float, int, float]]] = {}
+        self._rows: dict[str, list[tuple[float, int, float, int]]] = {}
         self._steps = 0
         self.incarnation = 0
 
-    def __call__(self, metrics: Mapping[str, float]) -> None:
-        """Note numbers about the next step."""
+    def __call__(self, metrics: Mapping[str, float], version: int | None) -> None:
+        """Note numbers about the next step, and the version of what the worker has read last."""
         self._steps += 1
-        now = self._clock.now()
+        now, seen = self._clock.now(), -1 if version is None else version
         with self._lock:
             for name, value in metrics.items():
-                self._rows.setdefault(name, []).append((now, self._steps, float(value)))
+                self._rows.setdefault(name, []).append((now, self._steps, float(value), seen))
 
     def flush(self) -> None:
         """Record what was noted since the last flush."""
@@ -47,10 +47,8 @@ class ReportColumns:
             columns, self._rows = self._rows, {}
         now = self._clock.now()
         for name, rows in columns.items():
-            times, steps, values = zip(*rows, strict=True)
-            self._recorder(
-                Reported(now, self._worker, self.incarnation, name, times, steps, values)
-            )
+            who = self._worker, self.incarnation
+            self._recorder(Reported(now, *who, name, *zip(*rows, strict=True)))
 
 
 class AckColumns:

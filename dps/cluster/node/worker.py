@@ -414,7 +414,7 @@ class Worker:
 
     def report(self, **metrics: float) -> None:
         """Record numbers about this step, such as `loss`; steps count up from 1."""
-        self._reports(metrics)
+        self._reports(metrics, self._given.version if self._given is not None else None)
 
     def _push(
         self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None

@@ -78,7 +78,7 @@ class WorkerState:
     clock
         Its clock, which the consistency model compares; None: no shard knows it.
     updates
-        How many of its updates the shard has that has most of them.
+        How many of its gradients are applied, on the shard that has most of them.
     loss
         The last that it has reported, if it reports any.
     """

@@ -46,7 +46,7 @@ class GroupRates:
         return self._rate(_key(shard), shard.version)
 
     def of_worker(self, worker: WorkerState) -> float | None:
-        """Updates a second of a worker, over the last ten seconds or so."""
+        """Gradients of a worker that are applied a second, over the last ten seconds or so."""
         return self._rate(worker.worker, worker.updates) if worker.active else None
 
     def staleness(self, shard: ShardState) -> float | None:

@@ -33,7 +33,7 @@ from dps.cluster.supervision.messages import (
 )
 from dps.cluster.supervision.watch import SchedulerWatch
 from dps.core.shard import Progress, ShardState
-from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded
+from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
 from dps.protocol.timings import Timings
 
@@ -46,7 +46,10 @@ LOOK_SECONDS = 0.05
 TELL_SECONDS = 0.25
 
 # What Dask and dps raise where there is no cluster, or whose scheduler dies as it starts.
-NO_CLUSTER = (ConnectionError, TimeoutError, EOFError, CommClosedError, CapacityError)
+NO_CLUSTER = (
+    *(ConnectionError, TimeoutError, EOFError, CommClosedError),
+    *(CapacityError, SchedulerLost),
+)
 CONNECTING = ("distributed", "dps.cluster")  # where these come from, and not from the program
 NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 

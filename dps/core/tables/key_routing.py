@@ -54,6 +54,18 @@ def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int
     return {shard: tuple(rows) for shard, rows in parts.items()}
 
 
+def check_rows(layout: Layout, gradients: Gradients) -> None:
+    """Refuse rows that do not fit their tables, as `dealt` does; without a look at their values.
+
+    Raises
+    ------
+    ShapeMismatch
+        An unknown table, keys that are none, or not one row of the table's width for each.
+    """
+    for name, pushed in gradients.items():
+        _checked(layout.shards[0].table(name), pushed)
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """Keys of a table that are asked for, shard by shard.

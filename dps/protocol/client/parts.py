@@ -16,7 +16,7 @@ from dps.core.flat import Empty
 from dps.core.rules.clipping import Clipped, clipping_of
 from dps.core.rules.per_array import frozen
 from dps.core.rules.rule import UpdateRule
-from dps.core.tables.key_routing import Gradients, dealt
+from dps.core.tables.key_routing import Gradients, check_rows, dealt
 from dps.core.tables.row_gradients import Rows
 from dps.protocol.executor import INLINE_BYTES
 
@@ -56,6 +56,7 @@ def prepared(
     """
     if still := frozen(rule, [*gradients, *rows]):
         layout.check(gradients, values=False)
+        check_rows(layout, {name: each for name, each in rows.items() if name in still})
         gradients = {name: array for name, array in gradients.items() if name not in still}
         rows = {name: each for name, each in rows.items() if name not in still}
     parts = parts_of(layout, gradients, rows, empty, values)

@@ -62,6 +62,12 @@ class ReadPoint:
         return min((0 if r.weights is None else r.weights.version for r in self.shards), default=0)
 
     @property
+    def version(self) -> int | None:
+        """The version of what was read last, weights or rows, on the mean of the shards."""
+        seen = [read.seen[0] for read in self.shards if read.seen is not None]
+        return round(sum(seen) / len(seen)) if seen else None
+
+    @property
     def slack(self) -> int | None:
         """How many more gradients than one may be computed from them; None: there is no bound."""
         bounds = [read.weights.slack for read in self.shards if read.weights is not None]

@@ -55,6 +55,14 @@ EFFECT_COLUMNS = (
     Column("gradients not computed", "gradients_deficit"),
     Column("training longer by, s", "effect_training_seconds", 1, 2),
 )
+# Of the parts with kills at one phase: as much training, too, as that is what they all end with.
+KILL_COLUMNS = (
+    EFFECT_COLUMNS[0],
+    EFFECT_COLUMNS[3],
+    EFFECT_COLUMNS[1],
+    Column("same gradients, at the end", "effect_gradients_end", 100, 2),
+    *EFFECT_COLUMNS[4:],
+)
 COST_COLUMNS = (
     Column("down, s", "downtime_seconds", 1, 3),
     Column("acked, lost", "updates_lost"),
@@ -135,6 +143,12 @@ def effects_table(columns: Sequence[Column], groups: Sequence[Group]) -> str:
         cells = [_cell(group, column) for column in columns]
         rows.append([group.strategy, group.condition, str(len(group.trials)), *cells])
     return markdown_table(headings, rows)
+
+
+def kills_table(outcomes: Sequence[Outcome]) -> str | None:
+    """Return the effects of kills, as `effects_table` does; None where no trial has a control."""
+    measured = [each for each in outcomes if each.row()[EFFECT] is not None]
+    return effects_table(KILL_COLUMNS, summarize(measured)) if measured else None
 
 
 def last_rise(finished: Sequence[Finished]) -> float | None:

@@ -21,7 +21,7 @@ from flows.files import write_whole
 from flows.replication.agreement import compared
 from flows.replication.cells import cells_compared
 from flows.replication.claims import markdown_table
-from flows.replication.ttf.by_design import EFFECTS, sections
+from flows.replication.ttf.by_design import EFFECTS, kills_table, sections
 from flows.replication.ttf.claims import (
     BY_CONSTRUCTION,
     LATE,
@@ -42,7 +42,15 @@ from flows.replication.ttf.figures import (
     recorded_panel,
     use_figure,
 )
-from flows.replication.ttf.measures import Measured, is_control, measure, strategy_of, twin, why_not
+from flows.replication.ttf.measures import (
+    Measured,
+    ends_down,
+    is_control,
+    measure,
+    strategy_of,
+    twin,
+    why_not,
+)
 from flows.replication.verdicts import CellFigure, ClaimVerdict, Verdicts
 from flows.replication.version import Version
 from flows.report.figures.figure import Drawing, Table, write_files
@@ -177,7 +185,7 @@ def write(
     ]
     for each in shown:
         table = [cells_table(each)] if each.trials else []
-        parts += [f"### {each.title}", *table, *_left_out(each)]
+        parts += [f"### {each.title}", *table, *_effects_of_kills(each), *_left_out(each)]
     text = "\n\n".join(parts) + "\n"
     write_whole(folder / TEXT, text, "the findings")
     verdicts.write(folder)
@@ -279,6 +287,20 @@ def cells_table(each: Study) -> str:
     memory = _has_memory(each)
     rows = [_row(cell, published, controlled, memory) for cell in _cells(each)]
     return markdown_table(headings, rows)
+
+
+def _effects_of_kills(each: Study) -> list[str]:
+    measured = [done.outcome for done in each.finished if not why_not(done.outcome)]
+    table = kills_table([outcome for outcome in measured if not ends_down(outcome)])
+    if table is None:
+        return []
+    down = sum(ends_down(outcome) for outcome in measured)
+    left_out = f" Left out are trials that ended with a shard down: {down}." if down else ""
+    said = (
+        "Effects of all kills of a trial together, against the control of its seed from the first "
+        f"kill on: means over the span and, where it says so, at its end.{left_out}"
+    )
+    return [said, table]
 
 
 def _has_memory(each: Study) -> bool:

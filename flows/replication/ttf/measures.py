@@ -146,9 +146,7 @@ def measure(record: Record, outcome: Outcome, control: Record | None = None) -> 
         reached=reached is not None,
         idle=outcome.pace.idle_share,
         fixed_usd=outcome.cost.fixed,
-        ends_down=any(
-            fault.shard is not None and fault.serving is None for fault in outcome.faults
-        ),
+        ends_down=ends_down(outcome),
         peak_bytes={role: used.peak_bytes for role, used in outcome.usage.items()},
         virtual=bool(outcome.virtual),
         fixed=frozenset(
@@ -168,6 +166,11 @@ def why_not(outcome: Outcome) -> str:
     if not outcome.whole:
         return "resumed: its record begins in the middle"
     return "" if outcome.pace.seconds and outcome.accuracy.final is not None else "not evaluated"
+
+
+def ends_down(outcome: Outcome) -> bool:
+    """Whether a shard that a fault took did not serve again before the trial was over."""
+    return any(fault.shard is not None and fault.serving is None for fault in outcome.faults)
 
 
 def planned_kills(config: Mapping[str, Any]) -> int:

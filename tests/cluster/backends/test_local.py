@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ import pytest
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone, is_running
 from dps.cluster.names import NodeSpec
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, SchedulerLost
 from tests.support.training import PRELOAD, SECONDS, nodes
 from tests.support.waiting import eventually
 
@@ -175,6 +176,21 @@ def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) ->
         LocalCluster([NodeSpec("worker-0", "worker")] * 2)
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if not is_gone(process.pid, SECONDS)]
+
+
+def test_a_scheduler_that_dies_while_nodes_come_up_is_lost(cluster: LocalCluster) -> None:
+    known = {cluster.pids["scheduler"]}
+
+    def schedulers() -> list[psutil.Process]:
+        below = psutil.Process().children(recursive=True)
+        groups = {os.getpgid(each.pid): each for each in below if not is_gone(each, 0.0)}
+        return [each for pid, each in groups.items() if pid == each.pid and pid not in known]
+
+    killing = threading.Thread(target=lambda: eventually(schedulers, SECONDS)[0].kill())
+    killing.start()
+    with pytest.raises(SchedulerLost, match="ended while the nodes came up"):
+        LocalCluster([NodeSpec("worker-0", "worker")])
+    killing.join()
 
 
 # -- the end of the driver -----------------------------------------------------------------------

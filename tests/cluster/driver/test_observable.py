@@ -11,13 +11,17 @@ import pytest
 from distributed import Client
 
 from dps import (
+    SGD,
     SSP,
     Checkpoint,
     Given,
     Momentum,
     ParameterServer,
     Recovery,
+    Scheduled,
     SparseSpec,
+    StepDecay,
+    WarmUp,
     Worker,
     load,
 )
@@ -51,11 +55,12 @@ def count_and_report(worker: Worker) -> str:
 
 
 def count_when_told(flag: str, worker: Worker) -> None:
-    """Push once, and once more when there is a file `flag`."""
+    """Push once, again when there is a file `flag`, and again when there is another, "… ends"."""
     count(1, worker)
     worker.report(loss=0.5)
-    eventually(Path(flag).exists, SECONDS)
-    count(1, worker)
+    for each in (flag, f"{flag} ends"):
+        eventually(Path(each).exists, SECONDS)
+        count(1, worker)
 
 
 def mean(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
@@ -79,6 +84,40 @@ def test_what_workers_report_and_evaluators_score_is_kept_without_a_sink(plain: 
     np.testing.assert_array_equal(scores["value"], [0.0, 2 * STEPS])  # the last at the very end
     np.testing.assert_array_equal(scores["step"], [0, 2 * STEPS])
     assert all(f"pushed {STEPS}" in text for text in shown)
+
+
+SCHEDULE = WarmUp(5, StepDecay(3, 0.5), start=0.1)
+
+
+def report_and_push(worker: Worker) -> None:
+    worker.report(early=1.0)
+    weights = worker.pull()
+    for _ in range(STEPS):
+        worker.report(loss=1.0)
+        weights = worker.push_pull(ones(weights))
+
+
+def report_on_rows(worker: Worker) -> None:
+    worker.pull_rows("rows", [3])
+    worker.report(loss=2.0)
+
+
+def test_the_history_has_the_learning_rate_of_each_number(plain: Client) -> None:
+    choices = {"optimizer": Scheduled(SGD(0.5), SCHEDULE), "tables": [SparseSpec("rows", 4)]}
+    with patient_server(plain, params(), shards=2, **choices) as ps:
+        ps.evaluate(mean, every=600.0)
+        results(ps.run(report_and_push))
+        results(ps.run(report_on_rows))
+    history = ps.history()
+    expected = [0.5 * SCHEDULE.factor(version) for version in range(STEPS)]
+    assert len(set(expected)) > 6
+    found = history.query("source == 'worker-0' and metric == 'loss'")
+    np.testing.assert_array_equal(found["learning_rate"], expected)
+    assert history.query("metric == 'early'")["learning_rate"].isna().all()
+    scores = history.query("source == 'evaluator' and metric == 'loss'")
+    last = 0.5 * SCHEDULE.factor(STEPS)
+    np.testing.assert_array_equal(scores["learning_rate"], [expected[0], last])
+    assert history.query("source == 'worker-1'")["learning_rate"].tolist() == [last]
 
 
 def raising(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
@@ -110,8 +149,7 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
             1,
             0.5,
         )
-        assert first.rate is not None
-        assert first.rate > 0
+        assert first.rate is not None  # and 0, if the last look before its push is long ago
         nodes = {node.name for node in ps.nodes}
         addresses = {node.name: node.address for node in ps.nodes}
         for shard, layout in zip(ps.shards, ps.group.layout.shards, strict=True):
@@ -121,11 +159,25 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
         assert "2 workers (2 running)" in repr(ps)
         html = ps._repr_html_()
         flag.touch()
+        # Looks have shown one push until now, so the first that shows two shows a rate.
+        first = eventually(lambda: each if (each := ps.workers[0]).updates > 1 else None, SECONDS)
+        assert first.rate is not None
+        assert first.rate > 0
+        flag.with_name("go on ends").touch()
         results(futures)
-        assert [(w.status, w.updates, w.rate) for w in ps.workers] == [("finished", 2, None)] * 2
+        assert [(w.status, w.updates, w.rate) for w in ps.workers] == [("finished", 3, None)] * 2
     assert "running" in html
-    assert [shard.version for shard in ps.shards] == [4, 4]
+    assert [shard.version for shard in ps.shards] == [6, 6]
     assert "closed" in repr(ps)
+
+
+def test_the_address_of_a_shard_with_replicas_is_that_of_its_head(plain: Client) -> None:
+    with patient_server(plain, params(), shards=2, recovery="chain") as ps:
+        addresses = {node.name: node.address for node in ps.nodes}
+        eventually(lambda: [len(shard.replicas) for shard in ps.shards] == [2, 2], SECONDS)
+        for shard in ps.shards:
+            assert shard.node == shard.replicas[0]
+            assert shard.address == addresses[shard.node]
 
 
 def fail(worker: Worker) -> None:
@@ -241,6 +293,10 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
     for worker in ("worker-0", "worker-1"):
         logged = store.get_metric_history(run_id, f"{worker}/loss")
         assert [metric.step for metric in logged] == list(range(1, STEPS + 1))
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        run_id = ps.log_to_mlflow("counting", "fails", tracking_uri=uri)
+        ps.run(fail)[0].exception(timeout=SECONDS)
+    assert store.get_run(run_id).info.status == "FAILED"
 
 
 @pytest.mark.slow

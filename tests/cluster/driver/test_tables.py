@@ -16,6 +16,7 @@ from dps import (
     Chain,
     Checkpoint,
     Continue,
+    Frozen,
     Normal,
     ParameterServer,
     Recovery,
@@ -121,6 +122,22 @@ def test_a_group_of_tables_alone(with_roles: Client) -> None:
 def _push_times(steps: int, worker: Worker) -> None:
     for _ in range(steps):
         assert worker.push_pull(rows={"counts": one_each(KEYS)}) == {}
+
+
+def _push_to_both(worker: Worker) -> None:
+    one = np.ones((1, 4), np.float32)
+    worker.push({"w": np.ones(5)}, rows={"emb": ([7], one), "counts": one_each(KEYS)})
+
+
+@pytest.mark.parametrize("entry", ["emb", "e*"])
+def test_rows_of_a_frozen_table_are_not_made(with_roles: Client, entry: str) -> None:
+    """A shard makes a row when it is pushed to, whatever its rule is, so no worker may send any."""
+    rules = {entry: Frozen(), "*": COUNTING}
+    with ParameterServer(with_roles, {"w": np.zeros(5)}, tables=TABLES, optimizer=rules) as ps:
+        results(ps.run(_push_to_both))
+        assert ps.pull_range("emb")[0].tolist() == []
+        assert (ps.pull_rows("counts", KEYS) == 1).all()
+        assert (ps.pull()["w"] == -1).all()
 
 
 def test_tables_that_cannot_work_are_refused(with_roles: Client) -> None:

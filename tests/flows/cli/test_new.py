@@ -188,8 +188,8 @@ def test_of_a_disk_without_space_no_half_a_file_is_left(tmp_path: Path) -> None:
 def test_in_a_terminal_it_asks(tmp_path: Path) -> None:
     terminal, end = pty.openpty()
     answers = [
-        "softmax",
         "",
+        "softmax",
         "chain, none",
         "meteor",
         "pause",

@@ -131,6 +131,47 @@ def test_the_loss_as_the_score_is_that_of_the_workload(tmp_path: Path, workload:
     assert score == loss == pytest.approx(np.log(2), rel=0.2)
 
 
+COUNTED = """
+from pathlib import Path
+
+import numpy as np
+
+
+class Linear:
+    def __init__(self, shape):
+        self.shape = shape
+
+    def initial(self, rng):
+        return {"w": np.zeros((self.shape.features, self.shape.classes), np.float32)}
+
+    def gradient(self, params, x, y):
+        wanted = y[:, None] if self.shape.regression else np.eye(self.shape.classes)[y]
+        error = x @ params["w"] - wanted.astype(params["w"].dtype)
+        return float(np.mean(error**2)) / 2, {"w": x.T @ error / len(y)}
+
+    def predict(self, params, x):
+        with open(Path(__file__).with_name("predicted"), "a") as file:
+            print(len(x), file=file)
+        return x @ params["w"]
+"""
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "auc", "r2", "rmse", "loss"])
+def test_an_evaluation_has_the_model_predict_each_example_once(tmp_path: Path, metric: str) -> None:
+    (tmp_path / "counted.py").write_text(COUNTED)
+    (trial,) = trials(
+        tmp_path,
+        workload={"kind": "python", "module": "counted:Linear"},
+        evaluation={"metric": metric, "every_seconds": 0.05},
+        optimizer={"kind": "sgd", "learning_rate": 0.01},
+        **({"dataset": REGRESSION} if metric in ("r2", "rmse") else {}),
+    )
+    evaluated = ran(tmp_path / "ran", trial).record.of(Evaluated)
+    assert len(evaluated) > 3
+    rows = sum(map(int, (tmp_path / "predicted").read_text().split()))
+    assert rows == len(evaluated) * len(trial.config.dataset.load("test").y_test)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scaled", [True, False])
 def test_rmse_is_in_the_units_of_the_file(tmp_path: Path, scaled: bool) -> None:

@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from dps.events import TrialEnded, TrialStarted
-from flows.execution.attempt import Attempt, end_unfinished, prepare, set_aside, take_back
+from flows.execution.attempt import (
+    Attempt,
+    end_unfinished,
+    is_over,
+    prepare,
+    prepare_again,
+    set_aside,
+    take_back,
+)
 from flows.records.record import EARLIER, EVENTS_FILE, read_record, read_start
 from tests.support.synthetic import demo_trials, toy_events, write_events
 
@@ -88,6 +96,28 @@ def test_attempts_that_failed_are_kept_and_counted(tmp_path: Path) -> None:
         assert not folder.exists()
         assert said[-1].endswith(f"the record of the attempt before is kept in {kept}")
     assert prepare(CHANGED, folder, {}, said.append).circumstances == {"failed_attempts": 0}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_an_attempt_whose_driver_was_lost_is_kept_as_one_that_failed(
+    folder: Path, resume: bool
+) -> None:
+    said: list[str] = []
+    path = folder / EVENTS_FILE
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))  # has no end
+    lost = Attempt(TRIAL, folder, None, {"parallel": 2, "failed_attempts": 0})
+    assert not is_over(lost)
+    again = prepare_again(lost, "its driver was lost", said.append, resume=resume)
+    assert again == Attempt(TRIAL, folder, None, {"parallel": 2, "failed_attempts": 1})
+    assert not folder.exists()
+    kept = folder.parent / EARLIER / f"{TRIAL.name}.{TRIAL.digest}.failed-1"
+    ended = read_record(kept / EVENTS_FILE).ended
+    assert ended is not None
+    assert (ended.status, ended.reason) == ("failed", "its driver was lost")
+    assert said == [
+        f"{TRIAL.name}: its driver was lost; it starts again",
+        f"{TRIAL.name}: is tried again; the record of the attempt before is kept in {kept}",
+    ]
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"event":"Appl'])

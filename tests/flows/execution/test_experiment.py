@@ -17,7 +17,7 @@ from dps.events import Event, TrialEnded, TrialResumed, TrialStarted
 from flows.analysis.finished import print_comparison
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial
-from flows.execution.attempt import Attempt
+from flows.execution.attempt import Again, Attempt
 from flows.execution.experiment import Ran, run_experiment
 from flows.monitor.progress import PlainView
 from flows.records.record import EARLIER, EVENTS_FILE, event_files
@@ -41,7 +41,7 @@ class ToyRunner:
     def warm_up(self, trials: Sequence[Trial]) -> None:
         pass
 
-    def run(self, attempts: Iterator[Attempt], view: PlainView) -> Iterator[Attempt]:
+    def run(self, attempts: Iterator[Attempt], view: PlainView, again: Again) -> Iterator[Attempt]:
         for attempt in attempts:
             self.write(attempt)
             yield attempt

@@ -9,7 +9,7 @@ import pytest
 
 from dps.core.checkpoint_interval import daly
 from dps.core.faults.plan import AtSeconds
-from dps.events import Evaluated, Killed
+from dps.events import Detected, Evaluated, Killed
 from flows.analysis.faults import training_span
 from flows.analysis.finished import Finished, read_finished
 from flows.analysis.prices import load_prices
@@ -27,9 +27,11 @@ FOUR_EACH = (
         "frontier-everywhere",
         "frontier-profile",
     ),
-    *("frontier-real", "partial"),
+    *("frontier-real", "frontier-faults", "partial"),
 )
 SHIPPED = ("frontier", "frontier-all", "frontier-model", "frontier-stores", *FOUR_EACH)
+UNNOTICED = ("pause 2", "one-way cut 12", "slow link 12")
+STRIKES = ("kill", "pause 12", "cut 12", "both servers", "all copies", "server + store", *UNNOTICED)
 FAULTS, OUTAGE = "faults", "faults.*.back_after"
 SERVES = ("server", "replica", "spare", "store")
 
@@ -98,6 +100,34 @@ def test_moments_are_the_same_for_all_and_come_closer_with_the_mean_time(
             assert moments(trial) == often
     rare = moments(frontier["none", "mtbf 64", "outage 8"])
     assert min(rare) == pytest.approx(8 * min(often))
+
+
+def test_whatever_strikes_in_frontier_faults_comes_at_the_same_moments() -> None:
+    struck = [trial for trial in one_seed("frontier-faults") if trial.config.faults]
+    assert {trial.labels[FAULTS] for trial in struck} == set(STRIKES)
+    assert {trial.labels["recovery"] for trial in struck} >= {"checkpoint, warm", "stateless"}
+    at_once = [trial for trial in struck if trial.labels[FAULTS] == "both servers"]
+    [(first, second)] = {tuple(moments(trial)) for trial in struck if trial not in at_once}
+    assert {tuple(moments(trial)) for trial in at_once} == {(first,)}
+    assert 12 <= first < 20
+    assert 36 <= second < 44
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strikes", STRIKES)
+def test_whatever_strikes_in_frontier_faults_does_so_as_planned(
+    strikes: str, tmp_path: Path
+) -> None:
+    """A stateless server is struck by all of them; what is not noticed as a loss gives none up."""
+    [trial] = [
+        trial
+        for trial in one_seed("frontier-faults", "claims=[]")
+        if (trial.labels["recovery"], trial.labels[FAULTS]) == ("stateless", strikes)
+    ]
+    done = ran(trial, tmp_path / "cell")
+    assert done.outcome.status == "valid", done.outcome.reason
+    given_up = {event.node for event in done.record.of(Detected)}
+    assert bool(given_up) == (strikes not in UNNOTICED)
 
 
 def test_a_cell_of_the_map_runs(

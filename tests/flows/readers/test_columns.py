@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.readers.columns import ROWS, ColumnNames, read_csv, read_parquet_columns
+from flows.readers.columns import (
+    ROWS,
+    ColumnNames,
+    csv_columns,
+    csv_delimiter,
+    parquet_columns,
+    read_csv,
+    read_parquet_columns,
+)
 
 NAMES = ColumnNames("y")
 
@@ -127,3 +135,58 @@ def test_what_is_wrong_in_parquet_is_said(tmp_path: Path, columns: Any, problem:
     path = parquet(tmp_path, **columns)
     with pytest.raises(ConfigurationError, match=problem):
         read_parquet_columns(path, NAMES)
+
+
+# -- which columns there are -----------------------------------------------------------------------
+
+
+def test_a_column_of_texts_is_told_from_one_of_numbers_by_most_of_its_cells(tmp_path: Path) -> None:
+    text = "a,b, c,d,e\n1,x,,1,inf\n2,3,NA,x,1\n?,y,4,2,1\n,z,5,y,1\n"
+    found = csv_columns(csv_file(tmp_path, text))
+    assert found == {"a": None, "b": "x", "c": None, "d": None, "e": None}
+
+
+def test_later_rows_are_not_looked_at(tmp_path: Path) -> None:
+    rows = ["1"] * ROWS + ["x"] * (2 * ROWS)
+    assert csv_columns(csv_file(tmp_path, "\n".join(["a", *rows]))) == {"a": None}
+    assert csv_columns(csv_file(tmp_path, "\n".join(["a", *rows[::-1]]))) == {"a": "x"}
+
+
+def test_columns_of_a_file_without_rows_or_names(tmp_path: Path) -> None:
+    assert csv_columns(csv_file(tmp_path, "a;b\n"), ";") == {"a": None, "b": None}
+    with pytest.raises(ConfigurationError, match="line 1: expected the names of the columns"):
+        csv_columns(csv_file(tmp_path, ""))
+
+
+@pytest.mark.parametrize(
+    ("header", "delimiter"),
+    [
+        ("a,b", ","),
+        ("a", ","),
+        ("", ","),
+        ("a;b,c;d", ";"),
+        ('"a, b";"c"', ";"),
+        ('"a;b;c",d', ","),
+        ("a\tb c\td", "\t"),
+        ("a|b", "|"),
+    ],
+)
+def test_the_delimiter_parts_the_first_line_into_most_names(
+    tmp_path: Path, header: str, delimiter: str
+) -> None:
+    path = csv_file(tmp_path, f"{header}\n1,2,3,4;5\n")
+    assert csv_delimiter(path) == delimiter
+
+
+def test_columns_of_parquet_are_told_by_their_types(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow.parquet import write_table
+
+    columns = {"a": [1, 2], "b": ["1", "2"], "c": [0.5, None], "d": [True, False]}
+    write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert parquet_columns(tmp_path / "a.parquet") == {
+        "a": None,
+        "b": "string",
+        "c": None,
+        "d": None,
+    }

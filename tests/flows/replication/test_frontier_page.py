@@ -18,10 +18,13 @@ from flows.analysis.prices import load_prices
 from flows.analysis.statistics.claims import write_claims
 from flows.config.trials import Trial, load_trials
 from flows.execution.trial import run_trial
-from flows.replication.frontier_page import CONFIGS, with_tables
+from flows.replication.frontier_page import CONFIGS, read_study, with_tables
 from flows.replication.frontier_tables import (
+    FINAL,
     SECTIONS,
+    Column,
     Section,
+    contrasts,
     difference_cell,
     mean_cell,
     number,
@@ -197,13 +200,33 @@ def test_what_sections_are_made_of_is_configured(experiment: str) -> None:
         if section.experiment != experiment:
             continue
         assert {each for pair in section.pairs for each in pair} <= strategies, name
-        for column in section.columns:
+        contrasted = (column for pair in section.contrasts for column in pair)
+        for column in (*section.columns, *contrasted):
             met = {
                 trial.labels["recovery"]
                 for trial in trials
                 if column.labels.items() <= trial.labels.items()
             }
             assert met >= set(section.of or strategies), (name, column.heading)
+
+
+@pytest.mark.slow
+def test_contrasts_are_of_the_same_strategy_and_seeds(configs: Path, results: Path) -> None:
+    study = read_study("frontier-model", results, configs, lambda _: None)
+    assert study is not None
+    struck, quiet = ({"faults": f"mtbf {mtbf}"} for mtbf in ("8", "inf"))
+    pair = (Column("often", FINAL, struck), Column("never", FINAL, quiet))
+    text = contrasts(study, [pair], OF_SMALL[:2])
+    heading, _, row = text.splitlines()
+    assert heading == "| pair | checkpoint, warm | chain(2) |"
+    cells = row.strip("| ").split(" | ")
+    assert cells[0] == "often − never"
+    for strategy, cell in zip(OF_SMALL, cells[1:], strict=False):
+        often, never = (study.values(strategy, labels, FINAL) for labels in (struck, quiet))
+        differences = [often[seed] - never[seed] for seed in (3, 4, 5)]
+        found = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+        wanted = f"{mean(differences):.1f} [{found.low:.1f}, {found.high:.1f}]"
+        assert cell == wanted.replace("-", "−")
 
 
 def test_cells_say_how_many_seeds_they_are_of() -> None:

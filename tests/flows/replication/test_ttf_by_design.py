@@ -28,7 +28,7 @@ from flows.config.trials import Trial, expand
 from flows.records.record import Record
 from flows.replication.ttf.by_design import EFFECTS, claims_table, last_rise, sections
 from flows.replication.ttf.claims import SEEDS_ONLY
-from flows.replication.ttf.findings import Designed, study, write
+from flows.replication.ttf.findings import CORRECTED, Designed, study, write
 from flows.replication.ttf.run import BY_DESIGN, OF_THE_FULL, by_design, experiment
 from flows.replication.version import Version
 from tests.support.records import PRICES, acked
@@ -173,6 +173,37 @@ def test_a_planted_loss_is_told_and_refutes_the_gain(tmp_path: Path) -> None:
     row = next(line for line in text.splitlines() if line.startswith("| stateless | k=1 | 10 | −"))
     assert float(row.split("|")[4].split("[")[0].replace("−", "-")) == pytest.approx(-10, abs=1.5)
     assert (tmp_path / f"{EFFECTS}.svg").exists()
+
+
+def test_parts_with_controls_tell_what_kills_did(tmp_path: Path) -> None:
+    """A tenth is lost at the kill. As many gradients take 3 s more, in which 0.03 are learnt."""
+    part = study(CORRECTED, recorded(4, lambda _: 0.1), 8)
+    text = write({CORRECTED: part}, [], [], tmp_path, None, Version())
+    said = text.index("Effects of all kills of a trial together")
+    assert text.index(f"### {CORRECTED}") < said
+    row = next(line for line in text[said:].splitlines() if line.startswith("| stateless | k=1"))
+    trials, mean, end, _, after_as_many = (cell.strip() for cell in row.split("|")[3:8])
+    assert trials == "4"
+    for cell, planted in ((mean, -10), (end, -10), (after_as_many, -7)):
+        assert float(cell.split("[")[0].replace("−", "-")) == pytest.approx(planted, abs=0.3)
+
+
+def test_effects_leave_out_trials_that_ended_with_a_shard_down(tmp_path: Path) -> None:
+    *others, last = recorded(4, lambda _: 0.1)
+    unserved = (event for event in last.record.events if not isinstance(event, Restored))
+    ended_down = finished(Path("down/events.jsonl"), Record(tuple(unserved)), PRICES)
+    part = study(CORRECTED, with_effects([*others, ended_down], PRICES), 8)
+    text = write({CORRECTED: part}, [], [], tmp_path, None, Version())
+    assert "Left out are trials that ended with a shard down: 1." in text
+    effects = text[text.index("Effects of all kills") :]
+    assert next(line for line in effects.splitlines() if "| k=1" in line).split("|")[3] == " 3 "
+
+
+def test_a_part_without_controls_tells_no_effects(tmp_path: Path) -> None:
+    killed = [training(seed, 1, rising) for seed in range(4)]
+    without = [finished(Path(f"{i}/events.jsonl"), each, PRICES) for i, each in enumerate(killed)]
+    text = write({CORRECTED: study(CORRECTED, without, 4)}, [], [], tmp_path, None, Version())
+    assert "Effects of all kills" not in text
 
 
 def test_of_a_kill_without_effect_on_accuracy_neither_is_shown(tmp_path: Path) -> None:

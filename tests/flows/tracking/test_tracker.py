@@ -23,7 +23,7 @@ from dps.events import Connected, Evaluated, TrialStarted
 from flows.analysis.comparison import compared, write_comparison
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
-from flows.analysis.statistics.claims import judge
+from flows.analysis.statistics.claims import judge, write_claims
 from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.config.trials import flat
@@ -224,6 +224,57 @@ def test_claims_and_their_verdicts_are_in_the_description(tracked: Tracked) -> N
     assert re.search(r"- \*Chains are sooner\*: \*\*(holds|not resolved)\*\*\. .*chain", note)
 
 
+def test_verdicts_are_tags_of_the_run_of_an_experiment(tracked: Tracked, tmp_path: Path) -> None:
+    folder = shutil.copytree(tracked.folder, tmp_path / "claimed")
+    claim = {"metric": "rto_seconds", "strategy": "chain", "against": "checkpoint"}
+    told = {"claim": "Chains are sooner", "direction": "less", "smallest": 0.5}
+    write_claims(folder, [ClaimSection.model_validate({**claim, **told})])
+    tracker = Tracker("claimed", tracked.here)
+    trials = read_trials(folder, load_prices())
+    tracker.track_experiment(trials, folder / "report.html", tracked.folder / "figures")
+    tags = tracked.client.get_run(tracker.parent_id).data.tags
+    claims = {name: value for name, value in tags.items() if name.startswith("dps.claim")}
+    assert list(claims) == ["dps.claim.1"]
+    assert re.fullmatch(r"[a-z ]+: Chains are sooner", claims["dps.claim.1"])
+
+
+def test_trials_of_an_earlier_configuration_can_be_told(tracked: Tracked) -> None:
+    """They stay in the experiment of the same name, without the digest of what it is now."""
+    tracker = Tracker("narrowed", tracked.here)
+    trials = [
+        trial
+        for trial in read_trials(tracked.folder, load_prices())
+        if trial[1].identity.trial in ("none.no-fault.seed-0", "chain.no-fault.seed-0")
+    ]
+    runs = {
+        result.identity.strategy: tracker.track_trial(
+            record, result, tracked.folder / result.identity.trial / "events.jsonl"
+        )
+        for record, result in trials
+    }
+    known = []
+    for some in (trials, [each for each in trials if each[1].identity.strategy == "chain"]):
+        tracker.track_experiment(some, tracked.folder / "report.html", tracked.folder / "figures")
+        of_all = (tracker.parent_id, runs["none"], runs["chain"])
+        tags = [tracked.client.get_run(run_id).data.tags for run_id in of_all]
+        known.append([each["dps.experiment.digest"] for each in tags])
+    (first, *both), (second, earlier, kept) = known
+    assert both == [first, first]
+    assert first != second
+    assert (earlier, kept) == (first, second)
+
+
+def test_an_experiment_without_a_valid_trial_is_a_failed_run(
+    tracked: Tracked, tmp_path: Path
+) -> None:
+    record = read_record(write_events(tmp_path, missed(toy_events("chain", "no fault"))))
+    tracker = Tracker("missed", tracked.here)
+    assert tracked.client.get_run(tracker.parent_id).info.status == "RUNNING"
+    trials = [(record, outcome(record, load_prices()))]
+    tracker.track_experiment(trials, tracked.folder / "report.html", tracked.folder / "figures")
+    assert tracked.client.get_run(tracker.parent_id).info.status == "FAILED"
+
+
 def test_the_run_of_an_experiment_has_its_configuration(tracked: Tracked, tmp_path: Path) -> None:
     def artifact(tracker: Tracker, name: str) -> str:
         return Path(tracked.client.download_artifacts(tracker.parent_id, name)).read_text()
@@ -295,6 +346,12 @@ def test_a_description_that_somebody_wrote_stays(tracked: Tracked, tmp_path: Pat
     tracked.client.set_experiment_tag(number, "mlflow.note.content", "for the paper")
     tracker.track_experiment(trials, report, figures)
     assert tracked.client.get_experiment(number).tags["mlflow.note.content"] == "for the paper"
+    run = tracked.client.get_run(tracker.parent_id)
+    assert run.data.tags["mlflow.note.content"].startswith("**Strategies:** none, ")
+    tracked.client.set_tag(tracker.parent_id, "mlflow.note.content", "for the appendix")
+    tracker.track_experiment(few, report, figures)
+    tags = tracked.client.get_run(tracker.parent_id).data.tags
+    assert tags["mlflow.note.content"] == "for the appendix"
 
 
 def test_a_run_of_an_earlier_version_gets_what_it_lacks(tracked: Tracked) -> None:
@@ -310,7 +367,60 @@ def test_a_run_of_an_earlier_version_gets_what_it_lacks(tracked: Tracked) -> Non
     assert {name: tags[name] for name in run.data.tags} == run.data.tags
     history = tracked.client.get_metric_history(run.info.run_id, "compare/accuracy_final")
     assert {point.value for point in history} == {result.row()["accuracy_final"]}
-    assert len(history) <= 2, "once more, and not with every delivery"
+    assert len(history) == 1, "what is there is not entered again"
+
+
+def test_what_somebody_wrote_on_a_run_of_an_earlier_version_stays(tracked: Tracked) -> None:
+    run = tracked.child("none.kill.seed-1")
+    before = run.data.tags["mlflow.note.content"]
+    tracked.client.set_tag(run.info.run_id, "mlflow.note.content", "an odd one")
+    tracked.client.delete_tag(run.info.run_id, "dps.names")
+    path = tracked.folder / "none.kill.seed-1" / "events.jsonl"
+    record = read_record(path)
+    tracked.tracker.track_trial(record, outcome(record, load_prices()), path)
+    tags = tracked.client.get_run(run.info.run_id).data.tags
+    assert tags["mlflow.note.content"] == "an odd one"
+    assert tags["dps.names"] == run.data.tags["dps.names"]
+    tracked.client.set_tag(run.info.run_id, "mlflow.note.content", before)
+
+
+@pytest.mark.parametrize(
+    ("score", "version"), [("auc", None), ("r2", "2"), ("rmse", "2"), ("loss", None)]
+)
+def test_a_run_of_an_earlier_version_gets_the_names_of_its_score(
+    tracked: Tracked, tmp_path: Path, score: str, version: str | None
+) -> None:
+    started, *rest = toy_events("chain", "kill")
+    assert isinstance(started, TrialStarted)
+    evaluation = {**started.settings["config"].get("evaluation", {}), "metric": score}
+    config = {**started.settings["config"], "evaluation": evaluation}
+    settings = {**started.settings, "config": config, "digest": f"of-{score}"}
+    path = write_events(tmp_path, [dataclasses.replace(started, settings=settings), *rest])
+    record = read_record(path)
+    result = outcome(record, load_prices())
+    tracker = Tracker("scored", tracked.here)
+    new = tracked.client.get_run(tracker.track_trial(record, result, path))
+    tracked.client.delete_run(new.info.run_id)
+    tags = {k: v for k, v in new.data.tags.items() if k not in ("dps.names", "dps.order")}
+    if version is not None:
+        tags["dps.names"] = version
+    old = tracked.client.create_run(new.info.experiment_id, new.info.start_time, tags)
+    for name in ("final/old", "compare/accuracy_final")[: 1 + (version is not None)]:
+        tracked.client.log_metric(old.info.run_id, name, 0.5)
+    tracked.client.set_terminated(old.info.run_id, end_time=new.info.end_time)
+    assert tracker.track_trial(record, result, path) == old.info.run_id
+    found = tracked.client.get_run(old.info.run_id).data
+    wanted = {
+        name: value
+        for name, value in new.data.metrics.items()
+        if name.startswith(("compare/", "trial/")) and "non_finite" not in name
+    }
+    assert f"compare/{score}_final" in wanted
+    assert set(found.metrics) - set(wanted) <= {"final/old", "compare/accuracy_final"}
+    assert ("compare/accuracy_final" in found.metrics) == (version is not None), "its own, of then"
+    assert {name: found.metrics[name] for name in wanted} == wanted
+    assert found.tags["dps.names"] == new.data.tags["dps.names"]
+    assert found.tags["dps.order"] == new.data.tags["dps.order"]
 
 
 def test_metrics_to_compare_by_come_first_and_the_rest_last(tracked: Tracked) -> None:

@@ -30,6 +30,13 @@ def descended(workload: Any, x: Any, y: Any, steps: int = 3000, rate: float = 0.
     return params
 
 
+def assert_told(workload: Any, params: Any, x: Any, y: Any) -> None:
+    """Make sure that an evaluation tells what is predicted, and has the same result as without."""
+    parts: list[Any] = []
+    assert workload.evaluate(params, x, y, parts) == workload.evaluate(params, x, y)
+    np.testing.assert_array_equal(np.concatenate(parts), workload.predict(params, x))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_auc_is_that_of_scikit_learn_also_with_ties(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -93,6 +100,7 @@ def test_gradients_are_those_of_the_loss(workload: Any) -> None:
     rng = np.random.default_rng(1)
     params = {n: a + 0.1 * rng.normal(size=a.shape) for n, a in workload.initial(rng).items()}
     loss, gradients = workload.gradient(params, X, Y)
+    assert_told(workload, params, X, Y)
     assert workload.evaluate(params, X, Y)[0] == pytest.approx(loss)
     for name, array in params.items():
         for place in np.ndindex(array.shape):
@@ -154,3 +162,4 @@ def test_a_module_of_torch_predicts_numbers(outputs: str) -> None:
     assert share == pytest.approx(known.score(X, Y), abs=1e-5)
     assert loss == pytest.approx(mean_squared_error(Y, known.predict(X)), rel=1e-4)
     assert workload.predict(params, x).shape == (500, 1)
+    assert_told(workload, params, x, y)

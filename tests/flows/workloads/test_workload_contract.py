@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
 
 from dps.testing.contracts import DatasetContract, WorkloadContract
-from dps.testing.contracts.workloads import initial
+from dps.testing.contracts.workloads import Data, initial, trained
 from flows.config.workload import DigitsSection, PatchesSection
 from flows.workloads import (
     MLP,
+    Array,
     DatasetShape,
     DatasetSource,
     ParityRegression,
@@ -20,6 +22,8 @@ from flows.workloads import (
     SoftmaxRegression,
     Workload,
 )
+from flows.workloads.base import Predicts
+from flows.workloads.losses import predicted
 from tests.support.needs_torch import needs_torch
 
 SHAPE = DatasetShape(features=12, classes=4)
@@ -47,6 +51,13 @@ class TestWorkloads(WorkloadContract):
             return perceptron(SHAPE)
         chosen: Workload = request.param
         return chosen
+
+    def test_an_evaluation_tells_what_is_predicted(self, workload: Predicts, data: Data) -> None:
+        x, y = (np.concatenate([array] * 6) for array in data)  # more than one chunk
+        params, parts = trained(workload, data, steps=3), list[Array]()
+        assert workload.evaluate(params, x, y, parts) == workload.evaluate(params, x, y)
+        expected = predicted(partial(workload.predict, params), x, y)
+        np.testing.assert_array_equal(np.concatenate(parts), expected)
 
     def test_it_can_be_pickled(self, workload: Workload) -> None:
         assert pickle.loads(pickle.dumps(workload)) == workload  # noqa: S301

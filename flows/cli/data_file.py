@@ -1,0 +1,409 @@
+"""A file of one's own for `dps new`: what kind of file it is, what is in it, and how it is learnt.
+
+The file is read by the readers that a configuration has, so that what is wrong in it is said before
+anything is written. What is found out by looking is written down, where it can be changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from flows.workloads.own_data import FileDataset, Format, Loaded
+
+Task = Literal["classification", "regression"]
+TASKS: tuple[Task, ...] = get_args(Task)
+
+MOST_CLASSES = 20  # whole numbers that are taken for classes, if nothing is said
+MOST_LISTED = 20  # columns in a question
+MOST_REASONS = 5
+MOST_TOLD = 400  # characters of a comment
+WIDTH = 94  # of its lines
+FASTEST = 0.1  # learning rate
+BATCH = 32
+SUFFIXES: Mapping[str, Format] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".npz": "npz",
+    ".svm": "svmlight",
+    ".svmlight": "svmlight",
+    ".libsvm": "svmlight",
+}
+PACKED = ("csv", "svmlight")  # may also be .gz
+TABLES = ("csv", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is known of a file before it is known what is to be predicted.
+
+    Attributes
+    ----------
+    path
+        Where it is, seen from here.
+    kind
+        Of the file, as `dataset.kind` names it.
+    delimiter
+        Between the cells of CSV.
+    columns
+        Those of a table: for each None if it is of numbers, else what is there instead.
+    """
+
+    path: Path
+    kind: Format
+    delimiter: str = ","
+    columns: Mapping[str, str | None] | None = None
+
+    def features(self, target: str) -> dict[str, str | None]:
+        """The columns besides the target: for each None, or why nothing can be learnt from it."""
+        return {
+            name: _objection(name, text)
+            for name, text in (self.columns or {}).items()
+            if name != target
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A file of examples, and what is to be predicted.
+
+    Attributes
+    ----------
+    kind, path, delimiter, target, task
+        As the section `dataset` has them; `path` is relative to the configuration's folder.
+    guessed
+        Whether the task may be the other one, for nobody has said it, and targets are numbers.
+    left_out
+        Columns that nothing can be learnt from, each with the reason.
+    features
+        The columns that are left, if there are any that are left out; None: all but the target.
+    told
+        What is in the file, in a line.
+    rows
+        How many there are to train on.
+    classes
+        How many; 1 where numbers are predicted.
+    sparse
+        Whether its rows are sparse.
+    deviation
+        The standard deviation of numbers that are to be predicted; 1 for classes.
+    learning_rate
+        One that least squares do not diverge with.
+    """
+
+    kind: Format
+    path: str
+    delimiter: str
+    target: str | None
+    task: Task
+    guessed: bool
+    left_out: Mapping[str, str]
+    features: tuple[str, ...] | None
+    told: str
+    rows: int
+    classes: int
+    sparse: bool
+    deviation: float
+    learning_rate: float
+
+    @property
+    def score(self) -> str:
+        """What models of it are scored by."""
+        if self.task == "regression":
+            return "rmse"
+        return "auc" if self.classes == 2 else "accuracy"
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The workloads of dps that can be trained on it, the usual one first."""
+        if self.task == "regression":
+            return ("linear", "mlp")
+        return ("mlp", "softmax", "logistic") if self.classes == 2 else ("mlp", "softmax")
+
+    @property
+    def batch_size(self) -> int:
+        """How many examples a gradient is of."""
+        return min(BATCH, self.rows)
+
+    def document(self) -> dict[str, Any]:
+        """What was chosen, as `--json` has it."""
+        return {
+            "kind": self.kind,
+            "path": self.path,
+            "target": self.target,
+            "task": self.task,
+            "features": self.features,
+            "left_out": self.left_out,
+            "metric": self.score,
+        }
+
+
+def found_columns(path: Path) -> Columns:
+    """Look at a file: its kind, and the columns if it is a table.
+
+    Raises
+    ------
+    ConfigurationError
+        It is of no kind that can be read, is not there, or its columns cannot be read.
+    """
+    from flows.readers.columns import csv_columns, csv_delimiter, parquet_columns
+    from flows.workloads.known_file import KnownFile
+
+    kind = _kind(path)
+    KnownFile.found(str(path))
+    if kind == "csv":
+        delimiter = csv_delimiter(path)
+        return Columns(path, kind, delimiter, csv_columns(path, delimiter))
+    return Columns(path, kind, columns=parquet_columns(path) if kind == "parquet" else None)
+
+
+def data_file(found: Columns, target: str | None, task: Task | None, folder: Path) -> DataFile:
+    """Return what can be learnt from a file.
+
+    Parameters
+    ----------
+    found
+        The file.
+    target
+        The column or array that is to be predicted; svmlight has none.
+    task
+        None: it is guessed from the targets.
+    folder
+        Of the configuration, which paths are relative to.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such target, it does not suit the task, or something in the file is wrong.
+    """
+    import numpy as np
+
+    from flows.workloads.own_data import Preparation, divided, examples_of
+
+    target = _target(found, target)
+    features = found.features(target or "")
+    left_out = {name: objection for name, objection in features.items() if objection}
+    kept = tuple(name for name in features if name not in left_out) if left_out else None
+    _must_have_features(found.path, kept, left_out)
+    source = _source(found, target, kept)
+    examples = examples_of(source)
+    chosen = task or guessed(examples.y)
+    # As the section that is written prepares it, but for targets, which are told in their own unit.
+    dense = isinstance(examples.x, np.ndarray)
+    preparation = Preparation(standardise=dense, regression=chosen == "regression")
+    data = divided(found.path.name, examples, None, source.split, preparation)
+    return DataFile(
+        kind=found.kind,
+        path=_seen_from(found.path, folder),
+        delimiter=found.delimiter,
+        target=target,
+        task=chosen,
+        guessed=task is None and examples.y.dtype.kind == "f",
+        left_out=left_out,
+        features=kept,
+        told=data.told(),
+        rows=len(data.data.y_train),
+        classes=data.shape.classes,
+        sparse=data.shape.sparse,
+        deviation=data.target_deviation or 1.0,
+        learning_rate=_learning_rate(data, chosen),
+    )
+
+
+def guessed(targets: npt.NDArray[np.generic]) -> Task:
+    """Return what targets look like: texts and few whole numbers are classes."""
+    import numpy as np
+
+    if targets.dtype.kind != "f":
+        return "classification"
+    values = np.unique(targets)
+    whole = np.array_equal(values, np.round(values))
+    few = len(values) <= min(MOST_CLASSES, len(targets) // 2)
+    return "classification" if whole and few else "regression"
+
+
+def told(data: DataFile) -> Iterator[str]:
+    """Yield what was found in a file, and what follows from it, for who has named it."""
+    from flows.quoting import quoted
+
+    yield data.told
+    if data.guessed:
+        other = TASKS[1 - TASKS.index(data.task)]
+        yield f"Taken for {data.task}, by the target; give --task {other} if it is that"
+    if data.left_out:
+        reasons = [f"{quoted(name)} {reason}" for name, reason in data.left_out.items()]
+        more = f"; and {len(reasons) - MOST_REASONS:,} more" if len(reasons) > MOST_REASONS else ""
+        yield f"Left out: {'; '.join(reasons[:MOST_REASONS])}{more}"
+
+
+def section(data: DataFile) -> str:
+    """Return the section `dataset` of a configuration, with a comment on every choice."""
+    return "\n".join(["dataset:", *(f"  {line}" for line in _lines(data))])
+
+
+# -- what is there ---------------------------------------------------------------------------------
+
+
+def _kind(path: Path) -> Format:
+    from dps.errors import ConfigurationError
+
+    packed = path.suffix == ".gz"
+    kind = SUFFIXES.get(Path(path.stem).suffix.lower() if packed else path.suffix.lower())
+    if kind is None or (packed and kind not in PACKED):
+        raise ConfigurationError(
+            f"{path}: expected a file whose name ends in {', '.join(SUFFIXES)}, or in .csv.gz or "
+            ".svm.gz; docs/howto/own-data.md says what may be in them, and how a function of yours "
+            "reads others"
+        )
+    return kind
+
+
+def _objection(name: str, text: str | None) -> str | None:
+    from flows.quoting import quoted
+
+    if text is not None:
+        return f"has no numbers, but {quoted(text)}"
+    return None if name else "has no name: the numbers of the rows?"
+
+
+def _target(found: Columns, target: str | None) -> str | None:
+    from dps.errors import ConfigurationError
+    from flows.quoting import listed, quoted
+    from flows.readers.columns import ColumnNames
+
+    if found.kind == "svmlight":
+        if target is not None:
+            raise ConfigurationError(
+                f"--target {target}: {found.path} is svmlight, whose lines begin with the target; "
+                "leave it out"
+            )
+        return None
+    if found.kind == "npz":
+        return target or "y"
+    columns = [*(found.columns or ())]
+    if target is None:
+        raise ConfigurationError(
+            f"--target: which column of {found.path} is to be predicted? There are: "
+            f"{listed(map(quoted, columns), MOST_LISTED)}"
+        )
+    ColumnNames(target).chosen(str(found.path), columns)
+    return target
+
+
+def _must_have_features(
+    path: Path, kept: tuple[str, ...] | None, left_out: Mapping[str, str]
+) -> None:
+    from dps.errors import ConfigurationError
+    from flows.quoting import quoted
+
+    if kept == ():
+        name, reason = next(iter(left_out.items()))
+        raise ConfigurationError(
+            f"{path}: no column of numbers is left to learn from: {quoted(name)} {reason}; write "
+            "texts as numbers, such as a column of 0 and 1 for each value"
+        )
+
+
+def _source(found: Columns, target: str | None, features: tuple[str, ...] | None) -> FileDataset:
+    from flows.workloads.known_file import KnownFile
+    from flows.workloads.own_data import FileDataset
+
+    known = KnownFile.found(str(found.path.absolute()))
+    arrays = ("x",) if found.kind == "npz" else features
+    return FileDataset(found.kind, known, target=target, features=arrays, delimiter=found.delimiter)
+
+
+def _learning_rate(data: Loaded, task: Task) -> float:
+    """Half of what the steps of least squares are stable with, whatever the batch."""
+    import numpy as np
+
+    if task == "classification":
+        return FASTEST
+    x = data.data.x_train
+    values = x if isinstance(x, np.ndarray) else x.data
+    square = float(np.vdot(values, values)) / len(data.data.y_train)
+    return float(f"{min(FASTEST, 0.5 / max(square, 1e-9)):.1g}")
+
+
+def _seen_from(path: Path, folder: Path) -> str:
+    """A path as a configuration in `folder` names it."""
+    if path.is_absolute() or folder == Path():
+        return str(path)
+    return os.path.relpath(path.resolve(), folder.resolve())
+
+
+# -- the text --------------------------------------------------------------------------------------
+
+
+def _lines(data: DataFile) -> Iterator[str]:
+    from flows.quoting import shown
+
+    yield from (f"# {line}" for line in wrap(shown(data.told, MOST_TOLD), WIDTH))
+    yield f"kind: {data.kind}"
+    whence = "" if Path(data.path).is_absolute() else "  # relative to this file"
+    yield f"path: {_scalar(data.path)}{whence}"
+    if data.delimiter != ",":
+        yield f"delimiter: {json.dumps(data.delimiter)}"
+    if data.target is not None:
+        what = "column" if data.kind in TABLES else "array"
+        yield f"target: {_scalar(data.target)}  # the {what} that is to be predicted"
+    yield from _task(data)
+    yield from _features(data)
+    rows = "rows of each class" if data.task == "classification" else "rows"
+    yield f"# A fifth of the {rows} scores models and is not trained on; `seed` draws it."
+    yield "split: {test: 0.2, seed: 0}"
+    if data.sparse:
+        yield "# Sparse rows are taken as they are. With few features give dense: true, and"
+        yield "# standardise: true, which gives each the mean 0 and the standard deviation 1."
+    else:
+        yield "# Each feature gets the mean 0 and the standard deviation 1, by the rows that are"
+        yield "# trained on."
+        yield "standardise: true"
+    if data.task == "regression":
+        yield "standardise_target: true  # the target as well; the score stays in its own unit"
+
+
+def _task(data: DataFile) -> Iterator[str]:
+    other = TASKS[1 - TASKS.index(data.task)]
+    what = {"classification": "classes", "regression": "numbers"}
+    if data.guessed:
+        yield f"# Guessed from the target. To predict {what[other]}, run `dps new` again with"
+        yield f"# --task {other}: model, score and claims are others then."
+    yield f"task: {data.task}  # {what[data.task]} are predicted"
+
+
+def _features(data: DataFile) -> Iterator[str]:
+    from flows.quoting import shown
+
+    if data.features is None:
+        if data.kind in TABLES:
+            yield "# The features are all other columns. To leave some out, such as the number of a"
+            yield "# customer, list those to keep: features: [a, b]"
+        return
+    yield "# The features; take out what should tell nothing, such as the number of a customer."
+    yield "# These columns are left out:"
+    for name, reason in data.left_out.items():
+        yield f"#   {shown(json.dumps(name, ensure_ascii=False))} {reason}"
+    yield "features:"
+    yield from (f"  - {_scalar(name)}" for name in data.features)
+
+
+def _scalar(text: str) -> str:
+    """A text as YAML has it: in quotes, where it might be read as something else."""
+    import yaml
+
+    plain = re.fullmatch(r"[A-Za-z_./][\w./ -]*(?<! )", text, re.ASCII)
+    if plain and yaml.safe_load(text) == text:
+        return text
+    return json.dumps(text, ensure_ascii=False)

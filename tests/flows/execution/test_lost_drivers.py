@@ -1,0 +1,256 @@
+"""Drivers and schedulers that are killed within `dps run`: it attempts their trials again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import yaml
+
+from dps.cluster.backends.processes import is_gone
+from dps.events import Applied, Audited, TrainingStarted, TrialResumed
+from flows.execution.experiment import AGAIN
+from flows.execution.resume import BEFORE
+from flows.records.record import EARLIER, EVENTS_FILE, Record, read_record
+from tests.support.deployment import deployed, workers
+from tests.support.stores import with_store
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+UPDATES = 240
+CONFIG: dict[str, Any] = {
+    "experiment": "lost",
+    "workload": {"kind": "softmax"},
+    "dataset": {"kind": "digits"},
+    "training": {"workers": 2, "updates": UPDATES, "compute_seconds": 0.03},
+    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
+    "server": {"shards": 1},
+}
+KILL = [{"kind": "kill", "target": "server-0", "at_updates": 120, "back_after": 0.2}]
+CHECKPOINT = {"durability": {"kind": "checkpoint", "every": 10}}
+LAYERED = {"preset": "chain", "durability": {"below": {"every": 10}}}
+SECONDS = 120.0  # on a machine that is busy
+HOW = {
+    "driver": "its driver was lost: ended by SIGKILL, ",
+    "scheduler": "Dask's scheduler was lost: the connection to Dask's scheduler at tls://",
+}
+
+
+class Run:
+    """A `dps run` in a process of its own; use as a context manager, which waits for its end."""
+
+    def __init__(self, here: Path, *options: str, **changes: Any) -> None:
+        self.folder = with_store(here) / "results" / "lost"
+        self._here = here
+        self._command = [sys.executable, "-m", "flows.cli", "run", "lost.yaml", *options]
+        (here / "lost.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}, sort_keys=False))
+
+    def __enter__(self) -> Run:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("MLFLOW_TRACKING_URI", None)
+        with (self._here / "told").open("w") as out:
+            self.process = subprocess.Popen(
+                self._command,
+                cwd=self._here,
+                env=environment,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    @property
+    def told(self) -> str:
+        """What it has said so far."""
+        return (self._here / "told").read_text()
+
+    def record(self, trial: str) -> Record:
+        """What is recorded of a trial so far."""
+        path = self.folder / trial / EVENTS_FILE
+        return read_record(path) if path.exists() else Record(())
+
+    def updates(self, trial: str) -> int:
+        """How many updates a trial has applied, as far as its record tells."""
+        return max((each.versions[-1] for each in self.record(trial).of(Applied)), default=0)
+
+    def driver(self, trial: str) -> psutil.Process | None:
+        """The process that writes the record of a trial."""
+        path = str(self.folder / trial / EVENTS_FILE)
+        for child in psutil.Process(self.process.pid).children():
+            with suppress(psutil.Error):
+                if any(file.path == path for file in child.open_files()):
+                    return child
+        return None
+
+    def scheduler(self, trial: str) -> psutil.Process | None:
+        """The scheduler of a trial's cluster, which leads the group of its nodes."""
+        driver = self.driver(trial)
+        with suppress(psutil.Error, ProcessLookupError):
+            below = driver.children(recursive=True) if driver is not None else []
+            return next((each for each in below if os.getpgid(each.pid) == each.pid), None)
+        return None
+
+    def strike(self, what: str, victims: Mapping[str, int]) -> dict[str, list[psutil.Process]]:
+        """Kill the driver or the scheduler of trials, each when it has so many updates.
+
+        Returns the processes that each had then.
+        """
+        struck: dict[str, list[psutil.Process]] = {}
+        until = time.monotonic() + SECONDS
+        while len(struck) < len(victims):
+            assert self.process.poll() is None, self.told
+            assert time.monotonic() < until, self.told
+            for trial, updates in victims.items():
+                if trial in struck or self.updates(trial) < updates:
+                    continue
+                driver = self.driver(trial)
+                victim = driver if what == "driver" else self.scheduler(trial)
+                assert driver is not None
+                assert victim is not None
+                struck[trial] = [driver, *driver.children(recursive=True)]
+                victim.kill()
+            time.sleep(0.02)
+        return struck
+
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """What `dps results` shows of each trial."""
+        words = [sys.executable, "-m", "flows.cli", "results", "lost", "--format", "json"]
+        shown = subprocess.run(words, cwd=self._here, capture_output=True, text=True, check=True)
+        return {row["trial"]: row for row in json.loads(shown.stdout)}
+
+    def kept(self) -> list[Path]:
+        """The records of attempts that failed."""
+        return sorted((self.folder / EARLIER).glob(f"*/{EVENTS_FILE}"))
+
+
+@pytest.mark.parametrize(
+    ("what", "parallel", "checkpoints"),
+    [("driver", 2, CHECKPOINT), ("scheduler", 1, LAYERED)],
+    ids=["driver", "scheduler"],
+)
+def test_a_grid_ends_whole_though_drivers_or_schedulers_are_lost(
+    tmp_path: Path, what: str, parallel: int, checkpoints: dict[str, Any]
+) -> None:
+    goes_on, starts_again = "checkpoint.no-fault.seed-0", "chain.kill.seed-0"
+    axes = {
+        "recovery": {"checkpoint": checkpoints, "chain": "chain"},
+        "faults": {"no fault": [], "kill": KILL},
+    }
+    with Run(tmp_path, "--parallel", str(parallel), axes=axes) as run:
+        struck = run.strike(what, {goes_on: 60, starts_again: 150})
+        kept = run.folder / goes_on / BEFORE
+        eventually(lambda: kept.exists() and len(run.kept()) == 1, SECONDS)
+        # Whatever an attempt has left would disturb the next one, which begins just then.
+        assert all(is_gone(each, 0.0) for processes in struck.values() for each in processes)
+    assert run.process.returncode == 0, run.told
+
+    rows = run.rows()
+    assert {row["status"] for row in rows.values()} == {"valid"}
+    assert {name: row["failed_before"] for name, row in rows.items() if row["failed_before"]} == {
+        starts_again: 1
+    }
+    records = {name: run.record(name) for name in rows}
+    assert [name for name, record in records.items() if record.of(TrialResumed)] == [goes_on]
+    for name in (goes_on, starts_again):
+        (audited,) = records[name].of(Audited)
+        assert audited.version == sum(audited.applied.values()) == UPDATES
+
+    (resumed,) = records[goes_on].of(TrialResumed)
+    assert 30 <= resumed.updates < UPDATES  # of a chain, no ack waits for what is below
+    line = f"{goes_on}: {HOW[what]}"
+    assert line in run.told
+    assert f"; it goes on from update {resumed.updates}, of its checkpoints\n" in run.told
+    assert read_record(kept).ended is None
+
+    assert f"{starts_again}: {HOW[what]}" in run.told
+    assert "; it starts again\n" in run.told
+    [failed] = run.kept()
+    ended = read_record(failed).ended
+    assert ended is not None
+    assert (ended.status, ended.reason.startswith(HOW[what])) == ("failed", True)
+    # Its record is whole, so that it compares with its control; that of the other has no beginning.
+    assert rows[starts_again]["effect_time_mean"] is not None
+    assert rows["checkpoint.kill.seed-0"]["effect_time_mean"] is None
+
+
+@pytest.mark.parametrize("what", ["driver", "scheduler"])
+def test_without_resuming_a_trial_with_checkpoints_starts_again(tmp_path: Path, what: str) -> None:
+    with Run(tmp_path, "--no-resume", recovery=CHECKPOINT) as run:
+        run.strike(what, {"seed-0": 60})
+    assert run.process.returncode == 0, run.told
+    assert f"seed-0: {HOW[what]}" in run.told
+    assert "; it starts again\n" in run.told
+    record = run.record("seed-0")
+    assert record.failed_before == len(run.kept()) == 1
+    assert not record.of(TrialResumed)
+    assert not (run.folder / "seed-0" / BEFORE).exists()
+    assert record.ended is not None
+    assert record.ended.status == "valid"
+
+
+def test_what_is_lost_too_often_has_failed_and_the_next_run_tries_it_again(tmp_path: Path) -> None:
+    with Run(tmp_path, seeds=[0, 1]) as run:
+        for attempt in range(1 + AGAIN):
+            eventually(lambda number=attempt: len(run.kept()) == number, SECONDS)  # type: ignore[misc]
+            run.strike("driver", {"seed-0": 10})
+    assert run.process.returncode == 1, run.told
+    ended = run.record("seed-0").ended
+    assert ended is not None
+    assert ended.status == "failed"
+    assert ended.reason.startswith(HOW["driver"])
+    assert ended.reason.endswith("; it was lost 3 times in this run")
+    other = run.record("seed-1")
+    assert other.failed_before == 0
+    assert other.ended is not None
+    assert other.ended.status == "valid"
+
+    with Run(tmp_path, seeds=[0, 1]) as run:
+        pass
+    assert run.process.returncode == 0, run.told
+    assert run.record("seed-0").failed_before == 1 + AGAIN
+
+
+@pytest.mark.deployment
+def test_a_trial_on_a_deployment_goes_on_as_well_when_its_driver_is_lost(tmp_path: Path) -> None:
+    with deployed(tmp_path, workers(4)) as address:
+        cluster = {"kind": "existing", "address": address, "patience": 60.0}
+        with Run(tmp_path, recovery=CHECKPOINT, cluster=cluster) as run:
+            run.strike("driver", {"seed-0": 60})
+        assert run.process.returncode == 0, run.told
+    record = run.record("seed-0")
+    (resumed,) = record.of(TrialResumed)
+    assert f"; it goes on from update {resumed.updates}, of its checkpoints\n" in run.told
+    (audited,) = record.of(Audited)
+    assert audited.version == sum(audited.applied.values()) == UPDATES
+
+
+def test_a_scheduler_that_is_lost_before_the_training_begins_is_noticed_soon(
+    tmp_path: Path,
+) -> None:
+    with Run(tmp_path) as run:
+        scheduler = eventually(lambda: run.scheduler("seed-0"), SECONDS)
+        assert scheduler is not None
+        scheduler.kill()
+        killed = time.monotonic()
+        assert not run.record("seed-0").of(TrainingStarted)
+        eventually(lambda: "Dask's scheduler was lost: " in run.told, SECONDS)
+        assert time.monotonic() - killed < 30
+    assert run.process.returncode == 0, run.told
+    assert run.record("seed-0").failed_before == 1
