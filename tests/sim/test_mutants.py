@@ -53,6 +53,8 @@ KNOWN = {
     "mail left in one of two mailboxes": "stateless, two stores, SSP(1):0",
     "new store counted before its copy is there": "stateless, two stores:0",
     "restored from the newest store": "stateless, two stores, SSP(1):1:wide",
+    "drained store let go before it is copied": "stateless, ring:1:wide",
+    "drained store let go by the first shard": "stateless, ring:1:wide",
 }
 
 

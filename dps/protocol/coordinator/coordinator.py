@@ -438,16 +438,14 @@ class Coordinator:
         While a shard is down no mailbox is added that lacks what is in the others, nor is one left
         that is in use: nobody would look into it again.
         """
-        hosts, number = self.scaling.usable, self._group.recovery.stores
         before = self.stores, self.mailboxes
-        stores = [store for store in self.stores if store in hosts and store != lost]
-        boxes = [box for box in self.mailboxes if box in hosts and box != lost]
-        stores += [host for host in _of_role(hosts, "store") if host not in stores]
-        self.stores = tuple(stores[:number])
+        self.stores = self._choose_stores(lost)
+        boxes = [box for box in self.mailboxes if box in self.members and box != lost]
         if not (boxes and self._any_down):
-            kept = [box for box in boxes if hosts[box].role == "mailbox"]
+            hosts = self.scaling.usable
+            kept = [box for box in boxes if box in hosts and hosts[box].role == "mailbox"]
             able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
-            boxes = list(dict.fromkeys(able))[:number]
+            boxes = list(dict.fromkeys(able))[: self._group.recovery.stores]
         self.mailboxes = tuple(boxes)
         after = self.stores, self.mailboxes
         changed = after != before or lost in (*self.stores, *self.mailboxes)
@@ -459,6 +457,21 @@ class Coordinator:
                 controller.wake()
         return changed
 
+    def _choose_stores(self, lost: Endpoint | None) -> tuple[Endpoint, ...]:
+        """Those that keep states already before others; drained ones come first, and go last."""
+        hosts, number = self.scaling.usable, self._group.recovery.stores
+        stores = [store for store in self.stores if store in hosts and store != lost]
+        stores += [host for host in _of_role(hosts, "store") if host not in stores]
+        return (*self._not_replaced_by(stores[:number]), *stores[:number])
+
+    def _not_replaced_by(self, stores: Sequence[Endpoint]) -> list[Endpoint]:
+        """The drained stores that have a state, until these are enough and have all states."""
+        begun = [controller for controller in self._controllers if controller.begun]
+        copied = all(each.keeps_state_at(store) for each in begun for store in stores)
+        if copied and len(stores) == self._group.recovery.stores:
+            return []
+        return [h for h in self.scaling.drained if any(each.keeps_state_at(h) for each in begun)]
+
     @property
     def _any_down(self) -> bool:
         """Whether a shard is down, so that it may need what the store and the mailbox have."""
@@ -469,8 +482,8 @@ class Coordinator:
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (*self.stores, *self.mailboxes):
-            keepers = (info for info in self.scaling.usable.values() if info.role in STORE_ROLES)
-            nobody_else = all(info.host == host for info in keepers)
+            able = [h for h, info in self.scaling.usable.items() if info.role in STORE_ROLES]
+            nobody_else = {*able, *self.stores, *self.mailboxes} == {host}
             return nobody_else or (self._any_down and not self._is_kept_without(host))
         return any(controller.is_last_copy(host) for controller in self._controllers)
 

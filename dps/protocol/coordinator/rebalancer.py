@@ -142,6 +142,11 @@ class Rebalancer:
         """The hosts that are not to be emptied."""
         return {h: i for h, i in self._members.hosts.items() if h not in self._drained}
 
+    @property
+    def drained(self) -> list[Endpoint]:
+        """The hosts that are to be emptied, and can still be counted on."""
+        return [host for host in self._members.hosts if host in self._drained]
+
     def may_hold(self, info: HostInfo, shard: int) -> bool:
         """Whether a host may have a replica of a shard."""
         if info.role in STORE_ROLES or info.host in self._drained:

@@ -15,7 +15,7 @@ from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.durabilities.shared_store import StorePersistence
 from dps.protocol.messages import Deposit, Keepers
 from dps.protocol.transport import Endpoint
-from dps.sim.broken.variant import instead_of, mail_in_two_stores, two_stores
+from dps.sim.broken.variant import instead_of, mail_in_two_stores, stores, two_stores
 
 
 @instead_of(StorePersistence, "commit", "ack after one of two stores", two_stores)
@@ -56,4 +56,22 @@ async def _rest_as_it_is(self: Coordinator) -> None:
         await self.publish()
 
 
+@instead_of(
+    Coordinator, "_not_replaced_by", "drained store let go before it is copied", stores, wide=True
+)
+def _none_left(self: Coordinator, stores: Sequence[Endpoint]) -> list[Endpoint]:
+    """Count at once on the stores alone that take the place of a drained one."""
+    return []
+
+
+@instead_of(
+    Coordinator, "_not_replaced_by", "drained store let go by the first shard", stores, wide=True
+)
+def _let_go_by_any(self: Coordinator, stores: Sequence[Endpoint]) -> list[Endpoint]:
+    """Do without a drained store as soon as one shard's state is in the place of it."""
+    copied = any(all(map(each.keeps_state_at, stores)) for each in self._controllers)
+    return [] if stores and copied else _not_replaced_by(self, stores)
+
+
 _deposit_in = ShardClient._deposit_in
+_not_replaced_by = Coordinator._not_replaced_by

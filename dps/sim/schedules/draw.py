@@ -16,7 +16,12 @@ from dps.sim.schedules.schedule import (
 )
 from dps.sim.schedules.stories import Draw, changed, late_replies
 from dps.sim.schedules.strategies import CASES, Case
-from dps.sim.schedules.wide_stories import of_keepers, surroundings, widened
+from dps.sim.schedules.wide_stories import (
+    of_drained_store,
+    of_keepers,
+    surroundings,
+    widened,
+)
 
 DELAYS = ((0.0002, 0.005), (0.002, 0.02))
 LOSSES = {"train": 0.04, "replicate": 0.04, "store": 0.04, "control": 0.02}
@@ -38,6 +43,10 @@ def schedule(case: Case, seed: int, wide: bool = False) -> Schedule:
         return drawn
     random = Random(f"{case.name}/{seed}/wide")
     drawn = replace(drawn, wide=True, **surroundings(case, random, drawn.extra))
+    drained = of_drained_store(Draw(case, Random(f"{case.name}/{seed}/drain of a store")))
+    if drained is not None:
+        another = f"store-{case.recovery.stores}"
+        return replace(drawn, faults=drained, extra=(*drawn.extra, another))
     kept = of_keepers(Draw(case, Random(f"{case.name}/{seed}/state store")))
     return replace(drawn, faults=kept or widened(Draw(case, random), drawn))
 

@@ -26,6 +26,7 @@ Story = Callable[["Draw"], list[Fault]]
 ON_MACHINES = 0.4  # how many of the schedules have several nodes on one machine
 SHAPED = 0.4
 WITH_KEEPERS = 0.15
+WITH_DRAINED_STORE = 0.2
 
 
 def surroundings(case: Case, random: Random, extra: tuple[str, ...]) -> dict[str, Any]:
@@ -55,6 +56,14 @@ def of_keepers(d: Draw) -> tuple[Fault, ...] | None:
     if not stories or d.random.random() >= WITH_KEEPERS:
         return None
     return tuple(d.random.choice(stories)(d))
+
+
+def of_drained_store(d: Draw) -> tuple[Fault, ...] | None:
+    """For some that have a store, the story of one that is drained, in place of all others."""
+    stores = d.case.recovery.stores
+    if not stores or d.random.random() >= WITH_DRAINED_STORE:
+        return None
+    return tuple(store_drained(d))
 
 
 def _stories(d: Draw) -> list[Story]:
@@ -226,6 +235,30 @@ def moved_from_a_slow_store(d: Draw) -> list[Fault]:
     moved = Fault("drain", Whom("head", shard), d.seconds(0.1))
     moments: list[Trigger] = ["extending", "configuring", "moved"]
     return [slow, moved, d.crash(Whom("newcomer"), 0.1, d.random.choice(moments))]
+
+
+def store_drained(d: Draw) -> list[Fault]:
+    """Drain a store, and lose a server, or also a store, at any moment while another one is filled.
+
+    Those that are drained come first in the table, and the one that is filled last.
+    """
+    stores, shard = d.case.recovery.stores, d.shard()
+    head, filled = Whom("head", shard), Whom("store", stores)
+    moments: list[Trigger] = ["before", "configuring", "stored", "stored"]
+    faults = [Fault("drain", Whom("store", d.random.randrange(stores)), d.seconds(0.4))]
+    if d.random.random() < 0.6:
+        kinds: list[Kind] = ["slow link", "partition"]
+        kind, lasts, which = d.random.choice(kinds), 0.1 + d.seconds(0.6), _which(d)
+        late = d.seconds(0.005)
+        faults.append(Fault(kind, head, late, "configuring", lasts, filled, which))
+    faults.append(d.crash(head, 0.1, d.random.choice(moments)))
+    if d.random.random() < 0.4:
+        lost = Whom("store", d.random.randint(0, stores))
+        back = 0.02 + d.seconds(0.6)  # else the drained one could not be done without
+        faults.append(Fault("crash", lost, d.seconds(0.2), d.random.choice(moments), back))
+    if d.random.random() < 0.4:
+        faults.append(d.crash(Whom("head", d.shard()), 0.3, "node back"))
+    return faults
 
 
 def moved_and_lost(d: Draw) -> list[Fault]:

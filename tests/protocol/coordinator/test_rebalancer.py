@@ -349,28 +349,6 @@ def test_a_store_that_is_drained_is_not_empty_before_another_one_has_the_states(
     in_world(scenario, params=PARAMS, shards=2, recovery=recovery, extra=("store-1",))
 
 
-def test_a_store_that_has_been_given_nothing_yet_is_not_restored_from() -> None:
-    """The server is lost while it fills the store that takes the place of a drained one."""
-
-    async def scenario(s: Setting) -> None:
-        process, client = await s.enter("worker-0")
-        await client.push(ONES)
-        new = s.world.endpoint("store-1")
-        s.network.cut("server-0", "store-1")
-        await s.ask(COORDINATOR, Drain(s.world.endpoint("store-0")))
-        await until(lambda: s.world.table.stores == (new,), 1.0)
-        s.world.crash("server-0", back_after=0.1)
-        s.network.heal()
-        await s.all_of(process.run(client.push(ONES)), within=3.0)
-        await until(lambda: s.world.losses.is_settled, 3.0)
-        (state,) = await s.states()
-        assert state.version + sum(loss.updates for loss in s.world.losses.found) == 2
-
-    in_world(
-        scenario, params=PARAMS, shards=1, recovery=Recovery(SharedStore()), extra=("store-1",)
-    )
-
-
 # -- what is refused -------------------------------------------------------------------------------
 
 
