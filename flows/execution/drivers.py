@@ -125,9 +125,9 @@ class Drivers:
             Is shown how it goes.
         again
             Is called with an attempt whose driver was lost, or the scheduler of its cluster, and
-            with the reason, when nothing of it is there any more. What it returns is run in the
-            place of that attempt, which is not yielded; None: the attempt is over, and `again` has
-            put an end to its record. One that hung is not tried again.
+            with the reason, when nothing of it is left on this machine. What it returns is run in
+            the place of that attempt, which is not yielded; None: the attempt is over, and `again`
+            has put an end to its record. One that hung is not tried again.
         """
         while True:
             self._begin(attempts)
@@ -205,7 +205,7 @@ class _Driver:
                         self.ask_to_end()  # with the jobs and the files of its cluster
                         self.end()
                         return self._lost(attempt, f"Dask's scheduler was lost: {how}", again)
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # the latter in the middle of a message
             return self._lost(attempt, f"its driver was lost: {self._ending()}", again)
         if time.monotonic() < self.deadline:
             return None
