@@ -14,7 +14,7 @@ import pytest
 from dps import Chain, Checkpoint, Layered, ParameterServer, Recovery, SharedStore
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.names import NodeSpec
-from dps.events import CheckpointFailed, CheckpointWritten, LossReported, Restored
+from dps.events import CheckpointFailed, CheckpointWritten, LossReported
 from dps.protocol.storage.manifest import find_saved
 from dps.protocol.timings import Timings
 from tests.cluster.driver.test_kill import Run, restoration, training
@@ -62,9 +62,8 @@ def kill_together(run: Run, *names: str) -> None:
 
 def assert_only_what_is_told_of_is_lost(run: Run, pushed: int, saved: int) -> None:
     """Shard 0 went back to a checkpoint no older than `saved`; every other update is there once."""
-    restored = restoration(run)
-    assert restored.source == "checkpoint", run.events.of(Restored)
-    assert restored.version >= saved >= 20
+    eventually(lambda: restoration(run).source == "checkpoint", SECONDS)  # the event may be late
+    assert restoration(run).version >= saved >= 20
     lost = run.ps.updates_lost
     assert {loss.shard for loss in run.ps.losses} <= {0}
     assert {loss.source for loss in run.ps.losses} <= {"checkpoint"}
