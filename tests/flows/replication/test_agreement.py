@@ -27,6 +27,7 @@ from flows.replication.ttf.run import (
 )
 from flows.replication.verdicts import CellFigure, ClaimVerdict, Verdicts, read_verdicts
 from flows.replication.version import Version
+from tests.support.needs_torch import needs_torch
 
 FULL_VIRTUAL = Version(full=True, virtual=True)
 DOCS = Path("docs/figures").resolve()
@@ -189,7 +190,11 @@ def test_the_verdicts_of_the_documentation_can_be_read(paper: str) -> None:
 # -- what is on virtual time -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["full", "short"])
+@pytest.mark.parametrize(
+    "full",
+    [pytest.param(True, marks=needs_torch), pytest.param(False, marks=needs_torch)],
+    ids=["full", "short"],
+)
 def test_every_trial_is_on_virtual_time_and_none_in_a_folder_of_real_ones(full: bool) -> None:
     version = Version(full, virtual=True)
     names = [*JUDGED.values(), *SHOWN.values(), *by_design(version).values()]
@@ -222,7 +227,9 @@ def test_what_is_not_on_virtual_time_is_said_with_the_reason() -> None:
     assert left_out == {reason.partition(":")[0] for reason in NOT_VIRTUAL if reason[1] == "e"}
 
 
+@pytest.mark.torch
 def test_beside_the_short_version_are_its_own_cells_and_seeds(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: make torch")
     short = verdicts(judged("holds", 2, 1, 3))
     found = alike_of(FULL_VIRTUAL, short, tmp_path, print)
     assert {title: study.planned for title, study in found.items()} == {
