@@ -81,12 +81,9 @@ def prepare(
     What is in it must be of this trial: see `set_aside`. Without `resume`, it starts again.
     """
     path = _to_go_on_from(trial, folder, say) if resume else None
-    if path is not None:
-        keep_record(folder)
-    else:
+    if path is None:
         start_again(trial, folder, say, resume=resume)
-    failed = {FAILED_ATTEMPTS: len(failures(trial, folder))}
-    return Attempt(trial, folder, path, {**circumstances, **failed})
+    return _made_ready(trial, folder, path, circumstances)
 
 
 def prepare_again(
@@ -102,10 +99,11 @@ def prepare_again(
     if path is None:
         say(f"{trial.name}: {reason}; it starts again")
         end_unfinished(lost, reason)
+        start_again(trial, folder, say, resume=resume)
     else:
         updates = find_saved(path).updates
         say(f"{trial.name}: {reason}; it goes on from update {updates}, of its checkpoints")
-    return prepare(trial, folder, lost.circumstances, say, resume=resume)
+    return _made_ready(trial, folder, path, lost.circumstances)
 
 
 def start_again(
@@ -123,6 +121,15 @@ def start_again(
         say(f"{trial.name}: an earlier attempt {why}: it starts again")
     # What an interrupted attempt left, checkpoints too, must not reach this one.
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _made_ready(
+    trial: Trial, folder: Path, path: str | None, circumstances: Mapping[str, int]
+) -> Attempt:
+    if path is not None:
+        keep_record(folder)
+    failed = {FAILED_ATTEMPTS: len(failures(trial, folder))}
+    return Attempt(trial, folder, path, {**circumstances, **failed})
 
 
 def _to_go_on_from(trial: Trial, folder: Path, say: Callable[[str], None]) -> str | None:
