@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import resource
 import subprocess
 import sys
@@ -34,6 +32,7 @@ from flows.cli.new import (
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, load_trials
 from flows.config.yaml_document import parse_document
+from tests.support.commands import answered
 
 Happening = tuple[FaultKind, Role, When]
 HAPPENINGS: list[Happening] = [
@@ -186,7 +185,6 @@ def test_of_a_disk_without_space_no_half_a_file_is_left(tmp_path: Path) -> None:
 
 
 def test_in_a_terminal_it_asks(tmp_path: Path) -> None:
-    terminal, end = pty.openpty()
     answers = [
         "",
         "softmax",
@@ -200,19 +198,7 @@ def test_in_a_terminal_it_asks(tmp_path: Path) -> None:
         "virtual",
         "n",
     ]
-    with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "new", "mine"],
-        cwd=tmp_path,
-        stdin=end,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as asking:
-        os.write(terminal, "".join(f"{answer}\n" for answer in answers).encode())
-        _, err = asking.communicate(timeout=60)
-    os.close(terminal)
-    os.close(end)
-    assert asking.returncode == 0, err
+    _, err = answered(tmp_path, ["new", "mine"], answers)
     assert "'meteor': expected one of none, kill" in err
     experiment, trials = load_trials(str(tmp_path / "mine.yaml"))
     assert experiment.workload.kind == "softmax"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import os
-import pty
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -29,6 +27,7 @@ from flows.cli.new import FAULTS, ROLES, WORKLOADS, Choices, fits, written
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, load_trials
 from flows.config.yaml_document import parse_document
+from tests.support.commands import answered
 
 CANCER, DIABETES, IRIS = load_breast_cancer(), load_diabetes(scaled=False), load_iris()
 DIAGNOSES = CANCER.target_names[CANCER.target]
@@ -352,22 +351,9 @@ def test_a_file_that_cannot_be_learnt_from_ends_the_command_with_2(tmp_path: Pat
 
 def test_in_a_terminal_it_asks_for_the_file(tmp_path: Path) -> None:
     table(tmp_path / "iris.csv", IRIS.feature_names, IRIS.data, IRIS.target)
-    terminal, end = pty.openpty()
     answers = ["file", "irs.csv", "iris.csv", "traget", "target", "regression"]
     answers += ["mlp", "none chain", "none", "2", "virtual", ""]
-    with subprocess.Popen(
-        [sys.executable, "-m", "flows.cli", "new", "mine"],
-        cwd=tmp_path,
-        stdin=end,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as asking:
-        os.write(terminal, "".join(f"{answer}\n" for answer in answers).encode())
-        out, err = asking.communicate(timeout=60)
-    os.close(terminal)
-    os.close(end)
-    assert asking.returncode == 0, err
+    out, err = answered(tmp_path, ["new", "mine"], answers)
     assert "irs.csv cannot be read" in err
     assert "'traget': there is no such column; did you mean 'target'?" in err
     assert "petal width (cm), target) [target]" in out

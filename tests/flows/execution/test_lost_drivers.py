@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from dps.events import Applied, Audited, TrainingStarted, TrialResumed
 from flows.execution.experiment import AGAIN
 from flows.execution.resume import BEFORE
 from flows.records.record import EARLIER, EVENTS_FILE, Record, read_record
+from tests.support.commands import Command
 from tests.support.deployment import deployed, workers
 from tests.support.stores import with_store
 from tests.support.waiting import eventually
@@ -47,39 +48,15 @@ HOW = {
 }
 
 
-class Run:
-    """A `dps run` in a process of its own; use as a context manager, which waits for its end."""
+class Run(Command):
+    """A `dps run` in a process of its own."""
 
     def __init__(self, here: Path, *options: str, **changes: Any) -> None:
         self.folder = with_store(here) / "results" / "lost"
-        self._here = here
-        self._command = [sys.executable, "-m", "flows.cli", "run", "lost.yaml", *options]
-        (here / "lost.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}, sort_keys=False))
-
-    def __enter__(self) -> Run:
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("MLFLOW_TRACKING_URI", None)
-        with (self._here / "told").open("w") as out:
-            self.process = subprocess.Popen(
-                self._command,
-                cwd=self._here,
-                env=environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    @property
-    def told(self) -> str:
-        """What it has said so far."""
-        return (self._here / "told").read_text()
+        super().__init__(here, ["run", "lost.yaml", *options], environment)
+        (here / "lost.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}, sort_keys=False))
 
     def record(self, trial: str) -> Record:
         """What is recorded of a trial so far."""
@@ -113,10 +90,9 @@ class Run:
         Returns the processes that each had then.
         """
         struck: dict[str, list[psutil.Process]] = {}
-        until = time.monotonic() + SECONDS
-        while len(struck) < len(victims):
+
+        def strike_those_that_are_so_far() -> bool:
             assert self.process.poll() is None, self.told
-            assert time.monotonic() < until, self.told
             for trial, updates in victims.items():
                 if trial in struck or self.updates(trial) < updates:
                     continue
@@ -126,18 +102,24 @@ class Run:
                 assert victim is not None
                 struck[trial] = [driver, *driver.children(recursive=True)]
                 victim.kill()
-            time.sleep(0.02)
+            return len(struck) == len(victims)
+
+        eventually(strike_those_that_are_so_far, SECONDS)
         return struck
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """What `dps results` shows of each trial."""
         words = [sys.executable, "-m", "flows.cli", "results", "lost", "--format", "json"]
-        shown = subprocess.run(words, cwd=self._here, capture_output=True, text=True, check=True)
+        shown = subprocess.run(words, cwd=self.here, capture_output=True, text=True, check=True)
         return {row["trial"]: row for row in json.loads(shown.stdout)}
 
     def kept(self) -> list[Path]:
         """The records of attempts that failed."""
         return sorted((self.folder / EARLIER).glob(f"*/{EVENTS_FILE}"))
+
+    def has_kept(self, number: int) -> bool:
+        """Whether the records of so many attempts that failed are kept."""
+        return len(self.kept()) == number
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -219,7 +201,7 @@ def test_without_resuming_a_trial_with_checkpoints_starts_again(tmp_path: Path, 
 def test_what_is_lost_too_often_has_failed_and_the_next_run_tries_it_again(tmp_path: Path) -> None:
     with Run(tmp_path, seeds=[0, 1]) as run:
         for attempt in range(1 + AGAIN):
-            eventually(lambda number=attempt: len(run.kept()) == number, SECONDS)  # type: ignore[misc]
+            eventually(partial(run.has_kept, attempt), SECONDS)
             run.strike("driver", {"seed-0": 10})
     assert run.process.returncode == 1, run.told
     ended = run.record("seed-0").ended

@@ -10,10 +10,8 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from flows.tracking.server import trials_view
 from flows.tracking.tracker import tracked_experiments
 from tests.flows.execution.test_experiment import ORDER, ToyRunner, experiment, go
 from tests.flows.execution.test_run import CONFIG
+from tests.support.commands import DPS, Command
 from tests.support.mlflow_server import MlflowServer
 from tests.support.synthetic import toy_events, write_events
 from tests.support.waiting import eventually
@@ -47,47 +46,22 @@ SHORT: dict[str, Any] = {
 }
 
 
-class Grid:
-    """A `dps run` in a process of its own, with real trials; use as a context manager.
-
-    It writes to a server, and is over when the context is.
-    """
+class Grid(Command):
+    """A `dps run` in a process of its own, with real trials, which writes to a server."""
 
     def __init__(self, here: Path, name: str, server: MlflowServer, **changes: Any) -> None:
-        self.here, self.name = here, name
+        self.name = name
         self.config = here / f"{name}.yaml"
         self.config.write_text(yaml.safe_dump({**CONFIG, **SHORT, "experiment": name, **changes}))
-        self._out = here / "told"
-        self._environment = {**os.environ, "MLFLOW_TRACKING_URI": server.uri}
-
-    def __enter__(self) -> Grid:
-        with self._out.open("w") as out:
-            self.process = subprocess.Popen(
-                self._command("run", str(self.config)),
-                cwd=self.here,
-                env=self._environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-    def told(self) -> str:
-        """What it has said so far."""
-        return self._out.read_text()
+        environment = {**os.environ, "MLFLOW_TRACKING_URI": server.uri}
+        super().__init__(here, ["run", str(self.config)], environment)
 
     def dps(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another command where it runs."""
         return subprocess.run(
-            self._command(*arguments),
+            [*DPS, *arguments],
             cwd=self.here,
-            env=self._environment,
+            env=self.environment,
             capture_output=True,
             text=True,
         )
@@ -101,9 +75,6 @@ class Grid:
         assert done.tracked
         assert runner.ran == []
         return held(folder / "mlruns" / "mlflow.db", folder / "mlruns", self.name)
-
-    def _command(self, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "flows.cli", *arguments]
 
 
 @pytest.fixture(scope="module")
@@ -195,16 +166,16 @@ def test_a_server_killed_in_the_middle_of_a_grid_ends_with_the_same_data(
     up: MlflowServer, tmp_path: Path
 ) -> None:
     with Grid(tmp_path, "killed", up, seeds=[0, 1, 2]) as grid:
-        eventually(lambda: "[2/3]" in grid.told(), TRIAL_SECONDS)
+        eventually(lambda: "[2/3]" in grid.told, TRIAL_SECONDS)
         begun = eventually(lambda: up.half_written("killed"), TRIAL_SECONDS)
         up.kill()
         assert up.half_written("killed") == begun, "it was killed too late to show anything"
-        eventually(lambda: "cannot be used" in grid.told(), TRIAL_SECONDS)
+        eventually(lambda: "cannot be used" in grid.told, TRIAL_SECONDS)
         # The last trial goes on, but must not be delivered before the server is back.
         grid.process.send_signal(signal.SIGSTOP)
         up.start()
         grid.process.send_signal(signal.SIGCONT)
-    told = grid.told()
+    told = grid.told
     assert grid.process.returncode == 0, told
     assert told.count("cannot be used") == told.count("is back, and has what was kept") == 1
     number = tracked_experiments(up.uri)["killed"]
@@ -218,7 +189,7 @@ def test_what_a_server_missed_to_the_end_is_delivered_by_sync_once(
     with Grid(tmp_path, "missed", up, seeds=[0, 1]) as grid:
         eventually(lambda: up.half_written("missed"), TRIAL_SECONDS)
         up.kill()
-    told = grid.told()
+    told = grid.told
     assert grid.process.returncode == 0, told
     assert told.count("cannot be used") == 1
     assert told.endswith("when the tracking store is back: dps sync missed\n")
