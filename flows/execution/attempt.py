@@ -18,7 +18,6 @@ from platform import python_version
 
 from dps.errors import CheckpointCorrupt, ConfigurationError
 from dps.events import TrialEnded, TrialResumed, TrialStarted
-from dps.protocol.storage.manifest import find_saved
 from flows.analysis.finished import Identified
 from flows.config.trials import Trial
 from flows.execution.resume import CHECKPOINTS, interrupted, keep_record
@@ -101,8 +100,8 @@ def prepare_again(
         end_unfinished(lost, reason)
         start_again(trial, folder, say, resume=resume)
     else:
-        updates = find_saved(path).updates
-        say(f"{trial.name}: {reason}; it goes on from update {updates}, of its checkpoints")
+        # From which update is told when it does: nodes of a deployment may write checkpoints yet.
+        say(f"{trial.name}: {reason}; it goes on from its checkpoints")
     return _made_ready(trial, folder, path, lost.circumstances)
 
 

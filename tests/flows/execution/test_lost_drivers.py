@@ -169,7 +169,8 @@ def test_a_grid_ends_whole_though_drivers_or_schedulers_are_lost(
     assert 30 <= resumed.updates < UPDATES  # of a chain, no ack waits for what is below
     line = f"{goes_on}: {HOW[what]}"
     assert line in run.told
-    assert f"; it goes on from update {resumed.updates}, of its checkpoints\n" in run.told
+    assert "; it goes on from its checkpoints\n" in run.told
+    assert f" goes on from update {resumed.updates}, from checkpoints in " in run.told
     assert read_record(kept).ended is None
 
     assert f"{starts_again}: {HOW[what]}" in run.told
@@ -229,7 +230,8 @@ def test_a_trial_on_a_deployment_goes_on_as_well_when_its_driver_is_lost(tmp_pat
         assert run.process.returncode == 0, run.told
     record = run.record("seed-0")
     (resumed,) = record.of(TrialResumed)
-    assert f"; it goes on from update {resumed.updates}, of its checkpoints\n" in run.told
+    assert "; it goes on from its checkpoints\n" in run.told
+    assert f" goes on from update {resumed.updates}, from checkpoints in " in run.told
     (audited,) = record.of(Audited)
     assert audited.version == sum(audited.applied.values()) == UPDATES
 
