@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -22,9 +22,12 @@ from typing import Any, Protocol, TypeVar
 import psutil
 from distributed import wait
 
-from dps.protocol.transport import Clock, TransportChoice
+from dps.protocol.transport import Clock, TransportChoice, Watched
 
 T = TypeVar("T")
+
+# `time.monotonic` stands still on Linux while the machine is suspended; leases must not.
+BOOT_TIME = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SystemClock:
@@ -35,8 +38,8 @@ class SystemClock:
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
-        return time.monotonic()
+        """Seconds on a clock that never goes back, those in which the machine was suspended too."""
+        return time.clock_gettime(BOOT_TIME)
 
 
 class Running(Protocol):
@@ -79,6 +82,30 @@ class Flag(Protocol):
         ...
 
 
+class Presence(Protocol):
+    """The registration of a process with the monitor of its host.
+
+    Attributes
+    ----------
+    watched
+        How the process is known there; None: no monitor watches it.
+    """
+
+    watched: Watched | None
+
+    def enter(self) -> None:
+        """Register, if this is the first user."""
+        ...
+
+    def exit(self) -> None:
+        """Leave, if this was the last user."""
+        ...
+
+    def silence(self, seconds: float) -> None:
+        """Have the monitor say nothing of this process for a while, as if both were cut off."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What a process has used since it started: seconds of cores, and bytes of memory at most."""
@@ -98,11 +125,14 @@ class Platform:
         Whether the process is told by a signal that it is to end.
     serves_metrics
         Whether the process has an endpoint where metrics are asked for.
+    presence
+        The registration with a monitor that the platform provides; None: one of the host is used.
     """
 
     clock: Clock = SystemClock()
     handles_signals = True
     serves_metrics = True
+    presence: Presence | None = None
 
     @property
     def pid(self) -> int:
@@ -123,6 +153,13 @@ class Platform:
     def token(self) -> str:
         """Return eight characters that nobody else has, for a name."""
         return uuid.uuid4().hex[:8]
+
+    def monitors(self, told: Callable[[Any], Awaitable[object]]) -> Any:
+        """Return the monitors that the platform provides (`dps.protocol.transport.Monitors`).
+
+        None: those of the hosts are used. `told` is called with each `Sighted`.
+        """
+        return None
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
         """Return by what arrays are sent, if `chosen` is what a user wants."""

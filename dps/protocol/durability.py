@@ -371,3 +371,7 @@ class Durability(Shown):
 @dataclass(frozen=True, slots=True)
 class NoDurability(Durability):
     """Shard state survives nothing; a lost shard restarts from its initial values."""
+
+    def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
+        """Whether a host is the only replica: a server that is only silent has the state still."""
+        return alone

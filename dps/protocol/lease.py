@@ -1,9 +1,15 @@
 """Leases: the right to serve, or to be waited for, which lasts only while it is renewed.
 
-The holder counts from the moment at which it asked, on its own clock, and takes a tenth off; the
+The holder counts from the moment at which it asked, on its own clock, and takes a fifth off; the
 coordinator counts from the moment at which it was asked. As long as the rates of their clocks
-differ by less than that tenth, a holder knows that its lease is over before the coordinator gives
-it up. A paused process finds its lease over when it runs again, whatever it was about to do.
+differ by less than a tenth, and the holder's clock does not stand still for more than a tenth of
+the lease, a holder knows that its lease is over before the coordinator gives it up. A process that
+was paused finds its lease over when it runs again, whatever it was doing: clocks count the time in
+which a process is stopped and a machine is suspended. They do not count that in which a virtual
+machine is paused, which is what the second tenth is for.
+
+The monitor of a host renews leases for processes that run but do not answer. That only makes the
+coordinator wait longer: the holder does not count on it.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from dps.protocol.transport import Clock
 Holder = TypeVar("Holder", bound=Hashable)
 
 DRIFT = 0.1  # what a holder takes off, because clocks do not run at quite the same rate
-RENEWALS = 4  # how often a lease is renewed while it lasts, so that a lost message does not end it
+STANDSTILL = 0.1  # and because its clock stands still while its virtual machine is paused
 
 
 class Lease:
@@ -28,6 +34,7 @@ class Lease:
 
     def __init__(self, timings: Timings, clock: Clock) -> None:
         self._seconds = timings.lease
+        self._every = timings.renewal
         self._clock = clock
         self._until = -math.inf
 
@@ -45,7 +52,7 @@ class Lease:
             Asks the coordinator, with a deadline in seconds; returns whether it was granted. It may
             be called again before it has returned: an answer that is lost must not cost the lease.
         """
-        await repeat_forever(self._seconds / RENEWALS, lambda: self._renew(ask))
+        await repeat_forever(self._every, lambda: self._renew(ask))
 
     def end(self) -> None:
         """Give the lease up."""
@@ -56,13 +63,14 @@ class Lease:
         try:
             granted = await ask(self._seconds)
         except (TransportError, NotServing):
-            return  # the next one is on its way
+            return  # the next renewal is on its way
         if granted:
-            self._until = max(self._until, asked + self._seconds * (1 - DRIFT))
+            until = asked + self._seconds * (1 - DRIFT - STANDSTILL)
+            self._until = max(self._until, until)
 
 
 async def repeat_forever(every: float, act: Callable[[], Awaitable[None]]) -> None:
-    """Do something every so many seconds, whether it has ended the last time or not."""
+    """Call `act` every `every` seconds until cancelled; calls may overlap."""
 
     async def once() -> None:
         await act()
@@ -78,20 +86,36 @@ class Leases(Generic[Holder]):
 
     def __init__(self, timings: Timings, clock: Clock) -> None:
         self._seconds = timings.lease
+        self._moment = timings.lease / 4
+        self._patience = timings.patience
         self._clock = clock
+        self._heard: dict[Holder, float] = {}
         self._until: dict[Holder, float] = {}
 
     def grant(self, holder: Holder) -> None:
-        """Let a lease begin now, or begin anew."""
-        self._until[holder] = self._clock.monotonic() + self._seconds
+        """Begin or renew the lease of a holder that has asked for it."""
+        self._heard[holder] = self._clock.monotonic()
+        self._until[holder] = self._heard[holder] + self._seconds
+
+    def vouch(self, holder: Holder) -> None:
+        """Renew the lease of a holder that is seen running, up to its patience."""
+        if holder in self._until:
+            now = self._clock.monotonic()
+            until = min(now + self._seconds, self._heard[holder] + self._patience)
+            self._until[holder] = max(until, self._until[holder])
 
     def end(self, holder: Holder) -> None:
         """Forget a holder."""
         self._until.pop(holder, None)
+        self._heard.pop(holder, None)
 
     def overdue(self, holder: Holder) -> float:
         """For how many seconds the holder's lease has been over; negative while it is not."""
         return self._clock.monotonic() - self._until.get(holder, -math.inf)
+
+    def silence(self, holder: Holder) -> float:
+        """For how many seconds the holder has not asked for its lease."""
+        return self._clock.monotonic() - self._heard.get(holder, -math.inf)
 
     def is_heard_after(self, holder: Holder, other: Holder) -> bool:
         """Whether a holder has renewed its lease since that of another one was over.
@@ -100,7 +124,7 @@ class Leases(Generic[Holder]):
         """
         now = self._clock.monotonic()
         until, others = self._until.get(holder, -math.inf), self._until.get(other, -math.inf)
-        return until > now if others > now else until - self._seconds > others
+        return until > now if others > now else self._heard.get(holder, -math.inf) > others
 
     async def watch(self, on_over: Callable[[Holder], Awaitable[None]]) -> None:
         """Call `on_over` for every holder whose lease is over, again and again until it is ended.
@@ -113,7 +137,7 @@ class Leases(Generic[Holder]):
             pause = self._until_next(before)
             await asyncio.sleep(pause)
             now = self._clock.monotonic()
-            if now - before - pause > self._seconds / RENEWALS:
+            if now - before - pause > self._moment:
                 grace = now + self._seconds / 2
                 self._until = {holder: max(t, grace) for holder, t in self._until.items()}
             for holder in [holder for holder, t in self._until.items() if t <= now]:
@@ -121,6 +145,6 @@ class Leases(Generic[Holder]):
                     await on_over(holder)
 
     def _until_next(self, now: float) -> float:
-        """Seconds until a lease may be over: no longer than the next renewal of all of them."""
+        """Seconds until a lease may be over; never so long that a standstill would go unnoticed."""
         first = min(self._until.values(), default=math.inf) - now
-        return min(max(first, self._seconds / 50), self._seconds / RENEWALS)
+        return min(max(first, self._seconds / 50), self._moment)

@@ -1,4 +1,4 @@
-"""How long the parts of the protocol wait for each other."""
+"""Durations of the protocol: deadlines, leases, and the limits of patience."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, fields
 
 from dps.core.ranges import positive
 from dps.errors import require
+
+RENEWAL = 0.5  # at most: renewals also bring what hosts and workers have to know, such as `leaving`
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Timings:
         Deadline of one call.
     copy
         Deadline of a call that carries a whole shard.
-    patience
+    hold
         How long a head holds a request that the consistency model makes wait, before it tells the
         client to ask again; less than `call`.
     retry
@@ -26,32 +28,49 @@ class Timings:
     unavailable
         How long a client waits for a shard that is down before it gives up.
     flush
-        How often recorded events are sent on.
+        How often recorded events are sent.
     lease
-        How long a host or worker that is not heard of is counted on.
+        How long an unreachable process is treated as alive: one that neither answers nor is seen by
+        the monitor of its host.
+    patience
+        How long a busy process is waited for: one that its monitor sees running, but that does not
+        answer. A server that holds the only copy of a state is waited for as long as it lives.
+    stopped
+        How long a process must be stopped, or hang in the kernel, until its monitor may kill it.
     last_copy
-        How long a host that is not heard of, but may live, is waited for if it holds the only copy
-        of a state that must not be lost.
+        How long an unreachable server is waited for if it holds the only copy of a state.
 
     Raises
     ------
     ConfigurationError
-        One is no number above 0, or `patience` is not less than `call`.
+        A duration is no number above 0, or `hold` is not less than `call`.
+
+    Examples
+    --------
+    >>> Timings(lease=30).lease
+    30.0
     """
 
     call: float = 5.0
     copy: float = 60.0
-    patience: float = 2.0
+    hold: float = 2.0
     retry: float = 0.05
     unavailable: float = 120.0
     flush: float = 0.25
-    lease: float = 1.0
-    last_copy: float = 30.0
+    lease: float = 10.0
+    patience: float = 60.0
+    stopped: float = 0.8
+    last_copy: float = 60.0
+
+    @property
+    def renewal(self) -> float:
+        """How often leases are renewed, so that a lost message does not end one."""
+        return min(self.lease / 4, RENEWAL)
 
     def __post_init__(self) -> None:
         positive(self, *(field.name for field in fields(self)))
         require(
-            self.patience < self.call,
-            f"Timings: patience={self.patience:g}, expected less than call={self.call:g}: whoever "
-            "is held for longer than a call may take is taken for lost",
+            self.hold < self.call,
+            f"Timings: hold={self.hold:g}, expected less than call={self.call:g}: a request that "
+            "is held for longer than a call may take would be taken for lost",
         )

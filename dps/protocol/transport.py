@@ -1,4 +1,4 @@
-"""The two interfaces that the protocol runs against: `Transport` and `Clock`.
+"""The interfaces that the protocol runs against: `Transport`, `Clock` and `Monitors`.
 
 `dps.cluster` implements them on Dask, `dps.sim` on virtual time in one process.
 """
@@ -71,4 +71,32 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds on a clock of this process that never goes back, for durations and leases."""
+        ...
+
+
+class Watched(NamedTuple):
+    """A process as the monitor of its host knows it: where the monitor is asked, and the number."""
+
+    monitor: str
+    number: int
+
+
+class Monitors(Protocol):
+    """The monitors of the hosts that a group runs on, as the coordinator reaches them.
+
+    What they see comes to the coordinator as `dps.protocol.messages.Sighted`.
+    """
+
+    def follow(self, monitor: str) -> None:
+        """Have the coordinator told what a monitor sees, from now on; at once if it is already."""
+        ...
+
+    async def kill(self, watched: Watched, stopped: float) -> None:
+        """Have a process killed that has been stopped for `stopped` seconds, and still is.
+
+        Raises
+        ------
+        DpsError
+            The monitor cannot be reached. A process that it does not kill is no error.
+        """
         ...

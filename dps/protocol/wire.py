@@ -21,7 +21,8 @@ from dps.core.tables.row_gradients import Rows
 from dps.core.tables.table import Level, SparseTable
 from dps.core.updates import Call, Encoding, Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
-from dps.protocol.transport import Endpoint
+from dps.protocol.monitor import Sighting
+from dps.protocol.transport import Endpoint, Watched
 
 Frames = list[np.ndarray]
 
@@ -67,7 +68,7 @@ def _values_of(cls: type) -> Callable[[Any], tuple[Any, ...]]:
 
 
 for _cls in (
-    *(Endpoint, UpdateId, Encoding, Call, Operation, Rows),
+    *(Endpoint, Watched, Sighting, UpdateId, Encoding, Call, Operation, Rows),
     *(Progress, ShardState, SparseTable, Level),
 ):
     message(_cls)

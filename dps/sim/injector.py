@@ -17,6 +17,8 @@ from dps.sim.disk import SimDisk
 from dps.sim.network import Weather
 from dps.sim.process import Process
 from dps.sim.schedules.schedule import Fault, Kind, Schedule, Trigger, Whom
+from dps.sim.schedules.strategies import TIMINGS
+from dps.sim.schedules.watched_stories import LONGEST_BUSY
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
@@ -27,6 +29,8 @@ GLANCE = 0.01
 SLOW_LINK = 0.1
 LOSSY_LINK = 0.5
 SLOWEST_WORK = 1.0
+LATEST = 1.0  # seconds after its patience within which a busy process is given up
+ROUNDING = 1e-6
 BURST = (0.002, 0.01)
 STANDSTILL = (0.02, 0.08)
 
@@ -86,8 +90,10 @@ class Injector:
         self._disk = disk
         self._schedule = schedule
         self._random = Random(f"{schedule.case.name}/{schedule.seed}/bursts")
+        self._of_monitors = Random(f"{schedule.case.name}/{schedule.seed}/monitors cut off")
         self._crew = crew
         self._touched: set[str] = set()
+        self._unseen: set[str] = set()
         self._troubled: Counter[str] = Counter()
         self._victim = ""
         self._copy = ("", "")
@@ -104,6 +110,10 @@ class Injector:
     def touched(self, process: Process) -> bool:
         """Whether a process may have been kept from its work, so that it may be taken for lost."""
         return bool(self._schedule.weather.loss) or process.address in self._touched
+
+    def may_be_unseen(self, process: Process) -> bool:
+        """Whether a fault may have kept the coordinator from seeing that a process lives."""
+        return bool(self._schedule.weather.loss) or process.address in self._unseen
 
     def has_touched_all(self, addresses: Set[str]) -> bool:
         """Whether a fault has touched the processes at each of these addresses."""
@@ -214,11 +224,24 @@ class Injector:
     def _named(self, endpoint: Endpoint | None) -> str:
         return self._world.name_of(endpoint) if endpoint is not None else ""
 
-    def _touch(self, *names: str) -> None:
+    def _touch(self, *names: str, seen: bool = False) -> None:
         for name in names:
             process = self._world.process(name)
             if process is not None:
                 self._touched.add(process.address)
+                self._unseen |= set() if seen else {process.address}
+
+    def _touch_machine(self, machine: str) -> None:
+        """Take note that the monitor of a machine may not be heard of."""
+        here = {process.address for process in self._world.on_machine(machine)}
+        self._touched |= here
+        self._unseen |= here
+
+    def _is_seen(self, process: Process) -> bool:
+        """Whether the coordinator hears of a process from its monitor, as long as that is well."""
+        return process.machine in self._world.monitors and not self._network.is_any_cut(
+            self._world.monitors[process.machine].process.name
+        )
 
     # -- how -------------------------------------------------------------------------------------
 
@@ -255,9 +278,21 @@ class Injector:
             process.offset += fault.step
             self._at_the_end(fault, lambda: _set_back(process, fault.step))
             return True
-        if name != "scheduler":
-            self._touch(name)
+        # A process that is busy for less than the patience is waited for: nothing may come of it.
+        patient = fault.kind == "busy" and (fault.lasts or 0) < LONGEST_BUSY + ROUNDING
+        seen = fault.kind in ("busy", "pause") and self._is_seen(process)
+        if name != "scheduler" and not (patient and seen):
+            self._touch(name, seen=seen)
         match fault.kind:
+            case "busy":
+                self._network.pause(process, busy=True)
+                self._ends_with(self._busy(process, fault.lasts or 0))
+            case "standstill":
+                self._network.pause(process, clock_stands=True)
+                self._at_the_end(fault, lambda: self._network.resume(process))
+            case "monitor lost":
+                self._touch_machine(process.machine)
+                return self._world.lose_monitor(process.machine)
             case "crash":
                 self._crash(name, fault.lasts)
             case "power loss":
@@ -309,6 +344,7 @@ class Injector:
         self._victim = name
         machine, lost = world.lose_power(name)
         self._touched |= {process.address for process in lost}
+        self._unseen |= {process.address for process in lost}
         self._disk.lose_power(machine, fault.which)
         self._ends_with(self._power_up(world, lost, fault.lasts or 0))
 
@@ -349,6 +385,8 @@ class Injector:
         self._troubled.update(ends)
         undo: list[Callable[[], None]] = [lambda: self._troubled.subtract(ends)]
         network = self._network
+        if "scheduler" in (name, other):
+            undo += self._perhaps_cut_monitor(ends[0])
         match fault.kind:
             case "one-way cut":
                 network.cut(name, other)
@@ -367,6 +405,18 @@ class Injector:
         for end in undo:
             self._at_the_end(fault, end)
         return True
+
+    def _perhaps_cut_monitor(self, name: str) -> list[Callable[[], None]]:
+        """Have a node's monitor out of the scheduler's reach as well; return how to undo that."""
+        process = self._world.process(name)
+        if process is None or process.machine not in self._world.monitors:
+            return []
+        if self._of_monitors.random() < 0.5:
+            return []
+        self._touch_machine(process.machine)
+        monitor = self._world.monitors[process.machine].process.name
+        self._network.cut(monitor, "scheduler")
+        return [lambda: self._network.mend(monitor, "scheduler")]
 
     def _strike_disk(self, fault: Fault) -> bool:
         part = f"shard-{fault.whom.number}/"
@@ -401,6 +451,20 @@ class Injector:
     async def _later(self, seconds: float, undo: Callable[[], None]) -> None:
         await asyncio.sleep(seconds)
         undo()
+
+    async def _busy(self, process: Process, seconds: float) -> None:
+        """Keep a process busy; after its patience nobody may wait for it any more."""
+        world, scheduler = self._world, self._world.process("scheduler")
+        stood = scheduler.stood if scheduler is not None else 0.0
+        began = asyncio.get_running_loop().time()
+        await asyncio.sleep(seconds)
+        waited = asyncio.get_running_loop().time() - began > TIMINGS.patience + LATEST
+        undisturbed = scheduler is not None and scheduler.stood == stood and world is self._world
+        undisturbed &= scheduler is not None and scheduler.paused_at is None
+        if waited and undisturbed and process.alive and process.busy and world.counts_on(process):
+            text = f"{process.name} was busy for {seconds:g} s, and is waited for still"
+            self._network.report(Violation("waited too long", text))
+        self._network.resume(process)
 
     async def _stutter(self, process: Process, seconds: float) -> None:
         """Have a process run for moments only."""

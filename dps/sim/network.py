@@ -28,6 +28,7 @@ from dps.protocol.messages import (
     Renewed,
     RenewLease,
     RenewWorker,
+    Sighted,
     Table,
     Waiting,
 )
@@ -42,7 +43,9 @@ Line = tuple[float, str, str, str, str]
 Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused or lost
 
 # Messages of plain values that cannot be changed, and that are sent again and again.
-REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull})
+REPEATED = frozenset(
+    {RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull, Sighted}
+)
 ECHOED = 0.3
 LATE = (0.1, 3.0)  # seconds after which requests arrive again
 READING = 0.0001  # seconds that it takes to read a message that has been waiting
@@ -177,19 +180,25 @@ class Network:
         for reply in process.expected:
             self._later(self._link(process.name, process.name).delay(), _refuse, reply)
 
-    def pause(self, process: Process) -> None:
-        """Let nothing of a process run until it is resumed; what it is sent waits."""
+    def pause(self, process: Process, busy: bool = False, clock_stands: bool = False) -> None:
+        """Let nothing of a process run until it is resumed; what it is sent waits.
+
+        It is stopped, or its virtual machine is and the `clock_stands`, or it is `busy`.
+        """
         if process.paused_at is None and process.alive:
             self.note("pause", process.name, "", "")
-            process.paused_at = self._loop.time()
+            process.paused_at, process.busy = self._loop.time(), busy
+            process.clock_stands = clock_stands
             self._virtual.pause(process)
 
     def resume(self, process: Process) -> None:
-        """Let a paused process go on; no clock has stood still."""
+        """Let a paused process go on."""
         if process.paused_at is not None:
             self.note("resume", process.name, "", "")
-            process.stood += self._loop.time() - process.paused_at
-            process.paused_at = None
+            paused = self._loop.time() - process.paused_at
+            process.stood += paused
+            process.missed += paused if process.clock_stands else 0.0
+            process.paused_at, process.busy, process.clock_stands = None, False, False
             self._virtual.resume(process)
             unread, process.unread = process.unread, []
             for number, arrive in enumerate(unread, 1):
@@ -206,6 +215,10 @@ class Network:
     def is_cut(self, source: str, target: str) -> bool:
         """Whether what one sends to the other is lost."""
         return self._cut[source, target] > 0
+
+    def is_any_cut(self, source: str) -> bool:
+        """Whether anything that one sends is lost."""
+        return any(number > 0 for (name, _), number in self._cut.items() if name == source)
 
     def lose(self, source: str, target: str, fraction: float) -> None:
         """Lose this fraction of what one sends to another, whatever the weather."""
@@ -424,8 +437,14 @@ class _Request:
         elif self._network.reads_late and target.paused_at is not None:
             target.unread.append(self.arrive)
         else:
-            work = self._network.serve(target, self._key, self._link, self._frames)
-            target.run(work).add_done_callback(self._answer)
+            target.run(self._carry_out()).add_done_callback(self._answer)
+
+    async def _carry_out(self) -> wire.Frames:
+        network, target, message = self._network, self._target, self._message
+        frames: wire.Frames = await network.serve(target, self._key, self._link, self._frames)
+        if self._link == "train" or type(message) is RenewLease:
+            network.on_answer(target, message, frames)
+        return frames
 
     def expire(self) -> None:
         """Wait for no reply any longer."""
@@ -437,8 +456,6 @@ class _Request:
         if serving.cancelled() or serving.exception() is not None:
             return
         network, target, message = self._network, self._target, self._message
-        if self._link == "train" or type(message) is RenewLease:
-            network.on_answer(target, message, serving.result())
         frames = serving.result()
         fulfil = partial(_fulfil, self._reply, frames)
         name = f"{type(message).__name__} reply"

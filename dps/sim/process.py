@@ -30,6 +30,12 @@ class Process:
         For how many seconds it has been paused so far, the pause that it is in not counted.
     paused_at
         When the pause began that it is in; None: it runs.
+    busy
+        Whether it is paused only as far as others can tell: it is at work, and answers nothing.
+    clock_stands
+        Whether its monotonic clock stands still while it is paused, as on a paused virtual machine.
+    missed
+        For how many seconds its monotonic clock has stood still.
     machine
         What it shares a power supply and the cache of a disk with.
     silent
@@ -52,6 +58,9 @@ class Process:
         self.offset = 0.0
         self.stood = 0.0
         self.paused_at: float | None = None
+        self.busy = False
+        self.clock_stands = False
+        self.missed = 0.0
         self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.expected: dict[asyncio.Future[wire.Frames | None], None] = {}
@@ -85,4 +94,4 @@ class SimClock:
 
     def monotonic(self) -> float:
         """Seconds since the simulation began, on a clock that may be a little fast or slow."""
-        return self._process.rate * self._loop.time()
+        return self._process.rate * (self._loop.time() - self._process.missed)

@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from dps.core.filters.chain import EVERY, checked, checked_of_pulls
 from dps.core.rules.rule import SGD, UpdateRule
@@ -124,8 +125,8 @@ class _Run:
         self._network.reads_late = schedule.wide
         self._clocks = self._stream("clocks")
         self._files = files
-        notices, machines = self._stream("notices"), schedule.machines
-        self._world = World(group, zeros(layout), self._network, notices, machines=machines)
+        notices, places = self._stream("notices"), self._places
+        self._world = World(group, zeros(layout), self._network, notices, **places)
         self._world.tells = schedule.told
         self._injector = Injector(self._world, files, schedule, self)
         self._tally = Tally(case.shards, lambda: self._auditor.mail_lost)
@@ -220,8 +221,7 @@ class _Run:
             incarnations=saved.incarnations,
         )
         notices = self._stream(f"notices {self._generation}")
-        chosen = saved.states, self._schedule.machines
-        self._world = World(group, (), self._network, notices, *chosen)
+        self._world = World(group, (), self._network, notices, saved.states, **self._places)
         self._world.tells = self._schedule.told
         self._auditor.resumed(self._world, saved)
         self._leave_description(self._world)
@@ -230,6 +230,10 @@ class _Run:
         for name in dict.fromkeys(absent):
             self._start(name)
         return self._world
+
+    @property
+    def _places(self) -> dict[str, Any]:
+        return {"machines": self._schedule.machines, "watched": self._schedule.watched}
 
     def _leave_description(self, world: World) -> None:
         """Put beside the checkpoints what is needed to go on from them."""

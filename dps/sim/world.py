@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 from zlib import crc32
@@ -29,7 +30,8 @@ from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.group import Group
 from dps.protocol.messages import AddHosts, Drain, HostInfo, Table, View
 from dps.protocol.server.shard_server import ShardServer
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Endpoint, Watched
+from dps.sim.monitors import SimMonitor, SimMonitors
 from dps.sim.network import Network, SimTransport
 from dps.sim.process import Process, SimClock
 
@@ -40,6 +42,7 @@ COORDINATOR = Endpoint("sim://scheduler/0", "coordinator")
 START_SECONDS = 60.0
 DETECTION_SECONDS = 0.05
 GLANCE_SECONDS = 0.01
+BACK_SECONDS = 0.1  # until a node is there again that was killed by its monitor
 
 
 class World:
@@ -57,6 +60,8 @@ class World:
         Each shard's state to go on from instead of the initial values.
     machines
         How many machines all nodes are on; 0: each has one of its own.
+    watched
+        Whether there is a monitor on each machine.
 
     Attributes
     ----------
@@ -64,6 +69,8 @@ class World:
         What the group recorded, in order, each with the name of the process it comes from.
     watchers
         Called with each event as it is recorded, and the process that it comes from.
+    on_kill
+        Called with each process that a monitor is about to kill.
     tells
         Whether the coordinator is told of connections that break; if not, it has to find out.
     hosts
@@ -72,6 +79,8 @@ class World:
         The client in each worker's process, dead ones included.
     drained
         The hosts that are to be emptied, and to have nothing more.
+    monitors
+        The monitor of each machine, by its name.
     """
 
     def __init__(
@@ -82,16 +91,20 @@ class World:
         random: Random,
         saved: Sequence[ShardState] = (),
         machines: int = 0,
+        watched: bool = False,
     ) -> None:
         self.tells = True
+        self.monitors: dict[str, SimMonitor] = {}
         self.network = network
         self.events: list[tuple[str, Event]] = []
         self.watchers: list[Callable[[Process, Event], None]] = []
+        self.on_kill: Callable[[Process], None] = _unheard
         self.hosts: dict[str, ShardServer] = {}
         self.clients: dict[Process, Client] = {}
         self.drained: set[Endpoint] = set()
         self._random = random
         self._machines = machines
+        self._watched = watched
         self._nodes: dict[str, Process] = {}
         self._started: list[Process] = []
         self._scheduler = network.process("scheduler")
@@ -130,9 +143,26 @@ class World:
         self._scheduler.run(self._notice(process))
         self.network.crash(process)
 
+    @property
+    def processes(self) -> list[Process]:
+        """The processes that were started for nodes, dead ones included."""
+        return list(self._started)
+
+    def on_machine(self, machine: str) -> list[Process]:
+        """The processes of a machine, but for its monitor."""
+        return [process for process in self._started if process.machine == machine]
+
+    def lose_monitor(self, machine: str) -> bool:
+        """Crash the monitor of a machine; return whether there was one. Another one starts."""
+        monitor = self.monitors.pop(machine, None)
+        if monitor is not None:
+            self.network.crash(monitor.process)
+        return monitor is not None
+
     def lose_power(self, name: str) -> tuple[str, list[Process]]:
         """Crash all nodes on the machine of one, without a sign; return which these were."""
         machine = self._nodes[name].machine
+        self.lose_monitor(machine)
         lost = [process for process in self._nodes.values() if process.machine == machine]
         for process in lost:
             del self._nodes[process.name]
@@ -155,6 +185,8 @@ class World:
         for process in self._started:
             if process.alive and (process.name.startswith("worker") or not leave_hosts):
                 self.network.crash(process)
+        for machine in list(self.monitors):
+            self.lose_monitor(machine)
         self.network.crash(self._driver)
         self.network.crash(self._scheduler)
         self.watchers.clear()
@@ -177,6 +209,13 @@ class World:
         """Whether the coordinator counts on the host in a process no more."""
         member = self._coordinator.members._known.get(Endpoint(process.address, HOST))
         return member is None or member.given_up
+
+    def counts_on(self, process: Process) -> bool:
+        """Whether the coordinator waits for a process, though it need not for what it holds."""
+        if process.name.startswith("worker"):
+            return self._coordinator.workers.get(process.name) == (process.address, True)
+        host = Endpoint(process.address, HOST)
+        return not self.has_given_up(process) and not self._coordinator._holds_only_copy(host)
 
     @property
     def workers(self) -> list[str]:
@@ -268,7 +307,9 @@ class World:
         """A fresh worker process, and the client in it."""
         process = self._start_process(worker)
         transport = SimTransport(self.network, process)
-        client = self.clients[process] = Client(self.group, transport, worker, on_ack)
+        watched = self._watch(process)
+        client = Client(self.group, transport, worker, on_ack, watched=watched)
+        self.clients[process] = client
         return process, client
 
     async def complete(self) -> Table:
@@ -296,13 +337,46 @@ class World:
         process = self._start_process(name)
         me = Endpoint(process.address, HOST)
         transport = SimTransport(self.network, process)
-        host = ShardServer(self.group, name, me, transport, SimClock(process), self._sink(process))
+        clock, sink, watched = SimClock(process), self._sink(process), self._watch(process)
+        host = ShardServer(self.group, name, me, transport, clock, sink, watched=watched)
         process.services[me.key] = host.handle
         process.do(host.start)
         self.hosts[process.address] = host
         role, _, rest = name.partition("-")
         home = int(rest.partition("-")[0]) if role in ("server", "replica") else -1
         return HostInfo(me, name, role, home, process.machine if self._machines else "")
+
+    def _watch(self, process: Process) -> Callable[[], Watched | None]:
+        """Have a process watched by the monitor of its machine, if there are any.
+
+        It asks another one as soon as that is lost.
+        """
+        known: dict[SimMonitor, Watched] = {}
+
+        def watched() -> Watched | None:
+            if not self._watched:
+                return None
+            monitor = self._monitor_of(process.machine)
+            if monitor not in known:
+                known[monitor] = monitor.watch(process)
+            return known[monitor]
+
+        return watched
+
+    def _monitor_of(self, machine: str) -> SimMonitor:
+        if machine not in self.monitors:
+            rest = self.network, self.group.coordinator, self.group.timings, self._killed
+            start = partial(SimMonitor, machine, *rest)
+            self.monitors[machine] = self.network.nowhere.run(start)
+        return self.monitors[machine]
+
+    def _killed(self, process: Process) -> None:
+        """A stopped process is killed; whatever started it starts another one."""
+        self.on_kill(process)
+        if self._nodes.get(process.name) is process:
+            self.network.nowhere.run(self.crash, process.name, BACK_SECONDS)
+        else:
+            self.network.nowhere.run(self.network.crash, process)
 
     async def _notice(self, process: Process) -> None:
         """Have the coordinator told that a connection broke, which a cut keeps from showing."""
@@ -318,8 +392,9 @@ class World:
 
     def _make_coordinator(self) -> Coordinator:
         transport = SimTransport(self.network, self._scheduler)
-        clock = SimClock(self._scheduler)
-        return Coordinator(self.group, transport, clock, self._sink(self._scheduler))
+        clock, sink = SimClock(self._scheduler), self._sink(self._scheduler)
+        monitors = SimMonitors(transport, self.group.timings)
+        return Coordinator(self.group, transport, clock, sink, monitors)
 
     def _sink(self, process: Process) -> Callable[[Event], None]:
         def record(event: Event) -> None:
@@ -342,3 +417,7 @@ def node_names(group: Group) -> list[str]:
     servers = [f"server-{shard}" for shard in shards]
     replicas = [f"replica-{shard}-{i}" for shard in shards for i in range(1, group.replicas)]
     return servers + replicas + stores
+
+
+def _unheard(process: Process) -> None:
+    pass

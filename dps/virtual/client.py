@@ -25,6 +25,7 @@ from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
+from dps.virtual.monitors import VirtualMonitor
 from dps.virtual.network import NodeNetwork
 from dps.virtual.node import Peer, Place, VirtualScheduler, VirtualWorker, result_of, takes_worker
 from dps.virtual.profile import PLENTY, Profile
@@ -81,7 +82,9 @@ class VirtualClient:
     async def _build(self, seed: int) -> None:
         self.network = NodeNetwork(Random(f"{seed}/network"), self.profile)
         self._loop.probe = self.network.refuses
-        self._place = Place(self._loop, self.network, count(), self._tell, self._files)
+        monitor = VirtualMonitor(lambda process: self.kill(process.name))
+        shared = count(), self._tell, self._files, monitor
+        self._place = Place(self._loop, self.network, *shared)
         self._driver = self.network.process("driver")
         process = self.network.process("scheduler")
         self._tasks = Tasks(self._loop, self.profile, self.network.nowhere, self.alive)

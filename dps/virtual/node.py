@@ -23,6 +23,7 @@ from dps.cluster.transport.calls import frozen, thawed
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
 from dps.sim.process import Process
+from dps.virtual.monitors import VirtualMonitor
 from dps.virtual.network import NodeNetwork
 from dps.virtual.platform import VirtualPlatform
 from dps.virtual.threads import BlockingLoop, VirtualThread
@@ -40,7 +41,7 @@ class Place:
     """What all processes of a virtual cluster share.
 
     `tell` has the scheduler send an event on to whoever listens to its topic; `disk` is where all
-    nodes keep files.
+    nodes keep files; `monitor` watches them.
     """
 
     loop: BlockingLoop
@@ -48,11 +49,13 @@ class Place:
     tokens: Iterator[int]
     tell: Tell
     disk: str
+    monitor: VirtualMonitor
 
     def platform(self, process: Process, number: int) -> VirtualPlatform:
         """The platform of a process."""
         used = partial(self.network.busy.__getitem__, process.address)
-        return VirtualPlatform(self.loop, process, number, self.tokens, self.disk, used)
+        shared = self.tokens, self.disk, used, self.monitor
+        return VirtualPlatform(self.loop, process, number, *shared)
 
 
 class Peer:

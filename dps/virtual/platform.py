@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from dps.cluster.platform import Flag, Platform, Running, Timer, Usage
 from dps.protocol.transport import TransportChoice
 from dps.sim.process import EPOCH_SECONDS, Process
+from dps.virtual.monitors import VirtualLinks, VirtualMonitor
 from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualThread, begin
 
 T = TypeVar("T")
@@ -56,6 +57,8 @@ class VirtualPlatform(Platform):
         Where files are, as fsspec knows it.
     busy
         Says for how many seconds the process has been at work on messages.
+    monitor
+        Watches the process.
     """
 
     handles_signals = False
@@ -69,7 +72,10 @@ class VirtualPlatform(Platform):
         tokens: Iterator[int],
         disk: str,
         busy: Callable[[], float],
+        monitor: VirtualMonitor,
     ) -> None:
+        self.presence = monitor.presence(process)
+        self._monitor = monitor
         self.clock = VirtualClock(loop)
         self._loop = loop
         self._process = process
@@ -95,6 +101,10 @@ class VirtualPlatform(Platform):
     def token(self) -> str:
         """Return eight characters that nobody else has, the same ones each time."""
         return f"{next(self._tokens):08x}"
+
+    def monitors(self, told: Callable[[Any], Awaitable[object]]) -> VirtualLinks:
+        """Return the coordinator's way to the monitor of all virtual nodes."""
+        return self._monitor.links(told)
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
         """Return what stands for all connections: there are no sockets."""

@@ -782,7 +782,7 @@ class ParameterServer(Observable):
     async def _stop(self) -> None:
         self._stops += 1
         timings = self.group.timings
-        request = StopTraining(self._stops, timings.patience)
+        request = StopTraining(self._stops, timings.hold)
         until = asyncio.get_running_loop().time() + timings.unavailable
         while left := (await self._router.ask(request)).left:
             if asyncio.get_running_loop().time() >= until:

@@ -16,6 +16,7 @@ from dps.cluster.node.cleanup import finish_when_let_go
 from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.metrics import publish
+from dps.cluster.node.presence import presence_of
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
@@ -53,7 +54,11 @@ class HostActor:
         me = Endpoint(dask_worker.address, key)
         self._cores = Cores()
         each = self._cores.each
-        self._host = ShardServer(group, node, me, transport, clock, self._recorder, each)
+        presence = self._presence = presence_of(dask_worker)
+        self._host = ShardServer(
+            *(group, node, me, transport, clock, self._recorder, each),
+            watched=lambda: presence.watched,
+        )
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
         self._recorder(NodeJoined(clock.now(), node, role, platform.pid, platform.host))
@@ -84,10 +89,12 @@ class HostActor:
         port = port_of(self._dask_worker)
         port.withdraw(self._key)
         port.exit()
+        self._presence.exit()
         leave_of(self._dask_worker).exit(self._group)
 
     def _start(self) -> None:
         leave_of(self._dask_worker).enter(self._group)
+        self._presence.enter()
         port = port_of(self._dask_worker)
         port.enter()
         port.serve(self._key, self.handle)

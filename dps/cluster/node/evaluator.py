@@ -100,7 +100,7 @@ class EvaluatorActor:
         while True:
             last, due = self._last.is_set(), loop.time() + self._every
             only_chance = last or not self._has_read.is_set()
-            patience = self._group.timings.patience if only_chance else 0.0
+            patience = self._group.timings.hold if only_chance else 0.0
             await self._evaluate(max(self._every, patience))
             if last:
                 return

@@ -20,6 +20,7 @@ from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.drop_log import DropLog
 from dps.cluster.node.loss_log import log_own
 from dps.cluster.node.malloc import keep_memory
+from dps.cluster.node.presence import presence_of
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.node.worker import Worker
@@ -104,6 +105,7 @@ class _Task:
         self._drops = DropLog(group, self._name, log_event)
         self._acks = AckColumns(self._name, self._recorder, clock)
         self._reports = ReportColumns(self._name, self._recorder, clock)
+        presence = self._presence = presence_of(self._dask_worker)
         self._client = Client(
             group,
             self._transport,
@@ -112,6 +114,7 @@ class _Task:
             on_loss=partial(log_own, group, self._name),
             stops=stops,
             is_cancelled=self._is_cancelled,
+            watched=lambda: presence.watched,
         )
         self._filters = FilterCounts(self._client, self._recorder, clock)
 
@@ -122,6 +125,7 @@ class _Task:
     async def begin(self) -> asyncio.Task[None]:
         """Take the node for this task and record from now on; returns what records."""
         leave_of(self._dask_worker).enter(self._group.name)
+        self._presence.enter()
         port_of(self._dask_worker).enter()
         now, platform = self._platform.clock.now(), self._platform
         self._recorder(NodeJoined(now, self._node, self._node_role, platform.pid, platform.host))
@@ -157,6 +161,7 @@ class _Task:
             self._recorder(self._measure())
             self._recorder.send()
             port_of(self._dask_worker).exit()
+            self._presence.exit()
             leave_of(self._dask_worker).exit(self._group.name)
 
     def _is_cancelled(self) -> bool:

@@ -16,6 +16,7 @@ from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
 from dps.cluster.scheduler.dashboard import offer_page
+from dps.cluster.scheduler.monitors import MonitorLinks
 from dps.cluster.scheduler.overview import RECENT, GroupOverview, is_news, overview_of
 from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
@@ -28,7 +29,7 @@ from dps.cluster.transport.calls import (
 from dps.events import Event, ResourceSampled
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
-from dps.protocol.messages import CloseGroup
+from dps.protocol.messages import CloseGroup, Sighted
 
 
 def node_topic(group: str) -> str:
@@ -64,7 +65,9 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._recent: deque[Event] = deque(maxlen=RECENT)
         sink = logged(self._group, self._note)
         clock = self._platform.clock
-        self._coordinator = Coordinator(self._group, self._transport, clock, sink)
+        self._monitors = self._platform.monitors(self._sighted) or MonitorLinks(self._sighted)
+        means = self._transport, clock, sink, self._monitors
+        self._coordinator = Coordinator(self._group, *means)
         self._losses: set[asyncio.Task[None]] = set()
         every = self._group.timings.flush
         self._recording = asyncio.create_task(
@@ -77,6 +80,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         """Stop coordinating; called by `take_out`, or by Dask when the scheduler ends."""
         self._scheduler.handlers.pop(self.name, None)
         self._recording.cancel()
+        await self._monitors.close()
         await self._coordinator.close()
         self._recorder(self._sample())
         self._recorder.send()
@@ -99,6 +103,9 @@ class CoordinatorPlugin(SchedulerPlugin):
     async def handle(self, link: str, frames: list[bytes]) -> list[bytes]:
         """Carry out one message for the coordinator; called by whoever calls the scheduler."""
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
+
+    async def _sighted(self, seen: Sighted) -> None:
+        await self._coordinator.handle(seen)
 
     async def overview(self) -> GroupOverview:
         """Return how it stands with the group, for who looks at it from outside."""

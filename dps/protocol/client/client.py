@@ -49,7 +49,7 @@ from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.durability import WorkerContext, WorkerPart
 from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_function
 from dps.protocol.group import Group
-from dps.protocol.lease import RENEWALS, repeat_forever
+from dps.protocol.lease import repeat_forever
 from dps.protocol.messages import (
     STOPPED,
     EnterWorker,
@@ -64,7 +64,7 @@ from dps.protocol.messages import (
     Table,
     donor_name,
 )
-from dps.protocol.transport import Transport
+from dps.protocol.transport import Transport, Watched
 
 T = TypeVar("T")
 
@@ -87,6 +87,8 @@ class Client:
         How often the training had been stopped when this worker was started.
     is_cancelled
         Tells whether whoever started this worker does not want it any more.
+    watched
+        Returns by which monitor this process is watched; None: by none.
 
     Attributes
     ----------
@@ -105,12 +107,14 @@ class Client:
         on_loss: Callable[[Loss], None] | None = None,
         stops: int = 0,
         is_cancelled: Callable[[], bool] | None = None,
+        watched: Callable[[], Watched | None] = lambda: None,
     ) -> None:
         self.worker = worker
         self.incarnation = incarnation
         self._incarnations: tuple[int, ...] = (incarnation,)
         self._stops = stops
         self._is_cancelled = is_cancelled or _never
+        self._watched = watched
         self._on_loss = on_loss or _ignore_loss
         self._known = -1
         self._ended: DpsError | None = None
@@ -154,13 +158,15 @@ class Client:
     async def _enter(self) -> None:
         """Begin a new incarnation of the worker, in turn: others wait until all shards know it."""
         self.may_go_on()  # else others would wait for one that pushes no more
-        request = EnterWorker(self.worker, *self._home, uuid.uuid4().hex, self._stops)
+        token, (address, node) = uuid.uuid4().hex, self._home
+        watched = self._watched()
+        request = EnterWorker(self.worker, address, node, token, self._stops, watched)
         reply = await self.router.ask(request)
         self.incarnation, self._given_up = reply.incarnation, False
         self._incarnations = (*self._incarnations, self.incarnation)
         await self._take_part()
         if self._renewing is None:
-            every = self._group.timings.lease / RENEWALS
+            every = self._group.timings.renewal
             self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
         join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
         for shard_client in self._shard_clients:
@@ -189,7 +195,7 @@ class Client:
 
     async def _renew(self) -> None:
         statement = self._statement
-        request = RenewWorker(self.worker, self.incarnation, statement)
+        request = RenewWorker(self.worker, self.incarnation, statement, self._watched())
         incarnation, deadline = self.incarnation, self._group.timings.lease
         try:
             reply = await self.router.ask_once(request, deadline)

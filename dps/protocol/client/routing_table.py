@@ -69,7 +69,7 @@ class Router:
         table = await self.table()
         if table.version <= than:
             try:
-                async with asyncio.timeout(self._group.timings.patience):
+                async with asyncio.timeout(self._group.timings.hold):
                     await self._news.wait()
             except TimeoutError:
                 return table
@@ -77,7 +77,7 @@ class Router:
 
     async def fetch(self) -> Table:
         """Ask the coordinator for the table."""
-        return self._keep(await self.ask(GetTable(-1, self._group.timings.patience)))
+        return self._keep(await self.ask(GetTable(-1, self._group.timings.hold)))
 
     async def ask(self, request: Any) -> Any:
         """Ask the coordinator, again if need be, for as long as a shard may be unavailable."""
@@ -119,7 +119,7 @@ class Router:
         while True:
             version = self._table.version if self._table else -1
             try:
-                self._keep(await self._ask(GetTable(version, self._group.timings.patience)))
+                self._keep(await self._ask(GetTable(version, self._group.timings.hold)))
             except (TransportError, NotServing):
                 await asyncio.sleep(self._group.timings.retry)
             except GroupClosed as error:

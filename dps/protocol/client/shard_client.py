@@ -185,7 +185,7 @@ class ShardClient:
                 await self._flush_held(view)  # what was pushed before comes before
             except Evicted:  # that is no reason to refuse a call, which no clock bounds
                 self._note_evicted(op.id.incarnation)
-            request = Push(view.shard, view.epoch, op, False, self._group.timings.patience)
+            request = Push(view.shard, view.epoch, op, False, self._group.timings.hold)
             reply = await self._ask(view, view.chain[0], request)
             if isinstance(reply, Waiting):
                 self._why = reply.reason
@@ -259,7 +259,7 @@ class ShardClient:
         if self._telling is None or self._last is None or self._told_in == view.epoch:
             return
         join = Operation("join", self._last)
-        patience = self._group.timings.patience
+        patience = self._group.timings.hold
         request = Push(view.shard, view.epoch, join, False, patience)
         await self._ask(view, view.chain[0], request)
         self._told_in = view.epoch
@@ -273,7 +273,7 @@ class ShardClient:
         async def attempt(view: View) -> bool:
             await self._tell(view)
             await self._flush_held(view)
-            patience, head = self._group.timings.patience, view.chain[0]
+            patience, head = self._group.timings.hold, view.chain[0]
             work = partial(self.keys.shortened, op, head)
             sent = await offload(work, op.nbytes if op.codec else 0)
             has = self._copy.has if pull else None
@@ -364,7 +364,7 @@ class ShardClient:
             await self._tell(view)  # the shard judges by this worker's clock
             await self._flush_held(view)
             seen = self.read.seen[0] if self.read.seen else 0
-            patience = self._group.timings.patience
+            patience = self._group.timings.hold
             request = replace(asked, epoch=view.epoch, seen=seen, patience=patience)
             if isinstance(request, Pull):
                 request = replace(request, has=self._copy.has)
@@ -383,7 +383,7 @@ class ShardClient:
     ) -> Any:
         """Ask a replica, for as long as it is the one to ask; raises `TimeoutError` otherwise."""
         timings = self._group.timings
-        deadline = deadline or timings.call + timings.patience
+        deadline = deadline or timings.call + timings.hold
         try:
             async with asyncio.timeout(None) as scope:
                 with self._router.while_asked(view, to, scope):

@@ -65,13 +65,15 @@ from dps.protocol.messages import (
     Scale,
     Seed,
     Seeded,
+    Sighted,
     StopTraining,
     Table,
     View,
     WantCut,
     donor_name,
 )
-from dps.protocol.transport import Clock, Endpoint, Transport
+from dps.protocol.monitor import Sighting
+from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,20 +83,31 @@ class _Worker:
     token: str
     active: bool
     stops: int = 0
+    watched: Watched | None = None
 
 
 class Coordinator:
     """Decides who serves what. All calls come from one event loop."""
 
-    def __init__(self, group: Group, transport: Transport, clock: Clock, emit: Sink) -> None:
+    def __init__(
+        self,
+        group: Group,
+        transport: Transport,
+        clock: Clock,
+        emit: Sink,
+        monitors: Monitors,
+    ) -> None:
         self._group = group
         self._transport = transport
         self._clock = clock
         self._emit = emit
+        self._monitors = monitors
         self.members = Membership(
             group,
             transport,
             clock,
+            monitors,
+            holds_anything=self._holds_anything,
             holds_only_copy=self._holds_only_copy,
             on_lost=self._lose_host,
             on_silent=self._suspend_host,
@@ -139,6 +152,7 @@ class Coordinator:
             ReportLink: self._report_link,
             RenewLease: self._renew_lease,
             RenewWorker: self._renew_worker,
+            Sighted: self._sighted,
             AddHosts: self._add_hosts,
             Seeded: self._seeded,
             WantCut: self._want_cut,
@@ -200,13 +214,38 @@ class Coordinator:
 
     async def _report_link(self, m: ReportLink) -> Done:
         view = self._controllers[m.shard].view
-        if m.epoch == view.epoch and m.successor in view.chain[1:]:
+        # One that does not answer the coordinator either is busy, or out of everybody's reach.
+        links = m.epoch == view.epoch and m.successor in view.chain[1:]
+        if links and self.members.answers(m.successor):
             self.members.exclude(m.successor)
         return Done()
 
     async def _renew_lease(self, m: RenewLease) -> Renewed:
-        granted = await self.members.renew(m.host, m.life)
+        self._follow(m.watched)
+        granted = await self.members.renew(m.host, m.life, m.watched)
         return Renewed(granted, history=self._failures.history)
+
+    async def _sighted(self, m: Sighted) -> Done:
+        for sighting in m.sightings:
+            watched = Watched(m.monitor, sighting.number)
+            await self.members.sighted(watched, sighting)
+            for name, worker in list(self._workers.items()):
+                if worker.watched == watched and worker.active:
+                    await self._worker_sighted(name, worker, sighting)
+        return Done()
+
+    async def _worker_sighted(self, name: str, worker: _Worker, sighting: Sighting) -> None:
+        """Wait for a worker that is busy; for one that is stopped, no longer than for others."""
+        if sighting.state == "gone":
+            await self._remove_worker(name, worker.incarnation, "lost")
+        elif sighting.state == "running":
+            self._worker_leases.vouch(name)
+        elif sighting.seconds >= self._group.timings.stopped:
+            await self._worker_is_silent(name)
+
+    def _follow(self, watched: Watched | None) -> None:
+        if watched is not None:
+            self._monitors.follow(watched.monitor)
 
     async def _renew_worker(self, m: RenewWorker) -> Renewed:
         await self._tell_of(self.losses.stated(m.worker, m.incarnation, m.statement))
@@ -214,6 +253,9 @@ class Coordinator:
         if worker is None or worker.incarnation != m.incarnation or not worker.active:
             return Renewed(granted=False)
         self._worker_leases.grant(m.worker)
+        self._follow(m.watched)
+        if m.watched != worker.watched:
+            self._workers[m.worker] = replace(worker, watched=m.watched)
         return Renewed(granted=True, leaving=m.worker in self._dismissed)
 
     async def _add_hosts(self, m: AddHosts) -> Done:
@@ -277,7 +319,9 @@ class Coordinator:
         if m.stops < self._stops:  # it was under way when the training was stopped
             raise TrainingStopped(STOPPED)
         incarnation = before.incarnation + 1 if before else 1
-        self._workers[m.worker] = _Worker(incarnation, m.address, m.token, True, m.stops)
+        self._follow(m.watched)
+        worker = _Worker(incarnation, m.address, m.token, True, m.stops, m.watched)
+        self._workers[m.worker] = worker
         self._worker_leases.grant(m.worker)
         self._emit(WorkerJoined(self._clock.now(), m.worker, incarnation, m.node))
         if before is not None and before.active:  # another process has taken the name
@@ -479,6 +523,10 @@ class Coordinator:
             controller.begun and not controller.view.serving for controller in self._controllers
         )
 
+    def _holds_anything(self, host: Endpoint) -> bool:
+        """Whether a host has a replica, or keeps states or mail, or is about to."""
+        return self.load(host) > 0 or host in (*self.stores, *self.mailboxes)
+
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (*self.stores, *self.mailboxes):
@@ -532,8 +580,7 @@ class Coordinator:
         timings = self._group.timings
         ids = [UpdateId(name, w.incarnation, 0) for name, w in self._workers.items() if w.active]
         joins = [
-            Push(view.shard, view.epoch, Operation("join", id), False, timings.patience)
-            for id in ids
+            Push(view.shard, view.epoch, Operation("join", id), False, timings.hold) for id in ids
         ]
         calls = (self._transport.call(host, join, timings.call) for join in joins)
         await asyncio.gather(*calls)

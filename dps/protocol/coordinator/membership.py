@@ -1,21 +1,38 @@
-"""Which hosts can be counted on.
+"""Which hosts can be counted on, by what they say themselves and what monitors see of them.
 
-A host is given up at once when its process is proven to have ended, and otherwise when its lease is
-over. One that was given up, but lives, learns of it when it renews: it drops all that it held and
-starts over, in a new life, as fresh capacity. A host that holds the only copy of something is
-waited for longer.
+==============  ==========================================  ========================================
+state           evidence                                    what follows
+==============  ==========================================  ========================================
+dead            its port refuses connections, or the        it is given up at once
+                monitor of its host has seen it end
+stopped         the monitor sees it stopped for             the monitor kills it: then it is dead
+                `Timings.stopped` seconds
+busy            it does not answer, and the monitor sees    its lease goes on for
+                it running                                  `Timings.patience` seconds
+unreachable     neither it nor its monitor is heard of      it is given up when its lease is over
+==============  ==========================================  ========================================
+
+A host that holds the only copy of a state is never killed. It is waited for as long as its monitor
+sees its process, and for `Timings.last_copy` seconds if it is unreachable.
+
+A host that was given up, but lives, learns of it when it renews its lease: it drops all that it
+held and starts over, in a new life, as fresh capacity.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from dps.errors import DpsError
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.messages import HostInfo
-from dps.protocol.transport import Clock, Endpoint, Transport
+from dps.protocol.monitor import Sighting
+from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 
 # A process that was killed may hold its port for a moment longer than its connections.
 FIRST_PROBE = 0.002
@@ -31,6 +48,8 @@ class _Member:
     given_up: bool = False
     excluded: bool = False
     silent: bool = False
+    halted: bool = False
+    watched: Watched | None = None
 
     @property
     def listed(self) -> bool:
@@ -42,12 +61,14 @@ class Membership:
 
     Parameters
     ----------
+    holds_anything
+        Whether a host has a replica or keeps states, or is about to.
     holds_only_copy
         Whether a host must be waited for, although its lease is over.
     on_lost
         Called with a host that is given up, and by whom it was noticed.
     on_silent
-        Called with a host whose lease is over, but that is waited for.
+        Called with a host that is stopped, or whose lease is over, but that is waited for.
     on_found
         Called when there is a new host, or one is heard of again.
     """
@@ -57,7 +78,9 @@ class Membership:
         group: Group,
         transport: Transport,
         clock: Clock,
+        monitors: Monitors,
         *,
+        holds_anything: Callable[[Endpoint], bool],
         holds_only_copy: Callable[[Endpoint], bool],
         on_lost: Callable[[HostInfo, str], Awaitable[None]],
         on_silent: Callable[[HostInfo], Awaitable[None]],
@@ -65,6 +88,9 @@ class Membership:
     ) -> None:
         self._timings = group.timings
         self._transport = transport
+        self._clock = clock
+        self._monitors = monitors
+        self._holds_anything = holds_anything
         self._holds_only_copy = holds_only_copy
         self._on_lost = on_lost
         self._on_silent = on_silent
@@ -74,11 +100,13 @@ class Membership:
         self._ended: set[Endpoint] = set()
         self._ended_at: set[str] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._seen_alive: dict[Watched, float] = {}
+        self._kills: dict[Watched, asyncio.Task[None]] = {}
         self._watching = asyncio.create_task(self._leases.watch(self._over))
 
     async def close(self) -> None:
         """Stop watching."""
-        tasks = [self._watching, *self._probes.values()]
+        tasks = [self._watching, *self._probes.values(), *self._kills.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -106,6 +134,16 @@ class Membership:
         member = self._known.get(host)
         return member is not None and member.silent
 
+    def answers(self, host: Endpoint) -> bool:
+        """Whether a host has asked for its lease lately, and was not seen stopped since."""
+        return self._leases.silence(host) < self._timings.lease / 2 and not self._is_halted(host)
+
+    def is_live(self, host: Endpoint) -> bool:
+        """Whether a host answers, or was seen running lately."""
+        member = self._known.get(host)
+        seen = self._unseen_for(member) < self._timings.lease / 2 if member is not None else False
+        return self.answers(host) or (seen and not self._is_halted(host))
+
     def is_heard_after(self, host: Endpoint, other: Endpoint) -> bool:
         """Whether a host has been heard of since the lease of another one was over.
 
@@ -129,11 +167,12 @@ class Membership:
                     self._leases.grant(info.host)
         await self._on_found()
 
-    async def renew(self, host: Endpoint, life: int) -> bool:
+    async def renew(self, host: Endpoint, life: int, watched: Watched | None = None) -> bool:
         """Renew a lease; False: the host was given up and has to start over."""
         if host in self._ended:
             return False  # a message that was under way when the process ended
         member = self._known.setdefault(host, _Member(life))
+        member.watched = watched
         if life > member.life:
             await self._started_over(host, member, life)
         elif life < member.life or member.given_up:
@@ -146,7 +185,23 @@ class Membership:
         if member.silent:
             member.silent = False
             await self._on_found()
-        return True
+        return host not in self._ended  # it may have been seen to end meanwhile
+
+    async def sighted(self, watched: Watched, sighting: Sighting) -> None:
+        """Take note of what a monitor sees of a process."""
+        hosts = [host for host, member in self._known.items() if member.watched == watched]
+        if sighting.state == "gone":
+            self._seen_alive.pop(watched, None)
+            await self._end(hosts, "monitor")
+            return
+        self._seen_alive[watched] = self._clock.monotonic()
+        for host in hosts:
+            self._known[host].halted = sighting.state == "stopped"
+        if sighting.state == "running":
+            for host in hosts:
+                self._leases.vouch(host)
+        elif sighting.seconds >= self._timings.stopped:
+            await self._have_stopped(watched, hosts)
 
     def suspect(self, address: str, by: str) -> None:
         """Find out whether the process at an address has ended; if so, its hosts are given up."""
@@ -173,36 +228,79 @@ class Membership:
         try:
             while pause < self._timings.lease:  # later it is heard of, or its lease ends
                 if await self._transport.gone(address):
-                    await asyncio.shield(self._end(address, by))
+                    self._ended_at.add(address)
+                    hosts = [host for host in self._known if host.address == address]
+                    await asyncio.shield(self._end(hosts, by))
                     return
                 await asyncio.sleep(min(pause, LAST_PROBE))
                 pause *= 1.2
         finally:
             del self._probes[address]
 
-    async def _end(self, address: str, by: str) -> None:
-        self._ended_at.add(address)
-        for host in [host for host in self._known if host.address == address]:
-            self._ended.add(host)
-            member = self._known.pop(host)
+    async def _end(self, hosts: Collection[Endpoint], by: str) -> None:
+        """Give up hosts whose process is proven to have ended."""
+        self._ended.update(hosts)
+        self._ended_at.update(host.address for host in hosts)
+        for host in hosts:
             self._leases.end(host)
-            if member.info is not None and not member.given_up:
+            member = self._known.pop(host, None)
+            if member is not None and member.info is not None and not member.given_up:
                 await self._on_lost(member.info, by)
+
+    async def _have_stopped(self, watched: Watched, hosts: Iterable[Endpoint]) -> None:
+        """Have a stopped process killed, unless nothing is lost by waiting, or by not waiting."""
+        listed = [host for host in hosts if self._known[host].listed]
+        if any(self._holds_only_copy(host) for host in listed):
+            for host in listed:
+                await self._fall_silent(host)
+        elif any(self._holds_anything(host) for host in listed):
+            if watched not in self._kills:
+                self._kills[watched] = asyncio.create_task(self._kill(watched))
+        else:
+            for host in listed:
+                await self._give_up(host, "monitor")
+
+    async def _kill(self, watched: Watched) -> None:
+        try:
+            with suppress(DpsError):
+                await self._monitors.kill(watched, self._timings.stopped)
+            await asyncio.sleep(self._timings.stopped)  # until its end is reported
+        finally:
+            del self._kills[watched]
 
     async def _over(self, host: Endpoint) -> None:
         member = self._known.get(host)
         if member is None or member.info is None or member.given_up:
             self._leases.end(host)
-        elif self._must_wait_for(host):
+        elif self._must_wait_for(host, member):
             self.suspect(host.address, "coordinator")  # it may have ended without anybody's notice
-            if not member.silent:
-                member.silent = True
-                await self._on_silent(member.info)
+            await self._fall_silent(host)
         else:
-            self._leases.end(host)
-            member.given_up, member.silent = True, False
-            await self._on_lost(member.info, "lease")
+            await self._give_up(host, "lease")
 
-    def _must_wait_for(self, host: Endpoint) -> bool:
-        overdue = self._leases.overdue(host)
-        return overdue < self._timings.last_copy and self._holds_only_copy(host)
+    async def _fall_silent(self, host: Endpoint) -> None:
+        member = self._known[host]
+        if not member.silent and member.info is not None:
+            member.silent = True
+            await self._on_silent(member.info)
+
+    async def _give_up(self, host: Endpoint, by: str) -> None:
+        member = self._known[host]
+        self._leases.end(host)
+        member.given_up, member.silent = True, False
+        if member.info is not None:
+            await self._on_lost(member.info, by)
+
+    def _must_wait_for(self, host: Endpoint, member: _Member) -> bool:
+        lives = self._unseen_for(member) < self._timings.lease
+        in_time = lives or self._leases.overdue(host) < self._timings.last_copy
+        return in_time and self._holds_only_copy(host)
+
+    def _is_halted(self, host: Endpoint) -> bool:
+        member = self._known.get(host)
+        return member is not None and member.halted
+
+    def _unseen_for(self, member: _Member) -> float:
+        """For how many seconds no monitor has seen the process of a host alive."""
+        seen = self._seen_alive.get(member.watched, -math.inf) if member.watched else -math.inf
+        return self._clock.monotonic() - seen

@@ -50,10 +50,11 @@ class ReplicaPlacement:
         preferred = self._port.preferred(self._shard)
         places = {host: place for place, host in enumerate(preferred)}
 
-        def rank(info: HostInfo) -> tuple[bool, bool, bool, int, bool, int, bool, bool, str]:
+        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
             around, host = self._port, info.host
             return (
                 self.is_avoided(host),
+                not around.members.answers(host),
                 around.is_reserve(host),
                 host != last,
                 places.get(host, len(places)),

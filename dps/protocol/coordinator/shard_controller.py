@@ -133,8 +133,13 @@ class ShardController:
         self._stored = tuple(store for store in self._stored if store != host)
 
     def is_last_copy(self, host: Endpoint) -> bool:
-        """Whether a host has the only copy of a state that must not be lost with one host."""
-        alone = self.view.chain == (host,)
+        """Whether a host has the only copy of a state that must not be lost with one host.
+
+        A replica does not count that is stopped, or of which nothing was heard lately.
+        """
+        chain = self.view.chain
+        others = [m for m in chain if m != host and self._port.members.is_live(m)]
+        alone = host in chain and not others
         restorable = not self.begun or self._is_kept
         return self._durability.is_last_copy(alone, host in self._tried, restorable)
 

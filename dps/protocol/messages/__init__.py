@@ -55,6 +55,7 @@ from dps.protocol.messages.membership import ReportFailure as ReportFailure
 from dps.protocol.messages.membership import ReportLink as ReportLink
 from dps.protocol.messages.membership import Scale as Scale
 from dps.protocol.messages.membership import Seeded as Seeded
+from dps.protocol.messages.membership import Sighted as Sighted
 from dps.protocol.messages.membership import StopTraining as StopTraining
 from dps.protocol.messages.membership import donor_name as donor_name
 from dps.protocol.messages.pull import CopyId as CopyId

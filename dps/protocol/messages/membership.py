@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from dps.core.checkpoint_interval import FailureHistory
 from dps.protocol.messages.losses import Brought, Statement
-from dps.protocol.transport import Endpoint
+from dps.protocol.monitor import Sighting
+from dps.protocol.transport import Endpoint, Watched
 from dps.protocol.wire import message
 
 message(FailureHistory)
@@ -49,10 +50,11 @@ class ReportLink:
 @message
 @dataclass(frozen=True, slots=True)
 class RenewLease:
-    """A host asks to be counted on for another while; `life` is how often it has started over."""
+    """A host asks for its lease; `life` is how often it has started over. Reply: Renewed."""
 
     host: Endpoint
     life: int
+    watched: Watched | None = None
 
 
 @message
@@ -66,6 +68,16 @@ class RenewWorker:
     worker: str
     incarnation: int
     statement: Statement
+    watched: Watched | None = None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Sighted:
+    """What a monitor sees of the processes on its host. Reply: Done."""
+
+    monitor: str
+    sightings: tuple[Sighting, ...]
 
 
 @message
@@ -131,6 +143,7 @@ class EnterWorker:
     node: str
     token: str
     stops: int
+    watched: Watched | None = None
 
 
 @message

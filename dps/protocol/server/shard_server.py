@@ -64,7 +64,7 @@ from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.metrics import ReplicaMetrics
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage.state_store import Mailboxes, StateStore
-from dps.protocol.transport import Clock, Endpoint, Transport
+from dps.protocol.transport import Clock, Endpoint, Transport, Watched
 
 # What asks for, or something of, the replica of a shard that is here.
 OF_REPLICAS = (
@@ -95,6 +95,8 @@ class ShardServer:
     ----------
     each
         Runs the chunks of a step of the update rule.
+    watched
+        Returns by which monitor this process is watched; None: by none.
     """
 
     def __init__(
@@ -106,8 +108,10 @@ class ShardServer:
         clock: Clock,
         emit: Sink,
         each: Each = in_turn,
+        watched: Callable[[], Watched | None] = lambda: None,
     ) -> None:
         self._group = group
+        self._watched = watched
         self._node = node
         self._me = me
         self._transport = transport
@@ -214,7 +218,7 @@ class ShardServer:
 
     async def _renew(self, deadline: float) -> bool:
         life = self._life
-        request = RenewLease(self._me, life)
+        request = RenewLease(self._me, life, self._watched())
         reply = await self._transport.call(self._group.coordinator, request, deadline)
         if reply.history.exposure > self._history.exposure:  # replies may overtake one another
             self._history = reply.history

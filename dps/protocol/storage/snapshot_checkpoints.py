@@ -94,7 +94,7 @@ class CutCheckpoints(Checkpoints):
         try:
             request = WantCut(self._shard, epoch, state.version)
             await self._transport.call(self._coordinator, request, timings.call)
-            async with asyncio.timeout(timings.patience), self._ended:
+            async with asyncio.timeout(timings.hold), self._ended:
                 await self._ended.wait_for(lambda: self._complete >= state.version)
         except TimeoutError:
             self._failed(epoch, "no cut could be completed in time")

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dps.sim.broken import (  # noqa: F401 - what is in VARIANTS
     layers,
     lifecycle,
+    monitors,
     payload,
     protocol,
     stores,
@@ -57,7 +58,7 @@ def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ())
     budget
         How many of `dps simulate`'s own schedules are tried, from seed 0 on. Those of strategies
         without the part that is broken count, but need not be run: they cannot tell. Nor can those
-        that are not wide, if it takes that.
+        that are not wide, or not watched, if it takes that.
     first
         Schedules that are tried before.
     """
@@ -67,7 +68,8 @@ def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ())
             return Caught(record, 1)
     for number in range(budget):
         schedule = numbered(number)
-        if variant.concerns(schedule.case) and (schedule.wide or not variant.wide):
+        fits = (schedule.wide or not variant.wide) and (schedule.watched or not variant.watched)
+        if fits and variant.concerns(schedule.case):
             record = _broken_only_by(variant, schedule)
             if record is not None:
                 return Caught(record, number + 1)

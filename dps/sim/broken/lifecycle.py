@@ -43,7 +43,7 @@ from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.storage.manifest import Saved
 from dps.protocol.storage.part_choice import NEVER, choose
 from dps.protocol.storage.parts import units_of
-from dps.protocol.transport import Clock, Endpoint
+from dps.protocol.transport import Clock, Endpoint, Watched
 from dps.sim.broken import variant as broken
 from dps.sim.broken.variant import (
     any_case,
@@ -98,12 +98,14 @@ async def _watch_without_grace(
 
 
 @instead_of(Membership, "renew", "renewed, though ended", any_case)
-async def _renew_the_dead(self: Membership, host: Endpoint, life: int) -> bool:
+async def _renew_the_dead(
+    self: Membership, host: Endpoint, life: int, watched: Watched | None = None
+) -> bool:
     """Grant a lease to a process that is proven to have ended."""
     if host in self._ended:
         self._known.setdefault(host, _Member(life))
         return True
-    return await _renew(self, host, life)
+    return await _renew(self, host, life, watched)
 
 
 # -- disks -----------------------------------------------------------------------------------------

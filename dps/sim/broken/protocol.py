@@ -53,7 +53,7 @@ from dps.protocol.storage import checkpoint_files as files
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.protocol.storage.state_store import Mailboxes, StateStore
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Endpoint, Watched
 from dps.sim.broken.variant import (
     adaptive,
     alone,
@@ -238,15 +238,19 @@ async def _renew_from_the_reply(self: Lease, ask: Callable[[float], Any]) -> Non
     except (TransportError, NotServing):
         return
     if granted:
-        self._until = self._clock.monotonic() + self._seconds * (1 - lease.DRIFT)
+        kept = 1 - lease.DRIFT - lease.STANDSTILL
+        self._until = self._clock.monotonic() + self._seconds * kept
 
 
 @instead_of(Membership, "renew", "given up, but renewed", any_case)
-async def _renew_anyway(self: Membership, host: Endpoint, life: int) -> bool:
+async def _renew_anyway(
+    self: Membership, host: Endpoint, life: int, watched: Watched | None = None
+) -> bool:
     """Let a host that was given up hold its lease again, with what it held before."""
     self._leases.grant(host)
     member = self._known.get(host)
     if member is not None:
+        member.watched = watched
         member.given_up = member.excluded = member.silent = False
     await self._on_found()
     return True
@@ -255,7 +259,8 @@ async def _renew_anyway(self: Membership, host: Endpoint, life: int) -> bool:
 @instead_of(Coordinator, "lose", "given up without proof", any_case)
 async def _lose_at_once(self: Coordinator, address: str, by: str) -> None:
     """Give a process up because somebody says that it is lost."""
-    await self.members._end(address, by)
+    hosts = [host for host in self.members._known if host.address == address]
+    await self.members._end(hosts, by)
 
 
 # -- moves -----------------------------------------------------------------------------------------

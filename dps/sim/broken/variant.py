@@ -29,7 +29,8 @@ class Variant:
     """One thing that is done wrong, by what is in another's place.
 
     `about` says what, in a sentence; `concerns` tells whether a strategy has the part at all. It
-    may take a `wide` schedule to find it out. One that `raises` shows in an error that it leads to.
+    may take a `wide` schedule to find it out, or a `watched` one. One that `raises` shows in an
+    error that it leads to.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Variant:
     concerns: Callable[[Case], bool]
     wide: bool = False
     raises: bool = False
+    watched: bool = False
 
 
 VARIANTS: dict[str, Variant] = {}
@@ -50,6 +52,7 @@ def instead_of(
     concerns: Callable[[Case], bool],
     wide: bool = False,
     raises: bool = False,
+    watched: bool = False,
 ) -> Callable[[Broken], Broken]:
     """Enter a function in the table of variants; several make one if they have one name."""
 
@@ -57,7 +60,7 @@ def instead_of(
         is_property = isinstance(getattr_static(target, attribute), property)
         patch = Patch(target, attribute, property(by) if is_property else by)
         about = (by.__doc__ or "").strip().splitlines()[0]
-        known = VARIANTS.get(name, Variant(name, about, (), concerns, wide, raises))
+        known = VARIANTS.get(name, Variant(name, about, (), concerns, wide, raises, watched))
         VARIANTS[name] = replace(known, patches=(*known.patches, patch))
         return by
 

@@ -65,6 +65,9 @@ HINDERS = (
 )
 
 
+NEWS_SECONDS = 0.5  # within which a coordinator that is well hears from monitors
+
+
 @dataclass(frozen=True, slots=True)
 class _Restoration:
     """What was `acked` when a shard was restored, and what is `there` in the state that it got.
@@ -139,6 +142,7 @@ class Auditor:
         self._mail_gone = False
         world.watchers.append(self._recorded)
         world.network.on_answer = self._answered
+        world.on_kill = self._killed
 
     def _histories(self) -> list[PartsHistory]:
         wanted = self._case.recovery.durability
@@ -159,6 +163,7 @@ class Auditor:
         """It is brought up again as another one, from what was saved of it."""
         self._world = world
         world.watchers.append(self._recorded)
+        world.on_kill = self._killed
         for shard in self._shards:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
             shard.seeded, shard.restorations, shard.served = None, {}, set()
@@ -388,6 +393,32 @@ class Auditor:
                     self._workers_lost += 1
                     self._tally.forgive_buffer(cells_of(event.worker))
 
+    def _killed(self, process: Process) -> None:
+        """A monitor kills what has been stopped for a while, and no last copy of a state."""
+        time = asyncio.get_running_loop().time()
+        least = self._world.group.timings.stopped
+        stopped = 0.0 if process.busy else time - (process.paused_at or time)
+        text = f"{process.name} is killed, though it has been stopped for {stopped:g} s"
+        self._require(stopped >= least, "killed too soon", text)
+        durability = self._case.recovery.durability
+        if durability.needs_store or not durability.is_last_copy(True, False, False):
+            return
+        for number in range(len(self._shards)):
+            chain = [member.address for member in self._world.view(number).chain]
+            fit = [a for a in chain if a != process.address and self._may_still_serve(a, time)]
+            text = f"{process.name} is killed, though it has the last copy of shard {number}"
+            self._require(bool(fit) or process.address not in chain, "last copy killed", text)
+
+    def _may_still_serve(self, address: str, time: float) -> bool:
+        """Whether a host is not stopped, or was not a moment ago: that may not be known yet."""
+        found = [p for p in self._world.processes if p.address == address]
+        out = [(p.paused_at if not p.busy else None) if p.alive else p.ended_at for p in found]
+        return all(at is None or time - at < NEWS_SECONDS for at in out)
+
+    def _require(self, kept: bool, kind: str, text: str) -> None:
+        if not kept:
+            self._world.network.report(Violation(kind, text))
+
     def _refused(self, number: int, path: str, reason: str) -> None:
         """A damaged checkpoint was passed over."""
         # All shards use the cut before, if they go back together.
@@ -462,8 +493,7 @@ class Auditor:
             # nothing is lost by it, and whoever has the shard has it still.
             return
         fell_back = self._layered and event.source == "checkpoint"
-        forgets = isinstance(self._case.recovery.durability, NoDurability)
-        if (anew or fell_back) and shard.begun and not forgets:
+        if (anew or fell_back) and shard.begun:
             self._check_all_lost(what, event.shard, process)
         if self._layered:
             self._check_layer(what, event, there)
@@ -517,11 +547,16 @@ class Auditor:
             require(not lost, "lost", text)
 
     def _check_all_lost(self, what: str, number: int, process: Process) -> None:
-        """A shard starts anew only if all who had its state are lost, or were taken for lost."""
+        """A shard starts anew only if all who had its state are lost, or were taken for lost.
+
+        Where nothing else has it, a server that is seen alive is not.
+        """
+        forgets = isinstance(self._case.recovery.durability, NoDurability)
+        wrong = self._injector.may_be_unseen if forgets else self._injector.touched
         fit = [
             p.name
             for p in self._shards[number].members.values()
-            if p is not process and p.alive and not self._injector.touched(p)
+            if (forgets or p is not process) and p.alive and not wrong(p)
             if not self._has_only_begun(number, p)
         ]
         if self._case.recovery.durability.needs_store:

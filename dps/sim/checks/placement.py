@@ -57,8 +57,8 @@ def _check(
         home = hosts[host].home == shard
         # Those on a ring are never as good as each other: see `dps.sim.checks.ring`.
         place = [*around.preferred(shard), host].index(host)
-        avoided, load = candidates.is_avoided(host), around.load(host)
-        return avoided, reserve, host == last, place, home, load
+        avoided, answers = candidates.is_avoided(host), around.members.answers(host)
+        return avoided, answers, reserve, host == last, place, home, around.load(host)
 
     elsewhere = [
         info.node

@@ -121,7 +121,8 @@ class _Rest:
 def _check_choice(
     placement: ReplicaPlacement, chain: tuple[Endpoint, ...], chosen: Endpoint
 ) -> None:
-    """Of the hosts that can be chosen, it is the first on the ring."""
+    """Of the hosts that can be chosen, and answer, it is the first on the ring."""
+    answers = placement._port.members.answers
     scaling, shard = _coordinator(placement._port).scaling, placement._shard
     order = _order(scaling, shard, scaling._infos_in_use())
     before = order[: order.index(chosen)] if chosen in order else order
@@ -129,6 +130,7 @@ def _check_choice(
         host
         for host in before
         if host not in chain and (not placement.is_avoided(host) or placement.is_avoided(chosen))
+        if answers(host) or not answers(chosen)
         if not (chain and placement.is_avoided(host))
     ]
     text = f"shard {shard}: {chosen.address} is chosen, before {_told(passed_over)} on the ring"

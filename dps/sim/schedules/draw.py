@@ -11,11 +11,13 @@ from dps.sim.network import Weather
 from dps.sim.schedules.schedule import (
     CALM,
     NOTHING,
+    WATCHED,
     WIDE,
     Schedule,
 )
 from dps.sim.schedules.stories import Draw, changed, late_replies
 from dps.sim.schedules.strategies import CASES, Case
+from dps.sim.schedules.watched_stories import watched as with_monitors
 from dps.sim.schedules.wide_stories import (
     of_drained_store,
     of_keepers,
@@ -32,15 +34,21 @@ WITH_LATE_REPLIES = 0.1
 SERIES = 1_000_000  # seeds of one series
 
 
-def schedule(case: Case, seed: int, wide: bool = False) -> Schedule:
+def schedule(case: Case, seed: int, wide: bool = False, watched: bool = False) -> Schedule:
     """The schedule of a case that a seed stands for.
 
-    With `wide`, what came to the simulator later is drawn as well, from streams of its own: without
-    it a seed stands for what it always did.
+    With `wide`, what came to the simulator later is drawn as well, and with `watched` what has to
+    do with monitors, from streams of their own: without them a seed stands for what it always did.
     """
-    drawn = _narrow(case, seed)
-    if not wide:
+    drawn = _widened(case, seed) if wide else _narrow(case, seed)
+    if not watched:
         return drawn
+    faults = with_monitors(Draw(case, Random(f"{case.name}/{seed}/watched")), drawn.faults)
+    return replace(drawn, watched=True, faults=faults)
+
+
+def _widened(case: Case, seed: int) -> Schedule:
+    drawn = _narrow(case, seed)
     random = Random(f"{case.name}/{seed}/wide")
     drawn = replace(drawn, wide=True, **surroundings(case, random, drawn.extra))
     drained = of_drained_store(Draw(case, Random(f"{case.name}/{seed}/drain of a store")))
@@ -76,10 +84,11 @@ def _narrow(case: Case, seed: int) -> Schedule:
 def numbered(number: int, series: int = 0) -> Schedule:
     """One of a series of schedules that goes through all cases in turn, seed by seed.
 
-    Every second seed's are wide.
+    Every second seed's are wide, and of four seeds the last two are watched.
     """
     seed, which = divmod(number, len(CASES))
-    return schedule(list(CASES.values())[which], series * SERIES + seed, wide=seed % 2 == 1)
+    chosen = list(CASES.values())[which]
+    return schedule(chosen, series * SERIES + seed, wide=seed % 2 == 1, watched=seed % 4 > 1)
 
 
 def named(name: str) -> Schedule:
@@ -90,9 +99,9 @@ def named(name: str) -> Schedule:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigurationError(f"there is no case {case!r}; {hint}there are: {'; '.join(CASES)}")
     options = [part for part in rest if part]
-    numbers = [part for part in options if part not in (CALM, WIDE)]
+    numbers = [part for part in options if part not in (CALM, WIDE, WATCHED)]
     try:
-        drawn = schedule(CASES[case], int(seed), WIDE in options)
+        drawn = schedule(CASES[case], int(seed), WIDE in options, WATCHED in options)
         for listed in numbers:
             drawn = drawn.only(int(n) for n in listed.split(",") if n != NOTHING)
     except (ValueError, IndexError):

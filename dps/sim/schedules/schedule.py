@@ -40,6 +40,9 @@ Kind = Literal[
     "return",
     "twin",
     "resume",
+    "busy",
+    "standstill",
+    "monitor lost",
 ]
 
 Role = Literal[
@@ -80,6 +83,7 @@ Trigger = Literal[
 
 CALM = "calm"
 WIDE = "wide"
+WATCHED = "watched"
 NOTHING = "none"
 
 EFFECTS: dict[Kind, str] = {
@@ -108,6 +112,9 @@ EFFECTS: dict[Kind, str] = {
     "return": "{whom} crashes, and comes back under its name",
     "twin": "a second process has the name of {whom}; the first one ends in the end",
     "resume": "{whom} ends, and goes on from its checkpoints",
+    "busy": "{whom} is busy, and answers nothing",
+    "standstill": "{whom} is paused, and its clock with it",
+    "monitor lost": "the monitor on the machine of {whom} ends",
 }
 
 STEP_SECONDS = (0.1, 100.0)  # the shortest jump of a clock, and the longest
@@ -215,6 +222,8 @@ class Fault:
                 return f"; fresh ones are up {self.lasts:.3f} s later" if self.lasts else ""
             case "suspicion" | "torn write" | "bit flip" | "join" | "scale" | "drain" | "dismiss":
                 return ""
+            case "monitor lost":
+                return "; another one starts"
             case "crash" | "crash in a write":
                 fresh = "another one joins" if self.whom.role == "worker" else "a fresh one is up"
                 return f"; {fresh} {self.lasts:.3f} s later" if self.lasts else "; it stays down"
@@ -245,6 +254,8 @@ class Schedule:
         Whether workers push to a sparse table as well.
     wide
         Whether it has what is drawn from a stream of its own: of the faults, and what comes next.
+    watched
+        Whether there is a monitor on each machine, and faults that it sees.
     machines
         How many machines there are for all nodes; 0: one for each.
     shaped
@@ -267,6 +278,7 @@ class Schedule:
     skewed: bool = False
     tables: bool = False
     wide: bool = False
+    watched: bool = False
     machines: int = 0
     shaped: bool = False
     calm: bool = False
@@ -278,7 +290,7 @@ class Schedule:
         parts = [self.case.name, str(self.seed)]
         if self.chosen is not None:
             parts.append(",".join(map(str, self.chosen)) or NOTHING)
-        parts += [WIDE] * self.wide + [CALM] * self.calm
+        parts += [WIDE] * self.wide + [WATCHED] * self.watched + [CALM] * self.calm
         return ":".join(parts)
 
     def only(self, chosen: Iterable[int]) -> Schedule:
@@ -306,6 +318,8 @@ class Schedule:
             lines.insert(0, f"there are more nodes than needed: {', '.join(self.extra)}")
         if self.skewed:
             lines.insert(0, "clocks run at different speeds")
+        if self.watched:
+            lines.insert(0, "there is a monitor on each machine")
         if self.machines:
             lines.insert(0, f"all nodes are on {self.machines} machines")
         if self.shaped:

@@ -20,7 +20,17 @@ from dps.protocol.timings import Timings
 from dps.sim.workload.counter import CELLS
 from dps.sim.workload.filters import WITHHELD, Bins
 
-TIMINGS = Timings(call=1.0, copy=3.0, patience=0.3, retry=0.02, unavailable=30.0, lease=0.5)
+TIMINGS = Timings(
+    call=1.0,
+    copy=3.0,
+    hold=0.3,
+    retry=0.02,
+    unavailable=30.0,
+    lease=0.5,
+    patience=3.0,
+    stopped=0.3,
+    last_copy=30.0,
+)
 
 JOINING = 3  # workers that may join later, and one for the end
 

@@ -1,0 +1,336 @@
+"""The monitor of a host: a small process that sees which processes of dps run, stop and end.
+
+The first node on a host starts it, all nodes there register with it, and it ends with the last. It
+imports only the standard library and `dps.protocol.monitor`, so it takes 15 MB and is up in a few
+milliseconds. Nodes reach it by a unix socket, whose other end the system identifies; coordinators
+connect by TCP, from any host, and are told what it sees. Each line on such a connection is signed
+with a secret that nodes pass to their coordinator over Dask's connections.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import select
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dps.protocol.monitor import Look, Monitor, Sighting
+
+LOOK_SECONDS = 0.1
+REPORT_SECONDS = 0.5
+START_SECONDS = 10.0  # until the first process must have registered
+LEAVING_SECONDS = 1.0  # between the end of a connection, and that of its process
+GONE_SECONDS = 5.0  # for which the end of a process is reported to those who connect late
+LINE_BYTES = 1 << 16
+BACKLOG = 128
+CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+def socket_name() -> str:
+    """The abstract unix socket on which the monitor listens that sees this process.
+
+    There is one for each user, and for each namespace of processes.
+    """
+    return f"\0dps-monitor-1-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a unix socket."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, user, _ = CREDENTIALS.unpack(found)
+    return pid, user
+
+
+class Signed:
+    """Lines that only a holder of the secret can write, each of them once and in order.
+
+    Parameters
+    ----------
+    nonces
+        What both ends have made up for this connection, so that no other one's lines fit.
+    end
+        Which end this is: "monitor" or "coordinator".
+    """
+
+    def __init__(self, secret: bytes, nonces: bytes, end: str) -> None:
+        self._secret = secret
+        self._nonces = nonces
+        self._end = end
+        self._written = self._read = 0
+
+    def line(self, value: Any) -> bytes:
+        """Return the line that carries a JSON value."""
+        text = json.dumps(value).encode()
+        self._written += 1
+        return b"%s %s\n" % (self._mac(self._end, self._written, text), text)
+
+    def value(self, line: bytes) -> Any:
+        """Return what the next line from the other end carries; `ValueError`: it is not genuine."""
+        mac, _, text = line.rstrip(b"\n").partition(b" ")
+        self._read += 1
+        other = "coordinator" if self._end == "monitor" else "monitor"
+        if not hmac.compare_digest(mac, self._mac(other, self._read, text)):
+            raise ValueError("a line is not signed with the secret of the monitor")
+        return json.loads(text)
+
+    def _mac(self, end: str, number: int, text: bytes) -> bytes:
+        signed = b"%s %s %d %s" % (self._nonces, end.encode(), number, text)
+        return hmac.digest(self._secret, signed, "sha256").hex().encode()
+
+
+def look_at(pid: int) -> Look:
+    """Look at a process: whether its main thread is stopped, or waits in the kernel.
+
+    `progress` counts its switches, so one that hangs in the kernel is told from one that works
+    there. A process that is traced, as by a debugger, is not stopped: somebody is at work on it.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return Look(halted=False, progress=None)  # it is ending; its end is seen otherwise
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    switches = fields.get("voluntary_ctxt_switches"), fields.get("nonvoluntary_ctxt_switches")
+    return Look(fields.get("State", "")[:1] in ("T", "D"), switches)
+
+
+class _Line:
+    """A non-blocking connection that reads lines. `on_line` may close it; so does any error."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        selector: selectors.BaseSelector,
+        on_line: Callable[[bytes], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._selector = selector
+        self._on_line = on_line
+        self._on_end = on_end
+        self._buffer = b""
+        selector.register(sock, selectors.EVENT_READ, self._readable)
+
+    def send(self, data: bytes) -> None:
+        """Send; a reader that is so slow that the system takes no more is given up."""
+        try:
+            sent = self._sock.send(data)
+        except OSError:
+            sent = -1
+        if sent < len(data):
+            self.close()
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._sock.fileno() >= 0:
+            self._selector.unregister(self._sock)
+            self._sock.close()
+            self._on_end()
+
+    def _readable(self) -> None:
+        try:
+            data = self._sock.recv(LINE_BYTES)
+            if not data or len(self._buffer) > LINE_BYTES:
+                raise ConnectionError("it has ended")
+            *lines, self._buffer = (self._buffer + data).split(b"\n")
+            for line in lines:
+                self._on_line(line)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError, KeyError, TypeError):
+            self.close()
+
+
+class _Member:
+    """A registered process: how it is known, and where its registration was made."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.pidfd = os.pidfd_open(pid)
+        self.line: _Line
+        self.number = 0  # until it has registered
+        self.left_at: float | None = None
+
+
+class MonitorProcess:
+    """The monitor's process. Not thread-safe."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._monitor = Monitor()
+        self._members: dict[int, _Member] = {}
+        self._coordinators: dict[_Line, Signed | None] = {}
+        self._gone: dict[int, float] = {}
+        self._ports: dict[str, socket.socket] = {}
+        self._secret = secrets.token_hex(32)
+        self._reported = -REPORT_SECONDS
+        self._last: list[Sighting] = []
+        self._listen(listener, self._accept_member)
+
+    def run(self) -> None:
+        """Watch until no process is registered any more."""
+        ends = time.monotonic() + START_SECONDS
+        while self._members or time.monotonic() < ends:
+            for key, _ in self._selector.select(LOOK_SECONDS):
+                key.data()
+            if self._members:
+                self._look()
+                ends = time.monotonic() + LEAVING_SECONDS
+
+    def _listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+
+        def accepted() -> None:
+            with contextlib.suppress(OSError):
+                accept(listener.accept()[0])
+
+        self._selector.register(listener, selectors.EVENT_READ, accepted)
+
+    # -- processes on this host ----------------------------------------------------------------
+
+    def _accept_member(self, sock: socket.socket) -> None:
+        pid, user = peer_of(sock)
+        if user != os.getuid():
+            sock.close()
+            return
+        member = _Member(pid)
+        member.line = _Line(
+            sock,
+            self._selector,
+            lambda text: self._asked(member, json.loads(text)),
+            lambda: self._left(member),
+        )
+
+    def _asked(self, member: _Member, request: dict[str, Any]) -> None:
+        """A process registers, or wants nothing to be said of it for some seconds."""
+        if "silent" in request:
+            self._monitor.silence(member.number, time.monotonic() + float(request["silent"]))
+            return
+        host = str(request["host"])
+        monitor = f"{host} {self._port(host)} {self._secret}"
+        number = member.number = self._monitor.add(bool(request["may_be_killed"]))
+        self._members[number] = member
+        self._selector.register(member.pidfd, selectors.EVENT_READ, partial(self._ended, number))
+        member.line.send(json.dumps([monitor, number]).encode() + b"\n")
+
+    def _left(self, member: _Member) -> None:
+        """The connection of a process has ended: it is about to end, or needs no monitor."""
+        member.left_at = time.monotonic()
+        if not member.number:
+            os.close(member.pidfd)
+
+    def _ended(self, number: int) -> None:
+        """A process has ended, which is told at once."""
+        self._gone[number] = time.monotonic() + GONE_SECONDS
+        self._forget(number)
+        self._report(time.monotonic())
+
+    def _forget(self, number: int) -> None:
+        member = self._members.pop(number)
+        self._monitor.remove(number)
+        self._selector.unregister(member.pidfd)
+        os.close(member.pidfd)
+        member.line.close()
+
+    # -- coordinators ----------------------------------------------------------------------------
+
+    def _port(self, host: str) -> int:
+        """The TCP port on which coordinators are heard at an address of this host."""
+        if host not in self._ports:
+            family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+            self._ports[host] = socket.create_server((host, 0), family=family)
+            self._listen(self._ports[host], self._accept_coordinator)
+        return int(self._ports[host].getsockname()[1])
+
+    def _accept_coordinator(self, sock: socket.socket) -> None:
+        nonce = secrets.token_hex(16).encode()
+        line: _Line
+        line = _Line(
+            sock,
+            self._selector,
+            lambda text: self._told(line, nonce, text),
+            lambda: self._lost(line),
+        )
+        self._coordinators[line] = None
+        line.send(nonce + b"\n")
+
+    def _lost(self, line: _Line) -> None:
+        self._coordinators.pop(line, None)
+
+    def _told(self, line: _Line, nonce: bytes, text: bytes) -> None:
+        """A coordinator says its nonce, then asks for processes to be killed."""
+        signed = self._coordinators[line]
+        if signed is None:
+            self._coordinators[line] = Signed(self._secret.encode(), nonce + text, "monitor")
+            self._reported = -REPORT_SECONDS  # it is told soon
+            return
+        number, seconds = signed.value(text)
+        member = self._members.get(number)
+        if member is not None and self._monitor.may_kill(
+            number, time.monotonic(), look_at(member.pid), seconds
+        ):
+            signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for number, member in list(self._members.items()):
+            if member.left_at is not None and now - member.left_at > LEAVING_SECONDS:
+                self._forget(number)
+        before = self._last
+        self._last = self._monitor.look(now, lambda number: look_at(self._members[number].pid))
+        stopped = any(sighting.state == "stopped" for sighting in (*before, *self._last))
+        if stopped or now - self._reported >= REPORT_SECONDS:
+            self._report(now)
+
+    def _report(self, now: float) -> None:
+        self._reported = now
+        self._gone = {number: until for number, until in self._gone.items() if until > now}
+        seen = [sighting for sighting in self._last if sighting.number in self._members]
+        report = [*(Sighting(number, "gone") for number in self._gone), *seen]
+        for line, signed in list(self._coordinators.items()):
+            if signed is not None:
+                line.send(signed.line(report))
+
+
+def main(name: str) -> None:
+    """Be the monitor, unless there is one by now."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(name)
+    except OSError:
+        return  # two nodes have started one at the same time
+    MonitorProcess(listener).run()
+
+
+def command() -> list[str]:
+    """The command that starts the monitor.
+
+    The package itself is not imported, which would bring in numpy: its place is all that is needed.
+    """
+    package = str(Path(__file__).parents[1])
+    start = (
+        "import sys, types; dps = types.ModuleType('dps'); dps.__path__ = [sys.argv[1]]; "
+        "sys.modules['dps'] = dps; from dps.cluster.monitor import main, socket_name; "
+        "main(socket_name())"
+    )
+    return [sys.executable, "-I", "-S", "-c", start, package]
+
+
+def is_supported() -> bool:
+    """Whether there are monitors on this system."""
+    return sys.platform.startswith("linux") and hasattr(select, "epoll")

@@ -1,0 +1,145 @@
+"""The registration of a node's process with the monitor of its host (`dps.cluster.monitor`)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from distributed import Client
+from distributed.comm import parse_address, parse_host_port
+
+from dps.cluster import monitor
+from dps.cluster.platform import Presence, platform_of
+from dps.cluster.transport.process_state import made_once
+from dps.protocol.transport import Watched
+
+if TYPE_CHECKING:
+    import distributed
+
+NAME = "dps-presence"
+START_SECONDS = 10.0  # until a monitor that was started must answer
+LOOK_SECONDS = 0.02
+AGAIN_SECONDS = 30.0
+
+_log = logging.getLogger("distributed.worker.dps")
+
+
+class NodePresence:
+    """One process at its monitor. Used from the event loop of the process.
+
+    It registers with the first user and leaves with the last. Where the monitor ends, another one
+    is started.
+
+    Attributes
+    ----------
+    watched
+        How the process is known there; None: no monitor watches it. May be read in any thread.
+    """
+
+    def __init__(self, dask_worker: distributed.Worker) -> None:
+        self.watched: Watched | None = None
+        self._address = dask_worker.address
+        self._users = 0
+        self._staying: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    def enter(self) -> None:
+        """Register, if this is the first user."""
+        self._users += 1
+        if self._users == 1 and monitor.is_supported():
+            self._staying = asyncio.create_task(self._stay())
+
+    def exit(self) -> None:
+        """Leave, if this was the last user."""
+        self._users -= 1
+        if not self._users and self._staying is not None:
+            self._staying.cancel()
+            self._staying = None
+
+    def silence(self, seconds: float) -> None:
+        """Have the monitor say nothing of this process for a while, as if both were cut off."""
+        if self._writer is not None:
+            self._writer.write(json.dumps({"silent": seconds}).encode() + b"\n")
+
+    async def _stay(self) -> None:
+        told = False
+        while True:
+            try:
+                await self._register()
+            except (OSError, ValueError, TimeoutError) as error:
+                if not told:
+                    _log.warning(
+                        "dps: no monitor watches the processes on this host, so one that is busy "
+                        "for longer than a lease is taken for lost: %s",
+                        error,
+                    )
+                told = True
+                await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _register(self) -> None:
+        """Register, and return when the monitor has ended."""
+        async with asyncio.timeout(START_SECONDS):
+            reader, self._writer = await self._connected()
+        try:
+            _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
+            if user != os.getuid():
+                raise ConnectionRefusedError(f"its socket is that of user {user}")
+            request = {"host": _host_of(self._address), "may_be_killed": _is_own_process()}
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            reply = await reader.readline()
+            if reply:
+                self.watched = Watched(*json.loads(reply))
+                await reader.read()
+        finally:
+            self.watched = None
+            self._writer.close()
+            self._writer = None
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the monitor; start it if there is none."""
+        name, started = monitor.socket_name(), False
+        while True:
+            try:
+                return await asyncio.open_unix_connection(name)
+            except ConnectionRefusedError:
+                if not started:
+                    _start()
+                started = True
+                await asyncio.sleep(LOOK_SECONDS)
+
+
+def presence_of(dask_worker: distributed.Worker) -> Presence:
+    """The registration of a node's process: the same for all that runs in it."""
+
+    def made() -> Presence:
+        of_platform = platform_of(dask_worker).presence
+        return NodePresence(dask_worker) if of_platform is None else of_platform
+
+    return made_once(dask_worker, NAME, made)
+
+
+def _start() -> None:
+    # In a session of its own: what ends or stops the node, such as Ctrl-C, must not reach it.
+    nothing: Any = subprocess.DEVNULL
+    subprocess.Popen(
+        monitor.command(),
+        stdin=nothing,
+        stdout=nothing,
+        stderr=nothing,
+        cwd="/",
+        start_new_session=True,
+    )
+
+
+def _host_of(address: str) -> str:
+    scheme, location = parse_address(address)
+    return parse_host_port(location)[0] if scheme in ("tcp", "tls") else "127.0.0.1"
+
+
+def _is_own_process() -> bool:
+    """Whether the process is only a Dask worker, and not a user's program with workers in it."""
+    return not Client._instances

@@ -1,0 +1,107 @@
+"""The coordinator's connections to the monitors of hosts (`dps.cluster.monitor`)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+
+from dps.cluster.monitor import LINE_BYTES, Signed
+from dps.errors import Unreachable
+from dps.protocol.messages import Sighted
+from dps.protocol.monitor import Sighting
+from dps.protocol.transport import Watched
+
+CONNECT_SECONDS = 5.0
+SILENT_SECONDS = 10.0  # a monitor that says nothing for so long is connected to again
+AGAIN_SECONDS = 1.0
+ATTEMPTS = 10
+
+_log = logging.getLogger("distributed.scheduler.dps")
+
+
+class MonitorLinks:
+    """Hears what monitors see (see `dps.protocol.transport.Monitors`). Used from one event loop.
+
+    Parameters
+    ----------
+    told
+        Called with each report.
+    """
+
+    def __init__(self, told: Callable[[Sighted], Awaitable[object]]) -> None:
+        self._told = told
+        self._following: dict[str, asyncio.Task[None]] = {}
+        self._writers: dict[str, tuple[asyncio.StreamWriter, Signed]] = {}
+
+    def follow(self, monitor: str) -> None:
+        """Have the coordinator told what a monitor sees."""
+        if monitor not in self._following:
+            self._following[monitor] = asyncio.create_task(self._follow(monitor))
+
+    async def kill(self, watched: Watched, stopped: float) -> None:
+        """Have a monitor kill a process that is stopped."""
+        if watched.monitor not in self._writers:
+            raise Unreachable(f"the monitor at {_place(watched.monitor)} is not connected")
+        writer, signed = self._writers[watched.monitor]
+        writer.write(signed.line([watched.number, stopped]))
+
+    async def close(self) -> None:
+        """End all connections."""
+        for task in self._following.values():
+            task.cancel()
+        await asyncio.gather(*self._following.values(), return_exceptions=True)
+
+    async def _follow(self, monitor: str) -> None:
+        """Stay connected; give up a monitor that has ended. It may be named again."""
+        failures = 0
+        try:
+            while failures < ATTEMPTS:
+                try:
+                    async with asyncio.timeout(CONNECT_SECONDS):
+                        reader, writer, signed = await self._connected(monitor)
+                    failures = 0
+                    await self._hear(monitor, reader, writer, signed)
+                except (OSError, ValueError, TimeoutError) as error:
+                    failures += 1
+                    if failures == ATTEMPTS:
+                        _log.info("dps: lost the monitor at %s: %s", _place(monitor), error)
+                    await asyncio.sleep(AGAIN_SECONDS)
+        finally:
+            del self._following[monitor]
+
+    async def _connected(
+        self, monitor: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, Signed]:
+        host, port, secret = monitor.split(" ")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_BYTES)
+        nonce = secrets.token_hex(16).encode()
+        theirs = (await reader.readline()).rstrip(b"\n")
+        writer.write(nonce + b"\n")
+        return reader, writer, Signed(secret.encode(), theirs + nonce, "coordinator")
+
+    async def _hear(
+        self,
+        monitor: str,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        signed: Signed,
+    ) -> None:
+        self._writers[monitor] = writer, signed
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_SECONDS):
+                    line = await reader.readline()
+                if not line:
+                    raise ConnectionError("it has ended")
+                seen = tuple(Sighting(*each) for each in signed.value(line))
+                await self._told(Sighted(monitor, seen))
+        finally:
+            del self._writers[monitor]
+            writer.close()
+
+
+def _place(monitor: str) -> str:
+    """Where a monitor is, without its secret."""
+    return ":".join(monitor.split(" ")[:2])

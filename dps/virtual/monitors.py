@@ -1,0 +1,132 @@
+"""The monitor of virtual nodes: it sees which are stopped, as that of a host does for real ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from dps.protocol.messages import Sighted
+from dps.protocol.monitor import Look, Monitor
+from dps.protocol.transport import Watched
+from dps.sim.process import Process
+
+LOOK_SECONDS = 0.2
+NAME = "virtual"
+
+
+class VirtualMonitor:
+    """One monitor for all nodes of a virtual cluster. Used from its loop.
+
+    Parameters
+    ----------
+    kill
+        Ends the process of a node.
+    """
+
+    def __init__(self, kill: Callable[[Process], None]) -> None:
+        self._kill = kill
+        self._monitor = Monitor()
+        self._processes: dict[int, Process] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def presence(self, process: Process) -> VirtualPresence:
+        """Return the registration of a process, which is not made yet."""
+        return VirtualPresence(self, process)
+
+    def links(self, told: Callable[[Sighted], Awaitable[object]]) -> VirtualLinks:
+        """Return what a coordinator knows the monitor by."""
+        return VirtualLinks(self, told)
+
+    def add(self, process: Process) -> Watched:
+        """Watch a process."""
+        number = self._monitor.add(may_be_killed=True)
+        self._processes[number] = process
+        return Watched(NAME, number)
+
+    def remove(self, watched: Watched) -> None:
+        """Watch a process no more."""
+        self._monitor.remove(watched.number)
+        self._processes.pop(watched.number, None)
+
+    def silence(self, watched: Watched, seconds: float) -> None:
+        """Say nothing of a process for a while."""
+        self._monitor.silence(watched.number, self._loop.time() + seconds)
+
+    def look(self) -> Sighted:
+        """Look at all processes that have not ended: of those, the scheduler is told."""
+        for number in [n for n, process in self._processes.items() if not process.alive]:
+            self._monitor.remove(number)
+            del self._processes[number]
+        seen = self._monitor.look(self._loop.time(), self._look_at)
+        return Sighted(NAME, tuple(seen))
+
+    def kill(self, watched: Watched, stopped: float) -> None:
+        """Kill a process that is stopped."""
+        process, now = self._processes.get(watched.number), self._loop.time()
+        if process is not None and self._monitor.may_kill(
+            watched.number, now, self._look_at(watched.number), stopped
+        ):
+            self._kill(process)
+
+    def _look_at(self, number: int) -> Look:
+        process = self._processes[number]
+        return Look(process.paused_at is not None, process.stood)
+
+
+class VirtualPresence:
+    """The registration of a virtual process (see `dps.cluster.platform.Presence`)."""
+
+    def __init__(self, monitor: VirtualMonitor, process: Process) -> None:
+        self.watched: Watched | None = None
+        self._monitor = monitor
+        self._process = process
+        self._users = 0
+
+    def enter(self) -> None:
+        """Register, if this is the first user."""
+        self._users += 1
+        if self.watched is None:
+            self.watched = self._monitor.add(self._process)
+
+    def exit(self) -> None:
+        """Leave, if this was the last user."""
+        self._users -= 1
+        if not self._users and self.watched is not None:
+            self._monitor.remove(self.watched)
+            self.watched = None
+
+    def silence(self, seconds: float) -> None:
+        """Have the monitor say nothing of this process for a while."""
+        if self.watched is not None:
+            self._monitor.silence(self.watched, seconds)
+
+
+class VirtualLinks:
+    """A coordinator's way to the monitor (see `dps.protocol.transport.Monitors`)."""
+
+    def __init__(
+        self, monitor: VirtualMonitor, told: Callable[[Sighted], Awaitable[object]]
+    ) -> None:
+        self._monitor = monitor
+        self._told = told
+        self._following: asyncio.Task[None] | None = None
+
+    def follow(self, monitor: str) -> None:
+        """Have the coordinator told what the monitor sees."""
+        if self._following is None:
+            self._following = asyncio.create_task(self._follow())
+
+    async def kill(self, watched: Watched, stopped: float) -> None:
+        """Have a stopped process killed."""
+        self._monitor.kill(watched, stopped)
+
+    async def close(self) -> None:
+        """Tell the coordinator nothing more."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._told(self._monitor.look())
+            await asyncio.sleep(LOOK_SECONDS)
