@@ -58,6 +58,10 @@ class SchedulerLost(TransportError):
     """
 
 
+class InternalError(DpsError):
+    """A part of dps has failed by an exception that it did not foresee, which the message names."""
+
+
 class KeysUnknown(DpsError):
     """The shard's node does not have the list of indices that an update counts on; send it too."""
 

@@ -202,6 +202,21 @@ class NodeLeaving(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class TaskFailed(Event):
+    """A background task has ended by an exception that it did not foresee.
+
+    If it is one of a node's host, the host drops all that it holds, and starts over; one of the
+    coordinator (`node` is "scheduler") is restarted. `error` is the exception, `trace` where it was
+    raised.
+    """
+
+    node: str
+    error: str
+    trace: str
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class NodeDrained(Event):
     """Whatever a leaving node held of shards, states and mail is on other nodes now.
 

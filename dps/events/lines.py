@@ -27,7 +27,7 @@ _OFTEN = frozenset(
 _BAD = frozenset(
     {
         *("CheckpointFailed", "CheckpointRefused", "Detected", "FaultMissed", "LossReported"),
-        *("Returned", "RolledBack"),
+        *("Returned", "RolledBack", "TaskFailed"),
     }
 )
 _SUBJECTS = ("shard", "worker", "node", "target")

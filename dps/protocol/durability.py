@@ -19,6 +19,7 @@ from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Sink
+from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
 from dps.protocol.wire import message
@@ -140,6 +141,7 @@ class NoPersistence:
 class ServerContext:
     """What a `Persistence` is made of: its shard, and what the server that has it works with.
 
+    `tasks` are the server's: an exception that one of them does not handle ends the server.
     `stores` returns the nodes that keep states, and raises `NotServing` if there is none; `history`
     what the group had seen of failures when this host was last told of them. `layout` says what
     lies where in the shard's buffer; it is given by every server. `from_below` says that every copy
@@ -153,6 +155,7 @@ class ServerContext:
     transport: Transport
     clock: Clock
     emit: Sink
+    tasks: Tasks
     stores: Callable[[], tuple[Endpoint, ...]]
     history: Callable[[], FailureHistory] = FailureHistory
     layout: ShardLayout | None = None
@@ -188,6 +191,7 @@ class WorkerContext:
     timings: Timings
     transport: Transport
     router: RoutingTable
+    tasks: Tasks
     held: Callable[[int], Any]
 
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable
+from typing import Any, Generic, TypeVar
 
 from dps.errors import NotServing, TransportError
+from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock
 
@@ -43,7 +44,7 @@ class Lease:
         """Whether the lease is not over yet."""
         return self._clock.monotonic() < self._until
 
-    async def renew_forever(self, ask: Callable[[float], Awaitable[bool]]) -> None:
+    async def renew_forever(self, ask: Callable[[float], Awaitable[bool]], tasks: Tasks) -> None:
         """Renew until cancelled.
 
         Parameters
@@ -51,8 +52,10 @@ class Lease:
         ask
             Asks the coordinator, with a deadline in seconds; returns whether it was granted. It may
             be called again before it has returned: an answer that is lost must not cost the lease.
+        tasks
+            Those of the holder, among which each renewal is one.
         """
-        await repeat_forever(self._every, lambda: self._renew(ask))
+        await repeat_forever(self._every, lambda: self._renew(ask), tasks)
 
     def end(self) -> None:
         """Give the lease up."""
@@ -69,16 +72,13 @@ class Lease:
             self._until = max(self._until, until)
 
 
-async def repeat_forever(every: float, act: Callable[[], Awaitable[None]]) -> None:
-    """Call `act` every `every` seconds until cancelled; calls may overlap."""
-
-    async def once() -> None:
-        await act()
-
-    async with asyncio.TaskGroup() as under_way:
-        while True:
-            under_way.create_task(once())
-            await asyncio.sleep(every)
+async def repeat_forever(
+    every: float, act: Callable[[], Coroutine[Any, Any, None]], tasks: Tasks
+) -> None:
+    """Start `act` every `every` seconds until cancelled; calls may overlap."""
+    while True:
+        tasks.start(act())
+        await asyncio.sleep(every)
 
 
 class Leases(Generic[Holder]):

@@ -34,7 +34,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.transport import Endpoint
 from dps.sim.loop import VirtualLoop
-from dps.sim.process import Process, here
+from dps.sim.process import Process, Unforeseen, here
 from dps.sim.violation import Violation
 
 T = TypeVar("T")
@@ -394,7 +394,7 @@ class Network:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Violation):
             self.report(error)
-        elif error is not None and not isinstance(error, DpsError):
+        elif error is not None and not isinstance(error, DpsError | Unforeseen):
             self.bugs.append(error)
             self.report(Violation("bug", f"in {process.name}: {error!r}"))
 

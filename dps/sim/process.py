@@ -19,6 +19,10 @@ EPOCH_SECONDS = 1e9  # what the clocks show when a simulation begins
 here: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
+class Unforeseen(Exception):
+    """An exception that no part of dps knows (see `dps.sim.exceptions`)."""
+
+
 class Process:
     """A simulated process: its memory is the objects in it, which nobody else may touch.
 
@@ -42,6 +46,10 @@ class Process:
         Whether it has ended without a sign: nothing refuses what it is sent.
     ended_at
         When it ended; None: it lives.
+    doomed_in
+        After how many steps of its background tasks one of them raises an exception; 0: none does.
+    doomed
+        Whether one has raised.
     unread
         What came while it was paused, each as a call that has it read.
     """
@@ -61,6 +69,8 @@ class Process:
         self.busy = False
         self.clock_stands = False
         self.missed = 0.0
+        self.doomed_in = 0
+        self.doomed = False
         self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.expected: dict[asyncio.Future[wire.Frames | None], None] = {}

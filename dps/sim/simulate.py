@@ -23,6 +23,7 @@ from dps.sim.checks.layers import caught_up, layering
 from dps.sim.checks.placement import choosing
 from dps.sim.checks.ring import moving
 from dps.sim.disk import SCHEME, SimDisk, disk
+from dps.sim.exceptions import doomed_tasks
 from dps.sim.injector import Injector
 from dps.sim.loop import Deadlock, run
 from dps.sim.network import Line, Network
@@ -144,6 +145,7 @@ class _Run:
         """Train while things fail; stop at the first promise that is broken."""
         auditor, report = self._auditor, self._network.report
         with (
+            doomed_tasks(),
             accepting(auditor.accepted),
             committing(auditor.committed),
             layering(auditor.falling_back, report),

@@ -257,11 +257,12 @@ class World:
     def resume_all(self) -> None:
         """Let every process go on that is paused, also those that were given up.
 
-        Of those that ended without a sign it is known from now on.
+        Of those that ended without a sign it is known from now on, and no task raises any more.
         """
-        for process in self._started:
+        for process in (*self._started, self._scheduler):
             self.network.resume(process)
             self.network.reveal(process)
+            process.doomed_in = 0
 
     async def bring_back_missing(self) -> None:
         """Start every node that the group needs and does not have."""

@@ -7,8 +7,10 @@ head at the start, and later a shard of which nothing survives.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +20,10 @@ from dps.errors import DpsError
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import Install, Seed, Seeded, brought
+from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport
+
+_log = logging.getLogger("dps.client")
 
 
 class Bootstrap:
@@ -55,18 +60,21 @@ class Bootstrap:
         self._transport = transport
         self._router = router
         self.error: DpsError | None = None
+        self._tasks = Tasks(self._fail)
 
     async def run(self) -> None:
         """Serve until cancelled. A host that does not answer holds up its own shard only."""
-        under_way: dict[Seed, asyncio.Task[None]] = {}
         try:
-            await self._follow(under_way)
+            await self._follow()
         finally:
-            for task in under_way.values():
-                task.cancel()
-            await asyncio.gather(*under_way.values(), return_exceptions=True)
+            await self._tasks.close()
 
-    async def _follow(self, under_way: dict[Seed, asyncio.Task[None]]) -> None:
+    def _fail(self, error: Exception) -> None:
+        self.error = internal_error(error)
+        _log.error("dps: initial values could not be installed", exc_info=error)
+
+    async def _follow(self) -> None:
+        under_way: dict[Seed, asyncio.Task[None]] = {}
         version = -1
         while True:
             try:
@@ -80,7 +88,8 @@ class Bootstrap:
                 under_way.pop(seed).cancel()
             for seed in table.seeds:
                 if not seed.donor and seed not in under_way:
-                    under_way[seed] = asyncio.create_task(self._install_in_the_end(seed))
+                    install = partial(self._install_in_the_end, seed)
+                    under_way[seed] = self._tasks.keep(install, self._group.timings.call)
 
     async def _install_in_the_end(self, seed: Seed) -> None:
         """Install, again and again: what the host depends on may not be there yet."""

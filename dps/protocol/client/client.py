@@ -13,7 +13,6 @@ from collections.abc import (
     Awaitable,
     Callable,
     Collection,
-    Coroutine,
     Iterable,
     Mapping,
     Sequence,
@@ -64,6 +63,7 @@ from dps.protocol.messages import (
     Table,
     donor_name,
 )
+from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport, Watched
 
 T = TypeVar("T")
@@ -119,7 +119,8 @@ class Client:
         self._known = -1
         self._ended: DpsError | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._fail)
+        self._failure: Exception | None = None
         self._receipts = Receipts(group.restores_together, self._lost)
         self.router = Router(group, transport)
         self._group = group
@@ -140,7 +141,7 @@ class Client:
         self._shard_clients = [
             ShardClient(
                 *(shard, group, transport, self.router, self._acked, self._receipts),
-                self.may_go_on,
+                *(self.may_go_on, self._tasks),
             )
             for shard in range(len(group.layout.shards))
         ]
@@ -167,7 +168,8 @@ class Client:
         await self._take_part()
         if self._renewing is None:
             every = self._group.timings.renewal
-            self._renewing = asyncio.create_task(repeat_forever(every, self._renew))
+            renewing = repeat_forever(every, self._renew, self._tasks)
+            self._renewing = self._tasks.start(renewing)
         join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
         for shard_client in self._shard_clients:
             shard_client.incarnation = self.incarnation
@@ -238,10 +240,7 @@ class Client:
     async def close(self) -> None:
         """End the client's tasks; it is of no use afterwards."""
         self.router.unlisten(self._heard)
-        tasks = [*self._tasks, *([self._renewing] if self._renewing is not None else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._leave_part()
         await self._all_shard_clients(lambda shard_client: shard_client.close())
         await self.router.close()
@@ -542,6 +541,7 @@ class Client:
                 self._group.timings,
                 self._transport,
                 self.router,
+                self._tasks,
                 lambda shard: shard_clients[shard].base,
             )
         )
@@ -599,7 +599,7 @@ class Client:
         self._known = table.version
         entered = self.worker and self.incarnation
         if self._receipts.heard(table.restorations) and (entered or self._receipts.accounts):
-            self._start(self._renew())  # the coordinator waits for what this client was told
+            self._tasks.start(self._renew())  # the coordinator waits for what this client was told
         if table.stops > self._stops:
             self._end(TrainingStopped(STOPPED))
         elif table.losses:
@@ -620,7 +620,7 @@ class Client:
         """
         if self.worker and self._ended is None:
             self._ended = error
-            self._ending = self._start(self._end_in_order())
+            self._ending = self._tasks.start(self._end_in_order())
 
     async def _end_in_order(self) -> None:
         await self._all_shard_clients(lambda shard_client: shard_client.at_rest())
@@ -632,17 +632,26 @@ class Client:
         return "stopped" if isinstance(self._ended, TrainingStopped) else "failed"
 
     def may_go_on(self) -> None:
-        """Raise `TrainingStopped` or `UpdatesLost` if this worker is to push and pull no more."""
+        """Raise an error if this worker is to push and pull no more.
+
+        Raises
+        ------
+        TrainingStopped, UpdatesLost
+            The training has ended.
+        InternalError
+            A background task of this client has failed.
+        """
         if self._is_cancelled():
             self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
         if self._ended is not None:
             raise type(self._ended)(str(self._ended))
+        if self._failure is not None:
+            raise internal_error(self._failure)
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _fail(self, error: Exception) -> None:
+        """Have a failure of a background task raised by the next request, and end the worker."""
+        self._failure = error
+        self._end(internal_error(error))
 
     @property
     def _statement(self) -> Statement:

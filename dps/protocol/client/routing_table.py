@@ -16,6 +16,7 @@ from typing import Any
 from dps.errors import GroupClosed, NotServing, TransportError
 from dps.protocol.group import Group
 from dps.protocol.messages import GetTable, ReportFailure, Table, View
+from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Endpoint, Transport
 
 _log = logging.getLogger("dps.client")
@@ -29,17 +30,16 @@ class Router:
         self._transport = transport
         self._table: Table | None = None
         self._news = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
-        self._reports: dict[Endpoint, asyncio.Task[None]] = {}
+        self._tasks = Tasks(self._fail)
+        self._failure: Exception | None = None
+        self._is_watching = False
+        self._reported: set[Endpoint] = set()
         self._calls: dict[asyncio.Timeout, tuple[int, Endpoint, bool]] = {}
         self._listeners: list[Callable[[Table], None]] = []
 
     async def close(self) -> None:
         """Stop watching."""
-        tasks = [*self._reports.values(), *([self._watching] if self._watching else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def listen(self, listener: Callable[[Table], None]) -> None:
         """Have each new table passed on, beginning with the one that is known."""
@@ -52,9 +52,20 @@ class Router:
         self._listeners.remove(listener)
 
     async def table(self) -> Table:
-        """The table, as far as is known here; raises `GroupClosed` when the group is."""
-        if self._watching is None:
-            self._watching = asyncio.create_task(self._watch())
+        """The table, as far as is known here.
+
+        Raises
+        ------
+        GroupClosed
+            The group is closed.
+        InternalError
+            The table is not kept up to date any more, as that has failed.
+        """
+        if self._failure is not None:
+            raise internal_error(self._failure)
+        if not self._is_watching:
+            self._is_watching = True
+            self._tasks.start(self._watch())
         table = self._table or await self.fetch()
         if table.closed:
             raise GroupClosed("the parameter server was closed while it was in use")
@@ -100,8 +111,9 @@ class Router:
 
         The coordinator takes its time to check, so nobody waits for its reply.
         """
-        if host not in self._reports:
-            self._reports[host] = asyncio.create_task(self._report(host))
+        if host not in self._reported:
+            self._reported.add(host)
+            self._tasks.start(self._report(host))
 
     @contextmanager
     def while_asked(self, view: View, to: Endpoint, scope: asyncio.Timeout) -> Iterator[None]:
@@ -114,6 +126,10 @@ class Router:
             yield
         finally:
             del self._calls[scope]
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        self._news.set()
 
     async def _watch(self) -> None:
         while True:
@@ -137,7 +153,7 @@ class Router:
         except (TransportError, NotServing, GroupClosed):
             return  # the coordinator is out of reach; whoever meets the failure again reports again
         finally:
-            del self._reports[host]
+            self._reported.discard(host)
 
     async def _ask(self, request: Any) -> Any:
         timings = self._group.timings

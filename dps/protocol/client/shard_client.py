@@ -56,6 +56,7 @@ from dps.protocol.messages import (
     Waiting,
     Weights,
 )
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint, Transport
 
 Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
@@ -71,6 +72,8 @@ class ShardClient:
         Keeps count of what is acknowledged.
     may_go_on
         Raises if nothing more is to be sent.
+    tasks
+        The client's background tasks.
 
     Attributes
     ----------
@@ -91,6 +94,7 @@ class ShardClient:
         on_ack: OnAck,
         receipts: Receipts,
         may_go_on: Callable[[], None],
+        tasks: Tasks,
     ) -> None:
         self._shard = shard
         self._group = group
@@ -99,6 +103,7 @@ class ShardClient:
         self._on_ack = on_ack
         self._receipts = receipts
         self._may_go_on = may_go_on
+        self._tasks = tasks
         self._turn = asyncio.Lock()
         self.read = ShardRead()
         self._copy = Copy(group.layout.shards[shard])
@@ -233,7 +238,7 @@ class ShardClient:
         """Where shards go back together, all know the same; what is sent again must not be told."""
         gated = not isinstance(self._group.consistency, ASP) and not self._group.restores_together
         if gated and (self._telling is None or self._telling.done()):
-            self._telling = asyncio.create_task(self._tell_forever())
+            self._telling = self._tasks.start(self._tell_forever())
 
     async def _tell_forever(self) -> None:
         """Others may wait for this worker at a restored shard, though it waits elsewhere."""
@@ -475,7 +480,7 @@ class ShardClient:
             copied = await offload(op.copied, op.nbytes)  # the arrays may be the caller's
             self._held.append(copied)
             if self._draining is None or self._draining.done():
-                self._draining = asyncio.create_task(self._drain_when_served())
+                self._draining = self._tasks.start(self._drain_when_served())
             buffered()
             return True
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dps.core.consistency import ASP
@@ -73,6 +74,7 @@ from dps.protocol.messages import (
     donor_name,
 )
 from dps.protocol.monitor import Sighting
+from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 
 
@@ -102,11 +104,13 @@ class Coordinator:
         self._clock = clock
         self._emit = emit
         self._monitors = monitors
+        self.tasks = Tasks(self._failed)
         self.members = Membership(
             group,
             transport,
             clock,
             monitors,
+            self.tasks,
             holds_anything=self._holds_anything,
             holds_only_copy=self._holds_only_copy,
             on_lost=self._lose_host,
@@ -133,7 +137,7 @@ class Coordinator:
         )
         self._dismissed: set[str] = set()
         self.cuts = (
-            Snapshots(group, transport, clock, emit, self._views)
+            Snapshots(group, transport, clock, emit, self._views, self.tasks)
             if group.restores_together
             else None
         )
@@ -144,8 +148,8 @@ class Coordinator:
         self._version = 0
         self._closed = False
         self._published = asyncio.Condition()
-        self._evictions: set[asyncio.Task[None]] = set()
-        self._watching = asyncio.create_task(self._worker_leases.watch(self._worker_is_silent))
+        watch = partial(self._worker_leases.watch, self._worker_is_silent)
+        self.tasks.keep(watch, group.timings.retry)
         self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
             GetTable: self._get_table,
             ReportFailure: self._report_failure,
@@ -173,14 +177,17 @@ class Coordinator:
 
     async def close(self) -> None:
         """Stop deciding."""
+        await self.tasks.close()
+
+    def _failed(self, error: Exception) -> None:
+        """A task has failed, perhaps between two steps that belong together: look at all again."""
+        self._emit(task_failed(self._clock, "scheduler", error))
         for controller in self._controllers:
-            await controller.close()
-        if self.cuts is not None:
-            await self.cuts.close()
-        for task in (self._watching, *self._evictions):
-            task.cancel()
-        await asyncio.gather(self._watching, *self._evictions, return_exceptions=True)
-        await self.members.close()
+            for host in controller.view.chain:
+                if host not in self.members:
+                    controller.unsettle(without=host)
+            controller.interrupt()
+            controller.wake()
 
     async def lose(self, address: str, by: str) -> None:
         """Take note that the process at `address` seems to be gone, whatever it was.
@@ -598,9 +605,7 @@ class Coordinator:
     async def _worker_is_silent(self, name: str) -> None:
         self._worker_leases.end(name)
         incarnation = self._workers[name].incarnation
-        eviction = asyncio.create_task(self._remove_worker(name, incarnation, "silent"))
-        self._evictions.add(eviction)
-        eviction.add_done_callback(self._evictions.discard)
+        self.tasks.start(self._remove_worker(name, incarnation, "silent"))
 
     async def _remove_worker(self, name: str, incarnation: int, reason: str) -> None:
         worker = self._workers.get(name)

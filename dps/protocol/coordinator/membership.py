@@ -32,6 +32,7 @@ from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.messages import HostInfo
 from dps.protocol.monitor import Sighting
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 
 # A process that was killed may hold its port for a moment longer than its connections.
@@ -79,6 +80,7 @@ class Membership:
         transport: Transport,
         clock: Clock,
         monitors: Monitors,
+        tasks: Tasks,
         *,
         holds_anything: Callable[[Endpoint], bool],
         holds_only_copy: Callable[[Endpoint], bool],
@@ -90,6 +92,7 @@ class Membership:
         self._transport = transport
         self._clock = clock
         self._monitors = monitors
+        self._tasks = tasks
         self._holds_anything = holds_anything
         self._holds_only_copy = holds_only_copy
         self._on_lost = on_lost
@@ -99,17 +102,10 @@ class Membership:
         self._leases = Leases[Endpoint](group.timings, clock)
         self._ended: set[Endpoint] = set()
         self._ended_at: set[str] = set()
-        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._probed: set[str] = set()
         self._seen_alive: dict[Watched, float] = {}
-        self._kills: dict[Watched, asyncio.Task[None]] = {}
-        self._watching = asyncio.create_task(self._leases.watch(self._over))
-
-    async def close(self) -> None:
-        """Stop watching."""
-        tasks = [self._watching, *self._probes.values(), *self._kills.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._killed: set[Watched] = set()
+        tasks.keep(lambda: self._leases.watch(self._over), group.timings.retry)
 
     @property
     def hosts(self) -> dict[Endpoint, HostInfo]:
@@ -205,8 +201,9 @@ class Membership:
 
     def suspect(self, address: str, by: str) -> None:
         """Find out whether the process at an address has ended; if so, its hosts are given up."""
-        if address not in self._probes:
-            self._probes[address] = asyncio.create_task(self._probe(address, by))
+        if address not in self._probed:
+            self._probed.add(address)
+            self._tasks.start(self._probe(address, by))
 
     def exclude(self, host: Endpoint) -> None:
         """Make no more use of a host in this life of it: as soon as it knows, or its lease ends."""
@@ -235,16 +232,17 @@ class Membership:
                 await asyncio.sleep(min(pause, LAST_PROBE))
                 pause *= 1.2
         finally:
-            del self._probes[address]
+            self._probed.discard(address)
 
     async def _end(self, hosts: Collection[Endpoint], by: str) -> None:
         """Give up hosts whose process is proven to have ended."""
         self._ended.update(hosts)
         self._ended_at.update(host.address for host in hosts)
+        members = [member for host in hosts if (member := self._known.pop(host, None))]
         for host in hosts:
             self._leases.end(host)
-            member = self._known.pop(host, None)
-            if member is not None and member.info is not None and not member.given_up:
+        for member in members:
+            if member.info is not None and not member.given_up:
                 await self._on_lost(member.info, by)
 
     async def _have_stopped(self, watched: Watched, hosts: Iterable[Endpoint]) -> None:
@@ -254,8 +252,9 @@ class Membership:
             for host in listed:
                 await self._fall_silent(host)
         elif any(self._holds_anything(host) for host in listed):
-            if watched not in self._kills:
-                self._kills[watched] = asyncio.create_task(self._kill(watched))
+            if watched not in self._killed:
+                self._killed.add(watched)
+                self._tasks.start(self._kill(watched))
         else:
             for host in listed:
                 await self._give_up(host, "monitor")
@@ -266,7 +265,7 @@ class Membership:
                 await self._monitors.kill(watched, self._timings.stopped)
             await asyncio.sleep(self._timings.stopped)  # until its end is reported
         finally:
-            del self._kills[watched]
+            self._killed.discard(watched)
 
     async def _over(self, host: Endpoint) -> None:
         member = self._known.get(host)

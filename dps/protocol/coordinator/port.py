@@ -10,11 +10,17 @@ from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.durability import CoordinatorPart
 from dps.protocol.messages import Brought, HostInfo, Seed, View
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
 
 
 class CoordinatorPort(Protocol):
     """What a shard's controller needs to know, and to have done: the coordinator."""
+
+    @property
+    def tasks(self) -> Tasks:
+        """The coordinator's background tasks."""
+        ...
 
     @property
     def members(self) -> Membership:

@@ -86,15 +86,7 @@ class ShardController:
         self._failed_attempts = 0
         self._began_moving = 0.0
         self._stopped: _Stopped | None = None
-        self._errands: set[asyncio.Task[None]] = set()
-        self._task = asyncio.create_task(self._tend())
-
-    async def close(self) -> None:
-        """Stop looking after the shard."""
-        tasks = (self._task, *self._errands)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        port.tasks.keep(self._tend, group.timings.retry)
 
     def wake(self) -> None:
         """Look whether there is something to do."""
@@ -165,6 +157,9 @@ class ShardController:
     # -- step by step ----------------------------------------------------------------------------
 
     async def _tend(self) -> None:
+        # A task before this one may have failed between a decision and its announcement.
+        await self._port.publish()
+        self.wake()
         while True:
             await self._awake.wait()
             self._awake.clear()
@@ -508,9 +503,7 @@ class ShardController:
                     return
                 await asyncio.sleep(self._group.timings.retry)
 
-        task = asyncio.create_task(send())
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._port.tasks.start(send())
 
     async def _call(self, host: Endpoint, request: Any) -> Any:
         try:

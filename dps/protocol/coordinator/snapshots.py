@@ -17,6 +17,7 @@ from dps.errors import DpsError, NotServing
 from dps.events import CutTaken, RolledBack, Sink
 from dps.protocol.group import Group
 from dps.protocol.messages import EndCut, HoldCut, Reach, TakeCut, View
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Clock, Transport
 
 
@@ -41,6 +42,7 @@ class Snapshots:
         clock: Clock,
         emit: Sink,
         views: Callable[[], list[View]],
+        tasks: Tasks,
     ) -> None:
         self._keep = group.recovery.durability.keep
         self._timings = group.timings
@@ -54,17 +56,12 @@ class Snapshots:
         self._last = 0
         self._versions: dict[int, int] = {}  # what a cut is to hold, by shard
         self._wanted = asyncio.Event()
-        self._task = asyncio.create_task(self._take_forever())
+        tasks.keep(self._take_forever, group.timings.retry)
 
     @property
     def newest(self) -> int:
         """The number of the newest cut that is complete."""
         return self._complete[-1]
-
-    async def close(self) -> None:
-        """Take no more."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
 
     def want(self, shard: int, version: int) -> None:
         """Take a cut soon that holds this version of a shard; one will do for several shards."""

@@ -161,7 +161,7 @@ class Copies:
                 self._start(self._install(seed))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        task = self._context.tasks.start(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -18,6 +18,7 @@ from dps.errors import DpsError, StaleEpoch, TransportError
 from dps.protocol.durability import Persistence
 from dps.protocol.group import Group
 from dps.protocol.messages import Replicate, ReportLink
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint, Transport
 
 T = TypeVar("T")
@@ -50,6 +51,7 @@ class CommitLog:
         persistence: Persistence,
         transport: Transport,
         notify: Callable[[], None],
+        tasks: Tasks,
     ) -> None:
         self.epoch = epoch
         self.successor = successor
@@ -67,7 +69,7 @@ class CommitLog:
         self._calls: set[asyncio.Timeout] = set()
         self._unreached_since: float | None = None
         self._pending = asyncio.Event()
-        self._task = asyncio.create_task(self._commit_forever())
+        self._task = tasks.start(self._commit_forever())
 
     @property
     def in_flight(self) -> int:

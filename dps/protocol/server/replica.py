@@ -56,6 +56,7 @@ from dps.protocol.server.copies import SentCopies
 from dps.protocol.server.metrics import Ledger
 from dps.protocol.server.row_reads import read_rows, weights
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Clock, Endpoint, Transport
 
 # What is waited for, by the future that says when it has come; in order of arrival.
@@ -82,9 +83,11 @@ class Replica:
         transport: Transport,
         clock: Clock,
         emit: Sink,
+        tasks: Tasks,
         each: Each = in_turn,
     ) -> None:
         self.shard = shard
+        self.tasks = tasks
         self.node = node
         self.state = state
         self.epoch = epoch
@@ -113,6 +116,7 @@ class Replica:
             persistence,
             transport,
             self._notify,
+            tasks,
         )
         self.cutter = SnapshotBarrier(self, persistence.cuts) if persistence.cuts else None
         holder = f"{me.address}/{me.key}/{epoch}/{clock.now()}"
@@ -431,7 +435,7 @@ class Replica:
 
     def _begin_to_linger(self) -> None:
         if self._lingering is None or self._lingering.done():
-            self._lingering = asyncio.create_task(self._linger())
+            self._lingering = self.tasks.start(self._linger())
 
     async def _linger(self) -> None:
         """Give other updates the time to come, then apply those that are here."""

@@ -7,7 +7,7 @@ checkpoint or the store, and then applies what workers left in the shard's mailb
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -64,6 +64,7 @@ from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.metrics import ReplicaMetrics
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage.state_store import Mailboxes, StateStore
+from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Transport, Watched
 
 # What asks for, or something of, the replica of a shard that is here.
@@ -86,6 +87,12 @@ OF_REPLICAS = (
     EndCut,
     Save,
 )
+
+# What comes from clients, as they are and with what users give them.
+OF_CLIENTS = (Push, Pull, PullRows, PullRange, ReplayBuffered, Deposit, Save, Describe, Audit)
+
+FORGIVEN = 6  # leases after which an earlier failure counts no more
+MOST_DOUBLINGS = 20
 
 
 class ShardServer:
@@ -128,7 +135,9 @@ class ShardServer:
         self._lease = Lease(group.timings, clock)
         self._life = 0
         self._history = FailureHistory()
-        self._renewing: asyncio.Task[None] | None = None
+        self._tasks = Tasks(self._fail)
+        self._failures = 0  # in a row
+        self._failed_at = self._rests_until = -math.inf
         self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
             Push: self._push,
             Pull: self._pull,
@@ -164,7 +173,8 @@ class ShardServer:
 
     def start(self) -> None:
         """Ask for a lease, and renew it from now on."""
-        self._renewing = asyncio.create_task(self._lease.renew_forever(self._renew))
+        pause = self._group.timings.retry
+        self._tasks.keep(lambda: self._lease.renew_forever(self._renew, self._tasks), pause)
 
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back.
@@ -179,6 +189,10 @@ class ShardServer:
             self._must_still_be_in_epoch(message)
         except DpsError as error:
             raise type(error)(f"{_described(message)}: {error}") from error
+        except Exception as error:
+            if not isinstance(message, OF_CLIENTS):
+                self._fail(error)  # what a client sends harms only itself
+            raise
         return reply
 
     def states(self) -> dict[int, ShardState]:
@@ -196,11 +210,9 @@ class ShardServer:
 
     async def close(self) -> None:
         """Stop serving."""
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.gather(self._renewing, return_exceptions=True)
         for replica in self._replicas.values():
             await replica.close()
+        await self._tasks.close()
 
     # -- the right to serve ----------------------------------------------------------------------
 
@@ -223,11 +235,26 @@ class ShardServer:
         if reply.history.exposure > self._history.exposure:  # replies may overtake one another
             self._history = reply.history
         if not reply.granted and life == self._life:
-            await self._start_over()
+            self._start_over()
         return bool(reply.granted) and life == self._life
 
-    async def _start_over(self) -> None:
-        """Drop everything: this host was given up, and others may have taken its place."""
+    def _fail(self, error: Exception) -> None:
+        """Start over, as after a kill: nobody knows what a part that has failed has left undone.
+
+        If that happens again and again, the host takes no shard for a while.
+        """
+        self._emit(task_failed(self._clock, self._node, error))
+        now, timings = self._clock.monotonic(), self._group.timings
+        again = now - self._failed_at < FORGIVEN * timings.lease
+        self._failures = self._failures + 1 if again else 0
+        self._failed_at = now
+        if self._failures:
+            rest = min(timings.lease, timings.retry * 2.0 ** min(self._failures, MOST_DOUBLINGS))
+            self._rests_until = now + rest
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Drop everything: others may have taken this host's place, or are to take it."""
         self._life += 1
         self._lease.end()
         dropped, self._replicas = self._replicas, {}
@@ -236,7 +263,7 @@ class ShardServer:
         self._keys = KeyLists()
         self._left |= {shard: replica.epoch for shard, replica in dropped.items()}
         for replica in dropped.values():
-            await replica.close()
+            self._tasks.start(replica.close())
 
     # -- messages for a replica that is here -----------------------------------------------------
 
@@ -359,6 +386,8 @@ class ShardServer:
         old = self._replicas.get(shard)
         if old is not None and old.epoch > epoch:
             raise StaleEpoch(f"shard {shard} is in epoch {old.epoch}, not {epoch}")
+        if self._clock.monotonic() < self._rests_until:
+            raise NotServing(f"{self._node} has failed {self._failures + 1} times, and rests")
         if old is None and epoch <= (left := self._left.get(shard, 0)):
             raise StaleEpoch(f"{self._node} gave shard {shard} up after epoch {left}")
         # Who was not told that this was done asks again; the replica may have gone on since.
@@ -379,6 +408,7 @@ class ShardServer:
                 self._transport,
                 self._clock,
                 self._emit,
+                self._tasks,
                 self._each,
             )
             if old is not None:
@@ -409,7 +439,7 @@ class ShardServer:
     def _persistence(self, shard: int, from_below: bool = False) -> Persistence:
         group = self._group
         of_group = shard, group.name, group.coordinator, group.timings
-        tools = self._transport, self._clock, self._emit
+        tools = self._transport, self._clock, self._emit, self._tasks
         stores = partial(self._stores_of, shard)
         context = ServerContext(
             *of_group,

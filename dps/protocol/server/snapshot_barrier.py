@@ -10,6 +10,7 @@ from dps.core.updates import Operation
 from dps.errors import NotServing
 from dps.protocol.durability import CutPersistence
 from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, Taken
+from dps.protocol.tasks import Tasks
 
 
 class HeldReplica(Protocol):
@@ -17,6 +18,7 @@ class HeldReplica(Protocol):
 
     lock: asyncio.Lock
     state: ShardState
+    tasks: Tasks
 
     async def settle(self) -> None:
         """Apply what has nothing more to wait for, and wake whoever waits for the replica."""
@@ -35,7 +37,7 @@ class SnapshotBarrier:
         self._last = 0
         self._reached = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._releasing: asyncio.Task[None] | None = None
 
     def admits(self, op: Operation) -> bool:
         """Whether an operation may be applied now."""
@@ -52,8 +54,8 @@ class SnapshotBarrier:
     async def close(self) -> None:
         """Let everything go on."""
         self._release()
-        for task in self._tasks:
-            task.cancel()
+        if self._releasing is not None:
+            self._releasing.cancel()
 
     async def handle(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
         """Carry out one message of the coordinator's."""
@@ -124,9 +126,7 @@ class SnapshotBarrier:
             self._release()
             await self._replica.settle()
 
-        task = asyncio.create_task(release())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._releasing = self._replica.tasks.start(release())
 
 
 def _reach(state: ShardState, workers: Reach) -> Reach:

@@ -41,7 +41,7 @@ class BackgroundCheckpoints(Checkpoints):
             return
         self._start_timer()
         if self._is_due and (self._writer is None or self._writer.done()):
-            self._writer = asyncio.create_task(self._write_while_due())
+            self._writer = self._tasks.start(self._write_while_due())
 
     def enter(self, epoch: int, state: ShardState | None) -> None:
         """Go on with what another replica has not written; None: leave it to another one."""

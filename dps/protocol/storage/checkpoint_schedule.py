@@ -91,6 +91,7 @@ class Checkpoints:
         self._wanted = wanted
         self._clock = context.clock
         self._emit = context.emit
+        self._tasks = context.tasks
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
         self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.group}", context)
         # Not the event loop's own threads, which apply updates: files may hang for ever.
@@ -244,7 +245,7 @@ class Checkpoints:
         The timer may have ended, when a server that came later had the files for a while.
         """
         if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
-            self._timer = asyncio.create_task(self._write_in_time())
+            self._timer = self._tasks.start(self._write_in_time())
 
     async def _write_in_time(self) -> None:
         """Start a write in time for what is unsaved, though no further update may follow."""
@@ -277,7 +278,7 @@ class Checkpoints:
         if self._writing is None or self._writing.done():
             noted = self._clock.monotonic()
             self._costs.begins(noted)
-            self._writing = asyncio.create_task(self._measured(epoch, state, noted))
+            self._writing = self._tasks.start(self._measured(epoch, state, noted))
         return self._writing
 
     async def _measured(self, epoch: int, state: ShardState, noted: float) -> None:
@@ -292,6 +293,8 @@ class Checkpoints:
     async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
         try:
             await self._publish(epoch, state, noted)
+        except MemoryError as error:  # it may be there for the next write
+            self._failed(epoch, f"there is no memory to write it: {error}")
         except (StoreUnavailable, StaleEpoch) as error:
             if isinstance(error, StaleEpoch):
                 self._refused = epoch

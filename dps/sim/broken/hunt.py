@@ -18,6 +18,7 @@ from dps.sim.broken import (  # noqa: F401 - what is in VARIANTS
     payload,
     protocol,
     stores,
+    tasks,
 )
 from dps.sim.broken.variant import VARIANTS, Variant
 from dps.sim.schedules.draw import numbered

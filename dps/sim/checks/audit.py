@@ -20,6 +20,7 @@ from dps.core.consistency import ASP
 from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import UpdateId
+from dps.errors import NotServing
 from dps.events import (
     CheckpointRefused,
     CheckpointWritten,
@@ -739,14 +740,21 @@ async def settled(world: World, patience: float) -> Table:
                 if table.leaving:
                     await asyncio.sleep(0.1)
                     continue
-                indices = [{state.index for state in world.states(v)} for v in table.views]
-                alike = all(len(of_shard) == 1 for of_shard in indices)
-                if alike and world.losses.is_settled:
+                if _alike(world, table) and world.losses.is_settled:
                     return table
                 await asyncio.sleep(0.1)
     except TimeoutError:
         text = f"the group did not come to rest within {patience:g} s"
         raise Violation("stuck", text) from None
+
+
+def _alike(world: World, table: Table) -> bool:
+    """Whether all replicas of each shard are there, and have the same operations."""
+    try:
+        states = [world.states(view) for view in table.views]
+    except NotServing:  # a host has started over, which the coordinator does not know yet
+        return False
+    return all(len({state.index for state in of_shard}) == 1 for of_shard in states)
 
 
 @contextmanager

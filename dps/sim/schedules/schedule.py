@@ -43,6 +43,7 @@ Kind = Literal[
     "busy",
     "standstill",
     "monitor lost",
+    "exception",
 ]
 
 Role = Literal[
@@ -115,6 +116,7 @@ EFFECTS: dict[Kind, str] = {
     "busy": "{whom} is busy, and answers nothing",
     "standstill": "{whom} is paused, and its clock with it",
     "monitor lost": "the monitor on the machine of {whom} ends",
+    "exception": "a background task of {whom} raises what nobody foresaw",
 }
 
 STEP_SECONDS = (0.1, 100.0)  # the shortest jump of a clock, and the longest
@@ -224,6 +226,8 @@ class Fault:
                 return ""
             case "monitor lost":
                 return "; another one starts"
+            case "exception":
+                return ""
             case "crash" | "crash in a write":
                 fresh = "another one joins" if self.whom.role == "worker" else "a fresh one is up"
                 return f"; {fresh} {self.lasts:.3f} s later" if self.lasts else "; it stays down"

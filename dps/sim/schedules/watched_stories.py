@@ -39,7 +39,14 @@ def watched(d: Draw, faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 
 def _stories(d: Draw) -> list[Story]:
     stories: list[Story] = [busy_server, busy_server, busy_and_lost, stopped, stopped_and_back]
-    stories += [slow, monitor_lost, standstill, everyone_busy, busy_scheduler, busy_too_long]
+    stories += [unforeseen] * 4 + [
+        slow,
+        monitor_lost,
+        standstill,
+        everyone_busy,
+        busy_scheduler,
+        busy_too_long,
+    ]
     if not isinstance(d.case.consistency, ASP):
         stories += [busy_worker] * 3
     if isinstance(d.case.recovery.durability, NoDurability):
@@ -126,6 +133,20 @@ def replicas_stopped(d: Draw) -> list[Fault]:
     whom = [Whom("head", shard), Whom("middle", shard), Whom("tail", shard)]
     chosen = whom if d.replicas > 2 else [whom[0], whom[2]]
     return [_stopped(d, each, 0.03) for each in chosen]
+
+
+def unforeseen(d: Draw) -> list[Fault]:
+    """Have tasks of one to three processes raise, and perhaps lose a node."""
+    faults = []
+    for _ in range(d.random.randint(1, 3)):
+        dice = d.random.random()
+        whom = Whom("scheduler") if dice < 0.35 else d.host(d.shard())
+        whom = d.worker() if dice > 0.8 else whom
+        which = round(d.random.random(), 3)
+        faults.append(Fault("exception", whom, d.seconds(0.4), which=which))
+    if d.random.random() < 0.5:
+        faults.insert(d.random.randint(0, len(faults)), d.crash(d.replica(d.shard()), 0.3))
+    return faults
 
 
 def slow(d: Draw) -> list[Fault]:

@@ -19,7 +19,7 @@ import numpy as np
 from dps.core.blocks import Layout
 from dps.core.functions import Changed, Part
 from dps.core.updates import UpdateId
-from dps.errors import Evicted
+from dps.errors import Evicted, InternalError
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.messages import Table
 from dps.sim.violation import Violation, require
@@ -243,6 +243,14 @@ class CountingWorker:
             # Of two processes of one name the earlier incarnation is told to end.
             alone = self._tally.processes[self.name] == 1
             require(not alone, "evicted", f"{self.name} has its name to itself: {error}")
+            await self.client.leave("failed")
+            await self.client.close()
+        except InternalError as error:
+            # It ends, as its training function would; another worker may come.
+            require(self.process.doomed, "failed", f"{self.name} failed: {error}")
+            self._tally.forgive_buffer(self._pushed)
+            if self._world.group.restores_together:
+                self._tally.unfinished |= self._under_way()
             await self.client.leave("failed")
             await self.client.close()
         except asyncio.CancelledError:
