@@ -20,7 +20,7 @@ def test_a_duration_that_is_no_number_above_0_is_refused(field: str, wrong: Any)
 
 
 def test_a_request_may_not_be_held_for_longer_than_a_call() -> None:
-    with pytest.raises(ConfigurationError, match="patience=2, expected less than call=1"):
+    with pytest.raises(ConfigurationError, match="hold=2, expected less than call=1"):
         Timings(call=1.0)
 
 

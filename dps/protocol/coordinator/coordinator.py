@@ -468,9 +468,10 @@ class Coordinator:
         await self.publish()
 
     async def _suspend_host(self, info: HostInfo) -> None:
-        """Have the shards wait whose last replica is on a host that is not heard of."""
+        """Make the shards wait all of whose replicas are silent."""
         for controller in self._controllers:
-            if controller.view.chain == (info.host,):
+            chain = controller.view.chain
+            if info.host in chain and all(map(self.members.is_silent, chain)):
                 controller.unsettle()
                 controller.interrupt()
                 self._detected(controller, info, "lease")

@@ -192,7 +192,7 @@ def compute_until(flag: str, worker: Worker) -> None:
 
 def test_close_does_not_wait_for_long_computations(plain: Client, tmp_path: Path) -> None:
     flag = tmp_path / "computed"
-    with ParameterServer(plain, params(), timings=Timings(call=0.2, patience=0.1)) as ps:
+    with ParameterServer(plain, params(), timings=Timings(call=0.2, hold=0.1)) as ps:
         futures = ps.run(partial(compute_until, str(flag)))
         eventually(Path(f"{flag} is awaited").exists, SECONDS)
     assert futures[0].cancelled()

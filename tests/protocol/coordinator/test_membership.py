@@ -337,7 +337,7 @@ def test_a_newcomer_that_starts_over_while_it_is_added_is_not_counted_on() -> No
         await until(lambda: s.world.hosts[newcomer.address].states())
         await asyncio.sleep(0.1)
         assert s.world.view(0).chain == view.chain[:1]
-        await s.world.hosts[newcomer.address]._start_over()
+        s.world.hosts[newcomer.address]._start_over()
         await s.ask(COORDINATOR, RenewLease(newcomer, 1))
         held.set()
         await s.all_of(process.run(client.push(ONES)), within=5.0)

@@ -405,7 +405,7 @@ def test_a_host_that_started_over_does_not_serve_in_an_epoch_that_it_has_left() 
     async def bring_a_spare(s: Setting) -> None:
         await s.world.bring_up(["spare-0"])
 
-    in_world(scenario, shards=1, meanwhile=bring_a_spare)
+    in_world(scenario, shards=1, meanwhile=bring_a_spare, last_copy=0.01)
 
 
 def test_a_replica_that_is_left_out_stays_if_it_is_the_last() -> None:

@@ -32,6 +32,7 @@ from dps.protocol.messages import Drain
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.checkpoint_schedule import SLOW_SECONDS, Checkpoints
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import Process, SimClock
@@ -49,6 +50,15 @@ def saved(**choices: Any) -> Recovery:
 
 def no_store() -> Endpoint:
     raise NotServing("there is no store")
+
+
+def unexpected() -> Tasks:
+    """Background tasks none of which may fail."""
+
+    def failed(error: Exception) -> None:
+        raise error
+
+    return Tasks(failed)
 
 
 def events(s: Setting, kind: type[Event], shard: int = 0) -> list[Any]:
@@ -275,7 +285,7 @@ def test_a_newcomer_acks_nothing_before_what_it_was_given_is_saved() -> None:
         wanted = Checkpoint(path="memory://newcomer", seconds=1.0)
         group, clock = s.world.group, SimClock(process)
         transport = SimTransport(s.world.network, process)
-        tools = transport, clock, lambda event: None, no_store
+        tools = transport, clock, lambda event: None, unexpected(), no_store
         context = ServerContext(0, "another", group.coordinator, group.timings, *tools)
         keeper = wanted.persistence(context)
         keeper.take_over(0, state.version)
@@ -303,7 +313,7 @@ def test_what_waits_for_a_write_goes_into_it() -> None:
             if isinstance(event, CheckpointWritten):
                 written.append(event.version)
 
-        tools = transport, clock, note, no_store
+        tools = transport, clock, note, unexpected(), no_store
         context = ServerContext(0, "rounds", group.coordinator, group.timings, *tools)
         keeper = wanted.persistence(context)
         await keeper.begin(1, state)
@@ -323,7 +333,7 @@ def test_the_timer_starts_again_when_a_server_has_its_files_back() -> None:
         wanted = Checkpoint(path=f"memory://saving-{next(_numbers)}", seconds=0.4)
         group, clock = s.world.group, SimClock(process)
         transport = SimTransport(s.world.network, process)
-        tools = transport, clock, lambda event: None, no_store
+        tools = transport, clock, lambda event: None, unexpected(), no_store
         context = ServerContext(0, "back", group.coordinator, group.timings, *tools)
         keeper, newcomers = wanted.persistence(context), wanted.persistence(context)
         await keeper.begin(1, states[0])
@@ -356,7 +366,7 @@ def test_a_write_that_hangs_keeps_no_update_from_being_applied(
     async def scenario() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         here = Endpoint("here", "")
-        tools: Any = None, RealClock(), lambda event: None, no_store
+        tools: Any = None, RealClock(), lambda event: None, unexpected(), no_store
         context = ServerContext(0, "g", here, TIMINGS, *tools)
         keeper = Checkpoint(path="memory://hangs").persistence(context)
         empty = np.zeros(1, np.uint8)
