@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dps.chaos.disturb import Disturber
 from dps.chaos.kill_and_pause import Striker
+from dps.chaos.network import Remote
 from dps.cluster.backends.base import Cluster
 from dps.cluster.platform import Running, Timer, platform_of
 from dps.core.faults.plan import Corrupt, Disturbance, Fault, Kill, Pause, is_optional, told
@@ -34,6 +35,7 @@ class Acts:
 
     def __init__(self, cluster: Cluster, ps: ParameterServer, clock: Clock, emit: Sink) -> None:
         self._nodes = cluster
+        self._ps = ps
         self._platform = platform_of(cluster.client)
         self._clock = clock
         self._emit = emit
@@ -137,11 +139,31 @@ class Acts:
             elif struck and fault.back_after is not None:
                 self._later(fault.back_after, self._bring_back, number, node)
             return struck
+        if fault.host and not self._hide(number, node, fault.seconds):
+            return False
         struck = self._striker.pause(number, node, updates, held)
         if struck:
             self._paused.add((number, node))
-            self._later(fault.seconds, self._resume, number, node)
+            self._later(fault.seconds, self._come_back, number, node)
         return struck
+
+    def _hide(self, number: int, node: str, seconds: float) -> bool:
+        """Have the monitor of a node's host say nothing of the node for a while."""
+        member = next((each for each in self._ps.nodes if each.name == node), None)
+        if member is None:
+            return self._striker.miss(number, node, "there is no such process")
+        remote = Remote(self._nodes.client, member.address, self._ps.group.coordinator)
+        try:
+            remote.hide(seconds)
+        except (OSError, TimeoutError, KeyError) as error:
+            return self._striker.miss(number, node, f"its monitor cannot be silenced: {error}")
+        return True
+
+    def _come_back(self, number: int, node: str) -> None:
+        """Resume a paused process, or replace it if its monitor has killed it."""
+        self._resume(number, node)
+        if self._nodes.gone(node, 0.0):
+            self._bring_back(number, node)
 
     def _disturb(self, number: int, fault: Disturbance, names: Sequence[str], updates: int) -> None:
         began = self._clock.monotonic()

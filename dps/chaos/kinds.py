@@ -127,8 +127,9 @@ def needs_of(fault: Lasting) -> tuple[Act, ...]:
 
 @effect_of(Slow, needs=("pause",))
 def _slow(fault: Slow, hit: Hit) -> Effect:
-    lease = hit.ps.group.timings.lease
-    return Slowdown(hit.cluster, hit.node, fault.factor, fault.seconds, lease)
+    timings = hit.ps.group.timings
+    silence = min(timings.lease, timings.stopped)
+    return Slowdown(hit.cluster, hit.node, fault.factor, fault.seconds, silence)
 
 
 @effect_of(Cut)

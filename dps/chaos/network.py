@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dps.chaos.effect import Seen
+from dps.cluster.node.presence import presence_of
 from dps.cluster.platform import Platform, Running, platform_of
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.links import Closed, Condition, Full, Late, links_of
@@ -56,6 +57,10 @@ class Remote:
         """End a condition; return how many messages it affected."""
         self.run(_lift, number)
         return self.affected(number)
+
+    def hide(self, seconds: float) -> None:
+        """Have the monitor of the node's host say nothing of the node for a while."""
+        self.run(_hide, seconds)
 
     def affected(self, number: int) -> int:
         """How many messages a condition has affected."""
@@ -172,11 +177,21 @@ def _told(seconds: float | None, deadline: float) -> str:
 async def _impose(
     number: int, condition: Condition, seconds: float, dask_worker: distributed.Worker
 ) -> None:
-    links_of(dask_worker).impose(number, condition, seconds)
+    links = links_of(dask_worker)
+    links.impose(number, condition, seconds)
+    if links.cut_off:  # else its monitor would vouch for it over a link that is not cut
+        presence_of(dask_worker).silence(seconds)
 
 
 async def _lift(number: int, dask_worker: distributed.Worker) -> None:
-    links_of(dask_worker).lift(number)
+    links = links_of(dask_worker)
+    links.lift(number)
+    if not links.cut_off:
+        presence_of(dask_worker).silence(0.0)
+
+
+async def _hide(seconds: float, dask_worker: distributed.Worker) -> None:
+    presence_of(dask_worker).silence(seconds)
 
 
 async def _affected(number: int, dask_worker: distributed.Worker) -> int:

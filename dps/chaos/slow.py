@@ -1,6 +1,7 @@
 """How a process is slowed down: stopped and let go on in turns, many times a second.
 
-Each turn is far shorter than a lease, so that nobody takes the process for lost. What it is owed of
+Each turn is far shorter than a lease, and than the time for which a process must be stopped to be
+killed. What it is owed of
 stopped time is counted from the time that it really ran, so the factor holds on a busy machine too.
 """
 
@@ -13,7 +14,7 @@ from dps.cluster.platform import Running, platform_of
 
 TURN = 0.05
 SHORTEST_RUN = 0.002
-LONGEST_STOP = 0.2  # of a lease
+LONGEST_STOP = 0.2  # of the silence after which a process is given up
 PROOF_TURNS = 5
 LONGEST_PROOF = 2.0
 
@@ -25,20 +26,20 @@ class Slowdown:
     ----------
     seconds
         How long it lasts, unless `end` is called before.
-    lease
-        How long a process may be silent before it is given up.
+    silence
+        How long a process may be silent before it is given up, in seconds.
     """
 
     proven = True  # `begin` has seen it stopped
 
     def __init__(
-        self, nodes: Cluster, node: str, factor: float, seconds: float, lease: float
+        self, nodes: Cluster, node: str, factor: float, seconds: float, silence: float
     ) -> None:
         self._nodes = nodes
         self._node = node
         self._pid = nodes.pids[node]
         self._factor = factor
-        self._longest_stop = LONGEST_STOP * lease
+        self._longest_stop = LONGEST_STOP * silence
         self._seconds = seconds
         self._platform = platform_of(nodes.client)
         self._over = self._platform.flag()

@@ -22,13 +22,15 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from dps.protocol.timings import Timings
 from flows.analysis.faults import training_span
 from flows.records.record import Record
 
 # Nodes at the other end of such a link may be given up, rightly, though nothing struck them.
 BETWEEN_NODES = ("cut", "delay")
 SILENT = ("lease", "host")  # how a loss is noticed of a process that may well live
-AFTERMATH = 6.0  # seconds for which a fault that is over may still cost a node its lease
+# Seconds for which a fault that is over may still cost a node its lease.
+AFTERMATH = Timings().lease + 5.0
 
 
 @dataclass(frozen=True, slots=True)

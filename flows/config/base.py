@@ -38,6 +38,7 @@ from dps.core.placement.hash_ring import (
 )
 from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY, LEAST, MOST
 from dps.protocol.durability import Durability
+from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from flows.config.errors import refuse, refusing, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
@@ -284,7 +285,8 @@ PlacementSection = Annotated[BalancedSection | ConsistentHashSection, Field(disc
 class ServerSection(Section):
     """The parameter server: its shards, and nodes kept idle and warm for a loss.
 
-    `lease` is for how many seconds a node or worker that is not heard of is counted on; `servers`
+    `lease` is for how many seconds an unreachable node or worker is treated as alive, `patience`
+    for how many a busy one is waited for; `servers`
     is how many nodes hold the shards at first, None: one for each replica of each; `transport` is
     by what nodes send each other arrays; `placement` says which of the `servers` holds which shard.
     """
@@ -293,7 +295,8 @@ class ServerSection(Section):
     # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
     servers: Count | None = Field(default=None, exclude_if=lambda servers: servers is None)
     spares: CountOrNone = 0
-    lease: PositiveFloat = 1.0
+    lease: PositiveFloat = Timings().lease
+    patience: PositiveFloat = Timings().patience
     transport: TransportChoice = Field(default="auto", exclude_if=lambda chosen: chosen == "auto")
     placement: PlacementSection = Field(
         default=BalancedSection(), exclude_if=lambda chosen: chosen.kind == BALANCED

@@ -64,7 +64,7 @@ def guess(config: TrialConfig) -> float:
     if training.straggling is not None:
         gradient *= 1 + training.straggling.share * (training.straggling.factor - 1)
     train = training.updates * gradient / training.workers
-    faults = len(config.faults) * (FAULT_SECONDS + config.server.lease)
+    faults = len(config.faults) * FAULT_SECONDS
     start = START_SECONDS + NODE_SECONDS * len(config.node_names)
     return start + min(train + faults, config.time_limit) + TRACKING_SECONDS
 

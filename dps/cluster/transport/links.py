@@ -95,6 +95,12 @@ class Links:
         for number in list(self._current):
             self.lift(number)
 
+    @property
+    def cut_off(self) -> bool:
+        """Whether nothing that the process sends arrives."""
+        conditions = [current.condition for current in self._current.values()]
+        return any(isinstance(each, Closed) and "out" in each.ways for each in conditions)
+
     def affected(self, number: int) -> int:
         """How many messages were held back, delayed or refused by a condition."""
         current = self._current.get(number)

@@ -186,10 +186,11 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop the process of a node with SIGSTOP for a while; it then goes on where it was.
+    """Stop the process of a node with SIGSTOP for a while.
 
-    Its connections stay open and its memory is kept, so nothing but its silence tells of it. One
-    that is paused for longer than its lease comes back to a group that has gone on without it.
+    Its connections stay open and its memory is kept. The monitor of its host sees that it is
+    stopped, and kills it if another copy of its state can take over; a fresh node takes its place
+    when the pause is over. Otherwise it resumes where it was.
 
     Parameters
     ----------
@@ -197,15 +198,21 @@ class Pause:
         Whom, and at which moment.
     seconds
         How long it is stopped.
+    host
+        Whether its host seems to hang as a whole: the monitor says nothing of the process either,
+        so only its lease ends.
     """
 
     target: Target
     when: When
     seconds: float = 2.0
+    host: bool = False
     kind: ClassVar[str] = "pause"
 
     def __post_init__(self) -> None:
         _lasts("pause", self.target, self.seconds)
+        held = self.host and isinstance(self.when, During)
+        _require(not held, "pause: host=True needs another moment than one during a phase")
 
 
 @dataclass(frozen=True, slots=True)

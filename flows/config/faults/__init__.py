@@ -401,11 +401,15 @@ class KillSection(NodeFaultSection):
 
 
 class PauseSection(NodeFaultSection):
-    """SIGSTOP to the process of a node; SIGCONT follows `seconds` later."""
+    """SIGSTOP to the process of a node; SIGCONT follows `seconds` later.
+
+    With `host`, the monitor of its host is silent too, as if the whole host hung.
+    """
 
     makes = faults.Pause
     kind: Literal["pause"]
     seconds: PositiveFloat = 2.0
+    host: bool = False
 
 
 class SlowSection(NodeFaultSection):
