@@ -79,7 +79,7 @@ class LeaseExpired(NotServing):
 
 
 class Evicted(DpsError):
-    """The worker was not heard of for longer than a lease, and nobody waits for it any more.
+    """The worker did not answer for too long, and others do not wait for it any more.
 
     What it computed meanwhile may be too stale for the consistency model; it must enter again.
     """
@@ -107,6 +107,13 @@ class UpdatesLost(DpsError):
     """Updates that had been acknowledged were lost, and `on_loss="raise"` ends the training."""
 
 
+class UpdatesDropped(DpsError):
+    """Most updates of a worker were refused as too stale, so what it returned means little.
+
+    It did not answer for longer than `Timings.patience`, and others did not wait for it.
+    """
+
+
 class UpdatesLostWarning(UserWarning):
     """Updates that had been acknowledged were lost. Shown by default."""
 
@@ -119,7 +126,7 @@ class LastStateNotSavedWarning(UserWarning):
 
 
 class UpdatesDroppedWarning(UserWarning):
-    """Updates were refused as too stale: their worker was not heard of for a lease. Shown once."""
+    """Updates were refused as too stale: others did not wait for their worker. Shown once."""
 
 
 class ReturnedWarning(UserWarning):

@@ -32,11 +32,19 @@ class DropLog:
 
 
 def dropped(group: Group, worker: str) -> str:
-    """What became of updates of a worker, why, and what to do."""
-    lease = group.timings.lease
+    """Report that updates of a worker were dropped, why, and what to do."""
     return (
-        f"updates of {worker} were dropped, not applied: it was not heard of for a lease "
-        f"({lease:g} s), so the others went on without it, and what it had computed meanwhile was "
-        f"too stale (parameter server {group.name}). worker.dropped counts them. If its node was "
-        f"only busy, have it waited for longer: timings=dps.Timings(lease={10 * lease:g})"
+        f"updates of {worker} were dropped, not applied: {why_dropped(group)} (parameter server "
+        f"{group.name}). worker.dropped counts them"
+    )
+
+
+def why_dropped(group: Group) -> str:
+    """Why updates are dropped, and what to do about it."""
+    lease, patience = group.timings.lease, group.timings.patience
+    return (
+        f"it was stopped, unreachable for longer than its lease ({lease:g} s), or busy for longer "
+        f"than others wait ({patience:g} s), so they continued without it, and what it computed "
+        "meanwhile was too stale. If its steps take so long, raise the limit: "
+        f"timings=dps.Timings(patience={10 * patience:g})"
     )

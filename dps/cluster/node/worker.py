@@ -162,10 +162,17 @@ class Worker:
     def dropped(self) -> int:
         """How many updates of this worker were refused as too stale, on one shard or more.
 
-        That happens under BSP and SSP only, to a worker that was not heard of for longer than a
-        lease: the others went on without it. The driver is told by an `UpdatesDroppedWarning`.
+        That happens under BSP and SSP only, to a worker that was stopped, unreachable, or busy for
+        longer than `Timings.patience`: the others did not wait for it. The driver issues an
+        `UpdatesDroppedWarning`; if most updates of a worker were dropped, its future fails with
+        `UpdatesDropped`.
         """
         return self._client.dropped
+
+    @property
+    def pushed(self) -> int:
+        """How many updates this worker has pushed."""
+        return self._pushed
 
     @property
     def losses(self) -> list[Loss]:

@@ -17,7 +17,7 @@ from distributed import get_worker
 from dps.cluster.node.audit import audit
 from dps.cluster.node.columns import AckColumns, FilterCounts, ReportColumns
 from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.drop_log import DropLog
+from dps.cluster.node.drop_log import DropLog, why_dropped
 from dps.cluster.node.loss_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.presence import presence_of
@@ -29,7 +29,7 @@ from dps.cluster.transport.calls import meter_of
 from dps.cluster.transport.port import port_of
 from dps.core.consistency import ASP
 from dps.core.updates import UpdateId
-from dps.errors import ShardUnavailable
+from dps.errors import ShardUnavailable, UpdatesDropped
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import Outcome
@@ -54,8 +54,9 @@ def run_worker(
     `peers` are the names of all workers that were started together, `index` is which one this is,
     `nodes` the names of nodes by their addresses, `stops` how often the training had been stopped
     before, `data` the partitions of this worker if it shares a collection with the others.
-    Returns what `train` returns. When `train` raises, the worker leaves the group, so that the
-    others do not wait for it, and the error goes to the Dask future.
+    Returns what `train` returns; raises `UpdatesDropped` if most of the worker's updates were
+    dropped. When `train` raises, the worker leaves the group, so that the others do not wait for
+    it, and the error goes to the Dask future.
     """
     task = _Task(group, peers, index, node_role, nodes, stops)
     recording = task.on_loop(task.begin())
@@ -64,9 +65,14 @@ def run_worker(
         worker = task.on_loop(task.enter())
         result = train(worker) if data is None else train(worker, data)
         reason = "finished"
-        return result
     finally:
         task.on_loop(task.end(recording, reason))
+    if worker.dropped > worker.pushed / 2:
+        raise UpdatesDropped(
+            f"{worker.dropped} of the {worker.pushed} updates of {worker.name} were dropped, not "
+            f"applied: {why_dropped(group)}"
+        )
+    return result
 
 
 class _Task:

@@ -113,6 +113,7 @@ class ShardClient:
         self._since_read = 0
         self._number = 0
         self._why = ""  # why the shard makes this client wait, if it says so
+        self._waits_for_workers = False
         self._clock = 0
         self._last: UpdateId | None = None
         self._told_in = 0  # the epoch in which the shard was told of the last update
@@ -192,8 +193,7 @@ class ShardClient:
                 self._note_evicted(op.id.incarnation)
             request = Push(view.shard, view.epoch, op, False, self._group.timings.hold)
             reply = await self._ask(view, view.chain[0], request)
-            if isinstance(reply, Waiting):
-                self._why = reply.reason
+            if self._must_wait(reply):
                 return False
             if reply.result is None:  # what the caller is told of is always its last call
                 raise Evicted(
@@ -288,8 +288,7 @@ class ShardClient:
             except KeysUnknown:
                 self.keys.forget()
                 return False
-            if isinstance(reply, Waiting):
-                self._why = reply.reason
+            if self._must_wait(reply):
                 return False
             self.keys.acked(op, sent, head)
             if reply.weights is not None:
@@ -374,7 +373,7 @@ class ShardClient:
             if isinstance(request, Pull):
                 request = replace(request, has=self._copy.has)
             reply = await self._ask(view, self._serving_reads(view, asked.worker), request)
-            return not isinstance(reply, Waiting) and await keep(reply)
+            return not self._must_wait(reply) and await keep(reply)
 
         return attempt
 
@@ -415,9 +414,11 @@ class ShardClient:
         limit, self._why = self._group.timings.unavailable, ""
         view = await self._router.view(self._shard)
         try:
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(limit) as scope:
                 self._may_go_on()
                 while not await self._attempt(view, attempt, meanwhile or _never):
+                    if self._waits_for_workers:  # the shard is served, and does not keep it waiting
+                        scope.reschedule(asyncio.get_running_loop().time() + limit)
                     view = await self._router.view(self._shard)
                     self._may_go_on()
         except TimeoutError:
@@ -434,6 +435,7 @@ class ShardClient:
         meanwhile: Callable[[View], Awaitable[bool]],
     ) -> bool:
         """Try once; return False when it is time to try again with the view that is then known."""
+        self._waits_for_workers = False
         try:
             if not view.serving:
                 return await meanwhile(view) or await self._until_replaced(view)
@@ -442,6 +444,12 @@ class ShardClient:
             return False
         except (TransportError, StaleEpoch, NotServing, MailboxClosed, StoreUnavailable):
             return await self._until_replaced(view, self._group.timings.retry)
+
+    def _must_wait(self, reply: Any) -> bool:
+        """Take note of whether, and for what, a shard makes this client wait."""
+        if isinstance(reply, Waiting):
+            self._why, self._waits_for_workers = reply.reason, reply.for_workers
+        return isinstance(reply, Waiting)
 
     async def _until_replaced(self, view: View, patience: float = math.inf) -> Literal[False]:
         """Wait until the table says something else of the shard, or for `patience` seconds."""

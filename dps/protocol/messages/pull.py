@@ -61,10 +61,12 @@ class Weights:
 class Waiting:
     """The consistency model still makes the worker wait, or what it sent is not durable; ask again.
 
-    `reason` is why it could not be made durable, if that has failed.
+    `reason` is why it could not be made durable, if that has failed. `for_workers` tells whether
+    only other workers are waited for, who may be slow.
     """
 
     reason: str = ""
+    for_workers: bool = False
 
 
 @message

@@ -148,7 +148,7 @@ class Replica:
             return Waiting()
         step = await (self._in_round(op, m.epoch, until) if together else self._apply(op, m.epoch))
         if step is None:
-            return Waiting()
+            return Waiting(for_workers=True)
         # A cut may need what others send only when this worker has come, so it is not kept waiting
         # for one. Workers that are present enter again when the shards go back.
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
@@ -184,7 +184,7 @@ class Replica:
         elif await self._until(lambda: self._may_read(m.worker), until):
             read = await read_rows(self._layout, self._commits.visible, m, self._clock.now())
         self._must_be_active(reader)  # who was evicted while it waited is bounded by no clock
-        return read if read is not None else Waiting()
+        return read if read is not None else Waiting(for_workers=True)
 
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
         """Apply buffered gradients by the group's replay policy; return when they are durable.

@@ -1,0 +1,230 @@
+"""Busy is not dead: processes that hold the GIL for longer than a lease lose nothing."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+
+import distributed
+import numpy as np
+import pytest
+
+from dps import (
+    ASP,
+    BSP,
+    SGD,
+    SSP,
+    Chain,
+    Checkpoint,
+    Consistency,
+    NoDurability,
+    ParameterServer,
+    Part,
+    Recovery,
+    SharedStore,
+    Timings,
+    UpdatesDropped,
+    Worker,
+    WorkerCache,
+)
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.monitor import peer_of
+from dps.cluster.node.presence import presence_of
+from dps.errors import UpdatesDroppedWarning, UpdatesLostWarning
+from dps.events import Detected, WorkerLeft
+from tests.support.training import PRELOAD, SECONDS, Events, nodes
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+STEPS = 3
+SHORT = Timings(lease=1.0)  # as of a laptop whose owner wants losses noticed soon
+
+RECOVERIES = {
+    "none": Recovery(NoDurability()),
+    "checkpoint": Recovery(Checkpoint(every=100)),
+    "chain": Recovery(Chain(2)),
+    "stateless": Recovery(SharedStore()),
+    "worker cache": Recovery(WorkerCache()),
+}
+
+
+def hold_gil(seconds: float) -> None:
+    """Do what a long call into C does that does not release the GIL."""
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+
+
+def busy_steps(seconds: float, worker: Worker) -> int:
+    for _ in range(STEPS):
+        worker.pull()
+        hold_gil(seconds)
+        worker.push({"w": np.full(30, -1.0)})
+    return worker.dropped
+
+
+def busy_call(arrays: dict[str, Part], seconds: float) -> int:
+    hold_gil(seconds)
+    return os.getpid()
+
+
+def count_all(steps: int, worker: Worker) -> int:
+    for _ in range(steps):
+        worker.push({"w": np.full(30, -1.0)})
+    return steps
+
+
+@pytest.fixture(autouse=True)
+def no_loss() -> None:
+    warnings.simplefilter("error", UpdatesLostWarning)
+    warnings.simplefilter("error", UpdatesDroppedWarning)
+
+
+def placed(recovery: Recovery, folder: Path) -> Recovery:
+    return recovery.at(str(folder)) if recovery.durability.writes_checkpoints else recovery
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(4), ASP()], ids=repr)
+@pytest.mark.parametrize("recovery", RECOVERIES)
+@pytest.mark.slow
+def test_steps_that_hold_the_gil_lose_nothing(
+    recovery: str, consistency: Consistency, tmp_path: Path
+) -> None:
+    chosen, events = placed(RECOVERIES[recovery], tmp_path), Events()
+    wanted = nodes(replicas=chosen.durability.replicas - 1, store=chosen.needs_store)
+    with (
+        LocalCluster(wanted, PRELOAD) as cluster,
+        ParameterServer(
+            cluster.client,
+            {"w": np.zeros(30)},
+            shards=2,
+            optimizer=SGD(1.0),
+            recovery=chosen,
+            consistency=consistency,
+            on_event=events,
+            timings=SHORT,
+        ) as ps,
+    ):
+        futures = ps.run(partial(busy_steps, 2.2), workers=2)
+        assert [future.result(timeout=SECONDS) for future in futures] == [0, 0]
+        assert ps.pull()["w"].tolist() == [2 * STEPS] * 30
+        assert ps.losses == []
+    assert events.of(Detected) == []
+    assert {left.reason for left in events.of(WorkerLeft)} == {"finished"}
+
+
+@pytest.mark.parametrize("recovery", ["none", "chain"])
+def test_a_function_that_holds_the_gil_of_its_server_loses_nothing(
+    recovery: str, tmp_path: Path
+) -> None:
+    chosen, events = RECOVERIES[recovery], Events()
+    wanted = nodes(replicas=chosen.durability.replicas - 1)
+    with (
+        LocalCluster(wanted, PRELOAD) as cluster,
+        ParameterServer(
+            cluster.client,
+            {"w": np.zeros(30)},
+            optimizer=SGD(1.0),
+            recovery=chosen,
+            functions={"busy": busy_call},
+            on_event=events,
+            timings=SHORT,
+        ) as ps,
+    ):
+        futures = ps.run(partial(count_all, 20), workers=1)
+        ps.apply("busy", 2.2)
+        assert [future.result(timeout=SECONDS) for future in futures] == [20]
+        assert ps.pull()["w"].tolist() == [20] * 30
+    assert events.of(Detected) == []
+
+
+def test_a_worker_that_is_busy_for_longer_than_its_patience_fails() -> None:
+    warnings.simplefilter("default", UpdatesDroppedWarning)
+    timings = Timings(lease=0.5, patience=1.0)
+    with (
+        LocalCluster(nodes(), PRELOAD) as cluster,
+        ParameterServer(
+            cluster.client,
+            {"w": np.zeros(30)},
+            optimizer=SGD(1.0),
+            consistency=BSP(),
+            timings=timings,
+        ) as ps,
+    ):
+        slow, fast = ps.run(busy_for_first, workers=2)
+        assert fast.result(timeout=SECONDS) == 0
+        with pytest.raises(UpdatesDropped, match="3 of the 3 updates of worker-0 were .*=10"):
+            slow.result(timeout=SECONDS)
+
+
+def busy_for_first(worker: Worker) -> int:
+    return busy_steps(4.0 if worker.index == 0 else 0.0, worker)
+
+
+@pytest.mark.slow
+def test_a_stopped_server_without_a_copy_is_waited_for() -> None:
+    """Going back to initial values is no recovery from being slow."""
+    events = Events()
+    with (
+        LocalCluster(nodes(spares=1), PRELOAD) as cluster,
+        ParameterServer(
+            cluster.client,
+            {"w": np.zeros(30)},
+            optimizer=SGD(1.0),
+            on_event=events,
+            timings=Timings(lease=1.0, last_copy=1.0),
+        ) as ps,
+    ):
+        assert ps.run(partial(count_all, 5), workers=1)[0].result(timeout=SECONDS) == 5
+        cluster.pause("server-0")
+        time.sleep(6.0)  # longer than anything that could give it up
+        cluster.resume("server-0")
+        assert ps.run(partial(count_all, 5), workers=1)[0].result(timeout=SECONDS) == 5
+        assert ps.pull()["w"].tolist() == [10] * 30
+
+
+def test_a_stopped_server_with_a_copy_is_killed_long_before_its_lease_ends() -> None:
+    events = Events()
+    with (
+        LocalCluster(nodes(replicas=1, spares=1), PRELOAD) as cluster,
+        ParameterServer(
+            cluster.client,
+            {"w": np.zeros(30)},
+            optimizer=SGD(1.0),
+            recovery="chain",
+            on_event=events,
+            timings=Timings(lease=60.0),
+        ) as ps,
+    ):
+        cluster.pause("server-0")
+        eventually(lambda: events.of(Detected), 30.0)
+        assert cluster.gone("server-0", SECONDS)
+        (detected,) = events.of(Detected)
+        assert (detected.node, detected.by) in (("server-0", "monitor"), ("server-0", "scheduler"))
+        assert ps.run(partial(count_all, 5), workers=1)[0].result(timeout=SECONDS) == 5
+
+
+def test_another_monitor_starts_when_one_is_killed() -> None:
+    with (
+        LocalCluster(nodes(), PRELOAD) as cluster,
+        ParameterServer(cluster.client, {"w": np.zeros(30)}),
+    ):
+        (first,) = eventually(lambda: monitors_of(cluster), SECONDS)
+        os.kill(first, signal.SIGKILL)
+        (second,) = eventually(lambda: monitors_of(cluster) - {first}, SECONDS)
+        eventually(lambda: monitors_of(cluster) == {second}, SECONDS)
+
+
+def monitors_of(cluster: LocalCluster) -> set[int]:
+    """The monitors by which the hosts of a group are watched."""
+    servers = [node for node in cluster.client.run(monitor_of).values() if node]
+    return set(servers)
+
+
+def monitor_of(dask_worker: distributed.Worker) -> int:
+    writer = getattr(presence_of(dask_worker), "_writer", None)
+    return peer_of(writer.get_extra_info("socket"))[0] if writer is not None else 0
