@@ -157,7 +157,7 @@ def test_a_worker_that_is_busy_for_longer_than_its_patience_fails() -> None:
     ):
         slow, fast = ps.run(busy_for_first, workers=2)
         assert fast.result(timeout=SECONDS) == 0
-        with pytest.raises(UpdatesDropped, match="3 of the 3 updates of worker-0 were .*=10"):
+        with pytest.raises(UpdatesDropped, match=r"3 of the 3 updates of worker-0 were .*=10"):
             slow.result(timeout=SECONDS)
 
 
