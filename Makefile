@@ -173,7 +173,7 @@ $(VENV)/.browser: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser,dashboard]'
 	touch $@
 
-browser-test: browser ## open the report, MLflow and the dashboard in a real browser
+browser-test: browser ## open the report and MLflow in a real browser
 	$(BIN)/python -m pytest -m browser
 
 docs-tools: $(VENV)/.docs ## install what the documentation is built with
