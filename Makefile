@@ -122,7 +122,6 @@ frontier: setup ## who wins when, on virtual time: the grids, and the figures an
 		$(BIN)/dps run $$each --yes || exit; done
 	cp results/frontier/figures/winners-target-usd-faults-faults-back_after.svg results/frontier/figures/winners-target-usd-faults-faults-back_after.csv docs/figures/frontier/
 	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.csv docs/figures/frontier/
-	cp results/frontier/figures/break-even-effect-time-mean-faults-faults-back_after-chain-2-checkpoint-warm.svg docs/figures/frontier/
 	for page in who-wins-when guide; do $(BIN)/python -m flows.replication.frontier_page docs/$$page.md results || exit; done
 
 findings: replicate-full framework shapes ## all of these, and bring figures and sections of docs/findings.md up to date

@@ -183,7 +183,7 @@ def write_report(
     # Of several claims about a metric the finest counts.
     coarsest_first = sorted(claims, key=lambda each: -each.smallest)
     smallest = {each.metric: each.smallest for each in coarsest_first}
-    drawn = chapters(found, compared.baseline, smallest)
+    drawn = chapters(found, smallest)
     going = under_way(folder, recorded)
     page = render(found, prices, compared, drawn, unusable, going, claims)
     if figures is not None:
