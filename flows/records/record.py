@@ -65,7 +65,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "recovery", "name"): (str,),
     ("config", "recovery", "durability"): (dict,),
     ("config", "recovery", "durability", "keep"): (int,),
-    ("config", "recovery", "durability", "below"): (dict,),
+    ("config", "recovery", "durability", "below"): (dict, type(None)),
     ("config", "recovery", "durability", "below", "keep"): (int,),
     ("config", "faults"): (list,),
     ("config", "faults", "*"): (dict,),
