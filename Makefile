@@ -117,13 +117,9 @@ replicate-virtual: torch fashion-data ## both papers with all cells and seeds on
 # On real processes alone, all cells and seeds take four and a half hours: `dps replicate ttf --full`, and ftps.
 replicate-full: replicate replicate-virtual ## in short on real processes, and all cells and seeds on virtual time: see docs/training-through-failure.md
 
-frontier: setup ## who wins when, on virtual time: the grids, and the figures and tables of docs/who-wins-when.md
+frontier: setup ## who wins when, on virtual time: the grids of docs/who-wins-when.md
 	for each in frontier frontier-workers frontier-size frontier-all frontier-layers frontier-stores frontier-faults frontier-everywhere frontier-model frontier-profile explore interval partial partial-small ring; do \
 		$(BIN)/dps run $$each --yes || exit; done
-	cp results/frontier/figures/winners-target-usd-faults-faults-back_after.svg results/frontier/figures/winners-target-usd-faults-faults-back_after.csv docs/figures/frontier/
-	cp results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.svg results/frontier/figures/winners-effect-time-mean-faults-faults-back_after.csv docs/figures/frontier/
-	cp results/frontier/figures/break-even-effect-time-mean-faults-faults-back_after-chain-2-checkpoint-warm.svg docs/figures/frontier/
-	for page in who-wins-when guide; do $(BIN)/python -m flows.replication.frontier_page docs/$$page.md results || exit; done
 
 findings: replicate-full framework shapes ## all of these, and bring figures and sections of docs/findings.md up to date
 	cp results/replicate-ttf-short/*.svg results/replicate-ttf-short/verdicts.json docs/figures/ttf/
@@ -173,7 +169,7 @@ $(VENV)/.browser: $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[browser,dashboard]'
 	touch $@
 
-browser-test: browser ## open the report, MLflow and the dashboard in a real browser
+browser-test: browser ## open the report and MLflow in a real browser
 	$(BIN)/python -m pytest -m browser
 
 docs-tools: $(VENV)/.docs ## install what the documentation is built with

@@ -18,7 +18,7 @@ from typing import BinaryIO
 from dps.errors import StoreUnavailable
 
 
-def write_whole(path: Path, contents: str | bytes, what: str, mode: int | None = None) -> None:
+def write_whole(path: Path, contents: str | bytes, what: str) -> None:
     """Write a file, and make its folder; an older file is replaced as a whole.
 
     Whenever the process is killed, the file is there whole or as it was before.
@@ -29,8 +29,6 @@ def write_whole(path: Path, contents: str | bytes, what: str, mode: int | None =
         Text is written as UTF-8.
     what
         What it is, for the message, such as "the report".
-    mode
-        Who may do what with it, such as 0o644; None: as the process makes its files.
 
     Raises
     ------
@@ -41,8 +39,6 @@ def write_whole(path: Path, contents: str | bytes, what: str, mode: int | None =
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished.write_bytes(contents.encode() if isinstance(contents, str) else contents)
-        if mode is not None:
-            unfinished.chmod(mode)
         unfinished.replace(path)
     except OSError as error:
         with suppress(OSError):

@@ -57,7 +57,6 @@ LIBRARIES = {
         "pandas",  # for types alone
         *("cryptography", "dask", "dask_jobqueue", "distributed", "numpy", "prometheus_client"),
         *("msgpack", "psutil"),
-        *("bokeh", "tornado"),  # for the page of Dask's dashboard, which is made of both
     },
     "dps.observe": {"IPython", "mlflow", "pandas", "rich"},
     "dps.chaos": {"dask", "distributed", "fsspec", "psutil"},

@@ -164,7 +164,7 @@ def test_a_line_that_no_run_has_written_is_refused_with_the_reason(line: str, wh
 
 
 def test_versions_of_reports_are_whole_or_not_there() -> None:
-    """Records of before the column came have none; it is empty where nobody knows any."""
+    """The column is empty where no version is known."""
     event = Reported(1.0, "w", 1, "loss", (1.0, 2.0), (1, 2), (0.5, 0.25), (-1, 3))
     line = to_json(event)
     assert from_line(line) == event

@@ -223,7 +223,7 @@ def _require_plain(field: _Field, value: Any) -> None:
 
 def _same_length(known: dict[str, _Field], kind: str, values: dict[str, Any]) -> None:
     columns = {name: value for name, value in values.items() if type(value) is tuple}
-    # One that earlier versions did not write may be empty.
+    # One that has a default may be empty: where nothing is known.
     lengths = {name: len(v) for name, v in columns.items() if v or known[name].needed}
     if len(set(lengths.values())) > 1:
         told = ", ".join(f"{count} {name}" for name, count in lengths.items())

@@ -1,6 +1,6 @@
 """What became of a group's members, in sentences: what the coordinator records of losses and moves.
 
-`dps run`, `dps top` and the page of Dask's dashboard all say it so.
+`dps run` and `dps top` print them.
 """
 
 from __future__ import annotations

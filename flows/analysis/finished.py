@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 RESULTS = "results"
-REPORT, PUBLIC_REPORT = "report.html", "report-public.html"
+REPORT = "report.html"
 WIDE_ENOUGH_FOR_ONE_TABLE = 118
 
 

@@ -14,7 +14,7 @@ NAMES = {"shared_memory": "shared memory", "stream": "streams", "dask": "Dask"}
 def transports(record: Record) -> dict[str, int]:
     """Return transport → how often a node has found that its messages get to another by it.
 
-    The most frequent comes first; records of earlier versions have none.
+    The most frequent comes first.
     """
     found = Counter(event.transport for event in record.of(Connected))
     return dict(found.most_common())

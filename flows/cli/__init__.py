@@ -252,24 +252,11 @@ def report(
         Path | None,
         typer.Option(help="Also write the comparison tables as LaTeX, into this folder."),
     ] = None,
-    public: Annotated[
-        bool,
-        typer.Option(
-            "--public",
-            help="Write a page for others: readable by everybody (mode 644), without paths, "
-            "addresses and the names of hosts and users.",
-        ),
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write the report, and each figure as SVG, PDF, PNG and CSV, from an experiment's records."""
     from flows.analysis.comparison import read_comparison
-    from flows.analysis.finished import (
-        PUBLIC_REPORT,
-        REPORT,
-        experiment_folder,
-        read_experiment,
-    )
+    from flows.analysis.finished import REPORT, experiment_folder, read_experiment
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import read_claims
     from flows.report.figures.figure import Width
@@ -285,13 +272,12 @@ def report(
     recorded = read_experiment(folder, load_prices(), damaged.append)
     path = write_report(
         folder,
-        output or folder / (PUBLIC_REPORT if public else REPORT),
+        output or folder / REPORT,
         figures=folder / FIGURES,
         warn=_warn,
         recorded=recorded,
         left_out=damaged,
         width=widths[figures],
-        public=public,
     )
     tables: list[Path] = []
     if latex is not None:

@@ -25,7 +25,7 @@ Task = Literal["classification", "regression"]
 TASKS: tuple[Task, ...] = get_args(Task)
 
 MOST_CLASSES = 20  # whole numbers that are taken for classes, if nothing is said
-MOST_LISTED = 20  # columns in a question
+MOST_LISTED = 20  # columns in a message
 MOST_REASONS = 5
 MOST_TOLD = 400  # characters of a comment
 WIDTH = 94  # of its lines

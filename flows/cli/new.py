@@ -1,36 +1,26 @@
 """`dps new`: writes a commented configuration for a question of one's own.
 
 What is written is checked as `dps plan` checks it before there is a file, so whatever can be chosen
-can be run. Without flags, in a terminal, it asks. Data are those of dps, or a file of one's own.
+can be run. Data are those of dps, or a file of one's own.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from flows.cli.data_file import (
-    MOST_LISTED,
-    TASKS,
-    Columns,
-    DataFile,
-    Task,
-    data_file,
-    found_columns,
-)
+from flows.cli.data_file import DataFile, Task, data_file, found_columns
 from flows.cli.data_file import section as data_section
 from flows.cli.data_file import told as data_told
 from flows.cli.documents import AsJson, json_output
 
 Workload = Literal["softmax", "mlp", "logistic", "linear", "rica"]
 Dataset = Literal["digits", "fashion_mnist", "patches"]
-Source = Literal["digits", "fashion_mnist", "patches", "file"]  # `file` is one of one's own
 Recovery = Literal["none", "checkpoint", "chain", "stateless"]
 FaultKind = Literal["none", "kill", "pause", "slow", "cut", "delay"]
 Role = Literal["server", "worker"]
@@ -39,7 +29,6 @@ Cluster = Literal["local", "virtual", "slurm"]
 
 WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 DATASETS: tuple[Dataset, ...] = get_args(Dataset)
-SOURCES: tuple[Source, ...] = get_args(Source)
 RECOVERIES: tuple[Recovery, ...] = get_args(Recovery)
 FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -51,8 +40,6 @@ COMPUTE_SECONDS = 0.01  # of a gradient: stands for a heavier model
 SUFFIX = ".yaml"
 OWN = "For a model or a function of your own see docs/howto/own-data.md"
 MOST_SEEDS = 1000
-
-T = TypeVar("T", bound=str)
 
 app = typer.Typer()
 
@@ -76,6 +63,7 @@ class Choices:
 
 @app.command()
 def new(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="Of the experiment; it is written to NAME.yaml.")],
     workload: Annotated[Workload | None, typer.Option(help="The model.")] = None,
     dataset: Annotated[Dataset | None, typer.Option(help="What it is trained on.")] = None,
@@ -123,7 +111,7 @@ def new(
 ) -> None:
     """Write a commented configuration for a question of your own, ready for dps plan and dps run.
 
-    With no flags, in a terminal, it asks for each choice. A file that is there is never replaced.
+    Without flags every choice is the default. A file that is there is never replaced.
     """
     path = output or Path(f"{name}{SUFFIX}")
     _must_be_free(path)
@@ -142,8 +130,7 @@ def new(
         "claims": claims,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    asked = not chosen and not as_json and sys.stdin.isatty()
-    choices = ask(path.parent) if asked else Choices(**chosen)
+    choices = Choices(**chosen)
     _must_fit(choices)
     text = written(name, choices)
     trials = _checked(name, text, path.parent)
@@ -152,9 +139,17 @@ def new(
         if isinstance(choices.dataset, DataFile):
             print(*data_told(choices.dataset), sep="\n")
         print(f"{path}: {trials} trials. dps plan {path} shows them, dps run {path} runs them")
+        if not chosen:
+            print(f"All choices are defaults. Edit the file, or choose by {_flags(context)}")
         out.write(
             {"experiment": name, "file": path, "trials": trials, "choices": _document(choices)}
         )
+
+
+def _flags(context: typer.Context) -> str:
+    """List the flags that choose what is written."""
+    others = ("name", "output", "as_json")
+    return ", ".join(each.opts[0] for each in context.command.params if each.name not in others)
 
 
 def _own_data(
@@ -207,40 +202,6 @@ def fits(workload: Workload, dataset: Dataset | DataFile) -> bool:
     if isinstance(dataset, DataFile):
         return workload in dataset.models
     return workload != "linear" and (workload == "rica") == (dataset == "patches")
-
-
-def ask(folder: Path) -> Choices:
-    """Ask for each choice in the terminal; an empty answer is the default.
-
-    `folder` is that of the file that is to be written.
-    """
-    default = Choices()
-    source = _one_of("Trained on which data?", SOURCES, SOURCES[0])
-    dataset = _file(folder) if source == "file" else source
-    models = tuple(each for each in WORKLOADS if fits(each, dataset))
-    wanted = dataset.models[0] if isinstance(dataset, DataFile) else default.workload
-    usual = next((each for each in models if each == wanted), models[0])
-    workload = _one_of("Which model?", models, usual)
-    recovery = _some_of("Which recovery strategies?", RECOVERIES, default.recovery)
-    fault = _one_of("What happens to a node?", FAULTS, default.fault)
-    role, when = default.role, default.when
-    if fault != "none":
-        role = _one_of("To which kind of node?", ROLES, default.role)
-        when = _one_of("When?", MOMENTS, default.when)
-    seeds = _number("How many seeds?", default.seeds, MOST_SEEDS)
-    cluster = _one_of("Where does it run?", CLUSTER_KINDS, default.cluster)
-    claims = typer.confirm("Say beforehand what is to be shown (claims)?", default.claims)
-    return Choices(
-        workload=workload,
-        dataset=dataset,
-        recovery=recovery,
-        fault=fault,
-        role=role,
-        when=when,
-        seeds=seeds,
-        cluster=cluster,
-        claims=claims,
-    )
 
 
 def written(name: str, choices: Choices) -> str:
@@ -427,78 +388,6 @@ def _claim(
         f"    direction: {direction}\n"
         f"    smallest: {smallest}"
     )
-
-
-# -- questions -------------------------------------------------------------------------------------
-
-
-def _one_of(question: str, choices: Sequence[T], default: T) -> T:
-    while True:
-        said = typer.prompt(f"{question} ({', '.join(choices)})", default).strip()
-        for choice in choices:
-            if choice == said:
-                return choice
-        _again(said, choices)
-
-
-def _some_of(question: str, choices: Sequence[T], default: Sequence[T]) -> tuple[T, ...]:
-    while True:
-        listed = " ".join(default)
-        said = typer.prompt(f"{question} ({', '.join(choices)}; several with spaces)", listed)
-        words = said.replace(",", " ").split()
-        unknown = [word for word in words if word not in choices]
-        if words and not unknown:
-            return tuple(choice for choice in choices if choice in words)
-        _again(" ".join(unknown), choices)
-
-
-def _file(folder: Path) -> DataFile:
-    """A file of examples, what of it is to be predicted, and as what."""
-    from dps.errors import ConfigurationError
-    from flows.quoting import screenful
-
-    while True:
-        path = typer.prompt("Which file? (csv, parquet, npz, svmlight)").strip()
-        try:
-            found = found_columns(Path(path))
-            target = _target(found)
-            data = data_file(found, target, None, folder)
-            typer.echo(data.told)
-            task = _one_of("What is predicted, classes or numbers?", TASKS, data.task)
-            if task != data.task:
-                data = data_file(found, target, task, folder)
-            return replace(data, guessed=False)
-        except ConfigurationError as error:
-            typer.echo(screenful(str(error)), err=True)
-
-
-def _target(found: Columns) -> str | None:
-    from flows.quoting import listed, meant
-
-    if found.kind == "svmlight":
-        return None
-    if found.columns is None:
-        said: str = typer.prompt("Which array is to be predicted?", "y")
-        return said.strip()
-    names = [*found.columns]
-    while True:
-        question = f"Which column is to be predicted? ({listed(names, MOST_LISTED)})"
-        said = typer.prompt(question, names[-1]).strip()
-        if said in names:
-            return said
-        typer.echo(f"{said!r}: there is no such column; {meant(said, names)}", err=True)
-
-
-def _number(question: str, default: int, most: int) -> int:
-    while True:
-        said = typer.prompt(question, str(default)).strip()
-        if said.isascii() and said.isdigit() and 1 <= int(said) <= most:
-            return int(said)
-        typer.echo(f"{said!r}: expected a whole number from 1 to {most}", err=True)
-
-
-def _again(said: str, choices: Sequence[str]) -> None:
-    typer.echo(f"{said!r}: expected one of {', '.join(choices)}", err=True)
 
 
 # -- the file --------------------------------------------------------------------------------------

@@ -186,16 +186,11 @@ class TrainingSection(Section):
     updates: PositiveInt
     batch_size: PositiveInt = 32
     compute_seconds: NonNegativeFloat = 0.0
-    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
-    workers_per_node: Count = Field(default=1, exclude_if=lambda number: number == 1)
-    straggling: StragglingSection | None = Field(default=None, exclude_if=lambda s: s is None)
-    partition: Literal["shared", "by_class"] = Field(
-        default="shared", exclude_if=lambda partition: partition == "shared"
-    )
-    ahead: NonNegativeInt = Field(default=0, exclude_if=lambda updates: updates == 0)
-    stop: Literal["share", "together"] = Field(
-        default="share", exclude_if=lambda stop: stop == "share"
-    )
+    workers_per_node: Count = 1
+    straggling: StragglingSection | None = None
+    partition: Literal["shared", "by_class"] = "shared"
+    ahead: NonNegativeInt = 0
+    stop: Literal["share", "together"] = "share"
 
     @model_validator(mode="after")
     def _straggling_slows_something(self) -> TrainingSection:
@@ -292,15 +287,12 @@ class ServerSection(Section):
     """
 
     shards: Count = 2
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    servers: Count | None = Field(default=None, exclude_if=lambda servers: servers is None)
+    servers: Count | None = None
     spares: CountOrNone = 0
     lease: PositiveFloat = Timings().lease
     patience: PositiveFloat = Timings().patience
-    transport: TransportChoice = Field(default="auto", exclude_if=lambda chosen: chosen == "auto")
-    placement: PlacementSection = Field(
-        default=BalancedSection(), exclude_if=lambda chosen: chosen.kind == BALANCED
-    )
+    transport: TransportChoice = "auto"
+    placement: PlacementSection = BalancedSection()
 
 
 class BudgetSection(Section):
@@ -357,10 +349,9 @@ class CheckpointSection(_CheckpointInterval, Built[Durability]):
     kind: Literal["checkpoint"]
     mode: Literal["sync", "async"] = "async"
     scope: Literal["shard", "all"] = "shard"
-    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
-    least: PositiveInt = Field(default=LEAST, exclude_if=lambda least: least == LEAST)
-    most: PositiveInt = Field(default=MOST, exclude_if=lambda most: most == MOST)
-    mtbf: PositiveFloat | None = Field(default=None, exclude_if=lambda mtbf: mtbf is None)
+    least: PositiveInt = LEAST
+    most: PositiveInt = MOST
+    mtbf: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _is_accepted(self) -> Self:
@@ -392,8 +383,7 @@ class LayerSection(_CheckpointInterval):
 class _AboveLayer(Built[Durability]):
     """A durability that may have a layer of checkpoints below."""
 
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    below: LayerSection | None = Field(default=None, exclude_if=lambda below: below is None)
+    below: LayerSection | None = None
 
     def build(self) -> Durability:
         """Return the durability, with the layer below if there is one."""
@@ -420,8 +410,7 @@ class SharedStoreSection(_AboveLayer):
     makes = dps.SharedStore
     kind: Literal["shared_store"]
     every: PositiveInt = 16
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    stores: Count = Field(default=1, exclude_if=lambda number: number == 1)
+    stores: Count = 1
 
 
 class WorkerCacheSection(Built[Durability]):
@@ -506,9 +495,8 @@ class RecoverySection(Section):
     durability: DurabilitySection = NoDurabilitySection()
     outage: OutageSection = WaitSection()
     replay: ReplaySection = ReplaySection()
-    # How many nodes this strategy keeps idle and warm, instead of `server.spares`. Left out of what
-    # is recorded unless it is set: without it, a trial is the one it always was.
-    spares: CountOrNone | None = Field(default=None, exclude_if=lambda spares: spares is None)
+    # How many nodes this strategy keeps idle and warm, instead of `server.spares`.
+    spares: CountOrNone | None = None
 
     @computed_field  # type: ignore[prop-decorator]
     @property
@@ -579,13 +567,9 @@ class EvaluationSection(Section):
     """
 
     every_seconds: PositiveFloat = 0.25
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    metric: Literal["accuracy", "auc", "r2", "rmse", "loss"] | None = Field(
-        default=None, exclude_if=lambda named: named is None
-    )
+    metric: Literal["accuracy", "auc", "r2", "rmse", "loss"] | None = None
     target: PositiveFloat | None = None
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    objective: ObjectiveSection | None = Field(default=None, exclude_if=lambda said: said is None)
+    objective: ObjectiveSection | None = None
 
     @model_validator(mode="after")
     def _target_can_be_reached(self) -> EvaluationSection:

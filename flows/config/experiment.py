@@ -123,24 +123,18 @@ class _Settings(Section):
     dataset: DatasetSection
     training: TrainingSection
     optimizer: OptimizerSection
-    # Left out of what is recorded unless there are any (see `OptimizerSection`).
     filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
-        default_factory=dict, exclude_if=lambda filters: not filters
+        default_factory=dict
     )
     pull_filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
-        default_factory=dict, exclude_if=lambda filters: not filters
+        default_factory=dict
     )
     consistency: ConsistencySection = AspSection()
     server: ServerSection = ServerSection()
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    budget: BudgetSection | None = Field(default=None, exclude_if=lambda budget: budget is None)
+    budget: BudgetSection | None = None
     recovery: RecoverySection = RecoverySection()
     faults: Annotated[tuple[FaultSection, ...], Field(strict=False, max_length=MOST_ENTRIES)] = ()
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    elastic: Annotated[
-        tuple[ChangeSection, ...],
-        Field(strict=False, max_length=MOST_ENTRIES, exclude_if=lambda changes: not changes),
-    ] = ()
+    elastic: Annotated[tuple[ChangeSection, ...], Field(strict=False, max_length=MOST_ENTRIES)] = ()
     evaluation: EvaluationSection = EvaluationSection()
     cluster: ClusterSection = LocalSection()
     time_limit: PositiveFloat = 60.0

@@ -13,15 +13,12 @@ from __future__ import annotations
 MOST_BYTES = 256 * 1024
 MOST_VALUES = 10_000  # aliases counted as often as they are used
 DEEPEST = 20
-MOST_ALIASES = 1_000
 LONGEST_KEY = 500  # also of labels
 LONGEST_TEXT = 4_096  # a path may be so long
 LONGEST_NUMBER = 100  # characters
 LARGEST_NUMBER = 2**64 - 1  # of whole numbers: what fits into 8 bytes, as seeds are drawn
 
 LONGEST_WORD = 1_000  # of the command line, but for what --set is given
-# All of `--set` together; the kernel takes 128 kB for one argument.
-MOST_OVERRIDES = 64 * 1024
 
 # -- what it stands for --------------------------------------------------------------------------
 

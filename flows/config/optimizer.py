@@ -138,13 +138,10 @@ class _RuleSection(Section):
     """
 
     makes: ClassVar[Callable[..., Any]]
-    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
-    staleness_aware: bool = Field(default=False, exclude_if=lambda aware: not aware)
-    delay_compensation: NonNegativeFloat | None = Field(
-        default=None, exclude_if=lambda strength: strength is None
-    )
-    schedule: ScheduleSection | None = Field(default=None, exclude_if=lambda s: s is None)
-    clip: ClipSection | None = Field(default=None, exclude_if=lambda clip: clip is None)
+    staleness_aware: bool = False
+    delay_compensation: NonNegativeFloat | None = None
+    schedule: ScheduleSection | None = None
+    clip: ClipSection | None = None
 
     def build(self) -> UpdateRule:
         """Return the update rule."""
@@ -172,7 +169,7 @@ class _RuleSection(Section):
 class _DecayingSection(_RuleSection):
     """Rules that may have weight decay in their gradients, as torch's optimizers have it."""
 
-    weight_decay: NonNegativeFloat = Field(default=0.0, exclude_if=lambda decay: decay == 0)
+    weight_decay: NonNegativeFloat = 0.0
 
     def _rule(self) -> UpdateRule:
         common = {"kind", *_DecayingSection.model_fields}

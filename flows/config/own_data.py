@@ -61,13 +61,10 @@ class OwnDataSection(Section):
 
     split: SplitSection = SplitSection()
     standardise: bool = False
-    # Left out of what is recorded unless it is set, like `standardise_target`.
-    task: Literal["classification", "regression"] = Field(
-        default="classification", exclude_if=lambda task: task == "classification"
-    )
-    standardise_target: bool = Field(default=False, exclude_if=lambda wanted: not wanted)
+    task: Literal["classification", "regression"] = "classification"
+    standardise_target: bool = False
     # What RMSE is computed with from R²; it follows from the data.
-    target_deviation: float | None = Field(default=None, exclude_if=lambda found: found is None)
+    target_deviation: float | None = None
 
     @model_validator(mode="after")
     def _targets_can_be_scaled(self) -> OwnDataSection:

@@ -22,9 +22,7 @@ from flows.config.limits import (
     LONGEST_KEY,
     LONGEST_NUMBER,
     LONGEST_TEXT,
-    MOST_ALIASES,
     MOST_BYTES,
-    MOST_OVERRIDES,
     MOST_VALUES,
 )
 from flows.files import read_bytes
@@ -93,15 +91,6 @@ class Override:
         return f"--set {shown(self.text)}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    """How much a node is when every alias in it is written out."""
-
-    values: int
-    characters: int
-    depth: int
-
-
 class _Loader(yaml.SafeLoader):
     """Safe loader that reads plain data only, and refuses what is too much while it reads.
 
@@ -111,72 +100,18 @@ class _Loader(yaml.SafeLoader):
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self._extents: dict[int, _Extent] = {}
-        self._open: set[str] = set()  # anchors of what is not read to its end
         self._flat: set[int] = set()
-        self._depth = 0
         self._values = 0
-        self._aliases = 0
 
     def position(self) -> yaml.Mark:
         """Where it has got to."""
         mark: yaml.Mark = self.get_mark()
         return mark
 
-    # -- how much there is, while it is read -------------------------------------------------------
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        mark = event.start_mark
-        if isinstance(event, yaml.AliasEvent):
-            self._aliases += 1
-            self._refuse(self._aliases > MOST_ALIASES, f"more than {MOST_ALIASES:,} aliases", mark)
-            self._refuse(
-                event.anchor in self._open, f"{quoted(event.anchor)} is an alias of itself", mark
-            )
-            return super().compose_node(parent, index)
-        anchor = event.anchor
         self._values += 1
-        self._depth += 1
-        # Before it goes on into the depth, and before all is read.
-        self._refuse(self._depth > DEEPEST, _TOO_DEEP, mark)
-        self._refuse(self._values > MOST_VALUES, _TOO_MANY, mark)
-        if anchor is not None:
-            self._open.add(anchor)
-        node = super().compose_node(parent, index)
-        self._open.discard(anchor)
-        self._depth -= 1
-        if node is not None:
-            self._measure(node)
-        return node
-
-    def _measure(self, node: yaml.Node) -> None:
-        """Note how much a node is with its aliases written out, if that is not too much."""
-        if isinstance(node, yaml.ScalarNode):
-            inner = []
-            size = len(node.value)
-        else:
-            pairs = isinstance(node, yaml.MappingNode)
-            parts = [part for pair in node.value for part in pair] if pairs else node.value
-            inner = [self._extents[id(part)] for part in parts]
-            size = 0
-        extent = _Extent(
-            1 + sum(each.values for each in inner),
-            size + sum(each.characters for each in inner),
-            1 + max((each.depth for each in inner), default=0),
-        )
-        with_aliases = ", with aliases written out"
-        mark = node.start_mark
-        self._refuse(extent.depth > DEEPEST, _TOO_DEEP + with_aliases, mark)
-        self._refuse(extent.values > MOST_VALUES, _TOO_MANY + with_aliases, mark)
-        self._refuse(
-            extent.characters > MOST_BYTES,
-            f"more than {MOST_BYTES:,} characters{with_aliases}",
-            mark,
-        )
-        self._extents[id(node)] = extent
-
-    # -- what may be there -------------------------------------------------------------------------
+        self._refuse(self._values > MOST_VALUES, _TOO_MANY, self.position())
+        return super().compose_node(parent, index)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         if isinstance(node, yaml.ScalarNode):
@@ -330,8 +265,6 @@ def parse_override(text: str) -> Override:
     key, equals, value = text.partition("=")
     place = f"--set {shown(key)}"
     _refuse_secrets(text, place)
-    if len(text) > MOST_OVERRIDES:
-        raise ConfigurationError(f"{place}: more than {MOST_OVERRIDES:,} characters; use a file")
     parts = key.strip().split(".")
     if not equals or not all(parts):
         raise ConfigurationError(
@@ -345,11 +278,7 @@ def parse_override(text: str) -> Override:
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Read every `a.b=c`; raises `ConfigurationError`, also if they are too many together."""
-    if sum(map(len, texts)) > MOST_OVERRIDES:
-        raise ConfigurationError(
-            f"--set: more than {MOST_OVERRIDES:,} characters in all; write them into a file"
-        )
+    """Read every `a.b=c`; raises `ConfigurationError`."""
     return [parse_override(text) for text in texts]
 
 
@@ -449,13 +378,13 @@ def _put(data: Any, parts: Sequence[str], value: Any) -> Any:
 
 
 def _refuse_large(data: Any) -> None:
-    """Refuse more values than a document may have; several settings may bring them together."""
+    """Refuse more values or levels than a document may have, with aliases written out."""
     count, rest = 0, [(data, 1)]
     while rest:
         value, depth = rest.pop()
         inner = value.values() if isinstance(value, dict) else value
         count += 1
-        if count > MOST_VALUES or depth > 2 * DEEPEST:
+        if count > MOST_VALUES or depth > DEEPEST:
             raise ConfigurationError(_TOO_MANY if count > MOST_VALUES else _TOO_DEEP)
         if isinstance(value, dict | list | tuple):
             rest += [(each, depth + 1) for each in inner]
@@ -468,7 +397,13 @@ def _parse(text: str, name: str) -> tuple[Any, dict[str, int]]:
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        return loader.construct_document(node), dict(_lines(node, "", set()))
+        data = loader.construct_document(node)
+        _refuse_large(data)
+        return data, dict(_lines(node, "", set()))
+    except RecursionError as error:
+        raise _misread(name, None, _TOO_DEEP) from error
+    except ConfigurationError as error:
+        raise _misread(name, None, str(error)) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None

@@ -65,7 +65,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "recovery", "name"): (str,),
     ("config", "recovery", "durability"): (dict,),
     ("config", "recovery", "durability", "keep"): (int,),
-    ("config", "recovery", "durability", "below"): (dict,),
+    ("config", "recovery", "durability", "below"): (dict, type(None)),
     ("config", "recovery", "durability", "below", "keep"): (int,),
     ("config", "faults"): (list,),
     ("config", "faults", "*"): (dict,),
@@ -75,7 +75,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
 }
 
 _LONGEST_NAME = 500  # of trials, experiments and labels: no configuration can give a longer one
-_FOLDER = re.compile(r"[^./][^/]{0,254}")  # also those of before names had a bound of their own
+_FOLDER = re.compile(r"[^./][^/]{0,254}")
 
 E = TypeVar("E", bound=Event)
 
@@ -548,7 +548,7 @@ def _unreadable(path: Path, error: OSError) -> ConfigurationError | RecordDamage
 
 
 def _parse(path: Path, lines: Sequence[bytes]) -> tuple[Event, ...]:
-    """The events of whole lines: all of them have a checksum, or none, as in records of before."""
+    """The events of whole lines: all of them have a checksum, or none, as if changed by hand."""
     events, had = list[Event](), False
     for number, line in enumerate(lines, 1):
         event, has = _event(path, number, line)

@@ -16,7 +16,6 @@ from typing import Final
 from flows.analysis.statistics import Interval
 from flows.replication.claims import mean_of
 from flows.replication.findings import Table
-from flows.replication.frontier_tables import number
 from flows.replication.verdicts import CellFigure
 
 TITLE: Final = "Cells of real processes, on virtual time"
@@ -96,6 +95,12 @@ def cells_compared(
 
 
 # -- parts -------------------------------------------------------------------------------------
+
+
+def number(value: float, digits: int) -> str:
+    """Return a number with a real minus, and without one before zeros."""
+    text = f"{value:.{digits}f}"
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
 def _signed(value: float, digits: int) -> str:

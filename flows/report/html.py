@@ -37,7 +37,6 @@ from flows.report.figures.dataset import Trial, whole
 from flows.report.figures.figure import PRINT, SCREEN, Chapter, Drawing, Width, write_files
 from flows.report.figures.gallery import chapters, drawings, opening
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
-from flows.report.public import FREE_TEXT, Redaction
 from flows.report.reproduce import experiment_yaml, versions
 from flows.report.sentences import Sentence
 from flows.report.strategies import strategy_notes
@@ -60,7 +59,6 @@ def page(template: str, **content: Any) -> str:
 
 TEMPLATE = "report/report.jinja"
 FIGURES = "figures"
-PUBLIC_MODE = 0o644
 # What a page carries of files to download; with more of them it would be slow to open.
 DOWNLOAD_BYTES = 6_000_000
 # A page opens with so many figures of so many chapters, all others are folded; of one chapter less
@@ -141,7 +139,6 @@ def write_report(
     left_out: Sequence[str] = (),
     kinds: Sequence[str] = (*SCREEN, *PRINT),
     width: Width | None = None,
-    public: bool = False,
 ) -> Path:
     """Write the report of the experiment whose trials are in `folder`; return where it is.
 
@@ -161,9 +158,6 @@ def write_report(
     recorded, left_out
         What is recorded in `folder`, in the order of the names, and what is said of damaged
         records, where they were read already; None: they are read.
-    public
-        Whether the page is for everybody: readable by all users of the machine, and without what
-        names the machine or its user (`flows.report.public`).
 
     Raises
     ------
@@ -189,18 +183,12 @@ def write_report(
     # Of several claims about a metric the finest counts.
     coarsest_first = sorted(claims, key=lambda each: -each.smallest)
     smallest = {each.metric: each.smallest for each in coarsest_first}
-    drawn = chapters(found, compared.baseline, smallest)
+    drawn = chapters(found, smallest)
     going = under_way(folder, recorded)
-    redaction = Redaction.of([record for record, _ in found]) if public else None
-    page = render(found, prices, compared, drawn, unusable, going, claims, redaction)
-    for name in redaction.found_in(page) if redaction else ():
-        warn(
-            f"the page still has the word {name!r}, which names this machine, its user or a host "
-            "of a node: in a name of yours, such as that of a strategy or the experiment?"
-        )
+    page = render(found, prices, compared, drawn, unusable, going, claims)
     if figures is not None:
         write_files(drawings(drawn), figures, kinds, width)
-    write_whole(output, page, "the report", PUBLIC_MODE if public else None)
+    write_whole(output, page, "the report")
     return output
 
 
@@ -230,19 +218,14 @@ def render(
     unusable: Sequence[str] = (),
     going: Sequence[Standing] = (),
     claims: Sequence[ClaimSection] = (),
-    redaction: Redaction | None = None,
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say of the `claims`.
 
     What else they say, by the `comparison`, is exploratory.
 
-    `unusable` says which records are left out and why, `going` which trials are running. Texts are
-    those that the `redaction` leaves; with one, none is quoted that dps has not worded.
+    `unusable` says which records are left out and why, `going` which trials are running.
     """
     import numpy as np
-
-    say = redaction.text if redaction else str
-    quote_text = _left_out_whole if redaction else str
 
     running = {standing.trial for standing in going}
     trials = [(record, as_it_stands(result, running)) for record, result in trials]
@@ -256,24 +239,20 @@ def render(
     rows = compared(outcomes, comparison, np.random.default_rng(0)) if groups else ()
     first = _opening(trials, drawn, claims)
     pictured, sections = _sections(drawn, CHAPTERS_SHOWN - (len(claims) > FEW_CLAIMS), first)
-    document = experiment_yaml(records, claims, comparison)
     return page(
         TEMPLATE,
         opening=pictured,
-        public=redaction is not None,
-        say=say,
-        quote=quote_text,
         unusable=unusable,
         going=going,
         experiment=outcomes[0].identity.experiment or "experiment",
-        facts=[(name, say(value)) for name, value in _facts(trials)],
+        facts=_facts(trials),
         glance=(glance := tables.glance(groups, baseline)),
         glances_shown=GLANCES_SHOWN,
         effects_told=any(BY_KEY["effect_time_mean"].label in each.headings for each in glance),
-        short=[say(said) for said in _in_short(groups, baseline, judged)],
-        strategies=[(name, say(told)) for name, told in strategy_notes(records, names)],
+        short=_in_short(groups, baseline, judged),
+        strategies=strategy_notes(records, names),
         contents=_contents(sections, bool(groups), any(row.p for row in rows)),
-        claims=[_claim(each, say) for each in judged],
+        claims=[_claim(each) for each in judged],
         claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
         told=_told(groups, baseline),
         caution=words.caution(groups),
@@ -295,7 +274,7 @@ def render(
         trials=[(o, tables.texts(o)) for o in tables.in_reading_order(outcomes)],
         definitions=tables.definitions(score),
         terms=TERMS,
-        yaml=redaction.configuration(document) if redaction else document,
+        yaml=experiment_yaml(records, claims, comparison),
         versions=versions(records),
         drawn_faults=drawn_faults(records),
         prices=tables.price_rows(prices),
@@ -303,10 +282,6 @@ def render(
 
 
 # -- words ------------------------------------------------------------------------------------
-
-
-def _left_out_whole(_: str) -> str:
-    return FREE_TEXT
 
 
 def _facts(trials: Sequence[Trial]) -> list[tuple[str, str]]:
@@ -369,9 +344,9 @@ def _runs_of(numbers: Sequence[int]) -> str:
     return ", ".join(part for run in parts for part in run)
 
 
-def _claim(judged: JudgedClaim, say: Callable[[str], str]) -> Claim:
+def _claim(judged: JudgedClaim) -> Claim:
     return Claim(
-        say(in_words.title(judged.claim, judged.score)),
+        in_words.title(judged.claim, judged.score),
         judged.decision.verdict,
         in_words.TONES[judged.decision.verdict],
         in_words.verdict_sentence(judged),

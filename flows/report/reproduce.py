@@ -111,12 +111,8 @@ class NoEntry(LookupError):
     """A key is of every entry of a list that has none."""
 
 
-class _NotRecorded(LookupError):
-    """A record has no such key."""
-
-
 def value_at(config: Mapping[str, Any], dotted: str) -> Any:
-    """Return a trial's setting by its dotted key, also one that is not recorded: its default.
+    """Return a trial's setting by its dotted key.
 
     What is set in every entry of a list (`*`) is what the first entry has.
 
@@ -124,24 +120,18 @@ def value_at(config: Mapping[str, Any], dotted: str) -> Any:
     ------
     NoEntry
         There is no entry to have it.
+    LookupError
+        There is no such setting.
     """
-    try:
-        return _inside(config, dotted.split("."))
-    except _NotRecorded:
-        return _left_out(config, dotted)
+    return _inside(config, dotted.split("."))
 
 
 def _inside(value: Any, parts: Sequence[str]) -> Any:
-    """Return what is at a key of recorded settings, or of a section that was made of them."""
     if not parts:
         return value
     part, rest = parts[0], parts[1:]
     if isinstance(value, Mapping):
-        if part not in value:
-            raise _NotRecorded(part)
         return _inside(value[part], rest)
-    if not isinstance(value, Sequence):
-        return _inside(getattr(value, part), rest)
     if part != EVERY_ENTRY:
         return _inside(value[int(part)], rest)
     for entry in value:
@@ -150,22 +140,6 @@ def _inside(value: Any, parts: Sequence[str]) -> Any:
         except NoEntry:
             continue
     raise NoEntry(part)
-
-
-def _left_out(config: Mapping[str, Any], dotted: str) -> Any:
-    """Return the value of a key that is not recorded because it has its default."""
-    from pydantic import TypeAdapter
-    from pydantic_core import to_jsonable_python
-
-    from flows.config.experiment import TrialConfig
-
-    section, *rest = dotted.split(".")
-    field = TrialConfig.model_fields[section]
-    if section not in config:
-        value = field.get_default(call_default_factory=True)
-    else:  # only of this section: others may need what is not installed here
-        value = TypeAdapter(field.rebuild_annotation()).validate_python(config[section])
-    return to_jsonable_python(_inside(value, rest))
 
 
 def _short(key: str, value: Any) -> Any:

@@ -12,8 +12,6 @@ from typing import Any
 from flows.metrics.metric import Metric
 
 COMPARE, REST = "compare/", "trial/"
-# Of these names; 1: all by their own prefixes, 2: some of another score by the name of accuracy.
-VERSION = "3"
 # By their names in tables and configurations.
 COMPARED = (
     "accuracy_final",

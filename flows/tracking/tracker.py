@@ -31,7 +31,7 @@ from flows.records.record import Record, read_configuration
 from flows.report.claims import title
 from flows.report.export import exported, to_csv
 from flows.report.reproduce import experiment_yaml
-from flows.tracking.names import REST, VERSION, named
+from flows.tracking.names import REST, named
 from flows.tracking.notes import experiment_note, trial_note
 from flows.tracking.server import ORDER_TAG
 from flows.tracking.store import (
@@ -65,7 +65,6 @@ TRANSPORT_TAG = "dps.transport"
 VIRTUAL_TAG = "dps.virtual"
 NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the description
 NOTE_DIGEST_TAG = "dps.note"
-NAMES_TAG = "dps.names"
 CLAIM_TAG = "dps.claim"
 NOTHING_WRITTEN = "# Of the last run of this experiment, nothing that was written is kept.\n"
 NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
@@ -156,8 +155,6 @@ class Tracker:
             whole = next(same, None)
             self._delete(run for run in known if run is not whole)
             if whole is not None:
-                if whole.data.tags.get(NAMES_TAG) != VERSION:
-                    self._bring_up_to_date(whole, record, outcome)
                 self._enter_effects(whole, whole.info.end_time, outcome)
                 return str(whole.info.run_id)
             shift = _shift(record, outcome, events_file)
@@ -303,7 +300,6 @@ class Tracker:
             "dps.seed": str(identity.seed),
             NOTE_TAG: trial_note(record, outcome),
             ORDER_TAG: _order(identity),
-            NAMES_TAG: VERSION,
             "dps.status": outcome.status,
             "dps.reason": outcome.reason,
             **_transports(outcome),
@@ -317,27 +313,6 @@ class Tracker:
             tags={name: value[:TAG_LENGTH] for name, value in tags.items()},
             run_name=identity.trial,
         )
-
-    def _bring_up_to_date(self, run: Any, record: Record, outcome: Outcome) -> None:
-        """Add to a child of an earlier dps what it lacks.
-
-        Its own names of metrics stay beside, for MLflow removes no metric of a run.
-        """
-        from mlflow.entities import RunTag
-
-        ended, there = run.info.end_time, run.data.metrics
-        points = [
-            (name, value, ended, 0)
-            for name, value in _figures(outcome)
-            if math.isfinite(value) and there.get(name) != value
-        ]
-        tags = {NOTE_TAG: trial_note(record, outcome), ORDER_TAG: _order(outcome.identity)}
-        if run.data.tags.get(NOTE_TAG):
-            del tags[NOTE_TAG]
-        entities = [RunTag(name, value[:TAG_LENGTH]) for name, value in tags.items()]
-        self._client.log_batch(run.info.run_id, _as_metrics(points), tags=entities)
-        # Last, as an interruption may come before.
-        self._client.set_tag(run.info.run_id, NAMES_TAG, VERSION)
 
     def _log_dataset(self, run_id: str, record: Record, dataset_digest: str | None) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag

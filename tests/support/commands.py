@@ -1,9 +1,8 @@
-"""The command `dps` in processes of its own: one that runs meanwhile, and one that is answered."""
+"""The command `dps` in a process of its own, which runs meanwhile."""
 
 from __future__ import annotations
 
 import os
-import pty
 import signal
 import subprocess
 import sys
@@ -49,22 +48,3 @@ class Command:
     def told(self) -> str:
         """What it has said so far."""
         return self._out.read_text()
-
-
-def answered(here: Path, words: Sequence[str], answers: Sequence[str]) -> tuple[str, str]:
-    """Run a command that asks in a terminal; return what it wrote to stdout and to stderr."""
-    terminal, end = pty.openpty()
-    with subprocess.Popen(
-        [*DPS, *words],
-        cwd=here,
-        stdin=end,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as asking:
-        os.write(terminal, "".join(f"{answer}\n" for answer in answers).encode())
-        out, err = asking.communicate(timeout=60)
-    os.close(terminal)
-    os.close(end)
-    assert asking.returncode == 0, err
-    return out, err

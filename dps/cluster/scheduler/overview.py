@@ -55,7 +55,6 @@ class ShardState:
     epoch: int
     replicas: tuple[str, ...]
     version: int | None
-    nbytes: int | None
     updates: int | None
     missed: int | None
 
@@ -141,7 +140,6 @@ async def overview_of(
             view.epoch,
             tuple(node(host) or host.address for host in view.chain) if view.serving else (),
             said.version if said else None,
-            said.nbytes if said else None,
             said.updates if said else None,
             said.missed if said else None,
         )

@@ -15,7 +15,6 @@ from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
-from dps.cluster.scheduler.dashboard import offer_page
 from dps.cluster.scheduler.monitors import MonitorLinks
 from dps.cluster.scheduler.overview import RECENT, GroupOverview, is_news, overview_of
 from dps.cluster.transport.calls import (
@@ -74,7 +73,6 @@ class CoordinatorPlugin(SchedulerPlugin):
             record_forever(self._recorder, every, lambda: None, self._sample)
         )
         scheduler.handlers[self.name] = weakly(self.handle)
-        offer_page(scheduler)
 
     async def close(self) -> None:
         """Stop coordinating; called by `take_out`, or by Dask when the scheduler ends."""

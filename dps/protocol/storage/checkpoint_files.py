@@ -425,10 +425,9 @@ def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardStat
         arrays["values"],
         _named("slot.", arrays),
         workers,
-        # Checkpoints of before there were tables do not say how many.
         {
             name: _table(number, levels, arrays)
-            for number, (name, levels) in enumerate(manifest.get("tables", {}).items())
+            for number, (name, levels) in enumerate(manifest["tables"].items())
         },
         _named("result.", arrays),
     )

@@ -9,7 +9,6 @@ two trainings does, and lies within the evaluations of both.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flows.analysis.effects.course import Course, Curve
@@ -106,33 +105,6 @@ def difference(faulted: Curve, control: Curve, start: float, end: float) -> Effe
     if not (math.isfinite(area) and math.isfinite(last)):
         return None
     return Effect(end - start, area / (end - start), last)
-
-
-def over_common_span(pairs: Mapping[str, tuple[Course, Course]]) -> dict[str, Effect]:
-    """Return the effects of several strategies' faults over the same seconds.
-
-    The span begins where the first of them was struck, and ends where the first of all trainings
-    does, so that the areas between the curves can be set against each other.
-
-    Parameters
-    ----------
-    pairs
-        By strategy, of one seed: the training with faults, and its control.
-
-    Returns
-    -------
-    effects
-        By strategy; none of those that have no span in common, as where nobody was struck.
-    """
-    struck = [faulted.struck[0] for faulted, _ in pairs.values() if faulted.struck is not None]
-    if not struck:
-        return {}
-    until = min(course.seconds for pair in pairs.values() for course in pair)
-    found = {
-        name: difference(faulted.time, control.time, min(struck), until)
-        for name, (faulted, control) in pairs.items()
-    }
-    return {name: effect for name, effect in found.items() if effect is not None}
 
 
 # -- parts -------------------------------------------------------------------------------------

@@ -223,10 +223,6 @@ SecondsMoment = Annotated[
 ]
 
 
-def _unset(value: object) -> bool:
-    return value is None
-
-
 class EverySection(Section):
     """Again and again, at moments of a renewal process drawn from the trial's seed.
 
@@ -235,12 +231,11 @@ class EverySection(Section):
     for `hours_per_second` of that system's time.
     """
 
-    # Left out of what is recorded unless they are set: without them, a trial is what it always was.
-    mtbf: PositiveFloat | None = Field(default=None, exclude_if=_unset)
-    updates: PositiveFloat | None = Field(default=None, exclude_if=_unset)
-    like: str | None = Field(default=None, exclude_if=_unset)
-    hours_per_second: PositiveFloat | None = Field(default=None, exclude_if=_unset)
-    failures_per_year: PositiveFloat | None = Field(default=None, exclude_if=_unset)
+    mtbf: PositiveFloat | None = None
+    updates: PositiveFloat | None = None
+    like: str | None = None
+    hours_per_second: PositiveFloat | None = None
+    failures_per_year: PositiveFloat | None = None
     until: PositiveFloat
     distribution: Distribution = "exponential"
     shape: Annotated[float, Field(ge=LEAST_SHAPE)] = 1.0
@@ -390,8 +385,7 @@ class KillSection(NodeFaultSection):
     }
     kind: Literal["kill"]
     back_after: NonNegativeFloat | None = 1.0
-    # Left out of what is recorded unless it is set: without it, a trial is the one it always was.
-    by: faults.Way = Field(default="signal", exclude_if=lambda way: way == "signal")
+    by: faults.Way = "signal"
 
     @model_validator(mode="after")
     def _comes_back_by_itself(self) -> KillSection:

@@ -76,7 +76,6 @@ BY_CONSTRUCTION: Final = "by construction"
 NOT_JUDGED: Final = "not judged"
 
 LATE: Final = "fixed after the data"
-NO_DIGEST: Final = "no digest; fixed in code"
 # What is beside the verdict of a statement, by what it is about.
 NODES: Final = "by construction: two nodes against three"
 SEEDS_ONLY: Final = "interval over seeds only"  # on virtual time, of times and what follows of them
@@ -514,9 +513,7 @@ def _notes(statement: Statement, trials: Sequence[Measured]) -> tuple[str, ...]:
     if statement.reworded and (late or virtual):
         told.append(LATE)
     elif late:
-        none = not any(trial.fixed for trial in trials)
-        of_all = f"{late} of {len(trials)} trials had begun before"
-        told.append(NO_DIGEST if none else f"{LATE}: {of_all}")
+        told.append(f"{LATE}: {late} of {len(trials)} trials had begun before")
     told += [statement.settled] if statement.settled else []
     return (*told, SEEDS_ONLY) if statement.timed and virtual else tuple(told)
 

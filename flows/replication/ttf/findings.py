@@ -25,7 +25,6 @@ from flows.replication.ttf.by_design import EFFECTS, kills_table, sections
 from flows.replication.ttf.claims import (
     BY_CONSTRUCTION,
     LATE,
-    NO_DIGEST,
     NODES,
     NOT_JUDGED,
     SEEDS_ONLY,
@@ -432,8 +431,7 @@ def _reading(version: Version) -> str:
         "size is to be compared with the published one. Not measured is that training converges "
         "(claims 1 and 2): a trial ends long before that. *Final* is the mean of the last 3 "
         f"evaluations. Beside a verdict: “{LATE}” where the statement was put so when trials of "
-        f"its study had been seen; “{NO_DIGEST}” where the records name no digest of it, so that "
-        "only the history of the code tells when it was fixed; "
+        "its study had been seen; "
         f"“{NODES}” where that settles the size."
         f"{time}"
     )

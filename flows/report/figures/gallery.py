@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from flows.analysis.groups import Group
-from flows.report.figures import bands, bars, break_even, curves, distribution, staleness
+from flows.report.figures import bands, bars, curves, distribution, staleness, winners
 from flows.report.figures import by_axis as against
 from flows.report.figures import cost as tradeoff
 from flows.report.figures import recovery as through
@@ -20,17 +20,14 @@ MOST_APART = 24
 
 
 def chapters(
-    trials: Sequence[Trial],
-    baseline: str | None = None,
-    smallest: Mapping[str, float] | None = None,
+    trials: Sequence[Trial], smallest: Mapping[str, float] | None = None
 ) -> tuple[Chapter, ...]:
     """Return the figures of an experiment by chapter; chapters without a figure are left out.
 
-    `baseline` is the strategy that the others are set against where there are too many for all
-    pairs; None: the first. `smallest` are the smallest differences of interest, by metric.
+    `smallest` are the smallest differences of interest, by metric.
     """
     subject = Subject.of(trials)
-    found = _chapters(subject, baseline, smallest)
+    found = _chapters(subject, smallest)
     return tuple(chapter for chapter in found if chapter.drawings)
 
 
@@ -71,12 +68,10 @@ _SHOWING = {
 }
 
 
-def _chapters(
-    subject: Subject, baseline: str | None, smallest: Mapping[str, float] | None
-) -> Iterator[Chapter]:
+def _chapters(subject: Subject, smallest: Mapping[str, float] | None) -> Iterator[Chapter]:
     axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
-    maps = break_even.maps(subject, axes, baseline, smallest)
-    yield _chapter("break-even", "Who wins where", break_even.NOTE, maps)
+    maps = winners.maps(subject, axes, smallest)
+    yield _chapter("winners", "Who wins where", winners.NOTE, maps)
     for axis in axes:
         name, title = f"against-{axis.slug}", f"Against {axis.name}"
         yield _chapter(name, title, against.NOTE, against.against(subject, axis))

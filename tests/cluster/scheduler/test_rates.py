@@ -9,7 +9,7 @@ from dps.cluster.scheduler.rates import GroupRates
 
 
 def shard(version: int | None, updates: int | None, missed: int | None) -> ShardState:
-    return ShardState(0, 2, ("server-0",), version, 100, updates, missed)
+    return ShardState(0, 2, ("server-0",), version, updates, missed)
 
 
 def group(t: float, state: ShardState, updates: int = 0, active: bool = True) -> GroupOverview:
@@ -52,7 +52,7 @@ def test_another_head_counts_anew_and_one_that_is_down_not_at_all() -> None:
 
 def test_updates_are_those_that_shards_were_last_known_to_have() -> None:
     def looked(*versions: int | None) -> int | None:
-        states = (ShardState(n, 2, (), v, None, None, None) for n, v in enumerate(versions))
+        states = (ShardState(n, 2, (), v, None, None) for n, v in enumerate(versions))
         rates.look(GroupOverview("group", 1.0, tuple(states), (), 0))
         return rates.updates
 
@@ -81,4 +81,4 @@ def test_a_worker_that_has_ended_has_no_rate() -> None:
 def test_a_shard_that_never_served_is_starting(
     epoch: int, replicas: tuple[str, ...], status: str
 ) -> None:
-    assert ShardState(0, epoch, replicas, None, None, None, None).status == status
+    assert ShardState(0, epoch, replicas, None, None, None).status == status

@@ -27,8 +27,8 @@ from dps.events import (
     TrialStarted,
 )
 from flows.analysis.effects.controls import setup
-from flows.analysis.effects.course import Course, Curve, accuracy_points, course
-from flows.analysis.effects.difference import Effect, difference, over_common_span
+from flows.analysis.effects.course import Curve, accuracy_points
+from flows.analysis.effects.difference import Effect, difference
 from flows.analysis.faults import FaultTimes
 from flows.analysis.finished import (
     Finished,
@@ -302,27 +302,6 @@ def test_the_span_ends_where_the_shorter_training_does() -> None:
     assert row["effect_time_span"] == 15
     assert (row["effect_time_mean"], row["effect_gradients_mean"]) == (0.0, 0.0)
     assert row["effect_training_seconds"] == 15
-
-
-def test_over_a_common_span_all_are_told_from_where_the_first_was_struck() -> None:
-    """A loss of 5 points: from 10 s on with one strategy, from 20 s with one that ends at 30 s."""
-
-    def course_of(record: Record) -> Course:
-        found = course(record, PRICES)
-        assert found is not None
-        return found
-
-    def less(since: int) -> Learnt:
-        return lambda t: rising(t) - (0.05 if t >= since else 0.0)
-
-    control = course_of(trial(rising))
-    early = course_of(trial(less(10), struck=10))
-    late = course_of(trial(less(20), struck=20, length=30))
-    found = over_common_span({"early": (early, control), "late": (late, control)})
-    assert {name: effect.span for name, effect in found.items()} == {"early": 20, "late": 20}
-    assert found["early"].mean == pytest.approx(-0.05, abs=0.002)
-    assert found["late"].mean == pytest.approx(-0.025, abs=0.002)
-    assert over_common_span({"nobody": (control, control)}) == {}
 
 
 def test_a_plan_that_struck_nothing_had_no_effect() -> None:

@@ -32,7 +32,6 @@ from flows.cli.new import (
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, load_trials
 from flows.config.yaml_document import parse_document
-from tests.support.commands import answered
 
 Happening = tuple[FaultKind, Role, When]
 HAPPENINGS: list[Happening] = [
@@ -184,28 +183,21 @@ def test_of_a_disk_without_space_no_half_a_file_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_in_a_terminal_it_asks(tmp_path: Path) -> None:
-    answers = [
-        "",
-        "softmax",
-        "chain, none",
-        "meteor",
-        "pause",
-        "worker",
-        "",
-        "x",
-        "3",
-        "virtual",
-        "n",
-    ]
-    _, err = answered(tmp_path, ["new", "mine"], answers)
-    assert "'meteor': expected one of none, kill" in err
-    experiment, trials = load_trials(str(tmp_path / "mine.yaml"))
-    assert experiment.workload.kind == "softmax"
-    assert list(experiment.axes["recovery"]) == ["none", "chain"]
-    assert list(experiment.axes["faults"]) == ["no fault", "pause"]
-    assert (experiment.cluster.kind, experiment.claims) == ("virtual", ())
-    assert len(trials) == 2 * 2 * 3
+def test_without_flags_the_file_has_the_defaults_and_the_flags_are_listed(tmp_path: Path) -> None:
+    made = dps(tmp_path, "new", "mine")
+    assert made.returncode == 0, made.stderr
+    for flag in (
+        "--workload,",
+        "--data,",
+        "--task,",
+        "--recovery",
+        "--fault",
+        "--seeds",
+        "--cluster",
+    ):
+        assert flag in made.stdout
+    assert (tmp_path / "mine.yaml").read_text() == written("mine", Choices())
+    assert "--recovery" not in dps(tmp_path, "new", "other", "--seeds", "2").stdout
 
 
 def test_what_cannot_work_is_refused_before_it_is_written() -> None:

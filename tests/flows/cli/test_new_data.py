@@ -27,7 +27,6 @@ from flows.cli.new import FAULTS, ROLES, WORKLOADS, Choices, fits, written
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, load_trials
 from flows.config.yaml_document import parse_document
-from tests.support.commands import answered
 
 CANCER, DIABETES, IRIS = load_breast_cancer(), load_diabetes(scaled=False), load_iris()
 DIAGNOSES = CANCER.target_names[CANCER.target]
@@ -347,21 +346,6 @@ def test_a_file_that_cannot_be_learnt_from_ends_the_command_with_2(tmp_path: Pat
     assert "dps: names.csv: too few rows of 3 classes: 'x' has 1" in refused.stderr
     assert "Traceback" not in refused.stderr
     assert not (tmp_path / "mine.yaml").exists()
-
-
-def test_in_a_terminal_it_asks_for_the_file(tmp_path: Path) -> None:
-    table(tmp_path / "iris.csv", IRIS.feature_names, IRIS.data, IRIS.target)
-    answers = ["file", "irs.csv", "iris.csv", "traget", "target", "regression"]
-    answers += ["mlp", "none chain", "none", "2", "virtual", ""]
-    out, err = answered(tmp_path, ["new", "mine"], answers)
-    assert "irs.csv cannot be read" in err
-    assert "'traget': there is no such column; did you mean 'target'?" in err
-    assert "petal width (cm), target) [target]" in out
-    experiment, trials = load_trials(str(tmp_path / "mine.yaml"))
-    assert experiment.workload.kind == "mlp"
-    assert trials[0].config.dataset.model_dump()["task"] == "regression"
-    assert [claim.metric for claim in experiment.claims] == ["rmse_final"]
-    assert "Guessed" not in (tmp_path / "mine.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -57,7 +57,6 @@ def test_an_axis_over_filters_leaves_trials_without_them_as_they_were(config: Pa
     axes = "axes={filters: {none: {}, some: {'*': [{kind: lossless}]}}}"
     without, some = expand(load_experiment(str(config), [axes]))
     assert without.config.model_dump(mode="json") == only(config).model_dump(mode="json")
-    assert "filters" not in without.config.model_dump(mode="json")
     assert without.digest != some.digest
     assert some.config.build_filters() == {"*": [dps.Lossless()]}
 
@@ -75,7 +74,6 @@ def test_an_axis_over_pull_filters_leaves_trials_without_them_as_they_were(confi
     axes = "axes={pull_filters: {none: {}, some: {'*': [{kind: lossless}]}}}"
     without, some = expand(load_experiment(str(config), [axes]))
     assert without.config.model_dump(mode="json") == only(config).model_dump(mode="json")
-    assert "pull_filters" not in without.config.model_dump(mode="json")
     assert without.digest != some.digest
 
 
@@ -86,7 +84,6 @@ def test_delay_compensation_wraps_the_rule(config: Path) -> None:
     expected = dps.DelayCompensated(dps.StalenessAware(dps.SGD(0.1)), 0.0)
     assert both.build_optimizer() == expected
     assert TrialConfig.model_validate(both.model_dump(mode="json")) == both
-    assert only(config).model_dump(mode="json")["optimizer"] == SMALL["optimizer"]
 
 
 @pytest.mark.parametrize(

@@ -191,9 +191,7 @@ def test_rmse_is_in_the_units_of_the_file(tmp_path: Path, scaled: bool) -> None:
     assert 40 < found < 70
 
 
-def test_classes_have_no_rmse_nor_is_a_trial_known_by_it(tmp_path: Path) -> None:
-    (classes,) = trials(tmp_path)
-    assert "target_deviation" not in classes.config.model_dump(mode="json")["dataset"]
+def test_a_trial_is_not_known_by_its_rmse(tmp_path: Path) -> None:
     (numbers,) = trials(tmp_path, workload="linear", dataset=REGRESSION)
     known = numbers.config.dataset.model_copy(update={"target_deviation": 1.0})
     assert digest(numbers.config.model_copy(update={"dataset": known})) == numbers.digest
@@ -355,10 +353,7 @@ def test_a_score_that_does_not_fit_is_refused(
         trials(tmp_path, **sections)
 
 
-def test_a_task_and_a_score_are_recorded_only_where_they_are_said(tmp_path: Path) -> None:
+def test_a_trial_of_another_score_is_another(tmp_path: Path) -> None:
     (plain,) = trials(tmp_path)
-    written = plain.config.model_dump(mode="json")
-    assert "metric" not in written["evaluation"]
-    assert {"task", "standardise_target"}.isdisjoint(written["dataset"])
     (scored,) = trials(tmp_path, evaluation={"metric": "auc"})
     assert scored.digest != plain.digest

@@ -16,12 +16,10 @@ import yaml
 
 from dps.cluster.backends.tls import temporary
 from dps.errors import ConfigurationError
-from dps.events import TrialEnded, TrialStarted
-from flows.analysis.finished import whole_record
 from flows.config.experiment import load_experiment
 from flows.config.tls import security_of
 from flows.config.trials import expand
-from flows.records.record import EVENTS_FILE, EventWriter, read_record
+from flows.records.record import EVENTS_FILE, read_record
 from flows.records.settings import settings, trial_from
 from tests.support.stranger import got_by_a_stranger, needs_root
 from tests.support.tls import files_of, ports_below, said_plainly
@@ -29,7 +27,6 @@ from tests.support.waiting import eventually
 
 RECORD = f"results/small/seed-0/{EVENTS_FILE}"
 RUN_SECONDS = 150.0  # until a small experiment is over, on a busy machine
-OLD_DIGEST = "840d19649ec6"  # of SMALL, in version 0.1.0
 
 SMALL: dict[str, Any] = {
     "experiment": "small",
@@ -63,23 +60,8 @@ def test_a_trial_has_tls_unless_it_is_switched_off(config: Path) -> None:
     assert tls("cluster.tls=off") == {"kind": "local", "tls": "off"}
 
 
-def test_a_trial_is_the_one_that_it_was_before_tls_was_the_default(
-    config: Path, tmp_path: Path
-) -> None:
-    (trial,) = expand(load_experiment(str(config), []))
-    assert trial.digest == OLD_DIGEST
-    assert (
-        digest(config, "cluster.tls=off") == digest(config, "cluster.tls=temporary") == OLD_DIGEST
-    )
-    # As version 0.1.0 recorded it: without a word of where it ran.
-    told = settings(trial, {})
-    del told["config"]["cluster"]
-    path = tmp_path / "old" / trial.name / EVENTS_FILE
-    with EventWriter(path) as write:
-        write(TrialStarted(0.0, trial.name, told, {}))
-        write(TrialEnded(1.0, "valid", ""))
-    assert whole_record(trial, tmp_path / "old") is not None
-    assert trial_from(told, "here") == trial
+def test_a_trial_is_the_same_with_and_without_tls(config: Path) -> None:
+    assert digest(config, "cluster.tls=off") == digest(config, "cluster.tls=temporary")
 
 
 def test_a_trial_is_the_same_with_certificates_that_were_made_anew(

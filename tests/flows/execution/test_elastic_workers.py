@@ -52,12 +52,6 @@ def test_without_a_first_number_there_is_a_server_for_each_replica(config: Path)
     assert only(config, elastic({"at_updates": 9, "workers": 3})).servers is None
 
 
-def test_a_trial_that_is_not_elastic_is_the_one_that_it_was(config: Path) -> None:
-    recorded = only(config).model_dump(mode="json")
-    assert "elastic" not in recorded
-    assert "servers" not in recorded["server"]
-
-
 def test_a_recorded_configuration_is_read_back(config: Path) -> None:
     trial = only(config, elastic(*CHANGES), "server.shards=6")
     assert TrialConfig.model_validate(trial.model_dump(mode="json")) == trial

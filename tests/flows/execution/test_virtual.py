@@ -323,4 +323,3 @@ def test_objective_and_stationarity_are_told_where_they_are_asked_for(tmp_path: 
     assert last.stationarity is not None
     assert last.objective < 0.9 * start[0]
     assert last.stationarity < start[1]
-    assert "objective" not in trial().config.model_dump(mode="json")["evaluation"]

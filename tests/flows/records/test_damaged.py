@@ -27,9 +27,6 @@ import yaml
 from dps.core.checksum import sealed, unsealed
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.protocol.storage.manifest import find_saved
-from flows.analysis.finished import is_recorded
-from flows.config.experiment import ExperimentConfig
-from flows.config.trials import expand
 from flows.records.owner import NOTE, noted
 from flows.records.record import EARLIER, EVENTS_FILE, GRID_FILE, read_trial
 from tests.support.damage import (
@@ -151,22 +148,6 @@ def test_a_damaged_record_is_set_aside_and_its_trial_runs_again(here: Path) -> N
     assert (kept / EVENTS_FILE).read_bytes() == struck
     assert read_trial(record(here)).ended is not None
     assert record(here, OTHER).read_bytes() == old, "a record without checksums counts as before"
-
-
-def test_a_record_of_version_0_1_0_is_reported_and_counts_as_recorded(tmp_path: Path) -> None:
-    folder = tmp_path / "results" / "small"
-    shutil.copytree(Path(__file__).parent / "recorded_by_0_1_0", folder)
-    config = {**SMALL, "training": {"workers": 1, "updates": 12, "compute_seconds": 0.0}}
-    config |= {"recovery": "checkpoint", "faults": [], "evaluation": {"every_seconds": 1.0}}
-    (trial,) = expand(
-        ExperimentConfig.model_validate({**config, "server": {"shards": 1}, "seeds": [0]})
-    )
-    assert is_recorded(trial, folder)
-    with working_in(tmp_path):
-        ended, report = dps("results", "small", "--format", "json"), dps("report", "small")
-    assert (ended.code, ended.err, report.code, report.err) == (0, "", 0, "")
-    (row,) = json.loads(ended.out)
-    assert (row["status"], row["updates_applied"], row["updates_lost"]) == ("valid", 12, 0)
 
 
 @pytest.mark.parametrize(

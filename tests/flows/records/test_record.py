@@ -233,11 +233,6 @@ def test_a_label_that_a_configuration_may_have_does_no_damage(tmp_path: Path, la
     assert started.settings["labels"] == {"optimizer": label}
 
 
-def test_a_list_of_trials_with_names_from_before_they_had_a_bound_is_read(tmp_path: Path) -> None:
-    write_grid(tmp_path, ["x" * 250], order_seed=0)
-    assert trial_names(tmp_path) == ("x" * 250,)
-
-
 def test_a_record_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.jsonl: no events to read"):
         read_record(tmp_path / "nowhere.jsonl")

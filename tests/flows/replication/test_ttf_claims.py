@@ -12,7 +12,6 @@ from flows.analysis.statistics.claims import FIXED
 from flows.replication.ttf.claims import (
     CLAIMS,
     LATE,
-    NO_DIGEST,
     NODES,
     SEEDS_ONLY,
     STATEMENTS,
@@ -353,12 +352,6 @@ def named(virtual: bool = False, without: str = "") -> list[Measured]:
     names = {name.removeprefix(FIXED) for name in fixed()}
     names -= {each.digest for each in STATEMENTS if each.text == without}
     return [replace(each, fixed=frozenset(names), virtual=virtual) for each in study()]
-
-
-def test_without_a_digest_a_verdict_says_so() -> None:
-    told = notes(study())
-    assert told[FIRST_KILL] == (NO_DIGEST,)
-    assert told[REWORDED] == (LATE,), "put so when trials had been seen"
 
 
 def test_a_statement_that_the_records_name_was_there_before_them() -> None:

@@ -28,8 +28,7 @@ BASE: dict[str, Any] = {
     "seeds": [3, 1],
 }
 IN_STEP = [["training.workers", "training.updates"]]
-# What is recorded only if it is set.
-UNSET = {
+DEFAULTS = {
     "training.workers": [1, 2],
     "elastic": {"fixed": [], "one more": [{"at_updates": 9, "workers": 3}]},
     "server.servers": {"by shard": None, "one": 1},
@@ -43,23 +42,6 @@ def record_of(trial: Trial, order_seed: int) -> Record:
     return Record((TrialStarted(0.0, trial.name, kept, {}),))
 
 
-LEFT_OUT_OF_RECORDS = {
-    "training.partition": {"shared data": "shared", "own classes": "by_class"},
-    "training.straggling": {"nobody": None, "one": {"factor": 4.0, "workers": [0]}},
-    "optimizer.staleness_aware": [False, True],
-}
-
-
-def test_it_says_what_records_leave_out_because_it_is_the_default() -> None:
-    training = {"updates": 100, "compute_seconds": 0.01}
-    experiment = {**BASE, "training": training, "axes": LEFT_OUT_OF_RECORDS}
-    trials = expand(ExperimentConfig.model_validate(experiment))
-    assert len(trials) == 16
-    again = yaml.safe_load(experiment_yaml([record_of(trial, 0) for trial in trials]))
-    found = expand(ExperimentConfig.model_validate(again))
-    assert {t.digest: t.name for t in found} == {t.digest: t.name for t in trials}
-
-
 @pytest.mark.parametrize(
     "shape",
     [
@@ -67,7 +49,7 @@ def test_it_says_what_records_leave_out_because_it_is_the_default() -> None:
         {"zip": IN_STEP},
         {"exclude": LEFT_OUT},
         {"zip": IN_STEP, "exclude": LEFT_OUT},
-        {"axes": UNSET},
+        {"axes": DEFAULTS},
     ],
 )
 def test_it_expands_to_the_same_trials(shape: dict[str, Any]) -> None:
@@ -79,13 +61,17 @@ def test_it_expands_to_the_same_trials(shape: dict[str, Any]) -> None:
     assert again.order_seed == 7
 
 
-def test_what_is_left_out_of_a_record_is_there_as_its_default() -> None:
+def test_settings_that_are_the_default_are_there_too() -> None:
     axes = {
+        "training.partition": {"shared data": "shared", "own classes": "by_class"},
+        "training.straggling": {"nobody": None, "one": {"factor": 4.0, "workers": [0]}},
         "filters": {"none": {}, "some": {"*": [{"kind": "top_k", "share": 0.5}]}},
         "optimizer.staleness_aware": [False, True],
         "optimizer.delay_compensation": {"no": None, "yes": 0.1},
     }
-    trials = expand(ExperimentConfig.model_validate({**BASE, "axes": axes, "seeds": [0]}))
+    training = {"updates": 100, "compute_seconds": 0.01}
+    experiment = {**BASE, "training": training, "axes": axes, "seeds": [0]}
+    trials = expand(ExperimentConfig.model_validate(experiment))
     for order in (trials, trials[::-1]):
         text = experiment_yaml([record_of(trial, 7) for trial in order])
         again = ExperimentConfig.model_validate(yaml.safe_load(text))

@@ -354,42 +354,8 @@ def test_a_description_that_somebody_wrote_stays(tracked: Tracked, tmp_path: Pat
     assert tags["mlflow.note.content"] == "for the appendix"
 
 
-def test_a_run_of_an_earlier_version_gets_what_it_lacks(tracked: Tracked) -> None:
-    run = tracked.child("chain.kill.seed-0")
-    for tag in ("mlflow.note.content", "dps.names", "dps.order"):
-        tracked.client.delete_tag(run.info.run_id, tag)
-    path = tracked.folder / "chain.kill.seed-0" / "events.jsonl"
-    record = read_record(path)
-    result = outcome(record, load_prices())
-    for _ in range(2):
-        assert tracked.tracker.track_trial(record, result, path) == run.info.run_id
-    tags = tracked.client.get_run(run.info.run_id).data.tags
-    assert {name: tags[name] for name in run.data.tags} == run.data.tags
-    history = tracked.client.get_metric_history(run.info.run_id, "compare/accuracy_final")
-    assert {point.value for point in history} == {result.row()["accuracy_final"]}
-    assert len(history) == 1, "what is there is not entered again"
-
-
-def test_what_somebody_wrote_on_a_run_of_an_earlier_version_stays(tracked: Tracked) -> None:
-    run = tracked.child("none.kill.seed-1")
-    before = run.data.tags["mlflow.note.content"]
-    tracked.client.set_tag(run.info.run_id, "mlflow.note.content", "an odd one")
-    tracked.client.delete_tag(run.info.run_id, "dps.names")
-    path = tracked.folder / "none.kill.seed-1" / "events.jsonl"
-    record = read_record(path)
-    tracked.tracker.track_trial(record, outcome(record, load_prices()), path)
-    tags = tracked.client.get_run(run.info.run_id).data.tags
-    assert tags["mlflow.note.content"] == "an odd one"
-    assert tags["dps.names"] == run.data.tags["dps.names"]
-    tracked.client.set_tag(run.info.run_id, "mlflow.note.content", before)
-
-
-@pytest.mark.parametrize(
-    ("score", "version"), [("auc", None), ("r2", "2"), ("rmse", "2"), ("loss", None)]
-)
-def test_a_run_of_an_earlier_version_gets_the_names_of_its_score(
-    tracked: Tracked, tmp_path: Path, score: str, version: str | None
-) -> None:
+@pytest.mark.parametrize("score", ["auc", "r2", "rmse", "loss"])
+def test_figures_have_the_name_of_the_score(tracked: Tracked, tmp_path: Path, score: str) -> None:
     started, *rest = toy_events("chain", "kill")
     assert isinstance(started, TrialStarted)
     evaluation = {**started.settings["config"].get("evaluation", {}), "metric": score}
@@ -397,30 +363,10 @@ def test_a_run_of_an_earlier_version_gets_the_names_of_its_score(
     settings = {**started.settings, "config": config, "digest": f"of-{score}"}
     path = write_events(tmp_path, [dataclasses.replace(started, settings=settings), *rest])
     record = read_record(path)
-    result = outcome(record, load_prices())
     tracker = Tracker("scored", tracked.here)
-    new = tracked.client.get_run(tracker.track_trial(record, result, path))
-    tracked.client.delete_run(new.info.run_id)
-    tags = {k: v for k, v in new.data.tags.items() if k not in ("dps.names", "dps.order")}
-    if version is not None:
-        tags["dps.names"] = version
-    old = tracked.client.create_run(new.info.experiment_id, new.info.start_time, tags)
-    for name in ("final/old", "compare/accuracy_final")[: 1 + (version is not None)]:
-        tracked.client.log_metric(old.info.run_id, name, 0.5)
-    tracked.client.set_terminated(old.info.run_id, end_time=new.info.end_time)
-    assert tracker.track_trial(record, result, path) == old.info.run_id
-    found = tracked.client.get_run(old.info.run_id).data
-    wanted = {
-        name: value
-        for name, value in new.data.metrics.items()
-        if name.startswith(("compare/", "trial/")) and "non_finite" not in name
-    }
-    assert f"compare/{score}_final" in wanted
-    assert set(found.metrics) - set(wanted) <= {"final/old", "compare/accuracy_final"}
-    assert ("compare/accuracy_final" in found.metrics) == (version is not None), "its own, of then"
-    assert {name: found.metrics[name] for name in wanted} == wanted
-    assert found.tags["dps.names"] == new.data.tags["dps.names"]
-    assert found.tags["dps.order"] == new.data.tags["dps.order"]
+    run = tracked.client.get_run(tracker.track_trial(record, outcome(record, load_prices()), path))
+    assert f"compare/{score}_final" in run.data.metrics
+    assert "compare/accuracy_final" not in run.data.metrics
 
 
 def test_metrics_to_compare_by_come_first_and_the_rest_last(tracked: Tracked) -> None:

@@ -1,10 +1,8 @@
-"""Who wins where: maps over two numeric axes of what the choice between strategies changes.
+"""Who wins where: maps over two numeric axes of the best strategy of each cell.
 
-A cell is what two numbers have in common, such as an outage of 2 s with 8 workers. One map shows
-the best strategy of each cell, another the difference of two strategies, with a line where it
-changes sign, dashed unless both sides are resolved. A cell is hatched where the seeds do not
-resolve it: the 95% interval of the difference, seed by seed, contains 0, or there are too few seeds
-for one.
+A cell is what two numbers have in common, such as an outage of 2 s with 8 workers. It is hatched
+where the seeds do not resolve it: the 95% interval of the lead over the second best, seed by seed,
+contains 0, or there are too few seeds for one.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +27,8 @@ from flows.report.figures.figure import Drawing, Table, slugs
 from flows.report.figures.numeric_axis import NumericAxis
 from flows.report.figures.style import (
     HEIGHT,
-    INK,
     LABEL_LETTERS,
     REFERENCE,
-    SMALL,
     STRATEGY_COLOURS,
     Look,
     count_told,
@@ -51,22 +47,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOTE = (
-    "Means over seeds. Hatched: not resolved, for the 95% interval of the difference, seed by seed "
-    "and not corrected for the number of cells, contains 0, or there are fewer than "
+    "Means over seeds. Hatched: not resolved, for the 95% interval of the lead over the second, "
+    "seed by seed and not corrected for the number of cells, contains 0, or there are fewer than "
     f"{FEWEST_SEEDS} seeds. Cells are at equal distances, not to scale."
 )
-# Of more strategies every one is compared with one alone.
-MOST_PAIRED = 3
-# With more columns than these, numbers do not fit into the cells.
-MOST_WRITTEN = 7
 HATCH = "/////"
 EVEN = "equal"
-BAR = 0.3  # inches that the bar of colours takes
 ROW, FEWEST_ROWS = 0.27, 3  # inches that a row of cells is high; a panel is as high as so many
 MARGIN = 0.65  # inches below the cells
-# From dark to light, so that in grey the sign can be told as well; these stay on a dark page.
-DIFFERENCE_COLOURS = ("#112e66", "#6f8dbf", "#b4b6ba", "#e3c98f", "#fff0b8")
-DARK, LIGHT = "#16181c", "#fdfdfd"
+LIGHT = "#fdfdfd"
 
 Place = tuple[str, str]  # labels on the first and on the second axis
 Seeds = Mapping[int | None, float]
@@ -74,7 +63,7 @@ Seeds = Mapping[int | None, float]
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What strategies are compared in, and how a difference is shown: times a factor, in a unit.
+    """What strategies are compared in, and the factor and unit that it is shown in.
 
     Of the best two of a cell none is called the best if they are equal in so many `digits`, where
     no claim says what the smallest difference of interest is.
@@ -192,33 +181,23 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class CellDifference:
-    """Of two strategies in a cell: the mean over the `n` seeds that both have; is it resolved?"""
+    """Of two strategies in a cell: the mean over the seeds that both have; is it resolved?"""
 
     mean: float
-    n: int
     resolved: bool
 
 
 def maps(
-    subject: Subject,
-    axes: Sequence[NumericAxis],
-    baseline: str | None = None,
-    smallest: Mapping[str, float] | None = None,
+    subject: Subject, axes: Sequence[NumericAxis], smallest: Mapping[str, float] | None = None
 ) -> Iterator[Drawing]:
     """Draw who wins where for every two axes that vary by themselves.
 
-    Of many strategies each is set against the `baseline`, or against the first. `smallest` are the
-    smallest differences of interest, by metric.
+    `smallest` are the smallest differences of interest, by metric.
     """
     for x, y in combinations(axes, 2):
         if y.key in x.others and x.key in y.others:
             for found in _maps(subject, x, y, smallest or {}):
-                if len(found.values) > 2:
-                    yield _winners(found)
-                names = sorted(found.values, key=lambda name: name != baseline)
-                pairs = list(combinations(names, 2))
-                for base, other in pairs if len(names) <= MOST_PAIRED else pairs[: len(names) - 1]:
-                    yield _difference(found, base, other)
+                yield _winners(found)
 
 
 def _maps(
@@ -286,69 +265,14 @@ def difference(one: Seeds, other: Seeds) -> CellDifference | None:
         return None
     values = np.array([one[seed] - other[seed] for seed in both])
     if np.abs(values).max() <= ROUNDING * max(abs(one[seed]) for seed in both):
-        return CellDifference(0.0, len(both), False)
+        return CellDifference(0.0, False)
     mean = float(values.mean())
     if len(both) < FEWEST_SEEDS:
-        return CellDifference(mean, len(both), False)
-    return CellDifference(mean, len(both), abs(mean) > float(student_reach(values[:, None])[0]))
+        return CellDifference(mean, False)
+    return CellDifference(mean, abs(mean) > float(student_reach(values[:, None])[0]))
 
 
 # -- drawing -----------------------------------------------------------------------------------
-
-
-def _difference(found: Map, base: str, other: str) -> Drawing:
-    """Draw the other strategy minus the base, so that the lighter half is where the other wins."""
-    cells = {
-        (column, line): difference(
-            found.values[other].get((column, line), {}), found.values[base].get((column, line), {})
-        )
-        for column in found.columns
-        for line in found.lines
-    }
-    known = {place: each for place, each in cells.items() if each is not None}
-    most = max((abs(each.mean) for each in known.values()), default=0.0)
-    factor, unit = found.unit(most)
-    grid = _grid(found, {place: factor * each.mean for place, each in known.items()})
-    figure, axes = _panel(found, BAR)
-    sign = 1 if found.higher_wins else -1
-    reach = factor * most or 1.0
-    mesh = axes.pcolormesh(sign * grid, cmap=_colours(), vmin=-reach, vmax=reach)
-    _hatch(axes, found, [place for place, each in known.items() if not each.resolved])
-    if len(found.columns) <= MOST_WRITTEN:
-        for (column, line), each in known.items():
-            text = _signed(factor * each.mean, reach)
-            dark = sign * each.mean * factor < -0.25 * reach
-            _write(axes, found, (column, line), text, LIGHT if dark else DARK)
-    sure = _grid(found, {place: float(each.resolved) for place, each in known.items()}) == 1
-    for side, style in _sides(grid, sure):
-        axes.plot(*side, color=DARK, linewidth=1.8, linestyle=style)
-    bar = figure.colorbar(mesh, ax=axes, location="top", pad=0.02, aspect=30)
-    bar.set_ticks([-reach, 0, reach], labels=[f"{base} wins", "even", f"{other} wins"])
-    bar.ax.tick_params(labelsize=SMALL, length=0, pad=1)
-    sides: tuple[Literal["left", "center", "right"], ...] = ("left", "center", "right")
-    for label, at in zip(bar.ax.get_xticklabels(), sides, strict=True):
-        label.set_horizontalalignment(at)
-    bar.outline.set_visible(False)
-    footnote(
-        figure,
-        f"{found.title}, {other} minus {base}{unit}; "
-        f"{count_told([each.n for each in known.values()] or [0])} per cell; hatched: "
-        "95% t interval contains 0; line: change of sign, dashed unless both sides are resolved"
-        f"{found.note}",
-    )
-    names = slugs([base, other])
-    rows = [
-        (found.x.tick(column), found.y.tick(line), each.mean, each.n, _yes(each.resolved))
-        for (column, line), each in known.items()
-    ]
-    return Drawing(
-        f"break-even-{found.name}-{names[other]}-{names[base]}",
-        f"{found.title[:1].upper()}{found.title[1:]}: {other} against {base}{found.where}",
-        f"{other} minus {base}: {found.metric.definition}",
-        figure,
-        Table((found.x.title, found.y.title, f"difference{unit}", "seeds", "resolved"), (*rows,)),
-        rows=True,
-    )
 
 
 def _winners(found: Map) -> Drawing:
@@ -357,7 +281,7 @@ def _winners(found: Map) -> Drawing:
     by_name = _apart(looks(strategies), _best(found))
     figure, axes = _panel(found)
     rows, unresolved, counts = _draw_cells(axes, found, by_name)
-    _hatch(axes, found, unresolved, LIGHT)
+    _hatch(axes, found, unresolved)
     won = [name for name in strategies if any(row[2] == name for row in rows)]
     looked = ((name, by_name[name]) for name in won)
     keys = [
@@ -477,9 +401,9 @@ def _interval(found: Map, name: str, place: Place) -> tuple[Any, ...]:
     return mean, cut(mean - reach), cut(mean + reach), len(seeds)
 
 
-def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:
+def _panel(found: Map) -> tuple[Figure, Axes]:
     high = ROW * max(FEWEST_ROWS, len(found.lines))
-    figure, axes = panel(height=MARGIN + high + more)
+    figure, axes = panel(height=MARGIN + high)
     axes.set_xticks(
         [i + 0.5 for i in range(len(found.columns))], [found.x.tick(c) for c in found.columns]
     )
@@ -494,59 +418,13 @@ def _panel(found: Map, more: float = 0.0) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _grid(found: Map, cells: Mapping[Place, float]) -> np.ndarray:
-    rows = [[cells.get((c, line), math.nan) for c in found.columns] for line in found.lines]
-    return np.array(rows, float)
-
-
-def _colours() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("difference", DIFFERENCE_COLOURS)
-
-
 def _cell(at: tuple[int, int], **style: Any) -> Any:
     from matplotlib.patches import Rectangle
 
     return Rectangle(at, 1, 1, linewidth=0, **style)
 
 
-def _hatch(axes: Axes, found: Map, places: Sequence[Place], colour: str = INK) -> None:
+def _hatch(axes: Axes, found: Map, places: Sequence[Place]) -> None:
     for column, line in places:
         at = found.columns.index(column), found.lines.index(line)
-        axes.add_patch(_cell(at, fill=False, hatch=HATCH, edgecolor=colour, alpha=0.55))
-
-
-def _write(axes: Axes, found: Map, place: Place, text: str, colour: str) -> None:
-    from matplotlib.patheffects import withStroke
-
-    at = found.columns.index(place[0]) + 0.5, found.lines.index(place[1]) + 0.5
-    around = withStroke(linewidth=1.8, foreground=DARK if colour == LIGHT else LIGHT, alpha=0.5)
-    axes.annotate(
-        text, at, ha="center", va="center", fontsize=SMALL, color=colour, path_effects=[around]
-    )
-
-
-def _signed(value: float, reach: float) -> str:
-    digits = 0 if reach >= 100 else 1 if reach >= 10 else 2
-    text = f"{value:+.{digits}f}"
-    return text.replace("-", "−") if text.strip("+-0.") else text.lstrip("+-")
-
-
-def _sides(
-    grid: np.ndarray, sure: np.ndarray
-) -> Iterator[tuple[tuple[list[int], list[int]], Literal["-", "--"]]]:
-    """The sides between cells of different sign, as lists of x and y, and how they are drawn."""
-    sign = np.sign(grid)
-    for line, column in np.ndindex(grid.shape):
-        here = sign[line, column]
-        if column + 1 < grid.shape[1] and here * sign[line, column + 1] < 0:
-            style: Literal["-", "--"] = "-" if sure[line, column : column + 2].all() else "--"
-            yield ([column + 1, column + 1], [line, line + 1]), style
-        if line + 1 < grid.shape[0] and here * sign[line + 1, column] < 0:
-            style = "-" if sure[line : line + 2, column].all() else "--"
-            yield ([column, column + 1], [line + 1, line + 1]), style
-
-
-def _yes(resolved: bool) -> str:
-    return "yes" if resolved else "no"
+        axes.add_patch(_cell(at, fill=False, hatch=HATCH, edgecolor=LIGHT, alpha=0.55))

@@ -1,4 +1,4 @@
-"""Maps of who wins where: planted differences, what is hatched, and when there is a map at all."""
+"""Maps of who wins where: planted winners, what is hatched, and when there is a map at all."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from scipy import stats
 
 from flows.analysis.learning import Target
 from flows.metrics.score import SCORES
-from flows.report.figures import break_even
-from flows.report.figures.break_even import difference, maps
 from flows.report.figures.dataset import Subject, Trial
 from flows.report.figures.figure import Drawing
 from flows.report.figures.numeric_axis import numeric_axes
 from flows.report.figures.style import looks
+from flows.report.figures.winners import _apart, difference, maps
 from tests.flows.report.figures.support import labelled, trials
 
 WORKERS, OUTAGES, SEEDS = (1, 2, 4), (0, 1, 2), (0, 1, 2)
@@ -50,12 +49,10 @@ def grid(strategies: tuple[str, ...] = ("checkpoint", "chain")) -> list[Trial]:
     ]
 
 
-def drawn(
-    found: list[Trial], baseline: str | None = None, smallest: dict[str, float] | None = None
-) -> dict[str, Drawing]:
+def drawn(found: list[Trial], smallest: dict[str, float] | None = None) -> dict[str, Drawing]:
     subject = Subject.of(found)
     axes = numeric_axes([outcome.identity.labels for _, outcome in subject.trials])
-    return {drawing.name: drawing for drawing in maps(subject, axes, baseline, smallest)}
+    return {drawing.name: drawing for drawing in maps(subject, axes, smallest)}
 
 
 def hatched(drawing: Drawing) -> set[tuple[int, int]]:
@@ -67,42 +64,10 @@ def hatched(drawing: Drawing) -> set[tuple[int, int]]:
     }
 
 
-@pytest.fixture(scope="module")
-def two() -> dict[str, Drawing]:
-    return drawn(grid())
-
-
-NAME = "break-even-accuracy-final-training-workers-faults-chain-checkpoint"
-
-
-def test_the_map_has_the_planted_differences(two: dict[str, Drawing]) -> None:
-    cells = {row[:2]: row[2:] for row in two[NAME].table.rows}
-    assert len(cells) == 9
-    for (workers, outage), (mean, n, resolved) in cells.items():
-        assert mean == pytest.approx(0.01 * int(workers) - 0.02 * int(outage), abs=1e-9)
-        assert n == 3
-        unresolved = (workers, outage) == ("2", "0") or abs(mean) < 1e-9
-        assert (resolved == "no") == unresolved
-    assert two[NAME].table.columns[2] == "difference, points"
-
-
-def test_cells_that_are_not_resolved_are_hatched(two: dict[str, Drawing]) -> None:
+def test_cells_that_are_not_resolved_are_hatched() -> None:
+    winners = drawn(grid())["winners-accuracy-final-training-workers-faults"]
     # By column and row: 2 workers without an outage; and where both effects are equal.
-    assert hatched(two[NAME]) == {(1, 0), (1, 1), (2, 2)}
-
-
-def test_the_line_of_break_even_lies_where_the_sign_changes() -> None:
-    values = np.array([[1.0, 2.0], [-1.0, 3.0]])
-    sure = np.array([[True, True], [True, False]])
-    sides = {(*map(tuple, side), style) for side, style in break_even._sides(values, sure)}
-    assert sides == {((0, 1), (1, 1), "-"), ((1, 1), (1, 2), "--")}
-    assert list(break_even._sides(np.array([[1.0, np.nan], [0.0, 2.0]]), sure)) == []
-
-
-def test_the_first_numbers_are_told_with_their_sign(two: dict[str, Drawing]) -> None:
-    texts = {text.get_text() for text in two[NAME].figure.axes[0].texts}
-    assert {"+4.00", "−3.00", "0.00"} <= texts
-    assert "n = 3 seeds per cell" in " ".join(two[NAME].figure.get_supxlabel().split())
+    assert hatched(winners) == {(1, 0), (1, 1), (2, 2)}
 
 
 def test_of_three_strategies_the_best_of_each_cell_is_shown() -> None:
@@ -111,7 +76,6 @@ def test_of_three_strategies_the_best_of_each_cell_is_shown() -> None:
     best = {row[:2]: row[2] for row in winners.table.rows}
     assert best["4", "0"] == "chain"
     assert best["1", "2"] == "checkpoint"
-    assert sum(name.startswith("break-even-accuracy-final") for name in found) == 3
 
 
 def test_who_is_ahead_by_less_than_is_told_is_not_called_the_best() -> None:
@@ -150,7 +114,7 @@ def test_the_best_have_their_numbers_of_nodes_and_a_colour_each() -> None:
     assert all(re.fullmatch(r"(checkpoint|chain) \(\d\)|equal", name) for name in names), names
     many = looks(["stateless", *"abcdefghi"])
     assert many["stateless"].colour in {many[name].colour for name in "abcdefghi"}
-    apart = break_even._apart(many, list(many)[:7])
+    apart = _apart(many, list(many)[:7])
     assert len({apart[name].colour for name in list(many)[:7]}) == 7
 
 
@@ -199,13 +163,6 @@ def test_less_of_rmse_wins_and_is_told_in_its_own_unit() -> None:
     best = {row[:2]: row[2] for row in winners.table.rows}
     assert best == dict.fromkeys(best, "none")
     assert winners.title == "Best final RMSE"
-    pair = found["break-even-accuracy-final-training-workers-faults-checkpoint-none"]
-    assert pair.table.columns[2] == "difference"
-    assert {round(row[2], 9) for row in pair.table.rows} == {0.05}
-    assert "+0.05" in {text.get_text() for text in pair.figure.axes[0].texts}
-    assert "final RMSE, checkpoint minus none; n = 3" in pair.figure.get_supxlabel()
-    (mesh,) = pair.figure.axes[0].collections
-    assert (mesh.get_array() < 0).all(), "the lighter half is where the other wins"
 
 
 def test_the_table_of_the_best_has_every_strategy_with_its_interval() -> None:
@@ -216,16 +173,6 @@ def test_the_table_of_the_best_has_every_strategy_with_its_interval() -> None:
     values = [planted("chain", 2, 0, seed) for seed in SEEDS]
     bounds = stats.t.interval(0.95, 2, np.mean(values), stats.sem(values))
     assert chain[5:] == pytest.approx((np.mean(values), *bounds, 3))
-
-
-def test_of_many_strategies_each_is_set_against_the_baseline() -> None:
-    many = ("none", "checkpoint", "warm", "chain")
-    found = drawn(grid(many), "warm")
-    pairs = {name for name in found if name.startswith("break-even-accuracy-final")}
-    assert pairs == {
-        f"break-even-accuracy-final-training-workers-faults-{other}-warm"
-        for other in ("none", "checkpoint", "chain")
-    }
 
 
 def test_who_did_not_reach_a_target_in_every_seed_is_not_the_best() -> None:
@@ -254,7 +201,7 @@ def test_a_map_takes_two_numeric_axes_and_two_strategies() -> None:
 def test_too_few_seeds_resolve_nothing_and_equal_values_are_equal() -> None:
     found = difference({0: 1.0, 1: 2.0, 9: 5.0}, {0: 0.5, 1: 1.0})
     assert found is not None
-    assert (found.mean, found.n, found.resolved) == (0.75, 2, False)
+    assert (found.mean, found.resolved) == (0.75, False)
     assert difference({0: 1.0}, {1: 1.0}) is None
     same = difference({0: 0.1 + 0.2, 1: 1.0, 2: 2.0}, {0: 0.3, 1: 1.0, 2: 2.0})
     assert same is not None
