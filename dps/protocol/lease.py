@@ -90,12 +90,16 @@ class Leases(Generic[Holder]):
         self._patience = timings.patience
         self._clock = clock
         self._heard: dict[Holder, float] = {}
+        self._since: dict[Holder, float] = {}
         self._until: dict[Holder, float] = {}
 
     def grant(self, holder: Holder) -> None:
         """Begin or renew the lease of a holder that has asked for it."""
-        self._heard[holder] = self._clock.monotonic()
-        self._until[holder] = self._heard[holder] + self._seconds
+        now = self._clock.monotonic()
+        if self.silence(holder) > self._seconds / 2:
+            self._since[holder] = now
+        self._heard[holder] = now
+        self._until[holder] = now + self._seconds
 
     def vouch(self, holder: Holder) -> None:
         """Renew the lease of a holder that is seen running, up to its patience."""
@@ -108,6 +112,7 @@ class Leases(Generic[Holder]):
         """Forget a holder."""
         self._until.pop(holder, None)
         self._heard.pop(holder, None)
+        self._since.pop(holder, None)
 
     def overdue(self, holder: Holder) -> float:
         """For how many seconds the holder's lease has been over; negative while it is not."""
@@ -116,6 +121,11 @@ class Leases(Generic[Holder]):
     def silence(self, holder: Holder) -> float:
         """For how many seconds the holder has not asked for its lease."""
         return self._clock.monotonic() - self._heard.get(holder, -math.inf)
+
+    def answered_for(self, holder: Holder) -> float:
+        """For how many seconds the holder has asked for its lease without a long gap, until now."""
+        now = self._clock.monotonic()
+        return now - self._since[holder] if self.silence(holder) < self._seconds / 2 else 0.0
 
     def is_heard_after(self, holder: Holder, other: Holder) -> bool:
         """Whether a holder has renewed its lease since that of another one was over.

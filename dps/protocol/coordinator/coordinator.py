@@ -221,9 +221,9 @@ class Coordinator:
 
     async def _report_link(self, m: ReportLink) -> Done:
         view = self._controllers[m.shard].view
-        # One that does not answer the coordinator either is busy, or out of everybody's reach.
-        links = m.epoch == view.epoch and m.successor in view.chain[1:]
-        if links and self.members.answers(m.successor):
+        linked = m.epoch == view.epoch and m.successor in view.chain[1:]
+        # One that did not answer the coordinator either was busy, or is out of everybody's reach.
+        if linked and self.members.answered_for(m.successor) > m.seconds:
             self.members.exclude(m.successor)
         return Done()
 

@@ -134,6 +134,10 @@ class Membership:
         """Whether a host has asked for its lease lately, and was not seen stopped since."""
         return self._leases.silence(host) < self._timings.lease / 2 and not self._is_halted(host)
 
+    def answered_for(self, host: Endpoint) -> float:
+        """For how many seconds a host has answered, without a long gap."""
+        return self._leases.answered_for(host)
+
     def is_live(self, host: Endpoint) -> bool:
         """Whether a host answers, or was seen running lately."""
         member = self._known.get(host)

@@ -40,11 +40,12 @@ class ReportFailure:
 @message
 @dataclass(frozen=True, slots=True)
 class ReportLink:
-    """A replica cannot reach its successor, and has not for longer than a lease. Reply: Done."""
+    """A replica has not reached its successor for `seconds`, more than a lease. Reply: Done."""
 
     shard: int
     epoch: int
     successor: Endpoint
+    seconds: float
 
 
 @message

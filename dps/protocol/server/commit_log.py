@@ -174,8 +174,9 @@ class CommitLog:
         now = asyncio.get_running_loop().time()
         if reached or self._unreached_since is None:
             self._unreached_since = now
-        if successor is not None and now - self._unreached_since > timings.lease:
-            report = ReportLink(self._shard, self.epoch, successor)
+        seconds = now - self._unreached_since
+        if successor is not None and seconds > timings.lease:
+            report = ReportLink(self._shard, self.epoch, successor, seconds)
             with suppress(DpsError):
                 await self._transport.call(self._group.coordinator, report, timings.call)
 

@@ -234,11 +234,11 @@ def test_a_report_of_an_epoch_that_is_over_costs_nobody_a_replica() -> None:
     async def scenario(s: Setting) -> None:
         view = await view_of(s)
         head, tail = view.chain
-        await s.ask(COORDINATOR, ReportLink(0, view.epoch - 1, tail))
-        await s.ask(COORDINATOR, ReportLink(0, view.epoch, head))  # which has no predecessor
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch - 1, tail, 0.0))
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, head, 0.0))  # which has no predecessor
         await asyncio.sleep(3 * LEASE)
         assert (await view_of(s)) == view
-        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail, 0.0))
         await until(lambda: happened(s, Detected), 2 * LEASE)
 
     in_world(scenario, recovery=CHAIN, shards=1)

@@ -283,7 +283,7 @@ def test_a_node_that_cannot_be_counted_on_now_is_drained_for_good() -> None:
     async def scenario(s: Setting) -> None:
         view = s.world.view(0)
         tail = s.world.endpoint("replica-0-1")
-        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail, 0.0))
         await s.ask(COORDINATOR, Drain(tail))
         await s.world.complete()
         s.world.crash("spare-0")

@@ -376,7 +376,7 @@ def test_a_lease_that_was_granted_to_an_earlier_life_does_not_count() -> None:
         late = s.held_back(COORDINATOR, is_first)
         s.held_back(COORDINATOR, lambda m: isinstance(m, RenewLease) and m.life == 1)
         await until(lambda: granted, LEASE)
-        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail, 0.0))
         await until(lambda: host._life == 1, LEASE)
         late.set()
         await asyncio.sleep(0.05)
@@ -417,7 +417,7 @@ def test_a_replica_that_is_left_out_stays_if_it_is_the_last() -> None:
         view = await view_of(s)
         head, tail = view.chain
         cut_off(s, s.world.name_of(tail))
-        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail))
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, tail, 0.0))
         s.world.crash(s.world.name_of(head), back_after=LEASE)
         await asyncio.sleep(LEASE / 2)
         s.network.heal()
