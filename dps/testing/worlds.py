@@ -49,13 +49,18 @@ class Setting:
     """
 
     def __init__(
-        self, group: Group, params: Mapping[str, np.ndarray], random: Random, weather: Weather
+        self,
+        group: Group,
+        params: Mapping[str, np.ndarray],
+        random: Random,
+        weather: Weather,
+        watched: bool = False,
     ) -> None:
         layout = group.layout
         initial = [layout.gather(shard, params)[0] for shard in range(len(layout.shards))]
         self.random = random
         self.network = Network(random, weather)
-        self.world = World(group, initial, self.network, random)
+        self.world = World(group, initial, self.network, random, watched=watched)
 
     async def enter(self, worker: str, on_ack: OnAck | None = None) -> tuple[Process, Client]:
         """A worker that takes part."""
@@ -155,9 +160,13 @@ def in_world(
     meanwhile: Callable[[Setting], Awaitable[None]] | None = None,
     functions: Mapping[str, Function] | None = None,
     placement: ConsistentHash | None = None,
+    watched: bool = False,
     **timings: Any,
 ) -> T:
-    """Bring a group up on virtual time, `meanwhile` something else, and run the scenario."""
+    """Bring a group up on virtual time, `meanwhile` something else, and run the scenario.
+
+    With `watched`, each node has a machine of its own with a monitor.
+    """
     random = Random(str(seed))
     params = params if params is not None else {"w": np.zeros(40)}
     layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=tables)
@@ -179,7 +188,7 @@ def in_world(
     group = replace(group, placement=placement)
 
     async def main() -> T:
-        setting = Setting(group, params, random, weather)
+        setting = Setting(group, params, random, weather, watched)
         others = [asyncio.ensure_future(meanwhile(setting))] if meanwhile else []
         await asyncio.gather(setting.world.start(extra), *others)
         async with asyncio.timeout(HORIZON):

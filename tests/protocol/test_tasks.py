@@ -1,0 +1,193 @@
+"""Background tasks: an exception that nobody foresaw is seen, and what follows is recovery."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dps import Chain, Checkpoint, Recovery, SharedStore
+from dps.errors import InternalError
+from dps.events import Detected, Restored, TaskFailed
+from dps.protocol.client.client import Client
+from dps.protocol.client.routing_table import Router
+from dps.protocol.coordinator.coordinator import Coordinator
+from dps.protocol.coordinator.shard_controller import ShardController
+from dps.protocol.lease import Lease, Leases
+from dps.protocol.messages import Audit
+from dps.protocol.server.commit_log import CommitLog
+from dps.protocol.server.shard_server import ShardServer
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.tasks import Tasks
+from dps.sim.process import Unforeseen
+from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+
+ONES = {"w": np.ones(40)}
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, times: int = 1) -> None:
+    """Have a method raise what no part of dps knows, for so many times."""
+    right, left = getattr(cls, method), [Unforeseen(f"in {method}")] * times
+
+    def wrong(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if left:
+            raise left.pop()
+        return right(self, *args, **kwargs)
+
+    monkeypatch.setattr(cls, method, wrong)
+
+
+@pytest.mark.parametrize(
+    ("recovery", "kept"),
+    [
+        (Recovery(Chain(2)), 3),
+        (Recovery(SharedStore()), 3),
+        (Recovery(Checkpoint(every=1, mode="sync", path="memory://tasks")), 3),
+    ],
+    ids=["chain", "stateless", "checkpoint"],
+)
+@pytest.mark.parametrize(
+    ("cls", "method"), [(CommitLog, "_commit"), (Lease, "_renew")], ids=["commit", "renewal"]
+)
+def test_a_host_whose_task_fails_starts_over_and_its_shards_recover(
+    cls: type, method: str, recovery: Recovery, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        for _ in range(2):
+            await client.push(ONES)
+        failing(monkeypatch, cls, method)
+        pushing = process.run(client.push(ONES))
+        await until(lambda: happened(s, TaskFailed), 5.0)
+        await s.all_of(pushing, within=5.0)
+        (failed,) = happened(s, TaskFailed)
+        assert failed.error == f"Unforeseen: in {method}"
+        await process.run(client.pull())
+        assert client.versions() == (kept,)
+
+    in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
+
+
+def test_memory_that_lacks_for_a_checkpoint_only_delays_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        right, left = CheckpointFiles.write, [MemoryError("for a test")]
+
+        def write(self: CheckpointFiles, *args: Any) -> int:
+            if left:
+                raise left.pop()
+            return right(self, *args)
+
+        monkeypatch.setattr(CheckpointFiles, "write", write)
+        async with asyncio.timeout(5.0):
+            await client.push(ONES)
+        assert happened(s, TaskFailed) == []
+        assert [state.version for state in await s.states()] == [2]
+
+    recovery = Recovery(Checkpoint(every=1, mode="sync", path="memory://lacking"))
+    in_world(scenario, shards=1, recovery=recovery)
+
+
+def test_a_host_that_fails_again_and_again_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect must not keep the group busy with recoveries."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        failing(monkeypatch, CommitLog, "_commit", times=1000)
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(20 * TIMINGS.lease)
+        assert len(happened(s, TaskFailed)) < 40
+        monkeypatch.undo()
+        await s.all_of(pushing, within=5.0)
+
+    recovery = Recovery(Checkpoint(every=1, mode="sync", path="memory://again"))
+    in_world(scenario, shards=1, recovery=recovery)
+
+
+@pytest.mark.parametrize(
+    ("cls", "method"),
+    [
+        (ShardController, "_advance"),
+        (Leases, "_until_next"),
+        (Coordinator, "_appoint_keepers"),
+        (Coordinator, "_detected"),
+    ],
+)
+def test_the_coordinator_restarts_what_fails(
+    cls: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it does so between two steps that belong together."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        failing(monkeypatch, cls, method)
+        s.world.crash("server-0")
+        await until(lambda: happened(s, TaskFailed), 5.0)
+        await s.all_of(process.run(client.push(ONES)), within=5.0)
+        assert happened(s, TaskFailed)[0].node == "scheduler"
+        assert [state.version for state in await s.states()] == [2]
+
+    in_world(scenario, shards=1, recovery=Recovery(Chain(2)), extra=("spare-0",))
+
+
+@pytest.mark.parametrize(("cls", "method"), [(Router, "ask_once"), (Router, "_watch")])
+def test_a_client_raises_what_its_tasks_have_failed_by(
+    cls: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        if method == "_watch":  # it runs already
+            client.router._fail(Unforeseen("in _watch"))
+        else:
+            failing(monkeypatch, cls, method)
+        with pytest.raises(InternalError, match="a background task has failed: Unforeseen"):
+            await s.all_of(process.run(push_for_ever(client)), within=5.0)
+
+    in_world(scenario, shards=1)
+
+
+def test_what_a_client_sends_costs_no_host_its_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("a")
+        host = s.world.hosts[(await s.world.complete()).views[0].chain[0].address]
+        failing(monkeypatch, ShardServer, "replica")
+        with pytest.raises(Unforeseen):
+            await host.handle(Audit(0, s.world.view(0).epoch))
+        assert happened(s, TaskFailed) == []
+        assert happened(s, Detected) == []
+        assert len(happened(s, Restored)) == 1
+
+    in_world(scenario, shards=1)
+
+
+async def push_for_ever(client: Client) -> None:
+    while True:
+        await client.push(ONES)
+        await asyncio.sleep(0.05)
+
+
+def test_tasks_report_what_they_end_by_and_only_that() -> None:
+    failures: list[str] = []
+
+    async def main() -> None:
+        tasks = Tasks(lambda error: failures.append(str(error)))
+        cancelled = tasks.start(asyncio.sleep(100))  # type: ignore[arg-type]
+        tasks.start(asyncio.sleep(0))  # type: ignore[arg-type]
+        again = iter(range(3))
+
+        async def fails_twice() -> None:
+            if (number := next(again)) < 2:
+                raise ValueError(f"number {number}")
+
+        kept = tasks.keep(fails_twice, 0.0)
+        await kept
+        await tasks.close()
+        assert cancelled.cancelled()
+
+    asyncio.run(main())
+    assert failures == ["number 0", "number 1"]
