@@ -12,11 +12,13 @@ from dps.events import Returned
 class Known:
     """A parameter server that was up: where its checkpoints are, and how far it was seen to be.
 
-    `versions` has a number for each shard, or is empty if none was asked yet.
+    `versions` has a number for each shard, or is empty if none was asked yet. `contained` tells
+    whether all its nodes were processes of the program's own session, which end with it.
     """
 
     folder: str
     versions: tuple[int, ...] = ()
+    contained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,11 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """So many updates has each shard of a parameter server applied."""
+    """How many updates each shard of a parameter server has applied; the rest as in `Known`."""
 
     call: int
     versions: tuple[int, ...]
+    contained: bool
 
 
 @dataclass(frozen=True, slots=True)

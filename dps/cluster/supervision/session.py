@@ -7,10 +7,11 @@ was lost at least.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from traceback import walk_tb
@@ -32,6 +33,7 @@ from dps.cluster.supervision.messages import (
     Up,
 )
 from dps.cluster.supervision.watch import SchedulerWatch
+from dps.cluster.transport.probe import here
 from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
@@ -139,7 +141,7 @@ class Session:
             raise
         watch.is_up(ps)
         self._is_up = True
-        tell = threading.Thread(target=self._tell, args=(call, ps), daemon=True)
+        tell = threading.Thread(target=self._tell, args=(call, ps, client), daemon=True)
         tell.start()
         return ps
 
@@ -216,18 +218,24 @@ class Session:
                     f"{timings.unavailable:g} s; restart these"
                 )
             time.sleep(LOOK_SECONDS)
-        time.sleep(max(0.0, self._past.noticed + timings.lease - time.monotonic()))
+        if not known.contained:  # a host out of reach may have its lease still
+            time.sleep(max(0.0, self._past.noticed + timings.lease - time.monotonic()))
 
-    def _tell(self, call: int, ps: ParameterServer) -> None:
+    def _tell(self, call: int, ps: ParameterServer, client: distributed.Client) -> None:
+        nodes: set[str] = set()
+        contained = True
         while not ps.closed and not ps.scheduler_lost:
             try:
                 versions = [shard.version for shard in ps.shards]
+                if new := {node.address for node in ps.nodes} - nodes:
+                    nodes |= new
+                    contained = contained and _are_contained(client, new)
             except Exception:
                 if ps.closed or ps.scheduler_lost:  # meanwhile
                     return
                 raise
             if None not in versions:
-                self._say(Seen(call, tuple(version or 0 for version in versions)))
+                self._say(Seen(call, tuple(version or 0 for version in versions), contained))
             time.sleep(TELL_SECONDS)
 
     def _say_lost(self, cause: str) -> None:
@@ -316,6 +324,18 @@ async def _asked(
     # One that is gone has no answer, and holds nothing.
     holding = [asked[each] for each in done if any(each.result().values())]
     return sorted(holding), sorted(asked[each] for each in waiting)
+
+
+def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool:
+    """Whether these Dask workers, as far as they live, are processes of this one's session."""
+    alive = client.nthreads()
+    there = [address for address in addresses if address in alive]
+    return set(client.run(_session, workers=there).values()) <= {_session()}
+
+
+def _session() -> tuple[str, int]:
+    """The operating system's session of this process, and the machine."""
+    return here().boot, os.getsid(0)
 
 
 def _holds(group: str, dask_worker: distributed.Worker) -> bool:

@@ -171,8 +171,9 @@ class _Supervisor:
                     self._past.known[call] = Known(folder)
                     if returned is not None:
                         self._tell(returned)
-                case Seen(call, versions):
-                    self._past.known[call] = replace(self._past.known[call], versions=versions)
+                case Seen(call, versions, contained):
+                    known = self._past.known[call]
+                    self._past.known[call] = replace(known, versions=versions, contained=contained)
                 case last:
                     return last
 

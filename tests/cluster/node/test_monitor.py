@@ -1,0 +1,232 @@
+"""The monitor's process: what it sees of processes, whom it believes, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from dps.cluster import monitor
+from dps.cluster.scheduler.monitors import MonitorLinks
+from dps.protocol.messages import Sighted
+from dps.protocol.monitor import Look, Monitor
+from dps.protocol.transport import Watched
+from tests.support.waiting import eventually
+
+SECONDS = 20.0
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """The socket of a monitor of the test's own, which is running."""
+    socket_name = f"\0dps-test-monitor-{secrets.token_hex(8)}"
+    command = monitor.command()
+    command[-2] = command[-2].replace("main(socket_name())", f"main({socket_name!r})")
+    with subprocess.Popen(command) as process:
+        yield socket_name
+        assert process.wait(SECONDS) == 0, "it ends with the last process"
+
+
+@contextmanager
+def registered(name: str, may_be_killed: bool = True) -> Iterator[Watched]:
+    """Register this process."""
+    with connected(name) as sock:
+        sock.sendall(
+            json.dumps({"host": "127.0.0.1", "may_be_killed": may_be_killed}).encode() + b"\n"
+        )
+        yield Watched(*json.loads(sock.makefile().readline()))
+
+
+@contextmanager
+def connected(name: str) -> Iterator[socket.socket]:
+    sock = socket.socket(socket.AF_UNIX)
+
+    def connects() -> bool:
+        try:
+            sock.connect(name)
+        except ConnectionRefusedError:
+            return False
+        return True
+
+    eventually(connects, SECONDS)
+    with sock:
+        yield sock
+
+
+class Child:
+    """A process that registers itself and then sleeps."""
+
+    def __init__(self, name: str) -> None:
+        script = (
+            "import json, socket, sys, time; s = socket.socket(socket.AF_UNIX); s.connect('\\0' + sys.argv[1]); "
+            "s.sendall(json.dumps({'host': '127.0.0.1', 'may_be_killed': True}).encode() + b'\\n'); "
+            "print(s.recv(4096).decode(), flush=True); time.sleep(1000)"
+        )
+        command = [sys.executable, "-c", script, name[1:]]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.watched = Watched(*json.loads(self.process.stdout.readline()))
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def followed(watched: Watched, act: object = None) -> list[tuple[str, float]]:
+    """What a coordinator is told of a process, until it is told that it has ended or 1.5 s."""
+    seen: list[tuple[str, float]] = []
+
+    async def told(report: Sighted) -> None:
+        seen.extend((s.state, s.seconds) for s in report.sightings if s.number == watched.number)
+
+    async def main() -> None:
+        links = MonitorLinks(told)
+        links.follow(watched.monitor)
+        for _ in range(150):
+            await asyncio.sleep(0.01)
+            if callable(act) and seen:
+                await act(links, seen)
+            if seen and seen[-1][0] == "gone":
+                break
+        await links.close()
+
+    asyncio.run(main())
+    return seen
+
+
+def test_a_process_that_runs_stops_and_ends_is_seen_so(name: str) -> None:
+    with registered(name), Child(name) as child:
+        assert {state for state, _ in followed(child.watched)} == {"running"}
+        os.kill(child.process.pid, signal.SIGSTOP)
+        stopped = followed(child.watched)
+        assert stopped[-1][0] == "stopped"
+        assert stopped[-1][1] > 1.0
+        os.kill(child.process.pid, signal.SIGKILL)
+        child.process.wait()
+        assert followed(child.watched)[-1][0] == "gone"
+
+
+def test_a_busy_process_is_seen_running(name: str) -> None:
+    """It holds its GIL, and answers nothing."""
+    with registered(name), Child(name) as child:
+        os.kill(child.process.pid, signal.SIGSTOP)
+        os.kill(child.process.pid, signal.SIGCONT)
+        assert {state for state, _ in followed(child.watched)[1:]} == {"running"}
+
+
+@pytest.mark.parametrize("wanted", [0.3, 30.0])
+def test_a_stopped_process_is_killed_on_request_if_it_has_been_stopped_for_long(
+    name: str, wanted: float
+) -> None:
+    async def kill(links: MonitorLinks, seen: list[tuple[str, float]]) -> None:
+        if seen[-1][1] > 0.3:
+            await links.kill(child.watched, wanted)
+
+    with registered(name), Child(name) as child:
+        os.kill(child.process.pid, signal.SIGSTOP)
+        states = followed(child.watched, kill)
+        assert (states[-1][0] == "gone") == (wanted < 1.0)
+
+
+def test_a_process_that_runs_again_or_must_not_be_killed_is_not(name: str) -> None:
+    async def kill(links: MonitorLinks, seen: list[tuple[str, float]]) -> None:
+        await links.kill(child.watched, 0.0)
+        await links.kill(mine, 0.0)
+
+    with registered(name, may_be_killed=False) as mine, Child(name) as child:
+        assert followed(child.watched, kill)[-1][0] == "running"
+
+
+def test_who_does_not_know_the_secret_learns_and_does_nothing(name: str) -> None:
+    with registered(name), Child(name) as child:
+        os.kill(child.process.pid, signal.SIGSTOP)
+        host, port, _ = child.watched.monitor.split(" ")
+        wrong = Watched(f"{host} {port} {secrets.token_hex(32)}", child.watched.number)
+        assert followed(wrong) == []
+        with socket.create_connection((host, int(port))) as sock:
+            nonce = sock.makefile("rb").readline().rstrip(b"\n")
+            forged = monitor.Signed(b"guessed", nonce + b"mine", "coordinator")
+            sock.sendall(b"mine\n" + forged.line([child.watched.number, 0.0]))
+            sock.settimeout(SECONDS)
+            while sock.recv(4096):
+                pass  # until it hangs up
+        assert followed(child.watched)[-1][0] == "stopped"
+
+
+def test_a_line_counts_once_in_order_and_on_its_own_connection() -> None:
+    secret = b"s"
+    coordinator, process = (
+        monitor.Signed(secret, b"1", "coordinator"),
+        monitor.Signed(secret, b"1", "monitor"),
+    )
+    first, second = coordinator.line([1]), coordinator.line([2])
+    with pytest.raises(ValueError, match="not signed"):
+        process.value(second)
+    process = monitor.Signed(secret, b"1", "monitor")
+    assert (process.value(first), process.value(second)) == ([1], [2])
+    for again in (first, second):
+        with pytest.raises(ValueError, match="not signed"):
+            process.value(again)
+    with pytest.raises(ValueError, match="not signed"):
+        monitor.Signed(secret, b"2", "monitor").value(first)
+    with pytest.raises(ValueError, match="not signed"):
+        coordinator.value(coordinator.line([3]))  # its own
+
+
+def test_a_process_that_is_stopped_and_continued_in_turns_is_slow() -> None:
+    watched, looks = Monitor(), iter(range(100))
+    number = watched.add(may_be_killed=True)
+    for tick in range(20):
+        (seen,) = watched.look(tick / 10, lambda _: Look(halted=True, progress=next(looks)))
+        assert seen.seconds == 0.0
+    assert not watched.may_kill(number, 2.0, Look(halted=True, progress=99), 0.5)
+
+
+def test_a_process_that_hangs_in_the_kernel_is_stopped() -> None:
+    """It waits for a child that was made by vfork and has not begun another program."""
+    script = (
+        "import ctypes, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "if libc.vfork() == 0:\n"
+        "    libc.sleep(30)\n"
+        "    libc._exit(0)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as process:
+        try:
+            eventually(lambda: monitor.look_at(process.pid).halted, SECONDS)
+            first = monitor.look_at(process.pid)
+            time.sleep(0.3)
+            assert monitor.look_at(process.pid) == first
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_monitor_is_small() -> None:
+    """No numpy, no Dask: it is up in a moment, and takes the memory of a bare interpreter."""
+    command = monitor.command()
+    listed = "import sys; print([name for name in sys.modules if name.partition('.')[0] not in sys.stdlib_module_names])"
+    command[-2] = command[-2].replace("main(socket_name())", listed)
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = set(json.loads(printed.replace("'", '"')))
+    assert found - {"__main__"} == {
+        "dps",
+        "dps.cluster",
+        "dps.cluster.monitor",
+        "dps.protocol",
+        "dps.protocol.monitor",
+    }
