@@ -30,6 +30,8 @@ IMAGES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 LABELS = {"train": "train-labels-idx1-ubyte", "test": "t10k-labels-idx1-ubyte"}
 FILES = (*IMAGES.values(), *LABELS.values())
 
+NO_HOME = "/nonexistent"
+
 WHAT_TO_DO = (
     "install the Debian package (apt install dataset-fashion-mnist), or name a folder with the "
     f"files {', '.join(FILES)} (plain or .gz) as dataset.folder"
@@ -46,9 +48,10 @@ MD5 = {
 def cache_folder() -> Path:
     """Return the folder for downloads, by the XDG base directory specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.path.expanduser("~")  # itself, for a user without a name and a HOME
     # The specification has relative paths ignored.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "dps" / "fashion-mnist"
+    root = base if os.path.isabs(base) else Path(home if home != "~" else NO_HOME, ".cache")
+    return Path(root, "dps", "fashion-mnist")
 
 
 @dataclass(frozen=True)
