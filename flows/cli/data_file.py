@@ -283,16 +283,11 @@ def _kind(path: Path) -> Format:
 
 def _objections(table: Table) -> dict[str, str | None]:
     """The columns: for each None, or why nothing can be learnt from it."""
-    from flows.quoting import quoted
     from flows.readers.tables import require
-    from flows.readers.values import text_in
+    from flows.readers.values import objection
 
     require(table, table.names, "features")
-    texts = {name: text_in(table.frame[name]) for name in table.names}
-    reasons = {
-        name: f"has no numbers, but {quoted(text)}" if text else None
-        for name, text in texts.items()
-    }
+    reasons = {name: objection(table.frame[name]) for name in table.names}
     return {**reasons, **table.row_labels()}
 
 

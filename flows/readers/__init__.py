@@ -68,19 +68,15 @@ def read_images(path: Path) -> np.ndarray:
     ConfigurationError
         It is neither, or damaged, or has no images.
     """
-    images = _npz_images(path) if path.suffix == ".npz" else read_idx(path, 3)
-    if not len(images):
-        raise ConfigurationError(f"{path} has no images, expected at least one")
-    return images
-
-
-def _npz_images(path: Path) -> np.ndarray:
-    images = open_npz(path, lambda _: ["x"], "x=…")["x"]
+    npz = path.suffix == ".npz"
+    images = open_npz(path, lambda _: ["x"])["x"] if npz else read_idx(path, 3)
     if images.ndim != 3 or images.dtype != np.uint8:
         raise ConfigurationError(
             f"{path}: x is {images.dtype}{list(images.shape)}, expected uint8 images × height × "
             "width"
         )
+    if not len(images):
+        raise ConfigurationError(f"{path} has no images, expected at least one")
     return images
 
 

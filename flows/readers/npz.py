@@ -18,17 +18,13 @@ LABELS = ("y", "label", "labels", "target")
 SPARSE = ("data", "indices", "indptr", "shape", "format")  # as scipy.sparse.save_npz names them
 
 
-def open_npz(
-    path: Path, names: Callable[[list[str]], Iterable[str]], write: str
-) -> dict[str, Array]:
+def open_npz(path: Path, names: Callable[[list[str]], Iterable[str]]) -> dict[str, Array]:
     """Read arrays of an npz file.
 
     Parameters
     ----------
     names
         Picks the arrays to read from the names of all that are there.
-    write
-        How such a file is written, for the message, as "x=…, y=…".
 
     Raises
     ------
@@ -54,7 +50,7 @@ def open_npz(
             ) from error
         raise ConfigurationError(
             f"{path} cannot be read as npz: {error or type(error).__name__}; "
-            f"write it with numpy.savez(path, {write})"
+            "write it with numpy.savez(path, name=array, …)"
         ) from error
     return arrays
 
@@ -89,7 +85,7 @@ def read_npz(path: Path, x: str = "x", y: str | None = None, regression: bool = 
             return target + matrix
         raise ConfigurationError(f"{path} has the arrays {', '.join(there)}, {lacking}")
 
-    arrays = open_npz(path, chosen, "x=…, y=…")
+    arrays = open_npz(path, chosen)
     name, targets = next(iter(arrays.items()))
     rows = finite(path, x, arrays[x]) if x in arrays else _sparse(path, arrays)
     return paired(str(path), rows, targets, (x, name), regression)

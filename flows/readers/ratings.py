@@ -90,7 +90,7 @@ def _table(path: Path) -> Table:
         )
     import pandas as pd
 
-    arrays = open_npz(path, partial(_chosen, path), "user=…, item=…, rating=…")
+    arrays = open_npz(path, partial(_chosen, path))
     shapes = [array.shape for array in arrays.values()]
     if len({*shapes}) > 1 or len(shapes[0]) != 1:
         told = ", ".join(f"{name} is {[*array.shape]}" for name, array in arrays.items())

@@ -37,14 +37,9 @@ NUMBERED = re.compile(r"index|level_\d+|row_?(names?|numbers?|nr|ids?)", re.IGNO
 
 
 class ColumnMissing(ConfigurationError):
-    """A column that is named is not there; `key` tells as what it is named: target, features."""
+    """A column is missing; `key` is the setting that names it, target or features."""
 
-    def __init__(self, message: str, key: str) -> None:
-        super().__init__(message, key)
-        self.key = key
-
-    def __str__(self) -> str:
-        return str(self.args[0])
+    key = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -142,7 +137,9 @@ def require(table: Table, names: Iterable[str], key: str) -> None:
             there = f"there are: {listed(map(quoted, table.names), MOST_NAMED)}"
             question = meant(name, table.names)
             known = f"{question} T{there[1:]}" if question else there
-            raise ColumnMissing(f"{table.path}: there is no column {quoted(name)}; {known}", key)
+            missing = ColumnMissing(f"{table.path}: there is no column {quoted(name)}; {known}")
+            missing.key = key
+            raise missing
         if table.names.count(name) > 1:
             raise ConfigurationError(
                 f"{table.path}: more than one column is named {name!r}; rename one of them"

@@ -94,11 +94,13 @@ def labels(column: pd.Series[Any], place: Place) -> Array:
     return np.array(cells.tolist())
 
 
-def text_in(column: pd.Series[Any]) -> str | None:
-    """Return a text of a column if more of its cells are texts than numbers, else None."""
+def objection(column: pd.Series[Any]) -> str | None:
+    """Return why a column holds no numbers, or None if no more of its cells are texts than not."""
     filled = _plain(column).dropna()
     texts = _texts(filled)
-    return texts[0] if 2 * len(texts) > len(filled) else None
+    if filled.empty:
+        return "is empty"
+    return f"has no numbers, but {quoted(texts[0])}" if 2 * len(texts) > len(filled) else None
 
 
 def _plain(column: pd.Series[Any]) -> pd.Series[Any]:

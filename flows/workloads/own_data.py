@@ -48,13 +48,11 @@ class Preparation:
 
     Parameters
     ----------
-    standardise
-        Whether each feature is moved and scaled to the mean 0 and standard deviation 1 that it has
-        in the training part. One that is constant there is only moved.
+    standardise, standardise_target
+        Whether each feature, or the target, gets the mean 0 and standard deviation 1 of the
+        training part. One that is constant there is only moved.
     regression
         Whether targets are numbers to be predicted, instead of classes.
-    standardise_target
-        Whether such targets are moved and scaled like features.
     """
 
     standardise: bool = False
@@ -206,14 +204,7 @@ def divided(
 class FunctionDataset:
     """What a function of one's own returns: x and y, or x_train, y_train, x_test and y_test.
 
-    Parameters
-    ----------
-    code
-        The function.
-    settings
-        What it is given, by name, as JSON.
-    split, preparation
-        As for a `FileDataset`; four arrays are divided already.
+    The function is given `settings` by name, which are JSON.
     """
 
     code: OwnCode
@@ -314,7 +305,13 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
     Each has `least` examples.
     """
     if y.dtype.kind == "f":
-        _must_be_whole(place, y)
+        wrong = np.flatnonzero((y != np.round(y)) | (np.abs(y) > LARGEST_CLASS))
+        if wrong.size:
+            raise ConfigurationError(
+                f"{place}: the target is {y[wrong[0]]:.16g} in row {wrong[0] + 1} of the examples; "
+                f"classes are texts or whole numbers, of {LARGEST_CLASS:,} at most. Are numbers to "
+                "be predicted? Give task: regression"
+            )
     names, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise ConfigurationError(
@@ -334,20 +331,6 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
             "to score: is it the column of the classes?"
         )
     return names, numbers.astype(np.int64)
-
-
-def _must_be_whole(place: str, y: Array) -> None:
-    if (large := np.flatnonzero(np.abs(y) > LARGEST_CLASS)).size:
-        raise ConfigurationError(
-            f"{place}: the target is {y[large[0]]:.17g} in row {large[0] + 1} of the examples; "
-            f"classes that are numbers are {LARGEST_CLASS:,} at most: is it the column of the "
-            "classes?"
-        )
-    if (wrong := np.flatnonzero(y != np.round(y))).size:
-        raise ConfigurationError(
-            f"{place}: the target is {y[wrong[0]]:g} in row {wrong[0] + 1} of the examples; "
-            "classes are whole numbers or texts. Are numbers to be predicted? Give task: regression"
-        )
 
 
 def _plain(name: str | float) -> str | int | float:

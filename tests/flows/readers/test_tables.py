@@ -21,7 +21,7 @@ from flows.readers.tables import (
     parquet_table,
     read_tables,
 )
-from flows.readers.values import Examples, text_in
+from flows.readers.values import Examples, objection
 
 ROWS = 20_000
 
@@ -163,10 +163,15 @@ def test_the_delimiter_parts_the_first_line_into_most_names(
 
 
 def test_a_column_of_texts_is_told_from_one_of_numbers_by_most_of_its_cells(tmp_path: Path) -> None:
-    text = "a,b, c,d,e,f\n1,x,,1,inf,1\n2,3,NA,x,1,y\n?,y,4,2,1,z\n,z,5,y,1,2020-01-01\n"
+    text = "a,b, c,d,e,f,g\n1,x,,1,inf,1,\n2,3,NA,x,1,y,NA\n?,y,4,2,1,z,\n,z,5,y,1,2020-01-01,?\n"
     frame = csv_table(csv_file(tmp_path, text)).frame
-    texts = {name: text_in(frame[name]) for name in frame}
-    assert texts == {"a": None, "b": "x", "c": None, "d": None, "e": None, "f": "y"}
+    found = {name: objection(frame[name]) for name in frame}
+    assert found == {
+        **dict.fromkeys("acde"),
+        "b": "has no numbers, but 'x'",
+        "f": "has no numbers, but 'y'",
+        "g": "is empty",
+    }
 
 
 # -- parquet ---------------------------------------------------------------------------------------
