@@ -27,7 +27,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """
     try:
         with open_regular(path) as file:
-            yield gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file  # type: ignore[misc]
+            yield gzip.GzipFile(fileobj=file) if path.suffix.lower() == ".gz" else file  # type: ignore[misc]
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(f"{path} cannot be read: {reason}") from error

@@ -99,7 +99,7 @@ def objection(column: pd.Series[Any]) -> str | None:
     filled = _plain(column).dropna()
     texts = _texts(filled)
     if filled.empty:
-        return "is empty"
+        return "is empty" if len(column) else None
     return f"has no numbers, but {quoted(texts[0])}" if 2 * len(texts) > len(filled) else None
 
 

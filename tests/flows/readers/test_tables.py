@@ -118,6 +118,11 @@ def test_what_is_wrong_is_said_with_line_and_column(
     assert problem in str(error.value)
 
 
+def test_a_cell_may_be_long(tmp_path: Path) -> None:
+    path = csv_file(tmp_path, f"a,t,y\n1,{'x' * 200_000},2\n")
+    assert read_csv(path, ["a"]).x.tolist() == [[1]]
+
+
 def test_lines_are_counted_in_a_long_file(tmp_path: Path) -> None:
     rows = ["1,2"] * ROWS
     rows[ROWS - 5] = "nan,2"
