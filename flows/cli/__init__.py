@@ -108,7 +108,7 @@ def _told(error: Exception) -> str | None:
         return screenful(masked(str(error)))
     if isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_RIGHT):
         where = f" for {masked(str(error.filename))}" if error.filename else ""
-        advice = "Make room" if error.errno in NO_ROOM else "Make it writable"
+        advice = "Make room" if error.errno in NO_ROOM else "Change its permissions"
         return f"{error.strerror}{where}. {advice}, and run it again"
     return None
 

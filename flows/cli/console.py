@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flows.analysis.outcome import Outcome
 
 WIDTH_OFF_TERMINAL = 120
-NO_HOME = "/nonexistent"
 ASCII = dict(zip("−–—×·…“”’→≤≥", '---x*.""\'><>', strict=True))
 
 
@@ -37,6 +36,8 @@ def prepare_process() -> None:
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:  # as in a container that runs as any number: MLflow asks for a home on import
+        from flows.files import NO_HOME
+
         os.environ.setdefault("HOME", NO_HOME)
         os.environ.setdefault("USER", f"uid-{os.getuid()}")
 

@@ -204,7 +204,7 @@ class CsvSection(_TableSection):
 
 
 class ParquetSection(_TableSection):
-    """A parquet file, or a folder of them; needs pyarrow."""
+    """A parquet file, or a folder of them, partitioned or not."""
 
     format: ClassVar[Format] = "parquet"
     kind: Literal["parquet"]

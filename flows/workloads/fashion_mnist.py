@@ -20,6 +20,7 @@ from typing import IO, Literal
 import numpy as np
 
 from dps.errors import ConfigurationError
+from flows.files import NO_HOME
 from flows.readers.idx import read_idx
 from flows.workloads.base import Array, DatasetShape
 
@@ -29,8 +30,6 @@ SHAPE = DatasetShape(features=28 * 28, classes=10)
 IMAGES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 LABELS = {"train": "train-labels-idx1-ubyte", "test": "t10k-labels-idx1-ubyte"}
 FILES = (*IMAGES.values(), *LABELS.values())
-
-NO_HOME = "/nonexistent"
 
 WHAT_TO_DO = (
     "install the Debian package (apt install dataset-fashion-mnist), or name a folder with the "

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 from dps.errors import ConfigurationError
 from flows.files import open_regular
@@ -62,7 +64,4 @@ def _sha256_of_file(path: str) -> str:
 @lru_cache(maxsize=64)
 def _sha256(path: str, changed: int, size: int) -> str:
     with open_regular(Path(path)) as file:
-        return hashlib.file_digest(
-            file,  # type: ignore[arg-type]
-            "sha256",
-        ).hexdigest()
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()
