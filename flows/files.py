@@ -17,6 +17,8 @@ from typing import BinaryIO
 
 from dps.errors import StoreUnavailable
 
+NO_HOME = "/nonexistent"  # the home of a user who has none, by the custom of Debian
+
 
 def write_whole(path: Path, contents: str | bytes, what: str) -> None:
     """Write a file, and make its folder; an older file is replaced as a whole.

@@ -29,6 +29,7 @@ from flows.cli.checks import app as checks
 from flows.cli.console import console as _console
 from flows.cli.console import curves as _curves
 from flows.cli.console import exit_if_failed as _exit_if_failed
+from flows.cli.console import prepare_process
 from flows.cli.console import store as _store
 from flows.cli.console import warn as _warn
 from flows.cli.documents import AsJson
@@ -46,6 +47,7 @@ from flows.quoting import quoted, screenful, shown
 
 PRIVATE = 0o077  # what nobody but the user may do with a file that is made
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
 # Objects between two collections of garbage: with Python's 700, looking through modules again and
 # again while more are imported would take a third of a short command's time.
 GARBAGE = 100_000
@@ -81,6 +83,7 @@ def main() -> None:
     umask of the shell.
     """
     os.umask(PRIVATE)
+    prepare_process()
     signal.signal(signal.SIGTERM, _interrupt)
     gc.set_threshold(GARBAGE, 10, 10)
     atexit.register(gc.freeze)  # what is left then ends with the process: nothing to be found in it
@@ -97,15 +100,16 @@ def main() -> None:
 
 
 def _told(error: Exception) -> str | None:
-    """What is said of an error that dps raises on purpose, or of a full disk; None: a defect."""
+    """What is said of an error of dps, or of a disk that takes nothing; None: a defect."""
     from dps.core.credentials import masked
     from dps.errors import DpsError
 
     if isinstance(error, DpsError):
         return screenful(masked(str(error)))
-    if isinstance(error, OSError) and error.errno in NO_ROOM:
+    if isinstance(error, OSError) and error.errno in (*NO_ROOM, *NO_RIGHT):
         where = f" for {masked(str(error.filename))}" if error.filename else ""
-        return f"{error.strerror}{where}. Make room, and run it again"
+        advice = "Make room" if error.errno in NO_ROOM else "Change its permissions"
+        return f"{error.strerror}{where}. {advice}, and run it again"
     return None
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import os
+import pwd
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,6 +20,32 @@ if TYPE_CHECKING:
     from flows.analysis.outcome import Outcome
 
 WIDTH_OFF_TERMINAL = 120
+ASCII = dict(zip("−–—×·…“”’→≤≥", '---x*.""\'><>', strict=True))
+
+
+def prepare_process() -> None:
+    """Let every text be printed, and let a user be nameless, before libraries ask for either.
+
+    What the encoding of a stream lacks is printed as ASCII of the same width: a minus as -, most
+    others as ?.
+    """
+    codecs.register_error("dps.ascii", _as_ascii)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="dps.ascii")
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:  # as in a container that runs as any number: MLflow asks for a home on import
+        from flows.files import NO_HOME
+
+        os.environ.setdefault("HOME", NO_HOME)
+        os.environ.setdefault("USER", f"uid-{os.getuid()}")
+
+
+def _as_ascii(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(ASCII.get(char, "?") for char in lacking), error.end
 
 
 def console() -> Console:

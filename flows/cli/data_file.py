@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from flows.readers.tables import Table
     from flows.workloads.own_data import FileDataset, Format, Loaded
 
 Task = Literal["classification", "regression"]
@@ -31,17 +33,14 @@ MOST_TOLD = 400  # characters of a comment
 WIDTH = 94  # of its lines
 FASTEST = 0.1  # learning rate
 BATCH = 32
-SUFFIXES: Mapping[str, Format] = {
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-    ".npz": "npz",
-    ".svm": "svmlight",
-    ".svmlight": "svmlight",
-    ".libsvm": "svmlight",
+SVMLIGHT = (".svm", ".svmlight", ".libsvm")
+SUFFIXES: Mapping[Format, tuple[str, ...]] = {
+    "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz"),
+    "parquet": (".parquet",),
+    "npz": (".npz",),
+    "svmlight": (*SVMLIGHT, *(f"{end}.gz" for end in SVMLIGHT)),
 }
-PACKED = ("csv", "svmlight")  # may also be .gz
-TABLES = ("csv", "parquet")
+TABLES: tuple[Format, ...] = ("csv", "parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +56,13 @@ class Columns:
     delimiter
         Between the cells of CSV.
     columns
-        Those of a table: for each None if it is of numbers, else what is there instead.
+        Those of a table: for each None, or why nothing can be learnt from it.
     """
 
     path: Path
     kind: Format
     delimiter: str = ","
     columns: Mapping[str, str | None] | None = None
-
-    def features(self, target: str) -> dict[str, str | None]:
-        """The columns besides the target: for each None, or why nothing can be learnt from it."""
-        return {
-            name: _objection(name, text)
-            for name, text in (self.columns or {}).items()
-            if name != target
-        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +87,8 @@ class DataFile:
         How many; 1 where numbers are predicted.
     sparse
         Whether its rows are sparse.
+    note
+        What was assumed about the file.
     deviation
         The standard deviation of numbers that are to be predicted; 1 for classes.
     learning_rate
@@ -114,6 +107,7 @@ class DataFile:
     rows: int
     classes: int
     sparse: bool
+    note: str
     deviation: float
     learning_rate: float
 
@@ -157,7 +151,7 @@ def found_columns(path: Path) -> Columns:
     ConfigurationError
         It is of no kind that can be read, is not there, or its columns cannot be read.
     """
-    from flows.readers.columns import csv_columns, csv_delimiter, parquet_columns
+    from flows.readers.tables import csv_delimiter, csv_table, parquet_table
     from flows.workloads.known_file import KnownFile
 
     # Unlike that of pathlib, it leaves the name of a user whom nobody knows as it is.
@@ -166,8 +160,10 @@ def found_columns(path: Path) -> Columns:
     KnownFile.found(str(path))
     if kind == "csv":
         delimiter = csv_delimiter(path)
-        return Columns(path, kind, delimiter, csv_columns(path, delimiter))
-    return Columns(path, kind, columns=parquet_columns(path) if kind == "parquet" else None)
+        return Columns(path, kind, delimiter, _objections(csv_table(path, delimiter)))
+    return Columns(
+        path, kind, columns=_objections(parquet_table(path)) if kind == "parquet" else None
+    )
 
 
 def data_file(found: Columns, target: str | None, task: Task | None, folder: Path) -> DataFile:
@@ -194,17 +190,18 @@ def data_file(found: Columns, target: str | None, task: Task | None, folder: Pat
     from flows.workloads.own_data import Preparation, divided, examples_of
 
     target = _target(found, target)
-    features = found.features(target or "")
-    left_out = {name: objection for name, objection in features.items() if objection}
-    kept = tuple(name for name in features if name not in left_out) if left_out else None
+    others = {name: reason for name, reason in (found.columns or {}).items() if name != target}
+    left_out = {name: reason for name, reason in others.items() if reason}
+    kept = tuple(name for name in others if name not in left_out) if left_out else None
     _must_have_features(found.path, kept, left_out)
-    source = _source(found, target, kept)
-    examples = examples_of(source)
+    source = _source(found, target, kept, task)
+    parts = examples_of(source)
+    examples = parts[0]
     chosen = task or guessed(examples.y)
     # As the section that is written prepares it, but for targets, which are told in their own unit.
     dense = isinstance(examples.x, np.ndarray)
     preparation = Preparation(standardise=dense, regression=chosen == "regression")
-    data = divided(found.path.name, examples, None, source.split, preparation)
+    data = divided(found.path.name, parts, source.split, preparation)
     return DataFile(
         kind=found.kind,
         path=_seen_from(found.path, folder),
@@ -218,6 +215,7 @@ def data_file(found: Columns, target: str | None, task: Task | None, folder: Pat
         rows=len(data.data.y_train),
         classes=data.shape.classes,
         sparse=data.shape.sparse,
+        note=data.note,
         deviation=data.target_deviation or 1.0,
         learning_rate=_learning_rate(data, chosen),
     )
@@ -248,6 +246,8 @@ def told(data: DataFile) -> Iterator[str]:
     if data.guessed:
         other = TASKS[1 - TASKS.index(data.task)]
         yield f"Taken for {data.task}, by the target; give --task {other} if it is that"
+    if data.kind == "svmlight":
+        yield "If its indices begin with another number, set dataset.zero_based in the file"
     if data.left_out:
         reasons = [f"{quoted(name)} {reason}" for name, reason in data.left_out.items()]
         more = f"; and {len(reasons) - MOST_REASONS:,} more" if len(reasons) > MOST_REASONS else ""
@@ -264,30 +264,36 @@ def section(data: DataFile) -> str:
 
 def _kind(path: Path) -> Format:
     from dps.errors import ConfigurationError
+    from flows.readers.files import files_of
+    from flows.readers.tables import PARTS
 
-    packed = path.suffix == ".gz"
-    kind = SUFFIXES.get(Path(path.stem).suffix.lower() if packed else path.suffix.lower())
-    if kind is None or (packed and kind not in PACKED):
-        raise ConfigurationError(
-            f"{path}: expected a file whose name ends in {', '.join(SUFFIXES)}, or in .csv.gz or "
-            ".svm.gz; docs/howto/own-data.md says what may be in them, and how a function of yours "
-            "reads others"
-        )
-    return kind
+    if path.is_dir():
+        names = [file.name for file in files_of(path)]
+        kinds = [kind for kind in TABLES if any(name.endswith(PARTS[kind]) for name in names)]
+    else:
+        kinds = [kind for kind, ends in SUFFIXES.items() if path.name.lower().endswith(ends)]
+    if kinds:
+        return kinds[0]
+    raise ConfigurationError(
+        f"{path}: expected a file whose name ends in {', '.join(chain(*SUFFIXES.values()))}, or a "
+        f"folder with files in {' or '.join(PARTS.values())}; docs/howto/own-data.md says what may "
+        "be in them, and how a function of yours reads others"
+    )
 
 
-def _objection(name: str, text: str | None) -> str | None:
-    from flows.quoting import quoted
+def _objections(table: Table) -> dict[str, str | None]:
+    """The columns: for each None, or why nothing can be learnt from it."""
+    from flows.readers.tables import require
+    from flows.readers.values import objection
 
-    if text is not None:
-        return f"has no numbers, but {quoted(text)}"
-    return None if name else "has no name: the numbers of the rows?"
+    require(table, table.names, "features")
+    reasons = {name: objection(table.frame[name]) for name in table.names}
+    return {**reasons, **table.row_labels()}
 
 
 def _target(found: Columns, target: str | None) -> str | None:
     from dps.errors import ConfigurationError
     from flows.quoting import listed, quoted
-    from flows.readers.columns import ColumnNames
 
     if found.kind == "svmlight":
         if target is not None:
@@ -304,7 +310,6 @@ def _target(found: Columns, target: str | None) -> str | None:
             f"--target: which column of {found.path} is to be predicted? There are: "
             f"{listed(map(quoted, columns), MOST_LISTED)}"
         )
-    ColumnNames(target).chosen(str(found.path), columns)
     return target
 
 
@@ -322,13 +327,20 @@ def _must_have_features(
         )
 
 
-def _source(found: Columns, target: str | None, features: tuple[str, ...] | None) -> FileDataset:
+def _source(
+    found: Columns, target: str | None, features: tuple[str, ...] | None, task: Task | None
+) -> FileDataset:
     from flows.workloads.known_file import KnownFile
-    from flows.workloads.own_data import FileDataset
+    from flows.workloads.own_data import FileDataset, Preparation
 
-    known = KnownFile.found(str(found.path.absolute()))
-    arrays = ("x",) if found.kind == "npz" else features
-    return FileDataset(found.kind, known, target=target, features=arrays, delimiter=found.delimiter)
+    return FileDataset(
+        found.kind,
+        KnownFile.found(str(found.path.absolute())),
+        target=target,
+        features=("x",) if found.kind == "npz" else features,
+        delimiter=found.delimiter,
+        preparation=Preparation(regression=task == "regression"),
+    )
 
 
 def _learning_rate(data: Loaded, task: Task) -> float:
@@ -360,6 +372,8 @@ def _lines(data: DataFile) -> Iterator[str]:
     yield f"kind: {data.kind}"
     whence = "" if Path(data.path).is_absolute() else "  # relative to this file"
     yield f"path: {_scalar(data.path)}{whence}"
+    if data.kind == "svmlight":
+        yield f"zero_based: auto  # {data.note}; true: with 0, false: with 1"
     if data.delimiter != ",":
         yield f"delimiter: {json.dumps(data.delimiter)}"
     if data.target is not None:

@@ -17,7 +17,8 @@ from dps.errors import ConfigurationError
 from flows.config.base import Section, absolute, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.quoting import quoted
-from flows.readers.columns import ColumnMissing
+from flows.readers.svmlight import ZeroBased
+from flows.readers.tables import ColumnMissing
 from flows.workloads import Dataset, DatasetShape, Part
 from flows.workloads.known_file import KnownFile
 from flows.workloads.own_code import code_at, find
@@ -189,7 +190,7 @@ class _TableSection(_FileSection):
 
 
 class CsvSection(_TableSection):
-    """A CSV file in UTF-8 whose first line names the columns, plain or .gz."""
+    """CSV in UTF-8 whose first line names the columns, plain or .gz, or a folder of *.part."""
 
     format: ClassVar[Format] = "csv"
     kind: Literal["csv"]
@@ -200,7 +201,7 @@ class CsvSection(_TableSection):
 
 
 class ParquetSection(_TableSection):
-    """A parquet file; needs pyarrow."""
+    """A parquet file, or a folder of them, partitioned or not."""
 
     format: ClassVar[Format] = "parquet"
     kind: Literal["parquet"]
@@ -260,11 +261,15 @@ class PythonDataSection(OwnDataSection):
 
 
 class SvmlightSection(_FileSection):
-    """An svmlight (libsvm) file, plain or .gz; its rows stay sparse unless `dense` is true."""
+    """An svmlight (libsvm) file, plain or .gz; its rows stay sparse unless `dense` is true.
+
+    Indices begin with 0 if `zero_based`, else with 1; auto: with 0 if one of them is 0.
+    """
 
     format: ClassVar[Format] = "svmlight"
     kind: Literal["svmlight"]
     dense: bool = False
+    zero_based: ZeroBased = "auto"
 
     def _source(self, **settings: Any) -> FileDataset:
-        return super()._source(dense=self.dense, **settings)
+        return super()._source(dense=self.dense, zero_based=self.zero_based, **settings)

@@ -2,7 +2,7 @@
 
 Every row is an example's features and, where there is an intercept, a last column with a constant,
 all times the example's label, −1 or +1: the loss of an example is then log(1 + exp(−row·w)). A
-worker makes or reads its own share, piece by piece; nobody ever holds all of the data.
+worker makes its own share piece by piece, or reads a file and keeps its own share.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from flows.readers import read_examples
 STRIDE = 0x9E3779B1  # a prime: no two ranks meet in one column
 WEIGHTS = 200
 OFFSET = 100.0
+MOST_SHOWN = 3  # labels in a message
 
 Array = npt.NDArray[np.float64]
 
@@ -142,12 +143,11 @@ class File:
     constant: float
 
     def share(self, index: int, workers: int) -> Iterator[csr_array]:
-        """Yield every `workers`-th example of each piece of the file."""
-        for piece in read_examples(self.path):
-            x = csr_array(piece.x)
-            x.resize(x.shape[0], self.features - 1)
-            label = np.where(piece.y == self.high, 1.0, -1.0)
-            yield _signed(x, label, self.constant)[index::workers]
+        """Yield every `workers`-th example of the file."""
+        found = read_examples(self.path)
+        x = csr_array(found.x)
+        label = np.where(found.y == self.high, 1.0, -1.0)
+        yield _signed(x, label, self.constant)[index::workers]
 
 
 def survey(path: Path) -> File:
@@ -158,23 +158,16 @@ def survey(path: Path) -> File:
     ConfigurationError
         There is something wrong in it, or its labels are not of two kinds.
     """
-    squares, examples = np.zeros(0), 0
-    labels: set[float] = set()
-    for piece in read_examples(path):
-        of_piece = np.asarray((csr_array(piece.x) ** 2).sum(axis=0))
-        squares.resize(max(len(squares), len(of_piece)), refcheck=False)
-        squares[: len(of_piece)] += of_piece
-        examples += len(piece.y)
-        labels |= set(np.unique(piece.y).tolist())
-        if len(labels) > 2:
-            break
+    found = read_examples(path)
+    labels = np.unique(found.y).tolist()
     if len(labels) != 2:
-        shown = ", ".join(f"{label:g}" for label in sorted(labels)) or "none"
+        shown = ", ".join(f"{label:g}" for label in labels[:MOST_SHOWN])
         raise ConfigurationError(
             f"{path}: expected labels of two kinds, such as -1 and 1; found: {shown}"
         )
-    largest = float(np.sqrt(squares.max(initial=0.0) / examples))
-    return File(path, len(squares) + 1, examples, max(labels), largest or 1.0)
+    squares = np.asarray((csr_array(found.x) ** 2).sum(axis=0))
+    largest = float(np.sqrt(squares.max() / len(found.y)))
+    return File(path, len(squares) + 1, len(found.y), max(labels), largest or 1.0)
 
 
 def _signed(x: csr_array, label: Array, constant: float = 0.0) -> csr_array:

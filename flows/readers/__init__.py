@@ -5,18 +5,17 @@ All errors name the file, and the line, row or array in it that is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from dps.errors import ConfigurationError
 from flows.readers.bag_of_words import Corpus, read_bag_of_words
-from flows.readers.examples import Examples
 from flows.readers.idx import read_idx
-from flows.readers.npz import open_npz
+from flows.readers.npz import LABELS, open_npz, read_npz
 from flows.readers.svmlight import read_svmlight
-from flows.readers.tables import read_npz, read_parquet
+from flows.readers.tables import parquet_table, read_tables
+from flows.readers.values import Examples
 
 __all__ = ["Corpus", "Examples", "read_bag_of_words", "read_examples", "read_images"]
 
@@ -24,16 +23,15 @@ SVMLIGHT = (".svm", ".svmlight", ".libsvm", ".txt")
 IDX_IMAGES = "idx3-ubyte"
 
 
-def read_examples(path: Path, label: str | None = None) -> Iterator[Examples]:
-    """Read the examples of a file, in pieces where its format allows.
+def read_examples(path: Path) -> Examples:
+    """Read the examples of a file.
 
     Parameters
     ----------
     path
-        svmlight (.svm, .svmlight, .libsvm or .txt, also with .gz), .npz, .parquet, or idx images
-        (…idx3-ubyte, also with .gz), whose labels lie beside them in …idx1-ubyte.
-    label
-        The column of labels in a parquet file.
+        svmlight (.svm, .svmlight, .libsvm or .txt, also with .gz), .npz, .parquet with a column y,
+        label, labels or target, or idx images (…idx3-ubyte, also with .gz), whose labels lie beside
+        them in …idx1-ubyte.
 
     Raises
     ------
@@ -42,13 +40,15 @@ def read_examples(path: Path, label: str | None = None) -> Iterator[Examples]:
     """
     name = path.name.removesuffix(".gz")
     if name.endswith(IDX_IMAGES):
-        return iter([_idx_examples(path)])
+        return _idx_examples(path)
     if name.endswith(SVMLIGHT):
-        return read_svmlight(path)
+        return read_svmlight([path])[0]
     if path.suffix == ".npz":
-        return iter([read_npz(path)])
+        return read_npz(path, regression=True)
     if path.suffix == ".parquet":
-        return read_parquet(path, label)
+        table = parquet_table(path)
+        label = next((name for name in LABELS if name in table.names), LABELS[0])
+        return read_tables([table], label, regression=True)[0]
     raise ConfigurationError(
         f"{path}: what kind of file it is does not show in its name; expected one that ends in "
         f"{', '.join(SVMLIGHT)} (svmlight), .npz, .parquet or {IDX_IMAGES}"
@@ -68,19 +68,15 @@ def read_images(path: Path) -> np.ndarray:
     ConfigurationError
         It is neither, or damaged, or has no images.
     """
-    images = _npz_images(path) if path.suffix == ".npz" else read_idx(path, 3)
-    if not len(images):
-        raise ConfigurationError(f"{path} has no images, expected at least one")
-    return images
-
-
-def _npz_images(path: Path) -> np.ndarray:
-    images = open_npz(path, lambda _: ["x"], "x=…")["x"]
+    npz = path.suffix == ".npz"
+    images = open_npz(path, lambda _: ["x"])["x"] if npz else read_idx(path, 3)
     if images.ndim != 3 or images.dtype != np.uint8:
         raise ConfigurationError(
             f"{path}: x is {images.dtype}{list(images.shape)}, expected uint8 images × height × "
             "width"
         )
+    if not len(images):
+        raise ConfigurationError(f"{path} has no images, expected at least one")
     return images
 
 

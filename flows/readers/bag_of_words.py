@@ -8,6 +8,8 @@ vocabulary and of entries; then each line has a document, a word, both from 1, a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -15,23 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.errors import ConfigurationError
-from flows.readers.lines import (
-    PIECE_BYTES,
-    Piece,
-    opened,
-    parsed,
-    pieces,
-    shown,
-    word_starts,
-    words_per_line,
-)
+from flows.readers.files import first_wrong, opened, shown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 HEADER = ("documents", "words", "entries")
 MOST = np.iinfo(np.int32).max  # of each of them, and of a word in a line
-Numbers = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +42,8 @@ class Corpus:
     words: tuple[str, ...]
 
 
-def read_bag_of_words(path: Path, piece_bytes: int = PIECE_BYTES) -> Corpus:
-    """Read a whole corpus; the text of the file is in memory only piece by piece.
+def read_bag_of_words(path: Path) -> Corpus:
+    """Read a whole corpus.
 
     Counts of the same word in the same document are summed. Without a vocabulary the words are
     called "word 1", "word 2" and so on.
@@ -62,10 +54,17 @@ def read_bag_of_words(path: Path, piece_bytes: int = PIECE_BYTES) -> Corpus:
         A file cannot be read, or a line is wrong; the message has its number.
     """
     with opened(path) as file:
-        sizes = _header(file, path)
-        kept = [_entries(p, sizes) for p in pieces(file, path, len(HEADER) + 1, piece_bytes)]
-    entries = np.concatenate(kept) if kept else np.zeros((0, 3), np.int32)
-    documents, words, announced = sizes
+        documents, words, announced = _header(file, path)
+        lines = file.readlines()
+    most = (documents, words, MOST)
+    try:
+        entries = _entries(b"".join(lines), most)
+    except ValueError as error:
+        number = first_wrong(lines, partial(_entries, most=most))
+        raise ConfigurationError(
+            f"{path}, line {len(HEADER) + 1 + number}: {shown(lines[number])}, expected a document "
+            f"(1 to {documents}), a word (1 to {words}) and how often it is there (1 or more)"
+        ) from error
     if len(entries) != announced:
         raise ConfigurationError(
             f"{path} has {len(entries)} entries, but its line 3 announces {announced}; is it whole?"
@@ -83,44 +82,24 @@ def read_bag_of_words(path: Path, piece_bytes: int = PIECE_BYTES) -> Corpus:
 def _header(file: IO[bytes], path: Path) -> tuple[int, int, int]:
     sizes = []
     for number, name in enumerate(HEADER, 1):
-        line = file.readline()
+        line = file.readline().strip()
         # As float first: int refuses thousands of digits.
-        if not line.strip().isdigit() or not 1 <= float(line) <= MOST:
-            raise Piece(path, number, line).wrong(
-                number, f"{shown(line)}, expected the number of {name} (1 to {MOST})"
+        if not line.isdigit() or not 1 <= float(line) <= MOST:
+            raise ConfigurationError(
+                f"{path}, line {number}: {shown(line)}, expected the number of {name} (1 to {MOST})"
             )
         sizes.append(int(line))
     return sizes[0], sizes[1], sizes[2]
 
 
-def _entries(piece: Piece, sizes: tuple[int, int, int]) -> npt.NDArray[np.int32]:
-    """The entries of a piece, int32, one row for each."""
-    numbers = parsed(piece.text)
-    words = words_per_line(piece.text, word_starts(piece.text))
-    if numbers is not None and (words == 3).all():
-        entries = numbers.reshape(-1, 3)
-        if _fit(entries, sizes):
-            return entries.astype(np.int32)
-    for number, line in piece.lines():
-        if line.strip() and not _fits(line, sizes):
-            raise piece.wrong(
-                number,
-                f"{shown(line)}, expected a document (1 to {sizes[0]}), a word (1 to {sizes[1]}) "
-                "and how often it is there (1 or more)",
-            )
-    raise piece.wrong(piece.first, "something after it is no entry")
-
-
-def _fits(line: bytes, sizes: tuple[int, int, int]) -> bool:
-    numbers = parsed(line)
-    return numbers is not None and len(numbers) == 3 and _fit(numbers.reshape(1, 3), sizes)
-
-
-def _fit(entries: Numbers, sizes: tuple[int, int, int]) -> bool:
-    """Whether every entry is of whole numbers in range."""
-    whole = (entries == np.floor(entries)).all() and (entries >= 1).all()
-    most = np.array([sizes[0], sizes[1], MOST])
-    return bool(whole and (entries <= most).all())
+def _entries(text: bytes, most: tuple[int, int, int]) -> npt.NDArray[np.int32]:
+    """One row for each entry; raises `ValueError` if a line is none."""
+    if not text.strip():
+        return np.zeros((0, 3), np.int32)  # of which loadtxt would warn
+    entries = np.loadtxt(BytesIO(text), np.int32, ndmin=2)
+    if entries.shape[1] != 3 or not ((entries >= 1) & (entries <= most)).all():
+        raise ValueError("expected three numbers in range")
+    return entries
 
 
 def _vocabulary(path: Path, words: int) -> tuple[str, ...]:

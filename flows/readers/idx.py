@@ -6,9 +6,7 @@ then the values, row-major.
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps.errors import ConfigurationError
+from flows.readers.files import opened
 
 Array = npt.NDArray[Any]
 
@@ -31,7 +30,8 @@ def read_idx(path: Path, dimensions: int) -> Array:
         The file cannot be read, or is not a complete idx file of unsigned bytes with that many
         dimensions; the message names it and says what was expected.
     """
-    data = _read(path)
+    with opened(path) as file:
+        data = file.read()
     header = 4 + 4 * dimensions
     expected = bytes([0, 0, UNSIGNED_BYTE, dimensions])
     if len(data) < header or data[:4] != expected:
@@ -47,15 +47,3 @@ def read_idx(path: Path, dimensions: int) -> Array:
             f"announces {' x '.join(map(str, shape))}; get the file again"
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                return file.read()
-        return path.read_bytes()
-    except (OSError, EOFError, zlib.error) as error:
-        raise ConfigurationError(
-            f"{path} cannot be read as an idx file: {error}; get the file again"
-        ) from error

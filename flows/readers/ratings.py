@@ -7,7 +7,7 @@ floating-point numbers, which could not tell all of them apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,8 @@ import numpy.typing as npt
 
 from dps.errors import ConfigurationError
 from flows.readers.npz import open_npz
+from flows.readers.tables import Table, csv_table, parquet_table
+from flows.readers.values import numbers
 
 USERS = ("user", "user_id", "userId")
 ITEMS = ("item", "item_id", "itemId", "movieId")
@@ -26,7 +28,6 @@ DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 Integers = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
-Columns = Mapping[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,61 +68,34 @@ def read_ratings(path: Path) -> Ratings:
     ------
     ConfigurationError
         The file is of another kind or cannot be read, a column is missing, or something in it is
-        no whole number or no finite rating; the message has its row, from 1. In CSV row 1 is the
-        columns' names, and empty lines are no rows: pyarrow, who passes them over, counts so too.
+        no whole number or no finite rating; the message has its place.
     """
+    table = _table(path)
+    user, item, value = _chosen(path, table.names)
+    if table.frame.empty:
+        raise ConfigurationError(f"{path}: has no ratings, expected one at least")
+    return Ratings(_keys(table, user), _keys(table, item), numbers(*table.column(value)))
+
+
+def _table(path: Path) -> Table:
     kind = Path(path.name.removesuffix(".gz")).suffix
-    if path.suffix == ".npz":
-        arrays = open_npz(path, partial(_chosen, path), "user=…, item=…, rating=…")
-        return _ratings(path, arrays, 1)
-    if path.suffix == ".parquet":
-        return _ratings(path, _with_pyarrow(path, _parquet), 1)
     if kind in DELIMITERS:
-        return _ratings(path, _with_pyarrow(path, _csv), 2)
-    raise ConfigurationError(
-        f"{path}: what kind of file it is does not show in its name; expected one that ends in "
-        f".npz, .parquet, {' or '.join(DELIMITERS)}"
-    )
-
-
-def _with_pyarrow(path: Path, read: Callable[[Path], Columns]) -> Columns:
-    try:
-        import pyarrow
-    except ImportError as error:
+        return csv_table(path, DELIMITERS[kind])
+    if path.suffix == ".parquet":
+        return parquet_table(path)
+    if path.suffix != ".npz":
         raise ConfigurationError(
-            f"{path}: reading it needs pyarrow; install it with: pip install pyarrow"
-        ) from error
-    try:
-        return read(path)
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from error
+            f"{path}: what kind of file it is does not show in its name; expected one that ends in "
+            f".npz, .parquet, {' or '.join(DELIMITERS)}"
+        )
+    import pandas as pd
 
-
-def _parquet(path: Path) -> Columns:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        chosen = _chosen(path, file.schema_arrow.names)
-        table = file.read(columns=list(chosen))
-    return {name: table.column(name) for name in chosen}
-
-
-def _csv(path: Path) -> Columns:
-    import pyarrow.csv
-
-    whole = dict.fromkeys((*USERS, *ITEMS), pyarrow.int64())
-    types = whole | dict.fromkeys(VALUES, pyarrow.float64())
-    table = pyarrow.csv.read_csv(
-        path,
-        # Only a single thread knows the row in which something is wrong.
-        read_options=pyarrow.csv.ReadOptions(use_threads=False),
-        parse_options=pyarrow.csv.ParseOptions(
-            delimiter=DELIMITERS[Path(path.name.removesuffix(".gz")).suffix]
-        ),
-        # Only what is empty is missing: "nan" is a number that is none, and told as such.
-        convert_options=pyarrow.csv.ConvertOptions(column_types=types, null_values=[""]),
-    )
-    return {name: table.column(name) for name in _chosen(path, table.column_names)}
+    arrays = open_npz(path, partial(_chosen, path))
+    shapes = [array.shape for array in arrays.values()]
+    if len({*shapes}) > 1 or len(shapes[0]) != 1:
+        told = ", ".join(f"{name} is {[*array.shape]}" for name, array in arrays.items())
+        raise ConfigurationError(f"{path}: {told}; expected one of each for every rating")
+    return Table(path, pd.DataFrame(arrays), lambda row: f"{path}, row {row + 1}")
 
 
 def _chosen(path: Path, names: Iterable[str]) -> tuple[str, str, str]:
@@ -139,57 +113,15 @@ def _chosen(path: Path, names: Iterable[str]) -> tuple[str, str, str]:
     return found[0], found[1], found[2]
 
 
-def _ratings(path: Path, columns: Columns, first: int) -> Ratings:
-    place = _Place(path, first)
-    (user, users), (item, items), (value, values) = (
-        (name, place.filled(name, column)) for name, column in columns.items()
-    )
-    if not users.shape == items.shape == values.shape or values.ndim != 1 or not len(values):
+def _keys(table: Table, name: str) -> Integers:
+    column, place = table.column(name)
+    if column.dtype.kind not in "iu":
+        numbers(column, place)  # knows the cell, if one of them is none
         raise ConfigurationError(
-            f"{path}: {user} is {list(users.shape)}, {item} {list(items.shape)} and {value} "
-            f"{list(values.shape)}, expected one of each for every rating, and at least one"
+            f"{table.path}: column {name!r} has fractions, expected whole numbers"
         )
-    return Ratings(place.keys(user, users), place.keys(item, items), place.numbers(value, values))
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Checks columns of a file, and says where something is wrong: `first` is their first row."""
-
-    path: Path
-    first: int
-
-    def filled(self, name: str, column: Any) -> npt.NDArray[Any]:
-        """A column of numpy or pyarrow as an array, if nothing is missing."""
-        if isinstance(column, np.ndarray):
-            return column
-        missing = column.is_null().to_numpy()
-        self._refuse(missing, name, column, "nothing")
-        return np.asarray(column.to_numpy())
-
-    def keys(self, name: str, values: npt.NDArray[Any]) -> Integers:
-        if values.dtype.kind not in "iu":
-            raise ConfigurationError(
-                f"{self.path}: {name!r} is of {values.dtype}, expected whole numbers"
-            )
-        self._refuse((values < 0) | (values > np.iinfo(np.int64).max), name, values)
-        return values.astype(np.int64, copy=False)
-
-    def numbers(self, name: str, values: npt.NDArray[Any]) -> Numbers:
-        if values.dtype.kind not in "fiu":
-            raise ConfigurationError(
-                f"{self.path}: {name!r} is of {values.dtype}, expected numbers"
-            )
-        numbers = values.astype(np.float64, copy=False)
-        self._refuse(~np.isfinite(numbers), name, numbers)
-        return numbers
-
-    def _refuse(
-        self, wrong: npt.NDArray[np.bool_], name: str, values: Any, what: str | None = None
-    ) -> None:
-        if wrong.any():
-            at = int(wrong.argmax())
-            raise ConfigurationError(
-                f"{self.path}, row {self.first + at}, {name!r}: {what or values[at]}, "
-                f"expected {'a finite number' if name in VALUES else 'from 0 to 2⁶³ - 1'}"
-            )
+    wrong = (column < 0) | (column > np.iinfo(np.int64).max)
+    if wrong.any():
+        row = int(wrong.to_numpy().argmax())
+        raise ConfigurationError(f"{place(row)} is {column.iloc[row]}, expected from 0 to 2⁶³ - 1")
+    return column.to_numpy(np.int64)

@@ -1,204 +1,289 @@
-"""The examples in npz and parquet files: arrays or columns of numbers, and a label for each.
+"""Tables with named columns: CSV and parquet, as files or as the folders that Dask writes.
 
-An npz file has the arrays ``x`` and ``y``; ``x`` may also be a sparse matrix with the arrays that
-`scipy.sparse.save_npz` writes. Of a parquet file one column is the label, and the others, which
-must be numbers, are the features.
+One column is the target, and others are features. What numbers the rows, such as the index of a
+pandas frame, is no feature unless it is named: where rows were sorted by class, it tells the class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import csv
+import io
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from dps.errors import ConfigurationError
-from flows.readers.examples import Examples
-from flows.readers.npz import open_npz
+from flows.quoting import listed, meant, quoted
+from flows.readers.files import files_of, first_wrong, opened, shown
+from flows.readers.values import Examples, Place, labels, numbers
 
-LABELS = ("y", "label", "labels", "target")
-ROWS = 1 << 16  # of a parquet file in memory at once
+if TYPE_CHECKING:
+    import pandas as pd
 
-Array = npt.NDArray[Any]
+DELIMITERS = ",;\t|"
+# What the files of a folder end in.
+PARTS = {"csv": ".part", "parquet": ".parquet"}
+MOST_NAMED = 24  # columns in a message
+# What pandas, Dask and Arrow call an index that has no name; CSV has an empty name.
+UNNAMED = re.compile(r"(Unnamed: \d+|__index_level_\d+__|__null_dask_index__)?")
+# What others call row numbers, which these are if each is there once.
+NUMBERED = re.compile(r"index|level_\d+|row_?(names?|numbers?|nr|ids?)", re.IGNORECASE)
 
 
-def read_npz(path: Path, x: str = "x", y: str | None = None) -> Examples:
-    """Read the examples of an npz file.
+class ColumnMissing(ConfigurationError):
+    """A column is missing; `key` is the setting that names it, target or features."""
 
-    Parameters
+    key = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """A table as it is in a file.
+
+    Attributes
     ----------
     path
-        The file.
-    x
-        The array of examples; of more than two dimensions, each example becomes a row.
-    y
-        The array of labels, which may be texts; None: the one named y, label, labels or target.
-
-    Raises
-    ------
-    ConfigurationError
-        The file cannot be read, an array is missing or does not fit, or a value is not finite.
+        The file or folder.
+    frame
+        The columns, with a row for each example.
+    place
+        Names a row, for messages: by its line in CSV.
+    index
+        Columns that are the index of a pandas frame.
     """
-    arrays = open_npz(path, lambda names: names, "x=…, y=…")
-    rows, labels = _matrix(path, arrays, x), _label(path, arrays, y)
-    if 0 in rows.shape:
-        raise ConfigurationError(
-            f"{path}: x is {list(rows.shape)}: expected one example and one feature at least"
-        )
-    if rows.ndim > 2:
-        rows = rows.reshape(len(rows), -1)
-    if rows.ndim != 2 or labels.shape != rows.shape[:1]:
-        raise ConfigurationError(
-            f"{path}: x is {list(rows.shape)} and y {list(labels.shape)}, expected a row of x for "
-            "each value of y"
-        )
-    return Examples(rows, labels)
+
+    path: Path
+    frame: pd.DataFrame
+    place: Place
+    index: frozenset[str] = frozenset()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns, in their order."""
+        return [*self.frame.columns]
+
+    def column(self, name: str) -> tuple[pd.Series, Place]:
+        """Return a column, and what names its cells."""
+        return self.frame[name], lambda row: f"{self.place(row)}: column {name!r}"
+
+    def row_labels(self) -> dict[str, str]:
+        """The columns that number or name the rows, each with what shows it."""
+        found = {name: self._label(name) for name in self.names}
+        return {name: reason for name, reason in found.items() if reason}
+
+    def _label(self, name: str) -> str | None:
+        if name in self.index:
+            return "is the index of the pandas frame"
+        if UNNAMED.fullmatch(name):
+            return "has no name: the numbers of the rows?"
+        if NUMBERED.fullmatch(name) and self.names.count(name) == 1:
+            column = self.frame[name]
+            if column.is_unique and column.dtype.kind in "iu":
+                return "numbers the rows"
+        return None
 
 
-def read_parquet(path: Path, label: str | None = None, rows: int = ROWS) -> Iterator[Examples]:
-    """Read the examples of a parquet file in pieces.
+def read_tables(
+    tables: Sequence[Table],
+    target: str,
+    features: Sequence[str] | None = None,
+    regression: bool = False,
+) -> list[Examples]:
+    """Return the examples of tables that have the same features.
 
     Parameters
     ----------
-    label
-        The column of labels; None: the one that is named y, label, labels or target.
+    target
+        The column of targets: numbers, or unless it is a `regression` texts that name classes.
+    features
+        The columns of features, in this order; None: all columns of the first table but the target
+        and row labels.
 
     Raises
     ------
     ConfigurationError
-        The file cannot be read, there is no such column, or a value is no finite number; the
-        message has its row, from 1, and its column. Or pyarrow is not installed.
+        A column is missing or there twice, or a cell is no finite number; the message has its
+        place.
     """
-    with open_parquet(path) as file:
-        wanted = _chosen(path, file.schema_arrow.names, label)
-        first = 1
-        for batch in file.iter_batches(batch_size=rows):
-            yield _examples(path, batch, wanted, first)
-            first += len(batch)
+    first, note = tables[0], ""
+    if features is None:
+        labelled = first.row_labels().keys() - {target}
+        features = [name for name in first.names if name not in {target, *labelled}]
+        note = f"without {listed(map(quoted, sorted(labelled)), MOST_NAMED)}" if labelled else ""
+    found = []
+    for table in tables:
+        require(table, [target], "target")
+        require(table, features, "features")
+        if not features:
+            raise ConfigurationError(f"{table.path}: no column besides {target!r}: no features")
+        if table.frame.empty:
+            raise ConfigurationError(f"{table.path}: has no rows, expected one for each example")
+        x = np.column_stack([numbers(*table.column(name)) for name in features])
+        y = (numbers if regression else labels)(*table.column(target))
+        found.append(Examples(x, y, note))
+    return found
 
 
-@contextmanager
-def open_parquet(path: Path) -> Iterator[Any]:
-    """Open a parquet file, as a `pyarrow.parquet.ParquetFile`.
+def require(table: Table, names: Iterable[str], key: str) -> None:
+    """Raise `ConfigurationError` unless each of these columns is there, once."""
+    for name in names:
+        if name not in table.names:
+            there = f"there are: {listed(map(quoted, table.names), MOST_NAMED)}"
+            question = meant(name, table.names)
+            known = f"{question} T{there[1:]}" if question else there
+            missing = ColumnMissing(f"{table.path}: there is no column {quoted(name)}; {known}")
+            missing.key = key
+            raise missing
+        if table.names.count(name) > 1:
+            raise ConfigurationError(
+                f"{table.path}: more than one column is named {name!r}; rename one of them"
+            )
+
+
+# -- CSV -------------------------------------------------------------------------------------------
+
+
+def csv_delimiter(path: Path) -> str:
+    """Return the delimiter that parts the first line of a CSV file into the most names."""
+    with opened(_parts(path, "csv")[0]) as file:
+        first = file.readline().decode("utf-8-sig", "replace")
+    return max(DELIMITERS, key=lambda each: len(next(csv.reader([first], delimiter=each), [])))
+
+
+def csv_table(path: Path, delimiter: str = ",") -> Table:
+    """Read CSV in UTF-8 whose first line names the columns, plain or .gz, or a folder of *.part.
 
     Raises
     ------
     ConfigurationError
-        It cannot be opened, or reading it fails later on. Or pyarrow is not installed.
+        The file cannot be read, or is no CSV; the message has the line.
     """
+    import pandas as pd
+
+    frames: list[pd.DataFrame] = []
+    lines = []
+    for file in _parts(path, "csv"):
+        frame, of_rows = _csv(file, delimiter)
+        if frames and [*frame.columns] != [*frames[0].columns]:
+            raise ConfigurationError(f"{file}: has other columns than the first file of {path}")
+        frames.append(frame)
+        lines.append((file, of_rows))
+
+    def place(row: int) -> str:
+        places = (f"{file}, line {line}" for file, of_rows in lines for line in of_rows)
+        return next(islice(places, row, None))
+
+    frame = frames[0] if len(frames) == 1 else pd.concat(frames, ignore_index=True)
+    return Table(path, frame, place)
+
+
+def _csv(path: Path, delimiter: str) -> tuple[pd.DataFrame, Sequence[int]]:
+    """The cells of a file, and the line of each row.
+
+    The csv module knows the lines and refuses what pandas reads in its own way, such as a quotation
+    mark that swallows rows; pandas knows the types, and is fast.
+    """
+    import pandas as pd
+
     try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
+        with opened(path) as file:
+            text = io.TextIOWrapper(file, "utf-8-sig", newline="")
+            header, lines = _lines(path, text, delimiter)
+    except UnicodeDecodeError as error:
+        with opened(path) as file:
+            undecoded = file.readlines()
+        number = first_wrong(undecoded, bytes.decode)
         raise ConfigurationError(
-            f"{path}: reading parquet needs pyarrow; install it with: pip install pyarrow"
+            f"{path}, line {number + 1}: {shown(undecoded[number])} is not in UTF-8; save the file "
+            "as CSV in UTF-8"
         ) from error
+    if not lines:
+        return pd.DataFrame(columns=header), lines
+    with opened(path) as file:
+        frame = pd.read_csv(
+            file,
+            sep=delimiter,
+            encoding="utf-8-sig",
+            header=0,
+            names=range(len(header)),
+            index_col=False,
+            keep_default_na=False,  # a text is what it is
+            skipinitialspace=True,
+            low_memory=False,  # would type a column piece by piece
+        )
+    if len(frame) != len(lines):  # a lone \r is more to pandas than the end of a line
+        raise ConfigurationError(rf"{path}: lines end in \r, \n or \r\n by turns; use one of them")
+    frame.columns = pd.Index(header)
+    return frame, lines
+
+
+def _lines(path: Path, file: io.TextIOWrapper, delimiter: str) -> tuple[list[str], Sequence[int]]:
+    """The names of the columns, and the line of each row; blank lines are passed over."""
+    csv.field_size_limit(2**31 - 1)  # a cell may hold a document; pandas has no limit
+    reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
+    lines, line = array("q"), 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            yield file
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigurationError(f"{path} cannot be read as parquet: {error}") from error
-
-
-def _matrix(path: Path, arrays: Mapping[str, Array], x: str) -> Any:
-    if x in arrays:
-        return _numbers(path, x, arrays[x])
-    if not {"data", "indices", "indptr", "shape", "format"} <= arrays.keys():
+        header = [name.strip() for name in next(reader, [])]
+        if not any(header):
+            raise ConfigurationError(f"{path}, line 1: expected the names of the columns")
+        line = reader.line_num
+        for row in reader:
+            line = reader.line_num
+            if row and len(row) != len(header):
+                raise ConfigurationError(
+                    f"{path}, line {line}: {len(row)} cells, but line 1 names {len(header)} columns"
+                )
+            if row:
+                lines.append(line)
+    except csv.Error as error:
         raise ConfigurationError(
-            f"{path} has the arrays {', '.join(arrays)}, expected {x} and y, or a sparse matrix of "
-            "scipy.sparse.save_npz and y"
-        )
-    # Not at the top: every process of a trial imports this package, for images.
-    from scipy.sparse import csc_array, csr_array
-
-    kind = arrays["format"].tolist()
-    make = {"csr": csr_array, "csc": csc_array}.get(
-        kind.decode("ascii", "replace") if isinstance(kind, bytes) else str(kind)
-    )
-    if make is None:
-        raise ConfigurationError(f"{path}: a sparse matrix of format {kind!r}, expected csr or csc")
-    data = _numbers(path, "data", arrays["data"])
-    try:
-        found = make((data, arrays["indices"], arrays["indptr"]), shape=tuple(arrays["shape"]))
-        found.check_format(full_check=True)
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{path}: its sparse matrix is damaged: {error}") from error
-    return found.tocsr()
+            f"{path}, line {line + 1}: {error}: a quotation mark that opens a cell there is not "
+            "closed, or one inside the cell is not doubled"
+        ) from error
+    return header, lines
 
 
-def _label(path: Path, arrays: Mapping[str, Array], y: str | None) -> Array:
-    found = [name for name in (LABELS if y is None else (y,)) if name in arrays]
-    if not found:
-        raise ConfigurationError(
-            f"{path} has the arrays {', '.join(arrays)}, and none of them is named {y or 'y'}"
-        )
-    labels = arrays[found[0]]
-    if y is not None and labels.dtype.kind == "U":
-        return labels
-    return _numbers(path, found[0], labels)
+# -- parquet ---------------------------------------------------------------------------------------
 
 
-def _numbers(path: Path, name: str, array: Array) -> Array:
-    if array.dtype.kind not in "fiub":
-        raise ConfigurationError(f"{path}: {name} is of {array.dtype}, expected numbers")
-    values = array.astype(np.float64)
-    if not np.isfinite(values).all():
-        at = [int(i) for i in np.argwhere(~np.isfinite(values))[0]]
-        raise ConfigurationError(f"{path}: {name}{at} is {values[tuple(at)]}, expected a number")
-    return np.asarray(values)
-
-
-def _chosen(path: Path, columns: list[str], label: str | None) -> str:
-    named = [label] if label is not None else list(LABELS)
-    found = [name for name in named if name in columns]
-    if not found:
-        raise ConfigurationError(
-            f"{path} has no column {' or '.join(map(repr, named))}; there are: {', '.join(columns)}"
-        )
-    if len(set(columns)) < len(columns):
-        twice = next(name for name in columns if columns.count(name) > 1)
-        raise ConfigurationError(f"{path} has more than one column {twice!r}; rename one of them")
-    if len(columns) < 2:
-        raise ConfigurationError(f"{path} has no column besides {found[0]!r}: no features")
-    return found[0]
-
-
-def _examples(path: Path, batch: Any, label: str, first: int) -> Examples:
-    columns = {name: numbers_of(path, batch, name, first) for name in batch.schema.names}
-    features = [values for name, values in columns.items() if name != label]
-    return Examples(np.column_stack(features), columns[label])
-
-
-def holds_numbers(kind: Any) -> bool:
-    """Whether a column of this type of pyarrow holds numbers."""
-    from pyarrow import types
-
-    # Arrow would also make numbers of digits in text, and of times.
-    numbers = types.is_integer, types.is_floating, types.is_boolean, types.is_decimal
-    return any(fits(kind) for fits in numbers)
-
-
-def numbers_of(path: Path, batch: Any, name: str, first: int = 1) -> Array:
-    """Return a column of a batch or table of pyarrow as float64; its rows count from `first`.
+def parquet_table(path: Path) -> Table:
+    """Read a parquet file, or a folder of them, partitioned or not.
 
     Raises
     ------
     ConfigurationError
-        It is of another type than numbers, or a value is no finite number.
+        It cannot be read.
     """
-    from pyarrow import float64
+    import pyarrow
+    from pyarrow.dataset import dataset
+    from pyarrow.parquet import ParquetFile
 
-    column = batch.column(name)
-    if not holds_numbers(column.type):
-        raise ConfigurationError(f"{path}: column {name!r} is of {column.type}, expected numbers")
-    values = column.cast(float64(), safe=False).to_numpy(zero_copy_only=False)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
-        raise ConfigurationError(
-            f"{path}, row {first + int(wrong[0])}, column {name!r}: "
-            f"{column[int(wrong[0])].as_py()!r}, expected a number"
-        )
-    return np.asarray(values)
+    files = [*map(str, _parts(path, "parquet"))]
+    try:
+        if path.is_dir():
+            found = dataset(files, partitioning="hive", partition_base_dir=str(path)).to_table()
+        else:
+            found = ParquetFile(path).read()
+        frame = found.to_pandas()
+    except (OSError, ValueError, TypeError, pyarrow.ArrowException) as error:
+        raise ConfigurationError(f"{path} cannot be read as parquet: {error}") from error
+    index = [name for name in frame.index.names if name not in (None, "__null_dask_index__")]
+    frame = frame.reset_index(index, allow_duplicates=True).reset_index(drop=True)
+    frame.columns = [str(name).strip() for name in frame.columns]
+    named = frozenset(str(name).strip() for name in index)
+    return Table(path, frame, lambda row: f"{path}, row {row + 1}", named)
+
+
+def _parts(path: Path, kind: str) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = [file for file in files_of(path) if file.name.endswith(PARTS[kind])]
+    if not found:
+        raise ConfigurationError(f"{path}: has no file whose name ends in {PARTS[kind]}")
+    return found

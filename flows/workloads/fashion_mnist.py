@@ -20,6 +20,7 @@ from typing import IO, Literal
 import numpy as np
 
 from dps.errors import ConfigurationError
+from flows.files import NO_HOME
 from flows.readers.idx import read_idx
 from flows.workloads.base import Array, DatasetShape
 
@@ -46,9 +47,10 @@ MD5 = {
 def cache_folder() -> Path:
     """Return the folder for downloads, by the XDG base directory specification."""
     base = os.environ.get("XDG_CACHE_HOME", "")
+    home = os.path.expanduser("~")  # itself, for a user without a name and a HOME
     # The specification has relative paths ignored.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "dps" / "fashion-mnist"
+    root = base if os.path.isabs(base) else Path(home if home != "~" else NO_HOME, ".cache")
+    return Path(root, "dps", "fashion-mnist")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
-"""Files that a trial depends on, each known by the SHA-256 of what is in it."""
+"""Files and folders that a trial depends on, each known by the SHA-256 of what is in it."""
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
+from io import BufferedReader
 from pathlib import Path
+from typing import cast
 
 from dps.errors import ConfigurationError
+from flows.files import open_regular
+from flows.readers.files import files_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +36,32 @@ class KnownFile:
 
 
 def sha256_of(path: str) -> str:
-    """Return the SHA-256 of what is in a file; raises `ConfigurationError` if it cannot be read."""
+    """Return the SHA-256 of a file, or of the names and contents of the files of a folder.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be read.
+    """
     try:
-        status = Path(path).stat()
-        return _sha256(path, status.st_mtime_ns, status.st_size)
+        if not Path(path).is_dir():
+            return _sha256_of_file(path)
+        lines = (
+            f"{_sha256_of_file(str(file))} {file.relative_to(path)}\n"
+            for file in files_of(Path(path))
+        )
+        return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _sha256_of_file(path: str) -> str:
+    status = Path(path).stat()
+    return _sha256(path, status.st_mtime_ns, status.st_size)
 
 
 # Every trial of a grid asks for it; by its time and size a file that was changed is read again.
 @lru_cache(maxsize=64)
 def _sha256(path: str, changed: int, size: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    with open_regular(Path(path)) as file:
+        return hashlib.file_digest(cast(BufferedReader, file), "sha256").hexdigest()

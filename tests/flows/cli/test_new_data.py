@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import dask.dataframe
 import numpy as np
+import pandas as pd
 import pytest
 from sklearn.datasets import dump_svmlight_file, load_breast_cancer, load_diabetes, load_iris
 from typer.testing import CliRunner
@@ -139,7 +142,7 @@ def test_whoever_says_the_task_is_believed(tmp_path: Path) -> None:
     assert (data.task, data.guessed, data.score) == ("regression", False, "rmse")
     _, trial = configured(data, tmp_path)
     assert trial.config.dataset.shape.regression
-    with pytest.raises(ConfigurationError, match="regression needs numbers"):
+    with pytest.raises(ConfigurationError, match="is 'malignant', expected a number"):
         of(cancer(tmp_path / "cancer.csv"), task="regression")
 
 
@@ -207,16 +210,68 @@ def test_files_of_every_kind_can_be_learnt_from(tmp_path: Path) -> None:
 
 
 def test_a_parquet_file_can_be_learnt_from(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow.parquet import write_table
-
     columns = {"name": DIAGNOSES, "mean": CANCER.data[:, 0], "size": CANCER.data[:, 3]}
-    write_table(pyarrow.table({**columns, "target": DIAGNOSES}), tmp_path / "a.parquet")
+    pd.DataFrame({**columns, "target": DIAGNOSES}).to_parquet(tmp_path / "a.parquet")
     data = of(tmp_path / "a.parquet")
     assert data.features == ("mean", "size")
-    assert data.left_out == {"name": "has no numbers, but 'string'"}
+    assert data.left_out == {"name": "has no numbers, but 'malignant'"}
     _, trial = configured(data, tmp_path)
     assert trial.config.dataset.shape.features == 2
+
+
+def noise() -> pd.DataFrame:
+    """Nothing can be learnt from it, but from where its rows were before they were shuffled."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=600), "b": rng.normal(size=600)})
+    return frame.assign(target=np.arange(600) // 300).sample(frac=1, random_state=0)
+
+
+def test_the_same_frame_gives_the_same_data_in_every_format(tmp_path: Path) -> None:
+    frame = noise()
+    frame.to_csv(tmp_path / "index.csv")
+    frame.to_csv(tmp_path / "plain.csv", index=False)
+    frame.to_parquet(tmp_path / "a.parquet")
+    frame.rename_axis("customer").to_parquet(tmp_path / "named.parquet")
+    frame.reset_index().to_parquet(tmp_path / "reset.parquet")
+    np.savez(tmp_path / "a.npz", x=frame[["a", "b"]], y=frame["target"])
+    parts = dask.dataframe.from_pandas(frame, npartitions=11, sort=False)
+    parts.to_parquet(tmp_path / "parquet")
+    parts.to_csv(tmp_path / "csv")
+    digests = set()
+    for path in sorted(tmp_path.iterdir()):
+        data = of(path, None if path.suffix == ".npz" else "target")
+        digests.add(configured(data, tmp_path)[1].config.dataset.load().digest)
+    assert len(digests) == 1
+
+
+def test_numbers_in_another_notation_are_refused_as_target_and_as_feature(tmp_path: Path) -> None:
+    cells = [f"{n % 7},5" for n in range(60)]
+    path = table(tmp_path / "a.csv", ["a"], [[n] for n in range(60)], cells, delimiter=";")
+    with pytest.raises(ConfigurationError, match="line 2: column 'target' is '0,5', expected a nu"):
+        of(path)
+    path = table(tmp_path / "b.csv", ["a"], [[cell] for cell in cells], [0, 1] * 30, delimiter=";")
+    with pytest.raises(ConfigurationError, match="line 2: column 'a' is '0,5', expected a number"):
+        of(path)
+
+
+def test_what_indices_of_svmlight_begin_with_is_told_and_can_be_said(tmp_path: Path) -> None:
+    x = np.column_stack([np.zeros(150), IRIS.data])
+    dump_svmlight_file(x, IRIS.target, str(tmp_path / "a.svm"), zero_based=True)
+    made = dps(tmp_path, "new", "mine", "--data", "a.svm")
+    assert "4 sparse features (indices taken to begin with 1)" in made.stdout
+    text = (tmp_path / "mine.yaml").read_text()
+    assert "zero_based: auto  # indices taken to begin with 1; true: with 0" in text
+    (tmp_path / "mine.yaml").write_text(text.replace("zero_based: auto", "zero_based: true"))
+    planned = dps(tmp_path, "plan", "mine.yaml")
+    assert "5 sparse features (indices begin with 0)" in planned.stdout
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.csv")
+    with pytest.raises(
+        ConfigurationError, match=r"a\.csv cannot be read: It is a device or a pipe"
+    ):
+        of(tmp_path / "a.csv")
 
 
 def test_a_packed_file_can_be_learnt_from(tmp_path: Path) -> None:
@@ -288,7 +343,7 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
         (["--data", "good.csv"], "--target: which column of good.csv is to be predicted?"),
         (["--data", "good.csv", "--target", "targte"], "did you mean 'target'?"),
         (["--data", "names.csv", "--target", "target"], "is it the column of the classes?"),
-        (["--data", "binary.csv", "--target", "y"], "binary.csv is no CSV in UTF-8"),
+        (["--data", "binary.csv", "--target", "y"], "is not in UTF-8; save the file as CSV"),
         (["--data", "ragged.csv", "--target", "target"], "line 3: 1 cells, but line 1 names 2"),
         (["--data", "texts.csv", "--target", "target"], "no column of numbers is left"),
         (["--data", "empty.csv", "--target", "y"], "expected the names of the columns"),
@@ -296,7 +351,10 @@ def test_the_file_is_written_planned_and_relative_to_the_configuration(tmp_path:
         (["--task", "regression"], "--task is of data of your own"),
         (["--data", "good.csv", "--dataset", "digits"], "leave out one of them"),
         (["--data", "good.csv", "--target", "target", "--workload", "linear"], "expected mlp or"),
-        (["--data", "good.csv", "--target", "target", "--task", "regression"], "needs numbers"),
+        (
+            ["--data", "good.csv", "--target", "target", "--task", "regression"],
+            "is 'yes', expected a number",
+        ),
         (["--data", "a.svm", "--target", "y"], "whose lines begin with the target"),
         (
             ["--data", "good.csv", "--target", "target", "--output", "none/a.yaml"],

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from sklearn.datasets import dump_svmlight_file, load_iris
@@ -72,11 +73,8 @@ class TestOwnData(DatasetContract):
             "parquet": {"kind": "parquet", "path": "iris.parquet", "target": "species"},
         }[request.param]
         if request.param == "parquet":
-            pyarrow = pytest.importorskip("pyarrow")
-            from pyarrow.parquet import write_table
-
-            columns = {**dict(zip("abcd", IRIS.data.T, strict=True)), "species": IRIS.target}
-            write_table(pyarrow.table(columns), tmp_path / "iris.parquet")
+            frame = pd.DataFrame(IRIS.data, columns=[*"abcd"]).assign(species=IRIS.target)
+            frame.to_parquet(tmp_path / "iris.parquet")
         source: DatasetSource = trials(tmp_path, section)[0].config.dataset
         return source
 
@@ -120,6 +118,28 @@ def test_of_two_files_both_are_part_of_the_trial(tmp_path: Path) -> None:
     assert first.config.dataset.load().y_test.shape == (30,)
     write_csv(tmp_path / "test.csv", ROWS[::6])
     assert trials(tmp_path, section)[0].digest != first.digest
+
+
+def test_a_folder_is_known_by_the_files_in_it(tmp_path: Path) -> None:
+    (tmp_path / "iris").mkdir()
+    for number, rows in enumerate((ROWS[:70], ROWS[70:])):
+        write_csv(tmp_path / "iris" / f"{number}.part", rows)
+    section = csv_section(path="iris")
+    (first,) = trials(tmp_path, section)
+    assert len(first.config.dataset.load().y_train) == 120
+    shutil.copytree(tmp_path / "iris", tmp_path / "moved")
+    (tmp_path / "moved" / "_metadata").write_text("is not read")
+    assert trials(tmp_path, csv_section(path="moved"))[0].digest == first.digest
+    write_csv(tmp_path / "moved" / "2.part", ROWS[:9])
+    assert trials(tmp_path, csv_section(path="moved"))[0].digest != first.digest
+
+
+def test_another_file_may_have_its_columns_in_another_order(tmp_path: Path) -> None:
+    write_csv(tmp_path / "iris.csv")
+    lines = ["species,pw,pl,sw,sl", *(",".join(map(str, row[::-1])) for row in ROWS)]
+    (tmp_path / "test.csv").write_text("\n".join(lines))
+    data = trials(tmp_path, csv_section(split={"path": "test.csv"}))[0].config.dataset.load()
+    np.testing.assert_array_equal(data.x_test, data.x_train)
 
 
 def test_a_recorded_trial_refuses_a_file_that_has_changed(tmp_path: Path) -> None:

@@ -223,23 +223,23 @@ def test_a_model_that_is_not_there_is_refused(
     [
         ("[1, 2]", r"returned list, expected the arrays \(x, y\)"),
         ("(y, y, y)", "returned 3 values"),
-        ("(y, y)", r"the shapes are \[200\] and \[200\], expected examples × features"),
-        ("(np.full((200, 4), np.nan), y)", "x has NaN or infinity"),
+        ("(y, y)", r"mine:load: x is \[200\] and y \[200\], expected one example"),
+        ("(np.full((200, 4), np.nan), y)", r"x\[0, 0\] is missing, expected a number"),
         (
-            "(y[:0, None], y[:0])",
-            r"the shapes are \[0, 1\] and \[0\], expected examples × features",
+            "(__import__('scipy.sparse').sparse.csr_array(np.ones((200, 1)) * np.inf), y)",
+            r"x\.data\[0\] is 'inf', expected a number",
         ),
+        ("(y[:0, None], y[:0])", r"x is \[0, 1\] and y \[0\], expected one example"),
+        ("(np.zeros((0, 2, 2)), y[:0])", r"x is \[0, 2, 2\] and y \[0\], expected one example"),
+        ("(y[:, None][:, :0], y)", r"x is \[200, 0\] and y \[200\], expected one example"),
+        ("(np.full((200, 4), 'a'), y)", r"x\[0, 0\] is 'a', expected a number"),
+        ("(y[:, None], np.where(y, 'a', 'NA'))", r"y\[\d+\] is 'NA', expected a class or a number"),
+        ("(y[:, None], np.where(y, 'a', ''))", r"y\[\d+\] is empty, expected a class or a number"),
+        ("(y[:, None], np.where(y, '1,5', '2'))", r"y\[\d+\] is '1,5', expected a number"),
         (
-            "(np.zeros((0, 2, 2)), y[:0])",
-            r"the shapes are \[0, 2, 2\] and \[0\], expected examples",
+            "(y[:, None], y, y[:, None], np.where(y, 'a', None))",
+            r"y_test\[\d+\] is missing, expected a class or a number",
         ),
-        ("(y[:, None][:, :0], y)", r"the shapes are \[200, 0\] and \[200\], expected examples"),
-        ("(np.full((200, 4), 'a'), y)", "the dtypes are <U1 and int64"),
-        (
-            "(y[:, None], np.where(y, 'a', 'NA'))",
-            "is 'NA' in row .* of the examples, expected a cla",
-        ),
-        ("(y[:, None], np.where(y, 'a', ''))", "is '' in row .* of the examples, expected a class"),
         ("(y[:, None], y * 0)", "all 200 rows are of the class 0"),
         ("(y[:, None], y, np.ones((5, 2)), y[:5])", "test part has 2 features, the other 1"),
         ("y + unknown", r"NameError: .*mine\.py, line \d+"),
@@ -251,6 +251,25 @@ def test_what_a_function_returns_must_be_examples(
     before = "return beside.CENTRES[y] + 0.5 * rng.normal(size=(rows, 4)), y"
     with pytest.raises(ConfigurationError, match=problem):
         trials(write(tmp_path, (before, f"return {returned}")))
+
+
+@pytest.mark.parametrize(
+    ("targets", "classes"),
+    [
+        ("np.where(y, 'a', 'b').astype(object)", ("a", "b")),
+        ("np.where(y, b'a', b'b')", ("a", "b")),
+        ("[*np.where(y, 'a', 'b')]", ("a", "b")),
+        ("y > 0", ("False", "True")),
+        ("np.where(y, 1.0, -1.0)", ("-1", "1")),
+    ],
+    ids=["objects", "bytes", "a list", "booleans", "floats"],
+)
+def test_targets_of_a_function_may_be_whatever_a_file_has(
+    tmp_path: Path, targets: str, classes: tuple[str, ...]
+) -> None:
+    before = "return beside.CENTRES[y] + 0.5 * rng.normal(size=(rows, 4)), y"
+    (trial, *_) = trials(write(tmp_path, (before, f"return y[:, None], {targets}")))
+    assert trial.config.dataset.whole.names == classes
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy.sparse import vstack
 
 from flows.problems.wordnet import main
 from flows.readers import read_examples
@@ -34,10 +33,9 @@ def test_an_example_is_a_gloss_and_a_feature_a_word_of_two(
     target = folder / "wordnet.svm"
     assert main([str(folder), str(target)]) == 0
     assert "4 examples × 2 features, 5 entries" in capsys.readouterr().out
-    pieces = list(read_examples(target))
-    x = vstack([piece.x for piece in pieces]).toarray()
-    y = np.concatenate([piece.y for piece in pieces])
-    rows = {(label, tuple(np.round(row, 4))) for label, row in zip(y, x, strict=True)}
+    found = read_examples(target)
+    x = np.round(found.x.toarray(), 4)
+    rows = {(label, tuple(row)) for label, row in zip(found.y, x, strict=True)}
     half = round(2**-0.5, 4)
     # "a" and "exists", in this order; no other word is in two glosses.
     assert rows == {

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.sparse import random, vstack
+from scipy.sparse import random
 from sklearn.datasets import dump_svmlight_file, load_svmlight_file
 
 from dps.errors import ConfigurationError
-from flows.problems.sparse_data import survey
-from flows.readers.lines import Piece
-from flows.readers.svmlight import _complaint, _parsed, read_svmlight
+from flows.readers.svmlight import ZeroBased, read_svmlight
 
 LINES = b"1 1:0.5 3:2\n-1 2:1\n"
 
@@ -27,114 +22,115 @@ def written(folder: Path, text: bytes, name: str = "data.svm") -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dumped(folder: Path, x: np.ndarray, zero_based: bool, name: str = "data.svm") -> Path:
+    dump_svmlight_file(x, np.arange(len(x)) % 2, str(folder / name), zero_based=zero_based)
+    return folder / name
+
+
+def test_it_reads_what_scikit_learn_reads(tmp_path: Path) -> None:
     x = random(3000, 500, density=0.05, random_state=0, format="csr")
-    path = tmp_path_factory.mktemp("svmlight") / "large.svm"
+    path = tmp_path / "data.svm"
     dump_svmlight_file(x, np.arange(3000) % 3, str(path), zero_based=False)
-    return path
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("piece_bytes", [100, 5000, 1 << 23])
-def test_it_reads_what_scikit_learn_reads(large: Path, piece_bytes: int) -> None:
-    x, y = load_svmlight_file(str(large))
-    pieces = list(read_svmlight(large, 500, piece_bytes))
-    assert len(pieces) > 100 or piece_bytes > 5000
-    assert abs(vstack([piece.x for piece in pieces]) - x).max() < 1e-15
-    np.testing.assert_array_equal(np.concatenate([piece.y for piece in pieces]), y)
-
-
-def test_it_unpacks_on_the_way(large: Path, tmp_path: Path) -> None:
-    packed = written(tmp_path, gzip.compress(large.read_bytes()), "data.svm.gz")
-    (plain,), (unpacked,) = read_svmlight(large), read_svmlight(packed)
-    assert (plain.x != unpacked.x).nnz == 0
-
-
-def test_only_a_piece_of_the_file_is_in_memory(large: Path) -> None:
-    tracemalloc.start()
-    for _ in read_svmlight(large, 500, piece_bytes=20_000):
-        pass
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < large.stat().st_size / 2
+    wanted, labels = load_svmlight_file(str(path))
+    packed = written(tmp_path, gzip.compress(path.read_bytes()), "data.svm.gz")
+    for each in (path, packed):
+        (found,) = read_svmlight([each])
+        assert (found.x != wanted).nnz == 0
+        assert found.x.indices.dtype == np.int32
+        np.testing.assert_array_equal(found.y, labels)
 
 
 def test_comments_queries_and_empty_lines_are_passed_over(tmp_path: Path) -> None:
-    text = b"# made by hand\n\n1 qid:7 1:0.5 3:2 # the first\n\r\n-1 2:1\r\n3 #\n2"
-    first, last = read_svmlight(written(tmp_path, text), 3)  # what no line end follows, alone
-    np.testing.assert_array_equal([*first.y, *last.y], [1, -1, 3, 2])
-    np.testing.assert_array_equal(first.x.toarray(), [[0.5, 0, 2], [0, 1, 0], [0, 0, 0]])
+    text = b"# made_by hand\n\n1 qid:7 1:0.5 3:2 # the_first\n\r\n-1 2:1\r\n3 #\n2"
+    (found,) = read_svmlight([written(tmp_path, text)])
+    np.testing.assert_array_equal(found.y, [1, -1, 3, 2])
+    np.testing.assert_array_equal(found.x.toarray()[:2], [[0.5, 0, 2], [0, 1, 0]])
+    assert found.x[2:].nnz == 0
 
 
-def test_an_empty_file_has_no_examples(tmp_path: Path) -> None:
-    assert list(read_svmlight(written(tmp_path, b"\n# nothing\n"))) == []
+X = np.array([[0, 0, 2.0, 0], [0, 1, 0, 3]])  # of the first feature, nothing is there
 
 
 @pytest.mark.parametrize(
-    ("line", "problem"),
+    ("counted_from_0", "zero_based", "columns", "told"),
     [
-        (b"one 1:2", "the label 'one' is no finite number, in 'one 1:2'"),
-        (b"1:2 3:4", "the label '1:2' is no finite number"),
-        (b"nan 1:2", "the label 'nan' is no finite number"),
-        (b"1 2", "'2' is no pair such as 7:0.5"),
-        (b"1 a:2", "'a:2' is no pair"),
-        (b"1 1.5:2", "'1.5:2' is no pair"),
-        (b"1 1e1:2", "'1e1:2' is no pair"),
-        (b"1 -1:2", "'-1:2' is no pair"),
-        (b"1 :2", "':2' is no pair"),
-        (b"1 2:", "the value of '2:' is no finite number"),
-        (b"1 2: 3", "the value of '2:' is no finite number"),
-        (b"1 2:3:4 5", "the value of '2:3:4' is no finite number"),
-        (b"1 2:x", "the value of '2:x' is no finite number"),
-        (b"1 2:inf", "the value of '2:inf' is no finite number"),
-        (b"1 0:1", "the index 0, but indices begin with 1"),
-        (b"1 3:1 2:1", "the index 2 after 3, but indices must increase"),
-        (b"1 3:1 3:1", "the index 3 after 3, but indices must increase"),
-        (b"1 10:1", "the index 10, but there are 9 features"),
-        (b"1 2:\xff", r"the value of '2:\\xff' is no finite number"),
-        (b"9 " + 30 * b"x", f"'{30 * 'x'}' is no pair such as 7:0.5, in '9 {30 * 'x'}'"),
+        (False, "auto", X, "indices taken to begin with 1"),
+        (False, False, X, "indices begin with 1"),
+        (True, True, X, "indices begin with 0"),
+        (True, "auto", X[:, 1:], "indices taken to begin with 1"),
+        (False, True, np.column_stack([[0, 0], X]), "indices begin with 0"),
     ],
 )
-def test_a_bad_line_is_told_with_its_number(tmp_path: Path, line: bytes, problem: str) -> None:
+def test_what_indices_begin_with_is_told(
+    tmp_path: Path, counted_from_0: bool, zero_based: ZeroBased, columns: np.ndarray, told: str
+) -> None:
+    (found,) = read_svmlight([dumped(tmp_path, X, counted_from_0)], zero_based)
+    np.testing.assert_array_equal(found.x.toarray(), columns)
+    assert found.note == told
+
+
+def test_an_index_of_0_tells_what_those_of_every_file_begin_with(tmp_path: Path) -> None:
+    other = np.array([[5.0, 0, 0, 0, 1]])
+    paths = [dumped(tmp_path, X, True), dumped(tmp_path, other, True, "test.svm")]
+    train, test = read_svmlight(paths)
+    np.testing.assert_array_equal(train.x.toarray(), np.column_stack([X, [0, 0]]))
+    np.testing.assert_array_equal(test.x.toarray(), other)
+    assert train.note == "indices taken to begin with 0"
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [
+        (b"one 1:2", "'one' in 'one 1:2'"),
+        (b"1:2 3:4", "'1:2' in"),
+        (b"nan 1:2", "'nan' in"),
+        (b"1 2", "'2' in '1 2'"),
+        (b"1 a:2", "'a:2' in"),
+        (b"1 1.5:2", "'1.5:2' in"),
+        (b"1 1e1:2", "'1e1:2' in"),
+        (b"1 -1:2", "'-1:2' in"),
+        (b"1 :2", "':2' in"),
+        (b"1 2:", "'2:' in"),
+        (b"1 2: 3", "'2:' in"),
+        (b"1 2:3:4 5", "'2:3:4' in"),
+        (b"1 1:1 2:x 3:4", "'2:x' in '1 1:1 2:x 3:4'"),
+        (b"1 2:inf", "'2:inf' in"),
+        (b"1 2:1_0", "'2:1_0' in"),
+        (b"1 0:1", "'0:1' in '1 0:1'"),
+        (b"1 3:1 2:1", "'2:1' in"),
+        (b"1 3:1 3:1", "'3:1' in"),
+        (b"1 2:\xff", r"'2:\\xff' in"),
+        (b"9 " + 90 * b"x", " in '9 xxx"),
+        (b"1 1:1 2147483648:1", "'2147483648:1' in"),
+        (b"1 " + b"9" * 5000 + b":1", "'9999"),
+    ],
+)
+def test_a_bad_line_is_told_with_its_number_and_the_word(
+    tmp_path: Path, line: bytes, word: str
+) -> None:
     path = written(tmp_path, 40 * LINES + line + b"\n" + LINES)
     with pytest.raises(ConfigurationError) as error:
-        list(read_svmlight(path, 9, piece_bytes=100))
-    assert f"{path}, line 81: {problem}" in str(error.value)
-
-
-@pytest.mark.parametrize("index", [2**31, 99999999999999999999, "9" * 5000])
-def test_an_index_that_no_vector_could_have_is_told(tmp_path: Path, index: int | str) -> None:
-    path = written(tmp_path, LINES + f"-1 1:1 {index}:1\n".encode())
-    with pytest.raises(ConfigurationError, match=r"data\.svm, line 3: an index above 2147483647"):
-        survey(path)
+        read_svmlight([path], zero_based=False)
+    assert str(error.value).startswith(f"{path}, line 81: ")
+    assert word in str(error.value)
+    assert "expected a number and then pairs such as 7:0.5" in str(error.value)
 
 
 def test_the_largest_index_is_read(tmp_path: Path) -> None:
-    (found,) = read_svmlight(written(tmp_path, b"1 2147483647:3\n"))
+    (found,) = read_svmlight([written(tmp_path, b"1 2147483647:3\n")])
     assert found.x.shape == (1, 2**31 - 1)
     assert found.x.indices.tolist() == [2**31 - 2]
 
 
-def test_examples_before_a_bad_piece_have_been_read(tmp_path: Path) -> None:
-    reader = read_svmlight(written(tmp_path, 40 * LINES + b"bad\n"), piece_bytes=100)
-    assert len(next(reader).y) > 0
+@pytest.mark.parametrize("text", [b"", b"\n# nothing\n", b"1\n-1\n"])
+def test_a_file_without_a_feature_is_refused(tmp_path: Path, text: bytes) -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.svm: has no examples with a feature"):
+        read_svmlight([written(tmp_path, text)])
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.svm cannot be read"):
-        list(read_svmlight(tmp_path / "none.svm"))
+        read_svmlight([tmp_path / "none.svm"])
     cut_off = gzip.compress(1000 * LINES)[:-20]
     with pytest.raises(ConfigurationError, match=r"cut\.svm\.gz cannot be read"):
-        list(read_svmlight(written(tmp_path, cut_off, "cut.svm.gz")))
-
-
-@given(st.text(alphabet="01:. \n-e\tx", max_size=30))
-def test_a_piece_is_refused_just_when_a_line_of_it_is_wrong(text: str) -> None:
-    """What reads whole pieces and what looks for the bad line agree on what svmlight is."""
-    piece = Piece(Path("drawn"), 1, text.encode() + b"\n")
-    found = _parsed(piece, None)
-    if found is None:
-        assert "something after it" not in str(_complaint(piece, None))
-    else:
-        assert "something after it" in str(_complaint(piece, None))
+        read_svmlight([written(tmp_path, cut_off, "cut.svm.gz")])

@@ -191,7 +191,7 @@ IMAGES_FILE, LABELS_FILE = small_files()[TRAIN_IMAGES], small_files()[TRAIN_LABE
         damage(
             f"{TRAIN_IMAGES}.gz",
             gzip.compress(IMAGES_FILE)[:-100],
-            "cannot be read as an idx file: Compressed file ended",
+            "cannot be read: Compressed file ended",
             "gz cut",
         ),
         damage(f"{TRAIN_LABELS}.gz", LABELS_FILE, "Not a gzipped file", "not gz"),
@@ -204,7 +204,7 @@ IMAGES_FILE, LABELS_FILE = small_files()[TRAIN_IMAGES], small_files()[TRAIN_LABE
         damage(
             f"{TRAIN_LABELS}.gz",
             gzip.compress(LABELS_FILE)[:10] + b"\xff" * 40,
-            "cannot be read as an idx file: Error -3",
+            "cannot be read: Error -3",
             "gz bytes",
         ),
     ],
