@@ -154,7 +154,11 @@ class Platform:
         """Return eight characters that nobody else has, for a name."""
         return uuid.uuid4().hex[:8]
 
-    def monitors(self, told: Callable[[Any], Awaitable[object]]) -> Any:
+    def monitors(
+        self,
+        told: Callable[[Any], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> Any:
         """Return the monitors that the platform provides (`dps.protocol.transport.Monitors`).
 
         None: those of the hosts are used. `told` is called with each `Sighted`.

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Look, Monitor
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Watched
 from dps.sim.process import Process
 
@@ -33,9 +34,13 @@ class VirtualMonitor:
         """Return the registration of a process, which is not made yet."""
         return VirtualPresence(self, process)
 
-    def links(self, told: Callable[[Sighted], Awaitable[object]]) -> VirtualLinks:
-        """Return what a coordinator knows the monitor by."""
-        return VirtualLinks(self, told)
+    def links(
+        self,
+        told: Callable[[Sighted], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> VirtualLinks:
+        """Return what a coordinator knows the monitor by (see `MonitorLinks`)."""
+        return VirtualLinks(self, told, Tasks(on_failure))
 
     def add(self, process: Process) -> Watched:
         """Watch a process."""
@@ -105,16 +110,21 @@ class VirtualLinks:
     """A coordinator's way to the monitor (see `dps.protocol.transport.Monitors`)."""
 
     def __init__(
-        self, monitor: VirtualMonitor, told: Callable[[Sighted], Awaitable[object]]
+        self,
+        monitor: VirtualMonitor,
+        told: Callable[[Sighted], Awaitable[object]],
+        tasks: Tasks,
     ) -> None:
         self._monitor = monitor
         self._told = told
-        self._following: asyncio.Task[None] | None = None
+        self._tasks = tasks
+        self._is_following = False
 
     def follow(self, monitor: str) -> None:
         """Have the coordinator told what the monitor sees."""
-        if self._following is None:
-            self._following = asyncio.create_task(self._follow())
+        if not self._is_following:
+            self._is_following = True
+            self._tasks.keep(self._follow, LOOK_SECONDS)
 
     async def kill(self, watched: Watched, stopped: float) -> None:
         """Have a stopped process killed."""
@@ -122,9 +132,7 @@ class VirtualLinks:
 
     async def close(self) -> None:
         """Tell the coordinator nothing more."""
-        if self._following is not None:
-            self._following.cancel()
-            await asyncio.gather(self._following, return_exceptions=True)
+        await self._tasks.close()
 
     async def _follow(self) -> None:
         while True:

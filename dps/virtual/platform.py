@@ -102,9 +102,13 @@ class VirtualPlatform(Platform):
         """Return eight characters that nobody else has, the same ones each time."""
         return f"{next(self._tokens):08x}"
 
-    def monitors(self, told: Callable[[Any], Awaitable[object]]) -> VirtualLinks:
+    def monitors(
+        self,
+        told: Callable[[Any], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> VirtualLinks:
         """Return the coordinator's way to the monitor of all virtual nodes."""
-        return self._monitor.links(told)
+        return self._monitor.links(told, on_failure)
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
         """Return what stands for all connections: there are no sockets."""

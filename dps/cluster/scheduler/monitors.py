@@ -6,11 +6,13 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from dps.cluster.monitor import LINE_BYTES, Signed
 from dps.errors import Unreachable
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Sighting
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Watched
 
 CONNECT_SECONDS = 5.0
@@ -28,17 +30,25 @@ class MonitorLinks:
     ----------
     told
         Called with each report.
+    on_failure
+        Called with an exception that was not foreseen; the monitor is followed all the same.
     """
 
-    def __init__(self, told: Callable[[Sighted], Awaitable[object]]) -> None:
+    def __init__(
+        self,
+        told: Callable[[Sighted], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
         self._told = told
-        self._following: dict[str, asyncio.Task[None]] = {}
+        self._tasks = Tasks(on_failure)
+        self._following: set[str] = set()
         self._writers: dict[str, tuple[asyncio.StreamWriter, Signed]] = {}
 
     def follow(self, monitor: str) -> None:
         """Have the coordinator told what a monitor sees."""
         if monitor not in self._following:
-            self._following[monitor] = asyncio.create_task(self._follow(monitor))
+            self._following.add(monitor)
+            self._tasks.keep(partial(self._follow, monitor), AGAIN_SECONDS)
 
     async def kill(self, watched: Watched, stopped: float) -> None:
         """Have a monitor kill a process that is stopped."""
@@ -49,27 +59,23 @@ class MonitorLinks:
 
     async def close(self) -> None:
         """End all connections."""
-        for task in self._following.values():
-            task.cancel()
-        await asyncio.gather(*self._following.values(), return_exceptions=True)
+        await self._tasks.close()
 
     async def _follow(self, monitor: str) -> None:
         """Stay connected; give up a monitor that has ended. It may be named again."""
         failures = 0
-        try:
-            while failures < ATTEMPTS:
-                try:
-                    async with asyncio.timeout(CONNECT_SECONDS):
-                        reader, writer, signed = await self._connected(monitor)
-                    failures = 0
-                    await self._hear(monitor, reader, writer, signed)
-                except (OSError, ValueError, TimeoutError) as error:
-                    failures += 1
-                    if failures == ATTEMPTS:
-                        _log.info("dps: lost the monitor at %s: %s", _place(monitor), error)
-                    await asyncio.sleep(AGAIN_SECONDS)
-        finally:
-            del self._following[monitor]
+        while failures < ATTEMPTS:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    reader, writer, signed = await self._connected(monitor)
+                failures = 0
+                await self._hear(monitor, reader, writer, signed)
+            except (OSError, ValueError, TimeoutError) as error:
+                failures += 1
+                if failures == ATTEMPTS:
+                    _log.info("dps: lost the monitor at %s: %s", _place(monitor), error)
+                await asyncio.sleep(AGAIN_SECONDS)
+        self._following.discard(monitor)
 
     async def _connected(
         self, monitor: str

@@ -64,10 +64,10 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._recent: deque[Event] = deque(maxlen=RECENT)
         sink = logged(self._group, self._note)
         clock = self._platform.clock
-        self._monitors = self._platform.monitors(self._sighted) or MonitorLinks(self._sighted)
+        hear = self._sighted, self._failed
+        self._monitors = self._platform.monitors(*hear) or MonitorLinks(*hear)
         means = self._transport, clock, sink, self._monitors
         self._coordinator = Coordinator(self._group, *means)
-        self._losses: set[asyncio.Task[None]] = set()
         every = self._group.timings.flush
         self._recording = asyncio.create_task(
             record_forever(self._recorder, every, lambda: None, self._sample)
@@ -89,9 +89,7 @@ class CoordinatorPlugin(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Tell the coordinator that a node is gone."""
-        loss = asyncio.create_task(self._coordinator.lose(worker, "scheduler"))
-        self._losses.add(loss)
-        loss.add_done_callback(self._losses.discard)
+        self._coordinator.tasks.start(self._coordinator.lose(worker, "scheduler"))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Close the group if its driver is gone and has not done so."""
@@ -104,6 +102,9 @@ class CoordinatorPlugin(SchedulerPlugin):
 
     async def _sighted(self, seen: Sighted) -> None:
         await self._coordinator.handle(seen)
+
+    def _failed(self, error: Exception) -> None:
+        self._coordinator.failed(error)
 
     async def overview(self) -> GroupOverview:
         """Return how it stands with the group, for who looks at it from outside."""

@@ -104,7 +104,7 @@ class Coordinator:
         self._clock = clock
         self._emit = emit
         self._monitors = monitors
-        self.tasks = Tasks(self._failed)
+        self.tasks = Tasks(self.failed)
         self.members = Membership(
             group,
             transport,
@@ -179,8 +179,11 @@ class Coordinator:
         """Stop deciding."""
         await self.tasks.close()
 
-    def _failed(self, error: Exception) -> None:
-        """A task has failed, perhaps between two steps that belong together: look at all again."""
+    def failed(self, error: Exception) -> None:
+        """Record an unforeseen exception, and look at all shards again.
+
+        It may have come between two steps that belong together.
+        """
         self._emit(task_failed(self._clock, "scheduler", error))
         for controller in self._controllers:
             for host in controller.view.chain:

@@ -99,7 +99,7 @@ def followed(watched: Watched, act: object = None) -> list[tuple[str, float]]:
         seen.extend((s.state, s.seconds) for s in report.sightings if s.number == watched.number)
 
     async def main() -> None:
-        links = MonitorLinks(told)
+        links = MonitorLinks(told, unforeseen)
         links.follow(watched.monitor)
         for _ in range(150):
             await asyncio.sleep(0.01)
@@ -111,6 +111,10 @@ def followed(watched: Watched, act: object = None) -> list[tuple[str, float]]:
 
     asyncio.run(main())
     return seen
+
+
+def unforeseen(error: Exception) -> None:
+    raise error
 
 
 def test_a_process_that_runs_stops_and_ends_is_seen_so(name: str) -> None:
