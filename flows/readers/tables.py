@@ -225,7 +225,7 @@ def _csv(path: Path, delimiter: str) -> tuple[pd.DataFrame, Sequence[int]]:
 
 def _lines(path: Path, file: io.TextIOWrapper, delimiter: str) -> tuple[list[str], Sequence[int]]:
     """The names of the columns, and the line of each row; blank lines are passed over."""
-    csv.field_size_limit(2**31 - 1)  # a cell may hold a document; pandas has no limit
+    limit = csv.field_size_limit(2**31 - 1)  # a cell may hold a document; pandas has no limit
     reader = csv.reader(file, delimiter=delimiter, skipinitialspace=True, strict=True)
     lines, line = array("q"), 0
     try:
@@ -246,6 +246,8 @@ def _lines(path: Path, file: io.TextIOWrapper, delimiter: str) -> tuple[list[str
             f"{path}, line {line + 1}: {error}: a quotation mark that opens a cell there is not "
             "closed, or one inside the cell is not doubled"
         ) from error
+    finally:
+        csv.field_size_limit(limit)
     return header, lines
 
 

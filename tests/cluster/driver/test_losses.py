@@ -163,8 +163,8 @@ def test_dropped_updates_are_a_warning_once(tmp_path: Path, on_loss: str, told: 
     assert len(found) == told
     for text in found:
         assert "dps: updates of worker-" in text
-        assert "not heard of for a lease (1 s)" in text
-        assert "timings=dps.Timings(lease=10)" in text
+        assert "longer than its lease (10 s)" in text
+        assert "timings=dps.Timings(patience=600)" in text
 
 
 def test_what_a_checkpoint_lacks_is_told_with_its_version(tmp_path: Path) -> None:

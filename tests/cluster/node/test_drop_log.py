@@ -21,7 +21,7 @@ GROUP = Group(
     dps.SSP(1),
     dps.Recovery(),
     COORDINATOR,
-    dps.Timings(lease=2.0),
+    dps.Timings(lease=2.0, patience=3.0),
 )
 
 
@@ -38,5 +38,5 @@ def test_it_is_said_once_of_each_worker(on_loss: str, caplog: pytest.LogCaptureF
     assert len(lines) == len(told)
     for worker, line in zip(told, lines, strict=True):
         assert line.startswith(f"dps: updates of {worker} were dropped, not applied")
-        assert "not heard of for a lease (2 s)" in line
-        assert "timings=dps.Timings(lease=20)" in line
+        assert "longer than its lease (2 s), or busy for longer than others wait (3 s)" in line
+        assert "timings=dps.Timings(patience=30)" in line

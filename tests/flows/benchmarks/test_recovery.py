@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from dps.protocol.durabilities.chain import Chain
-from dps.protocol.lease import RENEWALS
 from dps.protocol.recovery import Recovery
 from dps.protocol.timings import Timings
 from flows.analysis.faults import FaultTimes
@@ -87,8 +86,8 @@ def test_a_server_that_is_killed_and_one_that_is_stopped_recover(
         assert found.source == "promoted"
         assert found.decide_seconds is not None
         assert found.rto_seconds is not None
-    # A pause is told by the lease alone, which lasts from its last renewal: at times late by one.
-    assert rows[1].totals[0] > Timings().lease * (1 - 2 / RENEWALS) > rows[0].totals[0]
+    # A stopped process is killed by its monitor, long before its lease is over.
+    assert Timings().lease > rows[1].totals[0] > Timings().stopped > rows[0].totals[0]
 
 
 @pytest.mark.slow

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -348,27 +346,3 @@ def test_rows_come_back_from_a_checkpoint_with_their_optimizer_state() -> None:
             assert a.values.tobytes() == b.values.tobytes()
             assert a.slots.keys() == b.slots.keys() == {"mean", "square"}
             assert all(a.slots[k].tobytes() == b.slots[k].tobytes() for k in a.slots)
-
-
-def test_checkpoints_of_before_there_were_tables_are_read() -> None:
-    from dps.protocol.storage import checkpoint_files as checkpoint
-    from dps.protocol.storage.checkpoint_files import _sealed
-
-    states: list[Any] = []
-
-    async def scenario(s: Setting) -> None:
-        _, client = await s.enter("a")
-        await client.push({"w": np.ones(40)})
-        states.extend(await s.states())
-
-    in_world(scenario)
-    files = CheckpointFiles("memory://before-tables", 0, keep=2)
-    files.write(1, states[0])
-    (found,) = files.found()
-    manifest = json.loads(files._fs.cat_file(found.manifest))
-    del manifest["tables"]
-    data = files._fs.cat_file(found.manifest.replace(".json", ".safetensors"))
-    files._fs.pipe_file(found.manifest, json.dumps(_sealed(manifest, data)).encode())
-    assert checkpoint.FORMAT == 1
-    read = files.read(found)
-    assert replace(read, values=0, slots={}) == replace(states[0], values=0, slots={})  # type: ignore[arg-type]
