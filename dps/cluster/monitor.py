@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dps.protocol.monitor import Look, Monitor, Sighting
+from dps.protocol.monitor import Halted, Look, Monitor, Sighting
 
 LOOK_SECONDS = 0.1
 REPORT_SECONDS = 0.5
@@ -35,6 +35,7 @@ LEAVING_SECONDS = 1.0  # between the end of a connection, and that of its proces
 GONE_SECONDS = 5.0  # for which the end of a process is reported to those who connect late
 LINE_BYTES = 1 << 16
 BACKLOG = 128
+HALTED: dict[str, Halted] = {"T": "stopped", "D": "hung"}  # by its state in /proc
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -99,10 +100,10 @@ def look_at(pid: int) -> Look:
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return Look(halted=False, progress=None)  # it is ending; its end is seen otherwise
+        return Look("no", progress=None)  # it is ending; its end is seen otherwise
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     switches = fields.get("voluntary_ctxt_switches"), fields.get("nonvoluntary_ctxt_switches")
-    return Look(fields.get("State", "")[:1] in ("T", "D"), switches)
+    return Look(HALTED.get(fields.get("State", "")[:1], "no"), switches)
 
 
 class _Line:
@@ -215,13 +216,17 @@ class MonitorProcess:
         )
 
     def _asked(self, member: _Member, request: dict[str, Any]) -> None:
-        """A process registers, or wants nothing to be said of it for some seconds."""
+        """A process registers, or tells what has changed for it."""
         if "silent" in request:
             self._monitor.silence(member.number, time.monotonic() + float(request["silent"]))
             return
+        may_be_killed = bool(request["may_be_killed"])
+        if member.number:
+            self._monitor.allow(member.number, may_be_killed)
+            return
         host = str(request["host"])
         monitor = f"{host} {self._port(host)} {self._secret}"
-        number = member.number = self._monitor.add(bool(request["may_be_killed"]))
+        number = member.number = self._monitor.add(may_be_killed)
         self._members[number] = member
         self._selector.register(member.pidfd, selectors.EVENT_READ, partial(self._ended, number))
         member.line.send(json.dumps([monitor, number]).encode() + b"\n")

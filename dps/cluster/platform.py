@@ -93,12 +93,19 @@ class Presence(Protocol):
 
     watched: Watched | None
 
-    def enter(self) -> None:
-        """Register, if this is the first user."""
+    def enter(self, group: str) -> None:
+        """Register, if this is the first use of the process by any group."""
         ...
 
-    def exit(self) -> None:
-        """Leave, if this was the last user."""
+    async def registered(self) -> None:
+        """Wait until the process is registered, or cannot be.
+
+        Before that, nobody could say that it is busy, not dead.
+        """
+        ...
+
+    def exit(self, group: str) -> None:
+        """Leave, if this was the last use."""
         ...
 
     def silence(self, seconds: float) -> None:

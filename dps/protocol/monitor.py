@@ -7,12 +7,19 @@ up in a few milliseconds: nothing may be imported here that is not part of that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 # Of a process: it runs or could run; it is stopped by a signal, or hangs in the kernel; it ended.
 State = Literal["running", "stopped", "gone"]
+# Whether it is stopped by a signal, or waits in the kernel, where no signal reaches it.
+Halted = Literal["no", "stopped", "hung"]
+
+# A slow disk keeps a process in the kernel for some seconds, but not for ever.
+HUNG_SECONDS = 4.0
+STOPPED_AFTER: dict[Halted, float] = {"no": math.inf, "stopped": 0.0, "hung": HUNG_SECONDS}
 
 
 class Sighting(NamedTuple):
@@ -30,7 +37,7 @@ class Look(NamedTuple):
     continued again and again is slow, not stopped.
     """
 
-    halted: bool
+    halted: Halted
     progress: Hashable
 
 
@@ -38,7 +45,7 @@ class Look(NamedTuple):
 class _Watched:
     may_be_killed: bool
     last: Look | None = None
-    halted_since: float | None = None
+    halted_since: float = math.inf
     silent_until: float = 0.0
 
 
@@ -60,6 +67,10 @@ class Monitor:
         self._watched[self._numbers] = _Watched(may_be_killed)
         return self._numbers
 
+    def allow(self, number: int, may_be_killed: bool) -> None:
+        """Say whether a process may be killed, from now on."""
+        self._watched[number].may_be_killed = may_be_killed
+
     def remove(self, number: int) -> None:
         """Watch a process no more."""
         self._watched.pop(number, None)
@@ -73,18 +84,18 @@ class Monitor:
         seen = []
         for number, watched in self._watched.items():
             look = at(number)
-            if not look.halted or look != watched.last:
-                watched.halted_since = now if look.halted else None
+            if look != watched.last:
+                watched.halted_since = now + STOPPED_AFTER[look.halted]
             watched.last = look
             if now >= watched.silent_until:
-                since = watched.halted_since
-                state: State = "running" if since is None else "stopped"
-                seen.append(Sighting(number, state, 0.0 if since is None else now - since))
+                seconds = max(0.0, now - watched.halted_since)
+                stopped = now >= watched.halted_since
+                seen.append(Sighting(number, "stopped" if stopped else "running", seconds))
         return seen
 
     def may_kill(self, number: int, now: float, look: Look, seconds: float) -> bool:
         """Whether a process may be killed: it has been stopped for `seconds`, and still is."""
         watched = self._watched.get(number)
-        if watched is None or not watched.may_be_killed or watched.halted_since is None:
+        if watched is None or not watched.may_be_killed:
             return False
-        return look.halted and look == watched.last and now - watched.halted_since >= seconds
+        return look == watched.last and now - watched.halted_since >= seconds

@@ -119,4 +119,4 @@ class SimMonitors:
 def _look(process: Process) -> Look:
     halted = process.paused_at is not None and not process.busy
     progress: Any = process.stood if halted else None
-    return Look(halted, progress)
+    return Look("stopped" if halted else "no", progress)

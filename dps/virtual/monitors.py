@@ -75,7 +75,7 @@ class VirtualMonitor:
 
     def _look_at(self, number: int) -> Look:
         process = self._processes[number]
-        return Look(process.paused_at is not None, process.stood)
+        return Look("no" if process.paused_at is None else "stopped", process.stood)
 
 
 class VirtualPresence:
@@ -87,14 +87,17 @@ class VirtualPresence:
         self._process = process
         self._users = 0
 
-    def enter(self) -> None:
-        """Register, if this is the first user."""
+    def enter(self, group: str) -> None:
+        """Register, if this is the first use of the process."""
         self._users += 1
         if self.watched is None:
             self.watched = self._monitor.add(self._process)
 
-    def exit(self) -> None:
-        """Leave, if this was the last user."""
+    async def registered(self) -> None:
+        """Do nothing: it is."""
+
+    def exit(self, group: str) -> None:
+        """Leave, if this was the last use."""
         self._users -= 1
         if not self._users and self.watched is not None:
             self._monitor.remove(self.watched)

@@ -6,7 +6,6 @@ large shards go to threads (`dps.protocol.executor`), so that heartbeats are not
 
 from __future__ import annotations
 
-import asyncio
 from functools import partial
 
 import numpy as np
@@ -17,7 +16,7 @@ from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.metrics import publish
 from dps.cluster.node.presence import presence_of
-from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.recorder import record_forever, recorded_tasks, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter, answer
@@ -61,6 +60,7 @@ class HostActor:
         )
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
+        self._tasks = recorded_tasks(self._recorder, clock, node)
         self._recorder(NodeJoined(clock.now(), node, role, platform.pid, platform.host))
         dask_worker.loop.add_callback(self._start)
 
@@ -81,7 +81,7 @@ class HostActor:
             return
         self._finished = True
         self._withdraw_metrics()
-        self._recording.cancel()
+        await self._tasks.close()
         await self._host.close()
         self._cores.close()
         self._recorder(self._sample())
@@ -89,22 +89,25 @@ class HostActor:
         port = port_of(self._dask_worker)
         port.withdraw(self._key)
         port.exit()
-        self._presence.exit()
+        self._presence.exit(self._group)
         leave_of(self._dask_worker).exit(self._group)
 
     def _start(self) -> None:
         leave_of(self._dask_worker).enter(self._group)
-        self._presence.enter()
+        self._presence.enter(self._group)
         port = port_of(self._dask_worker)
         port.enter()
         port.serve(self._key, self.handle)
+        self._tasks.start(self._begin())
+        self._tasks.start(finish_when_let_go(self._dask_worker, self._key, self.finish))
+        self._tasks.keep(self._record, self._flush_seconds)
+
+    async def _begin(self) -> None:
+        await self._presence.registered()
         self._host.start()
-        self._watching = asyncio.ensure_future(
-            finish_when_let_go(self._dask_worker, self._key, self.finish)
-        )
-        self._recording = asyncio.ensure_future(
-            record_forever(self._recorder, self._flush_seconds, self._host.flush, self._sample)
-        )
+
+    async def _record(self) -> None:
+        await record_forever(self._recorder, self._flush_seconds, self._host.flush, self._sample)
 
     def _sample(self) -> ResourceSampled:
         stored = self._host.stored_bytes

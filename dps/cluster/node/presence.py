@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import subprocess
+from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
@@ -31,8 +33,9 @@ _log = logging.getLogger("distributed.worker.dps")
 class NodePresence:
     """One process at its monitor. Used from the event loop of the process.
 
-    It registers with the first user and leaves with the last. Where the monitor ends, another one
-    is started.
+    It registers with the first use by a group and leaves with the last. Where the monitor ends,
+    another one is started. The process may be killed while only one group uses it: a coordinator
+    cannot know what others would lose.
 
     Attributes
     ----------
@@ -43,27 +46,43 @@ class NodePresence:
     def __init__(self, dask_worker: distributed.Worker) -> None:
         self.watched: Watched | None = None
         self._address = dask_worker.address
-        self._users = 0
+        self._uses = Counter[str]()  # by group
         self._staying: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()  # to register; nobody waits for another try
         self._writer: asyncio.StreamWriter | None = None
 
-    def enter(self) -> None:
-        """Register, if this is the first user."""
-        self._users += 1
-        if self._users == 1 and monitor.is_supported():
+    def enter(self, group: str) -> None:
+        """Register, if this is the first use of the process by any group."""
+        self._uses[group] += 1
+        self._tell(self._standing)
+        if self._staying is None and monitor.is_supported():
             self._staying = asyncio.create_task(self._stay())
 
-    def exit(self) -> None:
-        """Leave, if this was the last user."""
-        self._users -= 1
-        if not self._users and self._staying is not None:
+    async def registered(self) -> None:
+        """Wait until the process is registered, or cannot be."""
+        if self._staying is not None:
+            await self._tried.wait()
+
+    def exit(self, group: str) -> None:
+        """Leave, if this was the last use."""
+        self._uses[group] -= 1
+        self._tell(self._standing)
+        if not self._uses.total() and self._staying is not None:
             self._staying.cancel()
             self._staying = None
 
     def silence(self, seconds: float) -> None:
         """Have the monitor say nothing of this process for a while, as if both were cut off."""
+        self._tell({"silent": seconds})
+
+    @property
+    def _standing(self) -> dict[str, bool]:
+        groups = sum(uses > 0 for uses in self._uses.values())
+        return {"may_be_killed": groups == 1 and _is_own_process()}
+
+    def _tell(self, request: Mapping[str, object]) -> None:
         if self._writer is not None:
-            self._writer.write(json.dumps({"silent": seconds}).encode() + b"\n")
+            self._writer.write(json.dumps(request).encode() + b"\n")
 
     async def _stay(self) -> None:
         told = False
@@ -78,6 +97,7 @@ class NodePresence:
                         error,
                     )
                 told = True
+                self._tried.set()
                 await asyncio.sleep(AGAIN_SECONDS)
 
     async def _register(self) -> None:
@@ -88,11 +108,11 @@ class NodePresence:
             _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
             if user != os.getuid():
                 raise ConnectionRefusedError(f"its socket is that of user {user}")
-            request = {"host": _host_of(self._address), "may_be_killed": _is_own_process()}
-            self._writer.write(json.dumps(request).encode() + b"\n")
+            self._tell({"host": _host_of(self._address), **self._standing})
             reply = await reader.readline()
             if reply:
                 self.watched = Watched(*json.loads(reply))
+                self._tried.set()
                 await reader.read()
         finally:
             self.watched = None

@@ -16,6 +16,8 @@ from dps.cluster.transport.calls import Meter
 from dps.events import Evaluated, EvaluationMissed, Event, Reported, ResourceSampled, to_dict
 from dps.events.lines import log
 from dps.protocol.group import Group
+from dps.protocol.tasks import Tasks, task_failed
+from dps.protocol.transport import Clock
 
 LogEvent = Callable[[str, Any], None]
 
@@ -87,6 +89,11 @@ def sample(
         received=dict(meter.received),
         stored=stored,
     )
+
+
+def recorded_tasks(recorder: Recorder, clock: Clock, node: str) -> Tasks:
+    """Return the background tasks of an actor: exceptions that end them are recorded."""
+    return Tasks(lambda error: recorder(task_failed(clock, node, error)))
 
 
 async def record_forever(

@@ -131,8 +131,9 @@ class _Task:
     async def begin(self) -> asyncio.Task[None]:
         """Take the node for this task and record from now on; returns what records."""
         leave_of(self._dask_worker).enter(self._group.name)
-        self._presence.enter()
+        self._presence.enter(self._group.name)
         port_of(self._dask_worker).enter()
+        await self._presence.registered()
         now, platform = self._platform.clock.now(), self._platform
         self._recorder(NodeJoined(now, self._node, self._node_role, platform.pid, platform.host))
         every = self._group.timings.flush
@@ -167,7 +168,7 @@ class _Task:
             self._recorder(self._measure())
             self._recorder.send()
             port_of(self._dask_worker).exit()
-            self._presence.exit()
+            self._presence.exit(self._group.name)
             leave_of(self._dask_worker).exit(self._group.name)
 
     def _is_cancelled(self) -> bool:

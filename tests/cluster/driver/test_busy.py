@@ -135,10 +135,11 @@ def test_a_function_that_holds_the_gil_of_its_server_loses_nothing(
             timings=SHORT,
         ) as ps,
     ):
+        assert ps.run(partial(count_all, 5), workers=1)[0].result(timeout=SECONDS) == 5
         futures = ps.run(partial(count_all, 20), workers=1)
         ps.apply("busy", 2.2)
         assert [future.result(timeout=SECONDS) for future in futures] == [20]
-        assert ps.pull()["w"].tolist() == [20] * 30
+        assert ps.pull()["w"].tolist() == [25] * 30
     assert events.of(Detected) == []
 
 
@@ -206,6 +207,30 @@ def test_a_stopped_server_with_a_copy_is_killed_long_before_its_lease_ends() -> 
         (detected,) = events.of(Detected)
         assert (detected.node, detected.by) in (("server-0", "monitor"), ("server-0", "scheduler"))
         assert ps.run(partial(count_all, 5), workers=1)[0].result(timeout=SECONDS) == 5
+
+
+def test_a_stopped_server_is_not_killed_while_another_group_uses_its_process() -> None:
+    """The coordinator of one group cannot know what the other one would lose."""
+    events = Events()
+    with (
+        LocalCluster(nodes(replicas=1), PRELOAD) as cluster,
+        ParameterServer(
+            cluster.client,
+            {"w": np.zeros(30)},
+            optimizer=SGD(1.0),
+            recovery="chain",
+            on_event=events,
+            timings=Timings(lease=2.0),
+        ) as chain,
+        ParameterServer(cluster.client, {"w": np.zeros(30)}, optimizer=SGD(1.0)) as single,
+    ):
+        assert single.run(partial(count_all, 5), workers=1)[0].result(timeout=SECONDS) == 5
+        cluster.pause("server-0")
+        eventually(lambda: events.of(Detected), 30.0)
+        cluster.resume("server-0")
+        assert [(lost.node, lost.by) for lost in events.of(Detected)] == [("server-0", "lease")]
+        assert single.pull()["w"].tolist() == [5] * 30
+        assert chain.pull()["w"].tolist() == [0] * 30
 
 
 def test_another_monitor_starts_when_one_is_killed() -> None:

@@ -200,12 +200,21 @@ def test_a_process_that_is_stopped_and_continued_in_turns_is_slow() -> None:
     watched, looks = Monitor(), iter(range(100))
     number = watched.add(may_be_killed=True)
     for tick in range(20):
-        (seen,) = watched.look(tick / 10, lambda _: Look(halted=True, progress=next(looks)))
+        (seen,) = watched.look(tick / 10, lambda _: Look("stopped", progress=next(looks)))
         assert seen.seconds == 0.0
-    assert not watched.may_kill(number, 2.0, Look(halted=True, progress=99), 0.5)
+    assert not watched.may_kill(number, 2.0, Look("stopped", progress=99), 0.5)
 
 
-def test_a_process_that_hangs_in_the_kernel_is_stopped() -> None:
+def test_a_process_hangs_only_after_longer_than_a_slow_disk_takes() -> None:
+    watched = Monitor()
+    number = watched.add(may_be_killed=True)
+    seen = [watched.look(float(now), lambda _: Look("hung", 1)) for now in range(7)]
+    assert [each.state for (each,) in seen] == ["running"] * 4 + ["stopped"] * 3
+    assert not watched.may_kill(number, 4.5, Look("hung", 1), 1.0)
+    assert watched.may_kill(number, 5.0, Look("hung", 1), 1.0)
+
+
+def test_a_process_that_hangs_in_the_kernel_is_seen_so() -> None:
     """It waits for a child that was made by vfork and has not begun another program."""
     script = (
         "import ctypes, time\n"
@@ -216,7 +225,7 @@ def test_a_process_that_hangs_in_the_kernel_is_stopped() -> None:
     )
     with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as process:
         try:
-            eventually(lambda: monitor.look_at(process.pid).halted, SECONDS)
+            eventually(lambda: monitor.look_at(process.pid).halted == "hung", SECONDS)
             first = monitor.look_at(process.pid)
             time.sleep(0.3)
             assert monitor.look_at(process.pid) == first
