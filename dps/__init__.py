@@ -7,9 +7,11 @@ and `dps.tree`.
 
 from __future__ import annotations
 
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dps.core.arguments import explained
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.filters.filter import (
     KKT,
@@ -144,6 +146,11 @@ __all__ = [
     "load",
     "supervise",
 ]
+
+
+for _name in __all__:
+    if isinstance(_found := globals().get(_name), type) and is_dataclass(_found):
+        explained(_found)
 
 
 def __getattr__(name: str) -> Any:

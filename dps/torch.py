@@ -7,7 +7,7 @@ it is first asked for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import cycle
 from typing import Any, Literal, Protocol, get_args
 
@@ -15,13 +15,14 @@ import numpy as np
 
 from dps.cluster.node.closing import Closing
 from dps.cluster.node.pipeline import Pipeline
-from dps.cluster.node.worker import Worker
+from dps.cluster.node.worker import NOTHING, Worker, check_worker
+from dps.core.arguments import is_floating, plain
 from dps.core.averaging import AVERAGE, average
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.functions import Function
-from dps.core.ranges import argument_above_zero, whole_argument
+from dps.core.ranges import argument_above_zero, one_of, refused, shown, whole_argument
 from dps.errors import ConfigurationError
 
 try:
@@ -53,13 +54,14 @@ def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarra
     Returns
     -------
     arrays
-        Of all parameters that are trained, by their names in `state_dict`: float64 as they are, all
-        others float32. They are copies.
+        Of all parameters that are trained and not empty, by their names in `state_dict`: float64 as
+        they are, all others float32. They are copies.
 
     Raises
     ------
     ConfigurationError
-        `buffers` is neither "kept" nor "averaged".
+        `module` is none, or has a parameter that is complex or not initialised yet; or `buffers` is
+        neither "kept" nor "averaged".
     """
     _check_buffers(buffers)
     named = {**_trained(module), **(_float_buffers(module) if buffers == "averaged" else {})}
@@ -81,11 +83,19 @@ def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
     state
         For `module.load_state_dict` and `torch.save`; of copies.
     """
+    _check_module(module)
+    if not isinstance(weights, Mapping):
+        raise refused("weights", weights, "name → array, as of ps.pull()")
     own = module.state_dict(keep_vars=True)
     state = {name: tensor.detach().clone() for name, tensor in own.items()}
     for name, array in weights.items():
         if name not in state:
-            raise ConfigurationError(f"{name!r} is nothing of this module's state_dict")
+            raise ConfigurationError(f"{shown(name)} is nothing of this module's state_dict")
+        found, wanted = plain(f"weights[{name!r}]", np.asanyarray(array)), list(state[name].shape)
+        if not is_floating(found.dtype) or list(found.shape) != wanted:
+            raise ConfigurationError(
+                f"weights[{name!r}] is {found.dtype}{list(found.shape)}, expected floats{wanted}"
+            )
         for alias in (other for other, tensor in own.items() if tensor is own[name]):  # if tied
             state[alias].copy_(torch.from_numpy(np.array(array)))
     return state
@@ -108,7 +118,8 @@ def attach(
         What a training function is given.
     module
         On the CPU or on a CUDA device; the server has started from the `parameters` of one like it.
-        Its parameters keep their identity, but have other memory afterwards.
+        Its parameters keep their identity, but have other memory afterwards, and must stay what
+        they are. Those that the server has may be frozen and thawed at any time.
     ahead
         How many of its own last updates the weights may lack on which it computes; see
         `dps.Pipeline`.
@@ -149,15 +160,16 @@ class Replica(Closing):
         buffers: Buffers,
         average_every: int,
     ) -> None:
+        check_worker(worker)
         check_ahead(worker.consistency, ahead)
         if clip_norm is not None:
             argument_above_zero("clip_norm", clip_norm)
         _check_buffers(buffers)
-        whole_argument("average_every", average_every, 1, "whole steps")
-        trained = _trained(module)
+        whole_argument("average_every", average_every, 1, "steps")
+        trained = _trained(module, worker.layout.names)
         self.module = module
         self._worker = worker
-        self._tensors = list(trained.values())
+        self._trained = trained
         self._clip_norm = clip_norm
         self._averaged = _float_buffers(module) if buffers == "averaged" else {}
         self._average_every = average_every
@@ -173,22 +185,39 @@ class Replica(Closing):
         else:
             self._memory = _OnCpu(flat, trained, worker)
         self._load_buffers(worker.pull() if self._averaged else {})
+        self._places = {name: tensor.data_ptr() for name, tensor in trained.items()}
         self._pipeline = Pipeline(worker, ahead, into=self._memory.weights)
         self._memory.load()
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The parameters as an optimizer of torch shows them, for `torch.amp.GradScaler`."""
+        return [{"params": list(self._trained.values())}]
+
+    def zero_grad(self) -> None:
+        """Forget gradients that are not to be sent, such as those that `GradScaler` skips."""
+        for tensor in self._trained.values():
+            tensor.grad = None
 
     def step(self) -> None:
         """Send the gradients of the last `backward`, and take the weights for the next one.
 
-        The gradients are None afterwards, as after `zero_grad`. A parameter without any counts as
-        one whose gradient is zero. Waits for the server while more than `ahead` updates are under
-        way. Errors are those of `dps.Worker.push`, and `GroupClosed` after `close`.
+        The gradients are None afterwards. A parameter that has none stays as it is, with its
+        optimizer state. Waits for the server while more than `ahead` updates are under way. Errors
+        are those of `dps.Worker.push`, and `GroupClosed` after `close`.
+
+        Raises
+        ------
+        ConfigurationError
+            The module has other parameters, or these other memory, than when it was attached.
         """
         self._pipeline.require_open()
+        self._require_unchanged()
         if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._tensors, self._clip_norm)
-        gradients = self._memory.collected([tensor.grad for tensor in self._tensors])
-        for tensor in self._tensors:
-            tensor.grad = None
+            torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._clip_norm)
+        found = {name: t.grad for name, t in self._trained.items() if t.grad is not None}
+        gradients = self._memory.collected(found) if found else NOTHING
+        self.zero_grad()
         before = self._worker.read_point
         self._pipeline.push_pull(gradients)
         if self._worker.read_point is not before:
@@ -232,11 +261,32 @@ class Replica(Closing):
         self._pipeline.require_open()
         self.drain()
         self.module.load_state_dict(state)
-        new = {name: _array(tensor) for name, tensor in _trained(self.module).items()}
+        self._require_unchanged()
+        new = {name: _array(tensor) for name, tensor in self._trained.items()}
         new |= {name: _array(tensor) for name, tensor in self._averaged.items()}
         self._worker.apply(AVERAGE, new, 1.0, False)
         self._worker.pull_into(self._memory.weights)
         self._memory.load()
+
+    def _require_unchanged(self) -> None:
+        """Refuse a module whose parameters are not those that were attached."""
+        now = _trained(self.module, self._trained)
+        for name in (*self._trained, *now):
+            if name not in self._trained:
+                what = "is trained, and was not"
+            elif name not in now:
+                what = "is gone, and was there"
+            elif now[name] is not self._trained[name]:
+                what = "is another one than"
+            elif now[name].data_ptr() != self._places[name]:
+                what = "has other memory, as after to() or half(), than"
+            else:
+                continue
+            raise ConfigurationError(
+                f"the module's {name!r} {what} when it was attached: change a module first, and "
+                "attach it again. To train a layer later, start the server from a module where it "
+                "requires gradients, and freeze it after attach: without a gradient it stays"
+            )
 
     def _average(self) -> None:
         if not self._averaged:
@@ -267,7 +317,7 @@ class _Memory(Protocol):
 
     weights: FlatArrays
 
-    def collected(self, gradients: list[Tensor | None]) -> FlatArrays:
+    def collected(self, gradients: Mapping[str, Tensor]) -> Arrays:
         """Return gradients on the host; `weights` may be written to afterwards."""
         ...
 
@@ -285,14 +335,13 @@ class _OnCpu:
 
     def __init__(self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker) -> None:
         self.weights = flat.over(np.empty(flat.nbytes, np.uint8))
-        self._names = tuple(trained)
         self._worker = worker
         views = [torch.from_numpy(self.weights[name]) for name in trained]
         self._copied = _moved_into(list(trained.values()), views)
 
-    def collected(self, gradients: list[Tensor | None]) -> FlatArrays:
-        arrays = self._worker.gradients(self._names)
-        _fill([torch.from_numpy(arrays[name]) for name in self._names], gradients)
+    def collected(self, gradients: Mapping[str, Tensor]) -> Arrays:
+        arrays = self._worker.gradients(gradients)
+        _fill({name: torch.from_numpy(arrays[name]) for name in gradients}, gradients)
         return arrays
 
     def load(self) -> None:
@@ -316,20 +365,22 @@ class _OnCuda:
         self._device = torch.empty(flat.nbytes, dtype=torch.uint8, device=device)
         self._copied = _moved_into(list(trained.values()), _views(flat, trained, self._device))
         self._gradient = torch.empty_like(self._device)
-        self._gradients = _views(flat, trained, self._gradient)
+        self._gradients = dict(zip(trained, _views(flat, trained, self._gradient), strict=True))
         self._stream = torch.cuda.Stream(device)
         # One more than are under way: when it is its turn again, what it held is acknowledged.
         pinned = [torch.empty_like(self._host, pin_memory=True) for _ in range(ahead + 1)]
         self._pinned = cycle([(host, flat.over(host.numpy())) for host in pinned])
 
-    def collected(self, gradients: list[Tensor | None]) -> FlatArrays:
+    def collected(self, gradients: Mapping[str, Tensor]) -> Arrays:
         _fill(self._gradients, gradients)
         host, arrays = next(self._pinned)
         self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
         with torch.cuda.stream(self._stream):
             host.copy_(self._gradient, non_blocking=True)
         self._stream.synchronize()  # the weights that came before have been loaded then as well
-        return arrays
+        if len(gradients) == len(arrays):
+            return arrays
+        return {name: arrays[name] for name in gradients}
 
     def load(self) -> None:
         self._device.copy_(self._host, non_blocking=True)
@@ -359,13 +410,9 @@ def _moved_into(tensors: list[Tensor], views: list[Tensor]) -> tuple[list[Tensor
     return rest
 
 
-def _fill(views: list[Tensor], gradients: list[Tensor | None]) -> None:
-    pairs = list(zip(views, gradients, strict=True))
-    found = [(v, g.to_dense() if g.is_sparse else g) for v, g in pairs if g is not None]
-    _copy_all(([view for view, _ in found], [gradient for _, gradient in found]))
-    for view, gradient in pairs:
-        if gradient is None:
-            view.zero_()
+def _fill(views: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    dense = [each.to_dense() if each.is_sparse else each for each in gradients.values()]
+    _copy_all(([views[name] for name in gradients], dense))
 
 
 def _copy_all(pairs: tuple[list[Tensor], list[Tensor]]) -> None:
@@ -377,14 +424,41 @@ def _copy_all(pairs: tuple[list[Tensor], list[Tensor]]) -> None:
 # -- what a module has -----------------------------------------------------------------------------
 
 
-def _trained(module: Module) -> dict[str, Tensor]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+def _trained(module: Module, held: Container[str] = ()) -> dict[str, Tensor]:
+    """The parameters that are trained, and those that are `held` by the server; none is empty.
+
+    Raises
+    ------
+    ConfigurationError
+        It is no module, or one of them is complex or not initialised yet.
+    """
+    _check_module(module)
+    found = {}
+    for name, parameter in module.named_parameters():
+        if torch.nn.parameter.is_lazy(parameter):
+            raise ConfigurationError(
+                f"the module's {name!r} is not initialised yet: run the module once, on one example"
+            )
+        if (parameter.requires_grad or name in held) and parameter.numel():
+            if parameter.is_complex():
+                raise ConfigurationError(
+                    f"the module's {name!r} is {parameter.dtype}, and the server holds real "
+                    "numbers: make the parameter of torch.view_as_real(…), and use "
+                    "torch.view_as_complex(parameter)"
+                )
+            found[name] = parameter
+    return found
+
+
+def _check_module(module: Any) -> None:
+    if not isinstance(module, torch.nn.Module):
+        raise refused("module", module, "a torch.nn.Module")
 
 
 def _float_buffers(module: Module) -> dict[str, Tensor]:
     kept = module.state_dict().keys()
     named = module.named_buffers()
-    return {name: b for name, b in named if name in kept and b.is_floating_point()}
+    return {n: b for n, b in named if n in kept and b.is_floating_point() and b.numel()}
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -406,11 +480,7 @@ def _device_of(trained: Mapping[str, Tensor]) -> Any:
 
 
 def _check_buffers(buffers: Any) -> None:
-    expected = get_args(Buffers)
-    if buffers not in expected:
-        raise ConfigurationError(
-            f"buffers={buffers!r}, expected {' or '.join(map(repr, expected))}"
-        )
+    one_of("buffers", buffers, get_args(Buffers))
 
 
 def _check_nobody_else_averages(worker: Worker, module: Module) -> None:

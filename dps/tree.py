@@ -1,4 +1,4 @@
-"""Trees of arrays on a parameter server: nested dicts, lists and tuples, as JAX's users have them.
+"""Trees of arrays on a parameter server: what holds arrays, as JAX's users have them.
 
 A worker attaches with a tree of the weights' structure, computes gradients as such a tree, and
 calls `step` with it. Whatever gives its values as an array is one: of numpy, JAX, or by DLPack.
@@ -6,21 +6,27 @@ calls `step` with it. Whatever gives its values as an array is one: of numpy, JA
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import Field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dps.cluster.node.closing import Closing
 from dps.cluster.node.pipeline import Pipeline
-from dps.cluster.node.worker import Worker
+from dps.cluster.node.worker import Worker, check_worker
+from dps.core.arguments import is_floating, plain
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays
-from dps.core.ranges import argument_above_zero
-from dps.errors import ConfigurationError, ShapeMismatch
+from dps.core.ranges import argument_above_zero, refused
+from dps.errors import ConfigurationError, DpsError, ShapeMismatch
 
-Tree = Any  # an array, or a dict, list, tuple or named tuple of trees; None is a tree of nothing
+# An array, or a mapping, list, tuple, named tuple or dataclass of trees; None is a tree of nothing.
+Tree = Any
+
+ONLY = "array"  # the path of a tree that is one array
 
 _EPS = 1e-6  # what the norm has added where gradients are clipped, as in torch
 
@@ -31,8 +37,8 @@ def parameters(tree: Tree) -> dict[str, np.ndarray]:
     Returns
     -------
     arrays
-        Of all leaves, by their paths, such as "layers/0/w": float64 as they are, all others
-        float32. They are copies.
+        Of all leaves that are not empty, by their paths, such as "layers/0/w" ("array" if the tree
+        is one): float64 as they are, all others float32. They are copies.
 
     Raises
     ------
@@ -44,7 +50,6 @@ def parameters(tree: Tree) -> dict[str, np.ndarray]:
         if path in found:
             raise ConfigurationError(f"two arrays of the tree have the path {path!r}")
         array = _array(path, leaf)
-        _require_floats(path, array.dtype, array.shape)
         found[path] = np.array(array, _dtype(array), order="C")
     return found
 
@@ -53,13 +58,15 @@ def restored(like: Tree, arrays: Arrays) -> Tree:
     """Return a tree of this structure with arrays such as `ParameterServer.pull` returns.
 
     Arrays have the dtype of the leaf whose place they take, and are views of those given where they
-    have it already.
+    have it already. What holds them is of the class that it is of there.
 
     Raises
     ------
     ConfigurationError
-        A leaf is not of floats.
+        A leaf is not of floats, or there is no array of its path and shape.
     """
+    if not isinstance(arrays, Mapping):
+        raise refused("arrays", arrays, "path → array, as of ps.pull()")
     return _built(like, arrays, "")
 
 
@@ -98,10 +105,11 @@ class Replica(Closing):
     Attributes
     ----------
     weights
-        The tree to compute the next gradients on; its arrays of numpy are read-only.
+        The tree to compute the next gradients on.
     """
 
     def __init__(self, worker: Worker, like: Tree, ahead: int, clip_norm: float | None) -> None:
+        check_worker(worker)
         check_ahead(worker.consistency, ahead)
         if clip_norm is not None:
             argument_above_zero("clip_norm", clip_norm)
@@ -145,25 +153,41 @@ class Replica(Closing):
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The paths and arrays of a tree, but for arrays without elements."""
     if tree is None:
         return
     parts = _parts(tree)
-    if parts is None:
-        yield path, tree
-        return
-    for name, part in parts.items():
-        yield from _leaves(part, f"{path}/{name}" if path else name)
+    if parts is not None:
+        for name, part in parts:
+            yield from _leaves(part, _below(path, name))
+    elif not _is_empty(tree):
+        yield path or ONLY, tree
 
 
-def _parts(tree: Tree) -> dict[str, Tree] | None:
-    """What a tree consists of, by the names of the parts; None: it is a leaf."""
+def _below(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name
+
+
+def _is_empty(leaf: Any) -> bool:
+    return 0 in tuple(getattr(leaf, "shape", ()))
+
+
+def _parts(tree: Tree) -> list[tuple[str, Tree]] | None:
+    """What a tree consists of, and the names of the parts; None: it is a leaf."""
     if isinstance(tree, Mapping):
-        return {str(name): part for name, part in tree.items()}
+        return [(str(name), part) for name, part in tree.items()]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return dict(zip(tree._fields, tree, strict=True))
+        return list(zip(tree._fields, tree, strict=True))
     if isinstance(tree, list | tuple):
-        return {str(number): part for number, part in enumerate(tree)}
+        return [(str(number), part) for number, part in enumerate(tree)]
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return [(f.name, getattr(tree, f.name)) for f in fields(tree) if not _is_setting(f)]
     return None
+
+
+def _is_setting(field: Field[Any]) -> bool:
+    """Whether a field is marked as no tree, for JAX (`static`) or Flax (`pytree_node`)."""
+    return field.metadata.get("static", False) or not field.metadata.get("pytree_node", True)
 
 
 def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
@@ -171,35 +195,69 @@ def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
         return None
     parts = _parts(like)
     if parts is None:
-        found, dtype = arrays[path], np.dtype(getattr(like, "dtype", np.float64))
-        _require_floats(path, dtype, found.shape)
-        return found if found.dtype == dtype else found.astype(dtype)
-    built = [
-        _built(part, arrays, f"{path}/{name}" if path else name) for name, part in parts.items()
-    ]
-    if isinstance(like, Mapping):
-        return dict(zip(like, built, strict=True))
-    if isinstance(like, tuple) and hasattr(like, "_fields"):
-        return type(like)(*built)
-    return type(like)(built)
-
-
-def _array(path: str, leaf: Any) -> np.ndarray:
-    if hasattr(leaf, "__array__") or isinstance(leaf, float):
-        array: np.ndarray = np.asarray(leaf)
-    elif hasattr(leaf, "__dlpack__"):
-        array = np.from_dlpack(leaf)
-    else:
+        return like if _is_empty(like) else _restored(path or ONLY, like, arrays)
+    built = [_built(part, arrays, _below(path, name)) for name, part in parts]
+    try:
+        if isinstance(like, Mapping):
+            made = dict(zip(like, built, strict=True))
+            if isinstance(like, defaultdict):
+                return defaultdict(like.default_factory, made)
+            return made if type(like) is dict else type(like)(made)  # type: ignore[call-arg]
+        if isinstance(like, tuple) and hasattr(like, "_fields"):
+            return type(like)(*built)
+        if isinstance(like, list | tuple):
+            return type(like)(built)
+        return replace(like, **{name: part for (name, _), part in zip(parts, built, strict=True)})
+    except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{path!r} of the tree is {type(leaf).__name__}, expected an array"
+            f"{path or 'it'!r} of the tree is {type(like).__name__}, which cannot be made of its "
+            f"parts ({error}); expected dicts, lists, tuples, named tuples and dataclasses"
+        ) from error
+
+
+def _restored(path: str, like: Any, arrays: Arrays) -> np.ndarray:
+    """The array of a path, in the dtype of the leaf."""
+    if path not in arrays:
+        raise ConfigurationError(f"the tree has {path!r}, and the arrays have nothing of that path")
+    found = plain(f"arrays[{path!r}]", np.asanyarray(arrays[path]))
+    dtype = getattr(like, "dtype", None)
+    if not isinstance(dtype, np.dtype):
+        like = _array(path, like)
+        dtype = like.dtype
+    for each in (dtype, found.dtype):
+        _require_floats(path, each, found.shape)
+    if found.shape != tuple(like.shape):
+        raise ConfigurationError(
+            f"the tree has {path!r}, {list(like.shape)}, and the arrays {list(found.shape)}"
         )
+    return found if found.dtype == dtype else found.astype(dtype)
+
+
+def _array(path: str, leaf: Any, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:
+    """A leaf as an array of floats."""
+    what, array, why = f"{path!r} of the tree", None, ""
+    try:
+        if hasattr(leaf, "__array__") or isinstance(leaf, float):
+            array = plain(what, np.asanyarray(leaf), refusal)
+        elif hasattr(leaf, "__dlpack__"):
+            array = np.from_dlpack(leaf)
+    except (TypeError, ValueError, RuntimeError, BufferError) as error:
+        why = f": {error}"
+    if array is None:
+        raise refusal(f"{what} is {type(leaf).__name__}, expected an array{why}")
+    _require_floats(path, array.dtype, array.shape, refusal)
     return array
 
 
-def _require_floats(path: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-    """Refuse what weights could not be restored as: they would be truncated."""
-    if "float" not in dtype.name:  # by name, as bfloat16 and its like are no kind of numpy's
-        raise ConfigurationError(
+def _require_floats(
+    path: str,
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    refusal: type[DpsError] = ConfigurationError,
+) -> None:
+    """Refuse what cannot be cast to what the server has, and back: it would be truncated."""
+    if not is_floating(dtype):
+        raise refusal(
             f"{path!r} of the tree is {dtype}{list(shape)}, expected floats; convert with astype, "
             "such as to float32"
         )
@@ -216,7 +274,7 @@ def _write(arrays: FlatArrays, gradients: Tree) -> None:
             whose = "the weights have" if path in arrays else "the gradients have"
             raise ShapeMismatch(f"only {whose} {path!r}: expected gradients of the same structure")
     for path, leaf in found.items():
-        array = _array(path, leaf)
+        array = _array(path, leaf, ShapeMismatch)
         if array.shape != arrays[path].shape:
             raise ShapeMismatch(
                 f"the gradient of {path!r} is {list(array.shape)}, expected "

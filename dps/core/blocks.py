@@ -15,9 +15,10 @@ from functools import cached_property
 
 import numpy as np
 
+from dps.core.arguments import plain
 from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
 from dps.core.placement.of_blocks import place
-from dps.core.ranges import whole
+from dps.core.ranges import listed, shown, whole_argument
 from dps.core.tables.spec import PARTITIONS, Given, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
@@ -133,10 +134,10 @@ class ShardLayout:
 
     def table(self, name: str) -> SparseSpec:
         """The sparse table of that name; raises `ShapeMismatch` if there is none."""
-        spec = self._tables.get(name)
+        spec = self._tables.get(name) if isinstance(name, str) else None
         if spec is None:
-            known = f"there are: {', '.join(self._tables)}" if self.tables else "there are none"
-            raise ShapeMismatch(f"no sparse table is named {name!r}; {known}")
+            known = f"there are: {listed(self._tables)}" if self.tables else "there are none"
+            raise ShapeMismatch(f"no sparse table is named {shown(name)}; {known}")
         return spec
 
     def taken(self, buffer: np.ndarray, pieces: Sequence[int]) -> np.ndarray:
@@ -193,10 +194,7 @@ class Layout:
         arrays = tuple(_spec(name, array) for name, array in params.items())
         if not arrays and not tables:
             raise ConfigurationError("params is empty: give at least one named array, or a table")
-        number = whole(shards)
-        if number is None or number < 1:
-            raise ConfigurationError(f"shards={shards!r}, expected at least 1, a whole number")
-        shards = number
+        shards = whole_argument("shards", shards, 1, "shards")
         _check_tables(arrays, tables)
         total = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
@@ -255,10 +253,11 @@ class Layout:
             spec = self.names.get(name)
             if spec is None:
                 raise ShapeMismatch(
-                    f"no parameter is named {name!r}; there are: {', '.join(self.names)}"
+                    f"no parameter is named {shown(name)}; there are: {listed(self.names)}"
                 )
             if not isinstance(array, np.ndarray):
-                raise ShapeMismatch(f"{name!r} is {type(array).__name__}, expected an array")
+                hint = "; leave out what has no gradient, and it stays" if array is None else ""
+                raise ShapeMismatch(f"{name!r} is {type(array).__name__}, expected an array{hint}")
             if array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
                 raise ShapeMismatch(
                     f"array {name!r} is {array.dtype}{list(array.shape)}, "
@@ -311,8 +310,9 @@ class Layout:
         """
         chosen = self.names.keys() if names is None else set(names)
         if unknown := chosen - self.names.keys():
+            one = min(unknown, key=str)
             raise ShapeMismatch(
-                f"no parameter is named {min(unknown)!r}; there are: {', '.join(self.names)}"
+                f"no parameter is named {shown(one)}; there are: {listed(self.names)}"
             )
         places, end = {}, 0
         for spec in sorted(self.arrays, key=lambda spec: DTYPES.index(spec.dtype)):
@@ -329,8 +329,10 @@ class Layout:
         for shard, buffer in buffers.items():
             out.take(shard, buffer)
 
-    def scatter(self, buffers: Mapping[int, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the shards' buffers as named arrays, read-only.
+    def scatter(
+        self, buffers: Mapping[int, np.ndarray], frozen: bool = True
+    ) -> dict[str, np.ndarray]:
+        """Return the shards' buffers as named arrays, read-only if `frozen`.
 
         An array that lies in one piece in one buffer is a view of it; others are put together. An
         array appears only if all shards that hold some of it are in `buffers`.
@@ -339,7 +341,8 @@ class Layout:
         for spec in self.arrays:
             if self._touched[spec.name] <= buffers.keys():
                 flat = self._whole(spec, buffers)
-                flat.flags.writeable = False
+                if frozen:
+                    flat.flags.writeable = False
                 out[spec.name] = flat.reshape(spec.shape)
         return out
 
@@ -417,18 +420,23 @@ def all_finite(array: np.ndarray) -> bool:
 def _spec(name: str, array: np.ndarray) -> ArraySpec:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(
-            f"params has an array under the name {name!r}, expected a text, such as 'layer1.bias'"
+            f"params has an array under the name {shown(name)}, expected a text, such as "
+            "'layer1.bias'"
         )
     if not isinstance(array, np.ndarray):
         raise ConfigurationError(
             f"params[{name!r}] is {type(array).__name__}, expected an array of numpy; "
             "dps.torch.parameters makes them of a module, dps.tree.parameters of other arrays"
         )
+    array = plain(f"params[{name!r}]", array)
     dtype = str(array.dtype)
     if dtype not in DTYPES:
         raise ConfigurationError(f"params[{name!r}] is {dtype}, expected float32 or float64")
     if array.size == 0:
-        raise ConfigurationError(f"params[{name!r}] is empty")
+        raise ConfigurationError(
+            f"params[{name!r}] is empty, {list(array.shape)}: leave it out, as there is nothing in "
+            "it to train"
+        )
     if not all_finite(array):
         raise ConfigurationError(f"params[{name!r}] holds NaN or infinity")
     return ArraySpec(name, tuple(array.shape), dtype)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dps.core.ranges import whole, whole_argument
+from dps.core import ranges
 from dps.core.shard import Progress
 from dps.errors import ConfigurationError
 from dps.shown import Shown
@@ -36,10 +36,7 @@ class SSP(Shown):
     tau: int
 
     def __post_init__(self) -> None:
-        tau = whole(self.tau)
-        if tau is None or tau < 0:
-            raise ConfigurationError(f"SSP: tau={self.tau!r}, expected 0 or more whole updates")
-        object.__setattr__(self, "tau", tau)
+        ranges.count(self, "tau", 0, "updates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def check_ahead(consistency: Consistency, ahead: int) -> None:
     ConfigurationError
         It is negative, no whole number, or the consistency model has a worker read again before.
     """
-    whole_argument("ahead", ahead, 0, "whole updates")
+    ranges.whole_argument("ahead", ahead, 0, "updates")
     if isinstance(consistency, ASP):
         return
     bound = consistency.tau if isinstance(consistency, SSP) else 0

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from dps.core.arguments import plain
 from dps.core.blocks import ShardLayout, all_finite
+from dps.core.ranges import listed, refused
 from dps.core.updates import Call
 from dps.errors import ConfigurationError, FunctionFailed
 
@@ -116,9 +118,13 @@ def _gathered(
     layout: ShardLayout, here: Mapping[str, Part], arrays: Mapping[str, np.ndarray]
 ) -> tuple[tuple[int, ...], np.ndarray | None]:
     """The pieces that change, and their new values as one byte buffer; None: nothing does."""
+    if not isinstance(arrays, Mapping):
+        raise refused("Changed: arrays", arrays, "a mapping of names to new values")
     for name, array in arrays.items():
         if name not in here:
-            raise ValueError(f"no array {name!r} is on this shard; there are: {', '.join(here)}")
+            raise ValueError(f"no array {name!r} is on this shard; there are: {listed(here)}")
+        if isinstance(array, np.ndarray):
+            plain(f"new values of {name!r}", array)  # refuses masked ones
         found, wanted = _described(array), _described(here[name].values)
         if found != wanted:
             raise ValueError(f"new values of {name!r} are {found}, expected {wanted}")
@@ -201,6 +207,7 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"%": {key: _plain(item, arrays) for key, item in value.items()}}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        plain("an array", value)  # refuses masked ones
         arrays.append(value)
         return {"$": [value.dtype.str, value.shape, value.nbytes]}
     raise ConfigurationError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dps.errors import require
+from dps.core import ranges
 from dps.shown import Shown
 
 
@@ -34,10 +34,8 @@ class Continue(Shown):
     buffer: Literal["mailbox", "worker"] = "mailbox"
 
     def __post_init__(self) -> None:
-        require(self.limit >= 1, f"continue: limit={self.limit}, expected at least 1 gradient")
-        require(
-            self.buffer in ("mailbox", "worker"), f"continue: buffer={self.buffer!r} is unknown"
-        )
+        ranges.count(self, "limit", 1, "gradients")
+        ranges.choice(self, "buffer", "mailbox", "worker")
 
 
 Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older", "published"]
@@ -52,16 +50,9 @@ class Replay(Shown):
     drop_older_than: int = 100
 
     def __post_init__(self) -> None:
-        known = get_args(Policy)
-        require(
-            self.policy in known,
-            f"replay: policy={self.policy!r} is unknown; known: {', '.join(known)}",
-        )
-        require(self.clip_norm > 0, f"replay: clip_norm={self.clip_norm}, expected more than 0")
-        require(
-            self.drop_older_than >= 0,
-            f"replay: drop_older_than={self.drop_older_than}, expected 0 or more versions",
-        )
+        ranges.choice(self, "policy", *get_args(Policy))
+        ranges.positive(self, "clip_norm")
+        ranges.count(self, "drop_older_than", 0, "versions")
 
 
 Outage = Wait | Continue

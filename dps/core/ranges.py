@@ -1,14 +1,15 @@
-"""The checks of the numbers that are given to update rules, filters, tables and the like.
+"""Checks of numbers and choices that are given to update rules, filters, tables and the like.
 
 A number that passes becomes a plain float or int: numpy's own would turn float32 arrays into
-float64, and cannot cross the wire.
+float64, and cannot cross the wire. What is no number is checked in `dps.core.arguments`.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
@@ -17,6 +18,27 @@ import numpy as np
 from dps.errors import ConfigurationError
 
 LEAST = float(np.finfo(np.float32).tiny)
+NAMED = 12
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxother = _BRIEF.maxstring = _BRIEF.maxlong = 100
+
+
+def shown(value: object) -> str:
+    """Return a value as messages quote it: one line, and short whatever its size."""
+    return " ".join(_BRIEF.repr(value).split())
+
+
+def refused(name: str, value: object, expected: str) -> ConfigurationError:
+    """Return the error for an argument that is not what was expected."""
+    return ConfigurationError(f"{name}={shown(value)}, expected {expected}")
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as messages list them: the first dozen, and how many there are."""
+    known = list(names)
+    more = f", … ({len(known):,} in all)" if len(known) > NAMED else ""
+    return ", ".join(map(str, known[:NAMED])) + more
 
 
 def whole(value: Any) -> int | None:
@@ -25,6 +47,16 @@ def whole(value: Any) -> int | None:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return None
+
+
+def real(value: Any) -> float | None:
+    """Return a number of any type as a plain float; None if it is none, as truth values are."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def not_negative(owner: object, *fields: str) -> None:
@@ -51,33 +83,62 @@ def fraction(owner: object, *fields: str) -> None:
         _require(owner, field, lambda x: 0 <= x < 1, "0 or more and below 1")
 
 
+def share(owner: object, *fields: str) -> None:
+    """Refuse fields that are not in (0, 1]."""
+    for field in fields:
+        _require(owner, field, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+
+
+def count(owner: object, field: str, least: int, of: str) -> None:
+    """Refuse a field that is no whole number from `least` on; `of` names what it counts."""
+    number = whole_argument(f"{_name(owner)}: {field}", getattr(owner, field), least, of)
+    object.__setattr__(owner, field, number)
+
+
 def seed(owner: object, field: str) -> None:
     """Refuse a field that is no whole number from 0 to 2⁶³ - 1."""
     value = getattr(owner, field)
     number = whole(value)
     if number is None or not 0 <= number < 1 << 63:
-        raise ConfigurationError(
-            f"{type(owner).__name__}: {field}={value!r}, expected a whole number from 0 to 2⁶³ - 1"
-        )
+        raise refused(f"{_name(owner)}: {field}", value, "a whole number from 0 to 2⁶³ - 1")
     object.__setattr__(owner, field, number)
 
 
-def argument_above_zero(name: str, value: Any) -> None:
-    """Refuse an argument that is not above 0, infinite or no number, as truth values are."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not 0 < float(value) < math.inf:
-        raise ConfigurationError(f"{name}={value!r}, expected a number above 0")
+def choice(owner: object, field: str, *known: str) -> None:
+    """Refuse a field that is none of some texts."""
+    one_of(f"{_name(owner)}: {field}", getattr(owner, field), known)
 
 
-def whole_argument(name: str, value: Any, least: int, of: str) -> None:
-    """Refuse an argument that is no whole number from `least` on; `of` says what it counts."""
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Refuse an argument that is none of some texts."""
+    if not isinstance(value, str) or value not in known:
+        *others, last = map(repr, known)
+        raise refused(name, value, f"{', '.join(others)} or {last}" if others else last)
+
+
+def argument_above_zero(name: str, value: Any) -> float:
+    """Return an argument as a float; refuse one that is not above 0, infinite or no number."""
+    number = real(value)
+    if number is None or not 0 < number < math.inf:
+        raise refused(name, value, "a number above 0")
+    return number
+
+
+def whole_argument(name: str, value: Any, least: int, of: str) -> int:
+    """Return an argument as an int; refuse one that is no whole number from `least` on."""
     number = whole(value)
-    if number is None or number < least:
-        raise ConfigurationError(f"{name}={value!r}, expected {least} or more {of}")
+    if number is None or not least <= number < 1 << 63:
+        raise refused(name, value, f"{least} or more whole {of}")
+    return number
 
 
 def _require(owner: object, field: str, holds: Callable[[float], bool], expected: str) -> None:
     value = getattr(owner, field)
-    if not isinstance(value, Real) or not holds(float(value)):
-        raise ConfigurationError(f"{type(owner).__name__}: {field}={value!r}, expected {expected}")
-    object.__setattr__(owner, field, float(value))
+    number = real(value)
+    if number is None or not holds(number):
+        raise refused(f"{_name(owner)}: {field}", value, expected)
+    object.__setattr__(owner, field, number)
+
+
+def _name(owner: object) -> str:
+    return type(owner).__name__

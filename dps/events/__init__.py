@@ -485,7 +485,7 @@ class Evaluated(Event):
     stationarity: float | None = None
 
 
-SCORE_RAISED = "the score raised"
+SCORE_RAISED, SCORE_RETURNED = "the score raised", "the score returned"
 
 
 @recorded
@@ -498,7 +498,7 @@ class EvaluationMissed(Event):
     @property
     def score_failed(self) -> bool:
         """Whether it is the score that failed."""
-        return self.reason.startswith(SCORE_RAISED)
+        return self.reason.startswith((SCORE_RAISED, SCORE_RETURNED))
 
 
 @recorded

@@ -1,7 +1,8 @@
 """A training as a run of MLflow: what was chosen, and the history as it comes.
 
 Numbers are sent by a thread of their own, in batches, so a tracking server that is slow or away
-holds up nothing. What it does not take is left out, and that is said once.
+holds up nothing. What it does not take is left out, and that is said once; so is it of names that
+it does not take, which are changed.
 
 A training that goes on from checkpoints goes on with its run: that has the name of the parameter
 server as a tag, from which the next one finds it. MLflow orders numbers by their steps, while each
@@ -11,17 +12,31 @@ incarnation of a worker counts from 1, so each begins where the one before has e
 from __future__ import annotations
 
 import queue
+import re
+import socket
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from itertools import chain, count
+from os import PathLike, fspath
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
+from dps.core.credentials import masked_for
+from dps.core.ranges import refused, shown
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.observe.history import History, Number
 
 BATCH = 1000  # the most that MLflow takes at once
 WAITING = 2000  # batches of the history
 CLOSE_SECONDS = 30.0
+CONNECT_SECONDS = 3.0
+ANSWER_SECONDS = 30.0  # MLflow itself asks a server again for minutes
+_PORTS = {"http": 80, "https": 443}
+_LONGEST = 250  # characters of a name
+_REFUSED = re.compile(r"[^/\w.\- :]|(?<![^/])(\.{0,2})(?=/|$)")  # characters, and parts of a path
 _TEXT = 500  # the most that every tracking server takes as a parameter
 
 _GROUP = "dps.group"  # the tag with the name of the parameter server
@@ -57,7 +72,7 @@ class MlflowRun:
     Raises
     ------
     ConfigurationError
-        MLflow is not installed.
+        MLflow is not installed, or a name or the URI is no text.
     StoreUnavailable
         The tracking server does not make the run.
     """
@@ -67,7 +82,7 @@ class MlflowRun:
         history: History,
         experiment: str,
         name: str | None,
-        tracking_uri: str | None,
+        tracking_uri: str | PathLike[str] | None,
         params: Mapping[str, Any],
         tags: Mapping[str, str],
         group: str,
@@ -80,11 +95,23 @@ class MlflowRun:
             raise ConfigurationError(
                 "log_to_mlflow needs MLflow, which is not installed: pip install mlflow"
             ) from error
-        self._client = MlflowClient(tracking_uri)
+        except RuntimeError as error:  # of pathlib, where a user has no name and no home
+            raise ConfigurationError(
+                f"MLflow cannot be imported: {error} Set HOME to a folder that can be written"
+            ) from error
+        if not isinstance(experiment, str) or not experiment.strip():
+            raise refused("experiment", experiment, "the name of an MLflow experiment")
+        if not isinstance(name, str | None):
+            raise refused("run_name", name, "a text or None")
+        if not isinstance(tracking_uri, str | PathLike | None):
+            raise refused("tracking_uri", tracking_uri, "a text such as sqlite:///mlflow.db")
+        uri = fspath(tracking_uri) if tracking_uri is not None else None
         self._metric = Metric
+        self._keys: dict[str, str] = {}  # the name in MLflow of each series
         self._last: dict[str, int] = {}  # the last step of each metric of a worker
         self._offsets: dict[tuple[str, int], int] = {}  # by metric and incarnation
-        try:
+
+        def begin() -> None:
             number = self._experiment(experiment)
             run = None if before is None else self._found(number, before, name)
             self._goes_on = run is not None
@@ -100,10 +127,18 @@ class MlflowRun:
             ]
             said = [RunTag(key, value) for key, value in {**tags, _GROUP: group}.items()]
             self._client.log_batch(self.id, params=given, tags=said)
+
+        try:
+            self._client = MlflowClient(uri)
+            _in_time(self._client.tracking_uri, begin)
         except Exception as error:
-            raise StoreUnavailable(f"MLflow's experiment {experiment!r}: {error}") from error
+            what, where = (masked_for(uri or "", text) for text in (str(error), uri or "MLflow"))
+            raise StoreUnavailable(
+                f"experiment {experiment!r} at {where}: {what}. Give the address of a "
+                "tracking server that runs, or of a database: tracking_uri='sqlite:///mlflow.db'"
+            ) from error
         self._queue: queue.Queue[_Item] = queue.Queue(WAITING)
-        self._warned = False
+        self._warned = self._renamed = False
         self._thread = threading.Thread(target=self._send_all, name="dps-mlflow", daemon=True)
         self._thread.start()
         self._history = history
@@ -118,10 +153,14 @@ class MlflowRun:
             self._say("it does not keep up")
             return
         self._thread.join(CLOSE_SECONDS)
-        try:
+
+        def end() -> None:
             for name, number in numbers.items():
                 self._client.log_metric(self.id, name, number)
             self._client.set_terminated(self.id, "FINISHED" if succeeded else "FAILED")
+
+        try:
+            _in_time(self._client.tracking_uri, end)
         except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
             self._say(str(error))
 
@@ -161,7 +200,8 @@ class MlflowRun:
     def _send(self, numbers: Sequence[Number]) -> None:
         try:
             metrics = [
-                self._metric(_key(n), n.value, round(1000 * n.t), self._step(n)) for n in numbers
+                self._metric(self._key(n), n.value, round(1000 * n.t), self._step(n))
+                for n in numbers
             ]
             self._client.log_batch(self.id, metrics=metrics)
         except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
@@ -171,7 +211,7 @@ class MlflowRun:
         """Return the step of a number in the run."""
         if not number.incarnation:  # of an evaluator, whose steps are versions
             return number.step
-        key = _key(number)
+        key = self._key(number)
         if key not in self._last:
             self._last[key] = self._last_logged(key)
         offset = self._offsets.setdefault((key, number.incarnation), self._last[key])
@@ -184,6 +224,24 @@ class MlflowRun:
         logged = self._client.get_metric_history(self.id, key) if self._goes_on else []
         return max((metric.step for metric in logged), default=0)
 
+    def _key(self, number: Number) -> str:
+        """Return the name of a number's series in the run: its own, as far as MLflow takes it."""
+        name = f"{number.source}/{number.metric}"
+        if name not in self._keys:
+            like = _REFUSED.sub("_", name)[:_LONGEST]
+            others = (f"{like[: _LONGEST - 8]}_{number}" for number in count(2))
+            taken = set(self._keys.values())  # by names that are like it there
+            key = next(each for each in chain([like], others) if each not in taken)
+            self._keys[name] = key
+            if key != name and not self._renamed:
+                self._renamed = True
+                text = (
+                    f"dps: MLflow takes no metric named {shown(name)}: it is {shown(key)} there. "
+                    "Letters, digits, spaces and / . - _ : are taken"
+                )
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return self._keys[name]
+
     def _say(self, reason: str) -> None:
         """Warn that numbers are missing in the run, once."""
         if not self._warned:
@@ -192,5 +250,30 @@ class MlflowRun:
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
-def _key(number: Number) -> str:
-    return f"{number.source}/{number.metric}"
+def _in_time(uri: str, work: Callable[[], None]) -> None:
+    """Do something with a tracking store; raise `OSError` if it is a server that does not answer.
+
+    Where a proxy is on the way, only that may know the host, and MLflow asks it.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme not in _PORTS:
+        work()
+        return
+    host = parts.hostname or ""
+    if parts.scheme not in getproxies() or proxy_bypass(host):
+        place = host, parts.port or _PORTS[parts.scheme]
+        socket.create_connection(place, CONNECT_SECONDS).close()
+    done: Future[None] = Future()
+
+    def do() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=do, name="dps-mlflow-asks", daemon=True).start()
+    try:
+        done.result(ANSWER_SECONDS)
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s") from error

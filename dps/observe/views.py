@@ -161,13 +161,20 @@ class Overview:
     workers: Listing[WorkerView]
     note: str = ""
 
+    @property
+    def _numbers(self) -> list[str]:
+        """How many parameters there are; rows of tables are counted by their shards, in bytes."""
+        return [f"{self.parameters:,} parameters{' in arrays' * (self.tables > 0)}"] * (
+            self.arrays > 0
+        )
+
     def line(self) -> str:
         """Return one line of text, as `repr` has it."""
         down = sum(not shard.serving for shard in self.shards)
         said = [
             _many(self.arrays, "array")
             + (f" and {_many(self.tables, 'table')}" * (self.tables > 0)),
-            f"{self.parameters:,} parameters",
+            *self._numbers,
             _many(len(self.shards), "shard") + (f" ({down} down)" if down else ""),
             *(f"{name}={brief(choice)}" for name, choice in self.choices.items()),
         ]
@@ -183,7 +190,7 @@ class Overview:
         what = [
             _many(self.arrays, "array"),
             *([_many(self.tables, "table")] if self.tables else []),
-            f"{self.parameters:,} parameters",
+            *self._numbers,
             size(self.nbytes),
         ]
         choices = [(name, brief(choice)) for name, choice in self.choices.items()]

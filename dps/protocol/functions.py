@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dps.core.arguments import check_function, nearest
 from dps.core.averaging import AVERAGE
-from dps.core.functions import Function
+from dps.core.functions import Function, pack
+from dps.core.ranges import listed, shown
+from dps.core.updates import Call
 from dps.errors import ConfigurationError, FunctionFailed
 
 DRIVER = "driver"  # who calls that is no worker
@@ -20,20 +22,31 @@ def names_of(worker: str) -> tuple[str, str]:
     return worker, f"{worker}{CALLS}"
 
 
-def known_function(functions: Mapping[str, Function], name: str) -> str:
-    """Return the name of a function; raises `ConfigurationError` if there is none of that name."""
-    if name in functions:
-        return name
-    if name == AVERAGE:
+def known_call(functions: Mapping[str, Function], name: str, arguments: Sequence[object]) -> Call:
+    """Return a call of a function, to be sent.
+
+    Raises
+    ------
+    ConfigurationError
+        There is none of that name, or it does not take these arguments, or they cannot be sent.
+    """
+    if isinstance(name, str) and name in functions:
+        given = ["arrays", *(f"args[{number}]" for number in range(len(arguments)))]
+        check_function(f"function {name!r}", functions[name], given)
+        try:
+            return Call(name, pack(arguments))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"an argument of function {name!r}: {error}") from None
+    if isinstance(name, str) and name == AVERAGE:
         raise ConfigurationError(
             f"there is no function {name!r}, which averaged buffers and load_state_dict need; give "
             "ParameterServer(functions=dps.torch.FUNCTIONS), or with others of your own, "
             "functions={**dps.torch.FUNCTIONS, name: function}"
         )
-    near = difflib.get_close_matches(str(name), functions, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    known = ", ".join(functions) or "none; give ParameterServer(functions={name: function})"
-    raise ConfigurationError(f"there is no function {name!r}; {hint}registered are: {known}")
+    near = nearest(str(name), list(functions))
+    hint = f"did you mean {near!r}? " if near else ""
+    known = listed(functions) or "none; give ParameterServer(functions={name: function})"
+    raise ConfigurationError(f"there is no function {shown(name)}; {hint}registered are: {known}")
 
 
 def all_succeeded(came: Sequence[np.ndarray | BaseException]) -> list[np.ndarray]:

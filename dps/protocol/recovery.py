@@ -5,11 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dps.core.outage import Continue, Outage, Replay, Wait
-from dps.core.ranges import whole
+from dps.core.ranges import refused, whole
 from dps.errors import ConfigurationError
 from dps.protocol.durability import Durability, Feature, NoDurability
 from dps.protocol.wire import message
 from dps.shown import Shown
+
+_AXES = (
+    ("durability", Durability, "Chain(2), Checkpoint(path=…) or another durability"),
+    ("outage", Outage, "Wait() or Continue()"),
+    ("replay", Replay, "Replay(policy)"),
+)
 
 for _cls in (Wait, Continue, Replay):
     message(_cls)
@@ -25,6 +31,9 @@ class Recovery(Shown):
     replay: Replay = Replay()
 
     def __post_init__(self) -> None:
+        for name, kind, some in _AXES:
+            if not isinstance(value := getattr(self, name), kind):
+                raise refused(f"Recovery: {name}", value, some)
         if isinstance(self.outage, Continue):
             self.must_allow("buffered gradients")
 
@@ -68,7 +77,7 @@ def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
     recovery.must_allow("moves")
     number = whole(servers)
     if number is None:
-        raise ConfigurationError(f"servers={servers!r}, expected a whole number")
+        raise refused("servers", servers, "a whole number")
     replicas = recovery.durability.replicas
     if not replicas <= number <= shards * replicas:
         each = "one replica" if replicas == 1 else f"{replicas} replicas"

@@ -115,7 +115,7 @@ def test_every_process_has_the_same_ring() -> None:
 
 @pytest.mark.parametrize("virtual_nodes", [0, -1, 10_001, 1.5, True, "8"])
 def test_virtual_nodes_out_of_range_are_refused(virtual_nodes: object) -> None:
-    with pytest.raises(ConfigurationError, match="from 1 to 10,000"):
+    with pytest.raises(ConfigurationError, match="ConsistentHash: virtual_nodes="):
         ConsistentHash(virtual_nodes)  # type: ignore[arg-type]
 
 

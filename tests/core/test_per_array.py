@@ -132,7 +132,7 @@ def test_rows_that_do_not_fit_are_refused_also_if_they_are_frozen() -> None:
         ({"emb": ROWS["emb.in"]}, "no sparse table is named 'emb'; there are: emb.in, emb.out"),
         ({"emb.in": (keys[:1], gradient)}, "emb.in"),
         ({"emb.in": (keys - 5, gradient)}, "-1 is not from 0"),
-        ({"emb.out": (keys, gradient[:, :2])}, "are float32"),
+        ({"emb.out": (keys, gradient[:, :2].astype(int))}, "are int64"),
     ]:
         for rule in (Frozen(), as_rule({"emb*": Frozen(), "*": SGD(0.1)})):
             with pytest.raises(ShapeMismatch, match=said):

@@ -262,7 +262,7 @@ def test_a_bound_of_delays_may_be_of_numpys_types() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, math.nan, "4"])
 def test_a_bound_of_delays_that_is_no_count_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"tau=.*expected a whole number of updates"):
+    with pytest.raises(ConfigurationError, match=r"tau=.*expected 0 or more whole updates"):
         DelayedProximal(1.0, 1.0, wrong, L1(0.1))
 
 

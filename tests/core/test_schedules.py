@@ -115,10 +115,10 @@ def test_what_else_reduces_the_rate_of_a_step_comes_on_top() -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: StepDecay(0), "StepDecay: every=0, expected a whole number of updates, 1 or"),
-        (lambda: StepDecay(1.5), "StepDecay: every=1.5, expected a whole number"),  # type: ignore[arg-type]
+        (lambda: StepDecay(0), "StepDecay: every=0, expected 1 or more whole updates"),
+        (lambda: StepDecay(1.5), "StepDecay: every=1.5, expected 1 or more whole"),  # type: ignore[arg-type]
         (lambda: StepDecay(5, 0), "StepDecay: by=0, expected a number above 0"),
-        (lambda: Cosine(True), "Cosine: updates=True, expected a whole number"),
+        (lambda: Cosine(True), "Cosine: updates=True, expected 1 or more whole"),
         (lambda: Cosine(10, 1.0), "Cosine: least=1.0, expected 0 or more and below 1"),
         (lambda: WarmUp(10, start=-1), "WarmUp: start=-1, expected 0 or more and below 1"),
         (lambda: WarmUp(10, 0.5), r"WarmUp: then=0.5, expected a schedule such as Cosine\(1000"),  # type: ignore[arg-type]

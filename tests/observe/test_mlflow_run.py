@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+from dataclasses import replace
+from functools import partial
+from math import inf, nan
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Evaluated
 from dps.observe.history import History
 from dps.observe.mlflow_run import MlflowRun
@@ -63,3 +69,71 @@ def test_a_run_is_gone_on_with_and_its_steps_too(tmp_path: Path) -> None:
     # Another name, what it does not go on from any more, a new training: runs of their own.
     others = [run_of("a", "second", name="other"), run_of("b", "first"), run_of("c", None)]
     assert len({killed.id, *(run.id for run in others)}) == 4
+
+
+NAMES = ["loss", "recall@10", "recall%10", "a,b[0]", "at//end/", "../up", "x" * 400, "x" * 300]
+
+
+def logged_at(uri: str) -> MlflowRun:
+    """Log three numbers under each name, and three that are none."""
+    history = History()
+    run = MlflowRun(history, "some", None, uri, {}, {}, "group", None)
+    for name in NAMES:
+        history.add(reported("worker-0", range(1, 4), name))
+    history.add(replace(reported("worker-0", range(1, 4), "odd"), values=(nan, inf, -inf)))
+    run.close({}, succeeded=True)
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_names_and_numbers_that_mlflow_does_not_take_cost_no_others(tmp_path: Path) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    with pytest.warns(RuntimeWarning) as told:
+        run = logged_at(uri)
+    ours = [str(each.message) for each in told if str(each.message).startswith("dps")]
+    assert ours == [
+        "dps: MLflow takes no metric named 'worker-0/recall@10': it is 'worker-0/recall_10' there. "
+        "Letters, digits, spaces and / . - _ : are taken"
+    ]
+    store = mlflow.MlflowClient(uri)
+    logged = store.get_run(run.id).data.metrics
+    expected = {"loss", "recall_10", "recall_10_2", "a_b_0_", "at/_/end/_", "_/up", "odd"}
+    assert {f"worker-0/{name}" for name in expected} <= logged.keys()
+    assert sorted(len(name) for name in logged)[-2:] == [244, 250]
+    for name in logged:
+        assert [each.step for each in store.get_metric_history(run.id, name)] == [1, 2, 3]
+
+
+def run_at(uri: Any, experiment: Any = "some", name: Any = None) -> MlflowRun:
+    return MlflowRun(History(), experiment, name, uri, {}, {}, "group", None)
+
+
+def test_a_store_that_cannot_be_had_is_told_with_what_to_do(tmp_path: Path) -> None:
+    pytest.importorskip("mlflow")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder = tmp_path / "runs"
+    for uri in (f"http://127.0.0.1:{port}", folder, folder.as_uri(), "nonsense://x", "http://x:y"):
+        with pytest.raises(StoreUnavailable) as caught:
+            run_at(uri)
+        assert str(caught.value).startswith(f"experiment 'some' at {uri}: ")
+        assert str(caught.value).endswith("tracking_uri='sqlite:///mlflow.db'")
+    for wrong, name in (
+        (partial(run_at, 5), "tracking_uri"),
+        (partial(run_at, None, None), "experiment"),
+        (partial(run_at, None, " "), "experiment"),
+        (partial(run_at, None, "some", 3), "run_name"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"^{name}="):
+            wrong()
+
+
+def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.setattr("dps.observe.mlflow_run.ANSWER_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(StoreUnavailable, match=r"no answer within 0\.5 s"):
+            run_at(uri)

@@ -95,7 +95,7 @@ def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
 def test_one_line_says_what_it_is() -> None:
     line = OVERVIEW.line()
     assert line.startswith(
-        "<ParameterServer 3f9c12aa: 3 arrays and 1 table, 12,345,678 parameters, "
+        "<ParameterServer 3f9c12aa: 3 arrays and 1 table, 12,345,678 parameters in arrays, "
     )
     assert "2 shards (1 down)" in line
     assert "optimizer=Adam(learning_rate=0.01)" in line

@@ -65,49 +65,49 @@ def test_a_strategy_unlike_any_other_gets_the_names_there_are() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Checkpoint(every=0), "checkpoint: every=0, expected at least 1 update"),
-        (lambda: Checkpoint(seconds=0), "checkpoint: seconds=0, expected more than 0"),
-        (lambda: Checkpoint(seconds=float("inf")), "checkpoint: seconds=inf, expected more"),
-        (lambda: Checkpoint(seconds=float("nan")), "checkpoint: seconds=nan, expected more"),
-        (lambda: Checkpoint(scope="some"), "checkpoint: scope='some' is unknown"),  # type: ignore[arg-type]
+        (lambda: Checkpoint(every=0), "Checkpoint: every=0, expected 1 or more whole updates"),
+        (lambda: Checkpoint(seconds=0), "Checkpoint: seconds=0, expected a number above 0"),
+        (lambda: Checkpoint(seconds=float("inf")), "Checkpoint: seconds=inf, expected a number"),
+        (lambda: Checkpoint(seconds=float("nan")), "Checkpoint: seconds=nan, expected a number"),
+        (lambda: Checkpoint(scope="some"), "Checkpoint: scope='some', expected 'shard' or 'all'"),  # type: ignore[arg-type]
         (
             lambda: Recovery(Checkpoint(scope="all"), Continue()),
             "checkpoint with scope='all' does not go with outage=continue: gradients buffered for",
         ),
         (
             lambda: Checkpoint(every="often"),  # type: ignore[arg-type]
-            "checkpoint: every='often', expected a number of updates, or 'auto'",
+            "Checkpoint: every='often', expected 1 or more whole updates, or 'auto'",
         ),
         (
             lambda: Checkpoint(every="auto", least=5, most=4),
-            "checkpoint: most=4, expected no less than least=5",
+            "Checkpoint: most=4, expected 5 or more whole updates, as least=5",
         ),
         (
             lambda: Checkpoint(every="auto", mtbf=float("inf")),
-            "checkpoint: mtbf=inf, expected more than 0 s",
+            "Checkpoint: mtbf=inf, expected a number above 0",
         ),
         (
             lambda: Checkpoint(every=5, mtbf=60.0),
-            "checkpoint: least, most and mtbf go with every='auto' alone",
+            "Checkpoint: least, most and mtbf go with every='auto' alone",
         ),
-        (lambda: Checkpoint(keep=0), "checkpoint: keep=0, expected at least 1"),
-        (lambda: Checkpoint(mode="often"), "checkpoint: mode='often' is unknown"),  # type: ignore[arg-type]
+        (lambda: Checkpoint(keep=0), "Checkpoint: keep=0, expected 1 or more whole"),
+        (lambda: Checkpoint(mode="often"), "Checkpoint: mode='often', expected 'sync' or"),  # type: ignore[arg-type]
         (
             lambda: PartialCheckpoint(share=0),
-            "partial_checkpoint: share=0, expected more than 0, at most 1",
+            "PartialCheckpoint: share=0, expected a number above 0, at most 1",
         ),
-        (lambda: PartialCheckpoint(every=0), "partial_checkpoint: every=0, expected at least 1"),
+        (lambda: PartialCheckpoint(every=0), "PartialCheckpoint: every=0, expected 1 or more"),
         (
             lambda: PartialCheckpoint(mode="often"),  # type: ignore[arg-type]
-            "partial_checkpoint: mode='often' is unknown",
+            "PartialCheckpoint: mode='often', expected 'sync' or 'async'",
         ),
-        (lambda: Chain(replicas=0), "chain: replicas=0, expected at least 1"),
-        (lambda: SharedStore(every=0), "shared_store: every=0, expected at least 1 update"),
-        (lambda: Continue(limit=0), "continue: limit=0, expected at least 1 gradient"),
-        (lambda: Continue(buffer="disk"), "continue: buffer='disk' is unknown"),  # type: ignore[arg-type]
-        (lambda: Replay("max"), "replay: policy='max' is unknown; known: sum, mean, each"),  # type: ignore[arg-type]
-        (lambda: Replay(clip_norm=0), "replay: clip_norm=0, expected more than 0"),
-        (lambda: Replay(drop_older_than=-1), "replay: drop_older_than=-1, expected 0 or more"),
+        (lambda: Chain(replicas=0), "Chain: replicas=0, expected 1 or more whole"),
+        (lambda: SharedStore(every=0), "SharedStore: every=0, expected 1 or more whole"),
+        (lambda: Continue(limit=0), "Continue: limit=0, expected 1 or more whole"),
+        (lambda: Continue(buffer="disk"), "Continue: buffer='disk', expected 'mailbox'"),  # type: ignore[arg-type]
+        (lambda: Replay("max"), "Replay: policy='max', expected 'sum', 'mean', 'each'"),  # type: ignore[arg-type]
+        (lambda: Replay(clip_norm=0), "Replay: clip_norm=0, expected a number above 0"),
+        (lambda: Replay(drop_older_than=-1), "Replay: drop_older_than=-1, expected 0 or more"),
     ],
 )
 def test_a_choice_that_cannot_work_is_refused(make: Callable[[], object], message: str) -> None:

@@ -6,14 +6,20 @@ is computed on its node; what a node holds already stays there as far as equal s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from graphlib import TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
 from dps.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import distributed
+
+MOST_ELEMENTS = 1000  # of a list that is searched for what must not be in it
+
+_Needs = Mapping[Any, Collection[Any]]  # of each task of a graph the tasks that it needs
 
 
 def shares_of(
@@ -40,21 +46,25 @@ def shares_of(
             "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
             "functools.partial(train, data)"
         )
-    parts = _partitions(data)
-    if len(parts) < workers:
+    from dask import annotate
+    from dask.highlevelgraph import HighLevelGraph
+
+    graph, keys = _partitions(data)
+    if len(keys) < workers:
         raise ConfigurationError(
-            f"workers={workers} need as many partitions of data, which has {len(parts)}; split "
+            f"workers={workers} need as many partitions of data, which has {len(keys)}; split "
             "it further (rechunk, repartition), or start fewer workers"
         )
     nodes = [addresses[worker % len(addresses)] for worker in range(workers)]
-    chosen = assigned(_holders(client, data, parts), nodes)
-    return [
-        [
-            client.compute(parts[number], workers=[node], allow_other_workers=True)
-            for number in numbers
-        ]
-        for node, numbers in zip(nodes, chosen, strict=True)
-    ]
+    needs = {key: getattr(task, "dependencies", ()) for key, task in graph.items()}
+    chosen = assigned(_holders(client, data, keys, needs), nodes)
+    at = {keys[i]: node for node, mine in zip(nodes, chosen, strict=True) for i in mine}
+    # One graph for all: with one for each partition Dask would go through everything as often.
+    with annotate(workers=partial(_node_of, _near(at, needs)), allow_other_workers=True):
+        # As a layer: Dask would make a name of the contents of a plain graph, which takes seconds.
+        layered = HighLevelGraph.from_collections(f"dps-{uuid.uuid4().hex}", graph)
+        futures = client.get(layered, keys, sync=False)
+    return [[futures[number] for number in numbers] for numbers in chosen]
 
 
 def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int]]:
@@ -99,60 +109,80 @@ def refuse_futures(train: Callable[..., Any]) -> None:
     """
     from distributed import Future
 
-    if isinstance(train, partial) and any(
-        isinstance(each, Future)
-        for given in (*train.args, *train.keywords.values())
-        for each in (given if isinstance(given, list | tuple) else [given])
-    ):
-        raise ConfigurationError(
-            "the training function was given a Dask future by functools.partial, which cannot be "
-            "read on a node; pass it as data=[future, …] and take the worker's share as second "
-            "argument: train(worker, data)"
-        )
+    given = [*train.args, *train.keywords.values()] if isinstance(train, partial) else []
+    while given:
+        each = given.pop()
+        if isinstance(each, Future):
+            raise ConfigurationError(
+                "the training function was given a Dask future by functools.partial, which cannot "
+                "be read on a node; pass it as data=[future, …] and take the worker's share as "
+                "second argument: train(worker, data)"
+            )
+        if isinstance(each, list | tuple | dict) and len(each) <= MOST_ELEMENTS:
+            given += each.values() if isinstance(each, dict) else each
 
 
-def _partitions(data: Any) -> list[Any]:
-    """Each partition as something that `Client.compute` takes."""
+def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
+    """Return the graph of a collection, and the key of each partition in it."""
     from dask import delayed
+    from dask._task_spec import Task, TaskRef
+    from dask.base import tokenize
     from distributed import Future
 
     if isinstance(data, tuple):
-        columns = [_partitions(each) for each in data]
+        graphs, columns = zip(*map(_partitions, data), strict=True) if data else ((), ())
         counts = [len(column) for column in columns]
-        if not columns or len(set(counts)) > 1:
+        if len(set(counts)) != 1:
             raise ConfigurationError(
                 f"the collections of data have {counts} partitions, expected as many each: those "
                 "of the same number belong together"
             )
-        return [delayed(tuple)(list(together)) for together in zip(*columns, strict=True)]
+        name = f"dps-partition-{tokenize(columns)}"
+        rows = {(name, i): row for i, row in enumerate(zip(*columns, strict=True))}
+        graph = {key: Task(key, _together, *map(TaskRef, row)) for key, row in rows.items()}
+        return {key: task for each in (*graphs, graph) for key, task in each.items()}, list(rows)
     if isinstance(data, list) and data and all(isinstance(each, Future) for each in data):
-        return [delayed(each) for each in data]
-    if hasattr(data, "numblocks") and any(blocks > 1 for blocks in data.numblocks[1:]):
+        parts = [delayed(each) for each in data]
+    elif hasattr(data, "numblocks") and any(blocks > 1 for blocks in data.numblocks[1:]):
         raise ConfigurationError(
             f"data is an array of {data.numblocks} chunks; a worker is given whole rows: "
             "rechunk it to one chunk along every axis but the first, x.rechunk({1: -1})"
         )
-    if hasattr(data, "to_delayed"):
+    elif hasattr(data, "to_delayed"):
         found = data.to_delayed()
-        return list(found.ravel()) if hasattr(found, "ravel") else list(found)
-    raise ConfigurationError(
-        f"data is {type(data).__name__}, expected a Dask array, DataFrame or bag, a list of "
-        "futures such as Client.scatter returns, or a tuple of these"
-    )
+        parts = list(found.ravel()) if hasattr(found, "ravel") else list(found)
+    else:
+        raise ConfigurationError(
+            f"data is {type(data).__name__}, expected a Dask array, DataFrame or bag, a list of "
+            "futures such as Client.scatter returns, or a tuple of these"
+        )
+    unique = {id(part.dask): part.dask for part in parts}  # as a rule it is the same of all
+    graph = {key: task for each in unique.values() for key, task in each.items()}
+    return graph, [part.key for part in parts]
 
 
-def _holders(client: distributed.Client, data: Any, parts: Sequence[Any]) -> list[set[str]]:
-    """Which nodes hold all that a partition is made of; none where it is not computed yet."""
+def _together(*parts: Any) -> tuple[Any, ...]:
+    return parts
+
+
+def _holders(
+    client: distributed.Client, data: Any, keys: Sequence[Any], needs: _Needs
+) -> list[set[str]]:
+    """Which nodes hold all that a partition is made of; none where it is not computed yet.
+
+    With an asynchronous client nobody can be asked here, and all are taken for not computed.
+    """
     from distributed import futures_of
 
-    known = client.who_has(futures_of(data))
+    held = futures_of(data)
+    known = client.who_has(held) if held and not client.asynchronous else {}
     if not known:
-        return [set() for _ in parts]
-    return [_in_memory(dict(part.__dask_graph__()), part.key, known) for part in parts]
+        return [set() for _ in keys]
+    return [_in_memory(needs, key, known) for key in keys]
 
 
-def _in_memory(tasks: Mapping[Any, Any], key: Any, known: Mapping[Any, Sequence[str]]) -> set[str]:
-    """The nodes that hold everything in memory that a task of a graph begins with."""
+def _in_memory(needs: _Needs, key: Any, known: Mapping[Any, Sequence[str]]) -> set[str]:
+    """The nodes that hold everything in memory that a task begins with."""
     found: set[str] | None = None
     ahead, seen = [key], {key}
     while ahead:
@@ -160,7 +190,22 @@ def _in_memory(tasks: Mapping[Any, Any], key: Any, known: Mapping[Any, Sequence[
         if each in known:
             found = set(known[each]) if found is None else found & set(known[each])
             continue
-        needs = getattr(tasks.get(each), "dependencies", ())
-        ahead += [need for need in needs if need not in seen]
-        seen.update(needs)
+        new = [need for need in needs.get(each, ()) if need not in seen]
+        ahead += new
+        seen.update(new)
     return found or set()
+
+
+def _near(nodes: dict[Any, str], needs: _Needs) -> dict[Any, str]:
+    """Return the node of each task, given those of the last ones; none where several need it."""
+    found: dict[Any, str | None] = dict(nodes)
+    for key in reversed(list(TopologicalSorter(needs).static_order())):
+        node = found.get(key)
+        for need in needs.get(key, ()):
+            found[need] = node if found.setdefault(need, node) == node else None
+    return {key: node for key, node in found.items() if node is not None}
+
+
+def _node_of(near: Mapping[Any, str], key: Any) -> list[str]:
+    """Where Dask is to run a task; empty: anywhere."""
+    return [near[key]] if key in near else []

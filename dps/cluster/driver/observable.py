@@ -12,6 +12,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dps.cluster.platform import platform_of
+from dps.core.ranges import argument_above_zero
 from dps.core.tables.row_gradients import KEYS
 from dps.errors import ConfigurationError
 from dps.observe.history import History
@@ -150,8 +151,8 @@ class Observable(ABC):
                 "progress() waits for the workers, which an asynchronous client cannot do here; "
                 "look at ps.workers instead"
             )
-        if total is not None and (isinstance(total, bool) or not total > 0):
-            raise ConfigurationError(f"total={total!r}, expected how many gradients are pushed")
+        if total is not None:
+            argument_above_zero("total", total)
         platform = platform_of(self._client)
         known = self._training.workers(self._stops)
         running = [each.worker for each in known if not each.ended]
@@ -170,13 +171,17 @@ class Observable(ABC):
                 platform.wait(self._client, futures, LOOK_SECONDS, every=True)
 
     def log_to_mlflow(
-        self, experiment: str, run_name: str | None = None, tracking_uri: str | None = None
+        self,
+        experiment: str,
+        run_name: str | None = None,
+        tracking_uri: str | PathLike[str] | None = None,
     ) -> str:
         """Log the training to MLflow from now on, until it is closed; return the run's id.
 
         The run has what was chosen as its parameters, and the `history`, also of before, as its
-        metrics: "worker-0/loss", "evaluator/accuracy". Whatever the tracking server does not take
-        is left out, with a warning; the training goes on.
+        metrics: "worker-0/loss", "evaluator/accuracy". Characters that MLflow does not take in a
+        name become "_", with a warning. Whatever the tracking server does not take is left out,
+        with a warning; the training goes on.
 
         After `resume`, this goes on with the run that the parameter server before was logged to, if
         it is in this experiment and has this name. The steps of workers go on from the last there.
@@ -195,9 +200,9 @@ class Observable(ABC):
         Raises
         ------
         ConfigurationError
-            The package mlflow is not installed.
+            The package mlflow is not installed, or an argument is no text.
         StoreUnavailable
-            The tracking server does not make the run.
+            The tracking server does not make the run, or does not answer within 30 s.
         """
         self._require_open()
         tags = {f"dps.{name}": value for name, value in self.group.labels.items()}

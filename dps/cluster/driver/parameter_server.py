@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -39,9 +40,9 @@ from dps.cluster.driver.observable import Observable
 from dps.cluster.driver.setup import (
     Start,
     afresh,
+    check_client,
     check_functions,
-    check_on_loss,
-    check_transport,
+    check_options,
     checked_labels,
     from_path,
 )
@@ -53,10 +54,12 @@ from dps.cluster.platform import platform_of
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
+from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement.hash_ring import BALANCED, ConsistentHash
+from dps.core.ranges import argument_above_zero, shown, whole_argument
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.spec import SparseSpec
 from dps.errors import (
@@ -86,6 +89,7 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 
 
+@explained
 class ParameterServer(Observable):
     """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
 
@@ -193,18 +197,19 @@ class ParameterServer(Observable):
         transport: TransportChoice = "auto",
         placement: str | ConsistentHash = BALANCED,
     ) -> None:
+        check_client(client)
         choices = optimizer, consistency, recovery, timings
-        kept = about or {}
+        kept = {} if about is None else about
         more = tables, filters, servers, pull_filters
         start = afresh(client, params, shards, *choices, kept, *more, placement=placement)
         talk = on_loss, transport
-        self._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
+        self._set_up(client, start, on_event, functions, seats, labels, *talk)
 
     @classmethod
     def resume(
         cls,
         client: distributed.Client,
-        path: str,
+        path: str | PathLike[str],
         *,
         shards: int | None = None,
         servers: int | None = None,
@@ -235,10 +240,11 @@ class ParameterServer(Observable):
         ConfigurationError
             The parameters cannot be divided into so many shards, or these not over so many servers.
         """
+        check_client(client)
         server = cls.__new__(cls)
         start = from_path(client, path, timings, shards, servers)
         talk = on_loss, transport
-        server._set_up(client, start, on_event, functions or {}, seats, labels or {}, *talk)
+        server._set_up(client, start, on_event, functions, seats, labels, *talk)
         return server
 
     def _set_up(
@@ -246,20 +252,20 @@ class ParameterServer(Observable):
         client: distributed.Client,
         start: Start,
         on_event: Sink | None,
-        functions: Mapping[str, Function],
+        functions: Mapping[str, Function] | None,
         seats: NodeAssignment | None,
-        labels: Mapping[str, str],
+        labels: Mapping[str, str] | None,
         on_loss: str,
         transport: TransportChoice,
     ) -> None:
+        functions = {} if functions is None else functions
         check_functions(functions, start.group.recovery)
-        check_on_loss(on_loss)
-        check_transport(transport)
+        check_options(on_event, seats, on_loss, transport)
         group = replace(
             start.group,
             recorded=on_event is not None,
             functions=dict(functions),
-            labels=checked_labels(labels),
+            labels=checked_labels({} if labels is None else labels),
             on_loss=on_loss,
             transport=platform_of(client).way(transport),
         )
@@ -359,12 +365,10 @@ class ParameterServer(Observable):
         ConfigurationError
             There is no such training function, or `data` cannot be shared out.
         """
-        if not callable(train):
-            raise ConfigurationError(f"train={train!r}, expected a function of the worker")
-        refuse_futures(train)
-        if workers < 1:
-            raise ConfigurationError(f"workers={workers}, expected at least 1")
         self._require_open()
+        workers = whole_argument("workers", workers, 1, "workers")
+        refuse_futures(train)
+        check_function("train", train, ["worker"] if data is None else ["worker", "data"])
         nodes = [node for node in self.nodes if node.role == "worker"]
         threads = sum(node.threads for node in nodes)
         if workers > threads:
@@ -413,16 +417,23 @@ class ParameterServer(Observable):
         Parameters
         ----------
         score
-            Called with the weights; returns loss and accuracy, or these and the objective and the
-            stationarity of the training problem, which are recorded as `Evaluated`.
+            Called with the weights. Returns the loss, or loss and accuracy (and the objective and
+            the stationarity of the training problem, which are recorded as `Evaluated`), or a
+            mapping of names to numbers. Where it raises, or returns anything else, there is no
+            score and one warning.
         every
             Seconds from one evaluation to the next.
 
         Raises
         ------
+        ConfigurationError
+            `score` is no function of the weights, or `every` no number above 0.
         CapacityError
             No node has the Dask resource "evaluator", nor is one left for workers.
         """
+        self._require_open()
+        check_function("score", score, ["weights"])
+        every = argument_above_zero("every", every)
         return self._client.sync(self._shard_hosts.evaluate, score, every)
 
     def apply(self, function: str, *args: Any) -> list[Any]:
@@ -631,9 +642,9 @@ class ParameterServer(Observable):
         """
         self._require_open()
         known = [f"worker-{number}" for number in range(self._started_workers)]
-        if name not in known:
+        if not isinstance(name, str) or name not in known:
             there = f"{known[0]} to {known[-1]}" if known else "none"
-            raise ConfigurationError(f"there is no worker {name!r}; started were: {there}")
+            raise ConfigurationError(f"there is no worker {shown(name)}; started were: {there}")
         return self._client.sync(self._dismiss, name)
 
     def checkpoint(self) -> Any:
@@ -900,11 +911,11 @@ class ParameterServer(Observable):
 
     async def _drain(self, node: str) -> None:
         hosts = self._shard_hosts.hosts
-        found = [hosted for hosted in hosts if hosted.node.name == node]
+        found = [hosted for hosted in hosts if isinstance(node, str) and hosted.node.name == node]
         if not found:
             names = sorted(hosted.node.name for hosted in hosts)
             raise ConfigurationError(
-                f"there is no node {node!r} that holds shards or states; there are: "
+                f"there is no node {shown(node)} that holds shards or states; there are: "
                 f"{', '.join(names)}"
             )
         hosted = found[-1]

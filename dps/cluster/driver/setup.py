@@ -6,12 +6,15 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dps.cluster.backends.assignment import NodeAssignment
 from dps.cluster.platform import SYSTEM, Platform, platform_of
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
+from dps.core.arguments import as_path, check_function, plain
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
@@ -47,7 +50,7 @@ import re
 from dps.core.consistency import ASP, BSP, SSP
 from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
-from dps.core.ranges import whole_argument
+from dps.core.ranges import one_of, refused, shown, whole_argument
 from dps.protocol.durabilities.presets import preset
 from dps.protocol.storage.checkpoint_files import absolute, in_memory
 
@@ -95,13 +98,21 @@ def afresh(
 ) -> Start:
     """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
     name, coordinator = _place(client)
-    check_consistency(consistency)
+    if not isinstance(timings, Timings):
+        raise refused("timings", timings, "Timings(…)")
+    try:
+        json.dumps(dict(kept))
+    except (TypeError, ValueError) as error:
+        raise refused("about", kept, f"a mapping that is JSON ({error})") from None
+    if not isinstance(consistency, BSP | SSP | ASP):
+        raise refused("consistency", consistency, "BSP(), SSP(4) or ASP()")
     chosen = checked_recovery(recovery, platform_of(client))
     check_tables(tables, chosen)
     rule = as_rule(optimizer)
     begun = begun_rows(tables)
-    plain = without_rows(tables)
-    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=plain)
+    plain_tables = without_rows(tables)
+    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=plain_tables)
+    params = {name: plain(name, array) for name, array in params.items()}
     check_names(rule, [*layout.names, *(table.name for table in layout.tables)])
     chains = checked_filters({} if filters is None else filters, layout.names, rule)
     given = {} if pull_filters is None else pull_filters
@@ -130,7 +141,7 @@ def afresh(
 
 def from_path(
     client: distributed.Client,
-    path: str,
+    path: str | PathLike[str],
     timings: Timings,
     shards: int | None = None,
     servers: int | None = None,
@@ -140,9 +151,11 @@ def from_path(
     `shards` and `servers` are how many there are to be; None: as many as there were.
     """
     name, coordinator = _place(client)
+    if shards is not None:
+        shards = whole_argument("shards", shards, 1, "shards")
+    path = as_path("path", path)
     saved = find_saved(shared_path(platform_of(client).place(path)))
     if shards is not None and shards != len(saved.states):
-        whole_argument("shards", shards, 1, "shards")
         saved = resharded(saved, shards)
     run = saved.run
     count = len(run.layout.shards)
@@ -167,10 +180,18 @@ def from_path(
     return Start(group, (), saved, about(run))
 
 
+def check_client(client: object) -> None:
+    """Refuse what is no Dask client that is connected; raises `ConfigurationError`."""
+    from distributed import Client
+
+    if not isinstance(client, Client) and platform_of(client) is SYSTEM:
+        raise refused("client", client, "a Dask client: distributed.Client(cluster or address)")
+    if getattr(client, "scheduler", None) is None:
+        raise ConfigurationError("the Dask client is closed; give one that is connected")
+
+
 def _place(client: distributed.Client) -> tuple[str, Endpoint]:
     """A name for the group, and where its coordinator will be."""
-    if client.scheduler is None:
-        raise ConfigurationError("the Dask client is closed; give one that is connected")
     name = platform_of(client).token()
     return name, Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name)
 
@@ -190,9 +211,7 @@ def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
     """
     chosen = preset(recovery) if isinstance(recovery, str) else recovery
     if not isinstance(chosen, Recovery):
-        raise ConfigurationError(
-            f"recovery={recovery!r}, expected a preset's name or Recovery(durability=..., ...)"
-        )
+        raise refused("recovery", recovery, "a preset's name or Recovery(durability=..., ...)")
     durability = chosen.durability
     if not durability.writes_checkpoints:
         return chosen
@@ -227,27 +246,14 @@ def shared_path(path: str | None) -> str:
     return absolute(path)
 
 
-def check_consistency(consistency: object) -> None:
-    """Refuse what is no consistency model; raises `ConfigurationError`."""
-    if not isinstance(consistency, BSP | SSP | ASP):
-        raise ConfigurationError(f"consistency={consistency!r}, expected BSP(), SSP(4) or ASP()")
-
-
-def check_on_loss(on_loss: object) -> None:
-    """Refuse what does not say what follows a loss of updates; raises `ConfigurationError`."""
-    if on_loss not in ON_LOSS:
-        raise ConfigurationError(
-            f"on_loss={on_loss!r}, expected {', '.join(map(repr, ON_LOSS[:-1]))} or {ON_LOSS[-1]!r}"
-        )
-
-
-def check_transport(transport: object) -> None:
-    """Refuse what is no transport; raises `ConfigurationError`."""
-    if transport not in TRANSPORTS:
-        raise ConfigurationError(
-            f"transport={transport!r}, expected {', '.join(map(repr, TRANSPORTS[:-1]))} or "
-            f"{TRANSPORTS[-1]!r}"
-        )
+def check_options(on_event: object, seats: object, on_loss: object, transport: object) -> None:
+    """Refuse what is none of a group's options; raises `ConfigurationError`."""
+    if on_event is not None:
+        check_function("on_event", on_event, ["event"])
+    if not isinstance(seats, NodeAssignment | None):
+        raise refused("seats", seats, "those of an ExistingCluster")
+    one_of("on_loss", on_loss, ON_LOSS)
+    one_of("transport", transport, TRANSPORTS)
 
 
 def check_tables(tables: object, recovery: Recovery) -> None:
@@ -274,25 +280,26 @@ def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> No
         No name, nothing to call, or checkpoints that take all shards back.
     """
     if not isinstance(functions, Mapping):
-        raise ConfigurationError(
-            f"functions={functions!r}, expected a mapping of names to functions"
-        )
+        raise refused("functions", functions, "a mapping of names to functions")
     for name, function in functions.items():
-        if not isinstance(name, str) or not callable(function):
-            raise ConfigurationError(
-                f"functions[{name!r}]={function!r}, expected a name and what can be called"
-            )
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(f"functions[{shown(name)}]: expected a name, as text")
+        check_function(f"functions[{name!r}]", function, ["arrays"], more=True)
     if functions:
         recovery.must_allow("functions")
 
 
 def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """Return what goes with metrics and lines of the log; raises `ConfigurationError`."""
+    if not isinstance(labels, Mapping):
+        raise refused("labels", labels, "a mapping of names to texts")
     for name, value in labels.items():
         named = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
         if not named or not isinstance(value, str):
-            raise ConfigurationError(
-                f"labels[{name!r}]={value!r}, expected a text under a name of lower-case letters, "
-                f"digits and _, other than {', '.join(_OWN_LABELS)}"
+            raise refused(
+                f"labels[{shown(name)}]",
+                value,
+                "a text under a name of lower-case letters, digits and _, other than "
+                f"{', '.join(_OWN_LABELS)}",
             )
     return dict(labels)

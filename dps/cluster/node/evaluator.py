@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from distributed import get_worker
@@ -18,15 +19,27 @@ from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter
+from dps.cluster.transport.memory import private
 from dps.cluster.transport.port import port_of
-from dps.errors import DpsError
-from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
+from dps.core.arguments import as_number
+from dps.core.ranges import shown
+from dps.errors import ConfigurationError, DpsError
+from dps.events import (
+    SCORE_RAISED,
+    SCORE_RETURNED,
+    Evaluated,
+    EvaluationMissed,
+    Event,
+    NodeJoined,
+    Reported,
+    ResourceSampled,
+)
+from dps.observe.history import EVALUATOR
 from dps.protocol.client.client import Client
 from dps.protocol.group import Group
 
-Score = Callable[
-    [Mapping[str, np.ndarray]], tuple[float, float] | tuple[float, float, float, float]
-]
+# Returns what `scored` takes.
+Score = Callable[[Mapping[str, np.ndarray]], Any]
 
 
 class EvaluatorActor:
@@ -35,8 +48,7 @@ class EvaluatorActor:
     Parameters
     ----------
     score
-        Returns loss and accuracy of weights, and their objective and stationarity if it wants;
-        called in a thread.
+        Called in a thread with weights of its own; see `scored`.
     every
         Seconds from one evaluation to the next, and how long it tries to read a snapshot; for the
         first and the last one, which cannot be made up for, it tries for the group's patience at
@@ -122,14 +134,54 @@ class EvaluatorActor:
             self._has_read.set()
         read = self._clock.now()
         versions = self._client.versions()
-        weights = self._client.weights()
+        weights = self._client.own_weights(self._client.read_point(), private)
+        version = sum(versions) / len(versions)
         loop = asyncio.get_running_loop()
-        scoring = loop.run_in_executor(None, self._score, weights)
-        await asyncio.wait([scoring])
-        if (error := scoring.exception()) is not None:
-            self._recorder(EvaluationMissed(read, f"{SCORE_RAISED} {error!r}"))
-            return
-        self._recorder(Evaluated(read, sum(versions) / len(versions), *scoring.result()))
+        scoring = loop.run_in_executor(None, self._events, weights, read, version)
+        for event in await scoring:
+            self._recorder(event)
+
+    def _events(
+        self, weights: Mapping[str, np.ndarray], read: float, version: float
+    ) -> list[Event]:
+        """Score weights, in any thread; return what is to be recorded of it."""
+        try:
+            return scored(self._score(weights), read, version)
+        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
+            return [EvaluationMissed(read, f"{SCORE_RAISED} {error!r}")]
 
     def _sample(self) -> ResourceSampled:
         return sample(self._node, "evaluator", self._meter, platform=self._platform)
+
+
+def scored(returned: Any, read: float, version: float) -> list[Event]:
+    """Return the events of what a score has returned for weights read at a time.
+
+    Parameters
+    ----------
+    returned
+        The loss; loss and accuracy, and the objective and the stationarity if it wants; or name →
+        number. Anything else is no score.
+    version
+        The mean of the versions of the shards.
+    """
+    try:
+        match returned:
+            case tuple() | list() if len(returned) in (2, 4):
+                numbers = (as_number("", each) for each in returned)
+                return [Evaluated(read, version, *numbers)]
+            case Mapping() if returned and all(isinstance(name, str) for name in returned):
+                named = {name: as_number(name, each) for name, each in returned.items()}
+            case _:
+                named = {"loss": as_number("", returned)}
+    except ConfigurationError:
+        reason = (
+            f"{SCORE_RETURNED} {shown(returned)}, expected a number (the loss), a pair of loss and "
+            "accuracy, or a mapping of names to numbers"
+        )
+        return [EvaluationMissed(read, reason)]
+    step = (round(version),)
+    return [
+        Reported(read, EVALUATOR, 0, name, (read,), step, (number,), step)
+        for name, number in named.items()
+    ]

@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from dps.cluster.node.closing import Closing
-from dps.cluster.node.worker import NOTHING, Handle, Worker
+from dps.cluster.node.worker import NOTHING, Handle, Worker, check_worker
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays
@@ -49,6 +49,7 @@ class Pipeline(Closing):
     """
 
     def __init__(self, worker: Worker, ahead: int = 1, into: FlatArrays | None = None) -> None:
+        check_worker(worker)
         check_ahead(worker.consistency, ahead)
         self._worker = worker
         self._ahead = ahead

@@ -7,9 +7,11 @@ on the node's event loop, so a push goes on while the function computes.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -18,9 +20,12 @@ import numpy as np
 from dps.cluster.node.columns import ReportColumns
 from dps.cluster.node.shutdown import Leave
 from dps.cluster.platform import Platform
+from dps.cluster.transport.memory import private
+from dps.core.arguments import as_gradient, as_number
 from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import Consistency
 from dps.core.flat import FlatArrays, FlatLayout
+from dps.core.ranges import refused, shown
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.errors import DpsError, ShapeMismatch
@@ -33,6 +38,7 @@ T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+MOST_LAYOUTS = 64  # that are kept, of choices of arrays to compute the gradients of
 
 
 class Handle(Generic[T]):
@@ -59,30 +65,41 @@ class Handle(Generic[T]):
         return self._result(self._future.result(timeout))
 
 
-def as_arrays(gradients: Arrays) -> Arrays:
-    """Return gradients whose values are all numpy arrays, such as they are where possible.
+def as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
+    """Return gradients as plain arrays of the parameters' dtypes, such as they are where possible.
 
     Raises
     ------
     ShapeMismatch
-        One cannot be read as an array where it is.
+        They are no mapping, or one is masked, or cannot be read as an array where it is.
     """
-    if all(isinstance(value, np.ndarray) for value in gradients.values()):
-        return gradients
-    return {name: _as_array(name, value) for name, value in gradients.items()}
-
-
-def _as_array(name: str, value: Any) -> np.ndarray:
-    if isinstance(value, np.ndarray) or not hasattr(value, "__array__"):
-        return value  # type: ignore[no-any-return]  # the layout refuses what is none
-    try:
-        return np.asarray(value)
-    except (TypeError, RuntimeError, ValueError) as error:
+    if not isinstance(gradients, Mapping):
         raise ShapeMismatch(
-            f"{name!r} is {type(value).__name__}, which cannot be read as an array where it is "
-            f"({error}); for tensors on a device, or of types that numpy does not have, see "
-            "dps.torch.attach, and for other arrays dps.tree.attach"
-        ) from error
+            f"gradients={shown(gradients)}, expected a mapping of names to arrays, such as "
+            "{'w': gradient}; sparse tables have theirs in rows={…}"
+        )
+    if isinstance(gradients, FlatArrays):
+        return gradients
+    known = layout.names  # what has another name is for the layout to refuse
+    return {
+        name: as_gradient(repr(name), value, known[name].dtype, ShapeMismatch)
+        if name in known
+        else value
+        for name, value in gradients.items()
+    }
+
+
+def check_worker(worker: object) -> None:
+    """Refuse what is no worker; raises `ConfigurationError`."""
+    if not isinstance(worker, Worker):
+        raise refused("worker", worker, "the Worker that a training function is called with")
+
+
+def _check_flat(weights: object) -> None:
+    if not isinstance(weights, FlatArrays):
+        raise ShapeMismatch(
+            f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
+        )
 
 
 class Worker:
@@ -230,8 +247,13 @@ class Worker:
         ShapeMismatch
             There is no parameter of such a name.
         """
-        wanted = tuple(names)
+        some = isinstance(names, Iterable) and not isinstance(names, str | np.ndarray)
+        wanted: tuple[Any, ...] = tuple(names) if some else (None,)
+        if not all(isinstance(name, str) for name in wanted):
+            raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         if wanted not in self._flat:
+            if len(self._flat) >= MOST_LAYOUTS:
+                self._flat.clear()
             self._flat[wanted] = self.layout.flat(wanted or None)
         if wanted not in self._computing:
             self._computing[wanted] = self._client.empty(self._flat[wanted])
@@ -240,7 +262,8 @@ class Worker:
     def pull(self) -> dict[str, np.ndarray]:
         """Return the weights: name → array with the shape and dtype of the parameters.
 
-        The arrays are read-only: copy one to change it. Waits as the consistency model says.
+        They are the caller's own: what is written into them goes nowhere else. Waits as the
+        consistency model says.
         """
         return self.pull_async().wait()
 
@@ -252,6 +275,7 @@ class Worker:
         weights
             Of all parameters or of some: `worker.layout.flat(names).over(buffer)`.
         """
+        _check_flat(weights)
         Handle(self._begin(self._client.pull()), partial(self._write, weights)).wait()
 
     def push(
@@ -267,12 +291,12 @@ class Worker:
         Parameters
         ----------
         gradients
-            Name → array with the shape and dtype of the parameter; of some or all parameters. What
-            is no numpy array, but can be read as one where it is, such as a tensor of torch on the
-            CPU, is taken as well.
+            Name → array of floats of the parameter's shape, which is cast to its dtype; of some or
+            all parameters. What is no numpy array, but can be read as one where it is, such as a
+            tensor of torch on the CPU, is taken as well.
         rows
-            Name of a sparse table → keys, and an array (keys, width) of the table's dtype with the
-            gradient of each key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; the
+            Name of a sparse table → keys, and an array (keys, width) of floats with the gradient of
+            each key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; the
             gradients of one that is repeated are summed. They are one update with `gradients`, of
             each shard that holds some of them.
         computed_on
@@ -382,6 +406,7 @@ class Worker:
         computed_on: ReadPoint | None = None,
     ) -> Handle[None]:
         """Like `push_pull_async`; `wait` writes the weights into arrays as `pull_into` does."""
+        _check_flat(weights)
         pushed = self._push(gradients, True, rows, computed_on)
         return Handle(pushed, partial(self._write, weights))
 
@@ -417,20 +442,35 @@ class Worker:
         A training function that waits by this and not by `time.sleep` runs on virtual time as well
         (`dps.testing.VirtualCluster`).
         """
+        if not isinstance(seconds, Real) or not 0 <= seconds < threading.TIMEOUT_MAX:
+            raise refused("seconds", seconds, "a number, 0 or above")
         self._platform.sleep(seconds)
 
     def report(self, **metrics: float) -> None:
-        """Record numbers about this step, such as `loss`; steps count up from 1."""
-        self._reports(metrics, self._given.version if self._given is not None else None)
+        """Record numbers about this step, such as `loss`; steps count up from 1.
+
+        Raises
+        ------
+        ConfigurationError
+            One is no number, nor an array or tensor of one; NaN and infinity are.
+        """
+        numbers = {name: as_number(f"report: {name}", value) for name, value in metrics.items()}
+        self._reports(numbers, self._given.version if self._given is not None else None)
 
     def _push(
         self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None
     ) -> Future[Any]:
-        arrays = as_arrays(gradients)
+        arrays = as_arrays(gradients, self.layout)
         for names, own in list(self._computing.items()):
             if own is arrays:
                 own.freeze()
                 del self._computing[names]
+        if not isinstance(rows, Mapping):
+            raise ShapeMismatch(
+                f"rows={shown(rows)}, expected a mapping of names of tables to (keys, gradient)"
+            )
+        if not isinstance(computed_on, ReadPoint | None):
+            raise refused("computed_on", computed_on, "a worker.read_point")
         point = computed_on or self._given
         # Here, not on the event loop: that has to renew the worker's lease meanwhile.
         try:
@@ -443,7 +483,7 @@ class Worker:
         return self._begin(self._client.push_parts(parts, pull, point))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
-        return self._client.weights(self._newest(pushed))
+        return self._client.own_weights(self._newest(pushed), private)
 
     def _write(self, weights: FlatArrays, pushed: int | None) -> None:
         self._client.write_weights(weights, self._newest(pushed))

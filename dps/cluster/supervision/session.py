@@ -21,7 +21,7 @@ import numpy as np
 from distributed.comm import CommClosedError
 
 from dps.cluster.driver.parameter_server import ParameterServer
-from dps.cluster.driver.setup import checked_recovery
+from dps.cluster.driver.setup import check_client, checked_recovery
 from dps.cluster.platform import platform_of
 from dps.cluster.supervision.messages import (
     ClusterLost,
@@ -115,10 +115,9 @@ class Session:
             Hosts of the earlier incarnation did not end, or a Dask worker does not say whether it
             has any.
         """
+        check_client(client)
         if client.asynchronous:
             raise ConfigurationError("a supervised program needs a synchronous Dask client")
-        if client.scheduler is None:
-            raise ConfigurationError("the Dask client is closed; give one that is connected")
         recovery = checked_recovery(choices.get("recovery", "none"), platform_of(client))
         if not recovery.durability.writes_checkpoints:
             raise ConfigurationError(

@@ -18,8 +18,9 @@ from typing import Any, TypeVar
 from dps.cluster.backends.lifetime import without_interrupts
 from dps.cluster.supervision.incarnation import Incarnation
 from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Seen, Up
-from dps.core.ranges import whole_argument
-from dps.errors import ConfigurationError, ProgramFailed, ReturnedWarning, TooManyReturns
+from dps.core.arguments import check_function
+from dps.core.ranges import argument_above_zero, refused, whole_argument
+from dps.errors import ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned
 from dps.events.lines import log
 
@@ -86,11 +87,15 @@ def supervise(
     tells training functions where. Each return is a `ReturnedWarning`, a `Returned` event and a
     line in the log. The warning is never raised, whatever the filter for warnings says.
     """
-    if not callable(program):
-        raise ConfigurationError(f"program={program!r}, expected a function of the session")
+    check_function("program", program, ["session"])
     whole_argument("returns", returns, 0, "returns")
-    if not within > 0:
-        raise ConfigurationError(f"within={within!r}, expected seconds above 0")
+    argument_above_zero("within", within)
+    if on_return is not None:
+        check_function("on_return", on_return, ["returned"])
+    if preload is not None and not (
+        isinstance(preload, list | tuple) and all(isinstance(each, str) for each in preload)
+    ):
+        raise refused("preload", preload, "a list of names of modules")
     start = partial(Incarnation, program, preload)
     found: T = _Supervisor(start, _Limit(returns, within), on_return, standby).run()
     return found

@@ -23,6 +23,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -64,15 +65,16 @@ class Mapping:
         Its descriptor; -1 if it was closed, so that others cannot be given it.
     """
 
-    def __init__(self, fd: int, size: int, writable: bool) -> None:
+    def __init__(self, fd: int, size: int, writable: bool, private: bool = False) -> None:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        address = _libc.mmap(None, size, access, mmap.MAP_SHARED, fd, 0)
+        kind = mmap.MAP_PRIVATE if private else mmap.MAP_SHARED
+        address = _libc.mmap(None, size, access, kind, fd, 0)
         if address == _FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number), "mmap")
         self.address: int = address
         self.size = size
-        self.fd = fd
+        self.fd = -1 if private else fd
 
     def __del__(self, munmap: Callable[..., int] = _libc.munmap) -> None:
         if hasattr(self, "fd"):
@@ -174,6 +176,31 @@ def held_by(array: np.ndarray) -> Held | None:
             return None
         found = found.base
     return found if isinstance(found, Held) else None
+
+
+def private(array: np.ndarray) -> np.ndarray:
+    """Return a contiguous array in memory that only the caller sees, which may be written to.
+
+    That is another mapping of the segment that it lies in, whose pages are copied as they are
+    written to. Where that cannot be had it is a read-only view of the array.
+    """
+    held = held_by(array)
+    if held is not None and held.mapping.fd >= 0:
+        try:
+            mapping = Mapping(held.mapping.fd, held.mapping.size, writable=True, private=True)
+        except OSError:
+            held = None
+        else:
+            own = Held(mapping, (mapping.size,), np.dtype(np.uint8), True, partial(_let_go, held))
+            begin = array.ctypes.data - held.mapping.address
+            return array_of(own)[begin : begin + array.nbytes].view(array.dtype)
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _let_go(held: Held, mapping: Mapping, spoiled: bool) -> None:
+    """Do nothing: the segment is held for as long as this could be called."""
 
 
 class Pool:

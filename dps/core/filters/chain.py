@@ -10,6 +10,7 @@ import numpy as np
 from dps.core.blocks import all_finite
 from dps.core.filters.encoding import Section, encoded, values_of
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
+from dps.core.ranges import listed, refused, shown
 from dps.core.rules.penalties import L1, ElasticNet
 from dps.core.rules.rule import UpdateRule, is_per_array, rule_for
 from dps.errors import ConfigurationError, NonFiniteGradient
@@ -177,7 +178,7 @@ def _chains(
     for name in filters:
         if name != EVERY and name not in names:
             raise ConfigurationError(
-                f"{what}[{name!r}]: there is no such array; there are: {', '.join(names)} "
+                f"{what}[{shown(name)}]: there is no such array; there are: {listed(names)} "
                 f"(and {EVERY!r} for all that are not named)"
             )
     chains = {name: made(chain) for name, chain in filters.items()}
@@ -188,13 +189,14 @@ def _chains(
 def _check_form(what: str, filters: object) -> None:
     """Refuse filters that no arrays and no rule could make work; raises `ConfigurationError`."""
     if not isinstance(filters, Mapping):
-        raise ConfigurationError(
-            f"{what}={filters!r}, expected a mapping of names of arrays to lists of filters, such "
-            "as {'*': [TopK(0.05)]}"
+        raise refused(
+            what,
+            filters,
+            "a mapping of names of arrays to lists of filters, such as {'*': [TopK(0.05)]}",
         )
     for name, chain in filters.items():
-        if isinstance(chain, str) or not isinstance(chain, Iterable):
-            raise ConfigurationError(f"{what}[{name!r}]={chain!r}, expected a list of filters")
+        if not isinstance(chain, list | tuple):
+            raise refused(f"{what}[{name!r}]", chain, "a list of filters")
         _check_order(f"{what}[{name!r}]", tuple(chain))
 
 
@@ -213,8 +215,8 @@ def _check_order(where: str, chain: tuple[object, ...]) -> None:
     for given in chain:
         if isinstance(given, type) or not isinstance(given, Quantise | Lossless | Selection):
             raise ConfigurationError(
-                f"{where}: {given!r} is no filter; expected one such as TopK(0.05), or an object "
-                "with `feedback` and `selected`"
+                f"{where}: {shown(given)} is no filter; expected one such as TopK(0.05), or an "
+                "object with `feedback` and `selected`"
             )
     for kind in kinds:
         if kinds.count(kind) > 1:

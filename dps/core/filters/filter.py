@@ -105,10 +105,8 @@ class SignificantlyModified:
 
     def __post_init__(self) -> None:
         ranges.not_negative(self, "threshold")
-        if self.decay not in (None, "1/t"):
-            raise ConfigurationError(
-                f"SignificantlyModified: decay={self.decay!r}, expected '1/t' or None"
-            )
+        if self.decay is not None:
+            ranges.choice(self, "decay", "1/t")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return where the sum is above the threshold."""
@@ -198,9 +196,7 @@ class TopK:
     feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        ranges.positive(self, "share")
-        if self.share > 1:
-            raise ConfigurationError(f"TopK: share={self.share}, expected at most 1")
+        ranges.share(self, "share")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return where the largest entries are; zeros are never sent."""
@@ -231,8 +227,7 @@ class Quantise:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.form not in ("bf16", "int8"):
-            raise ConfigurationError(f"Quantise: form={self.form!r}, expected 'bf16' or 'int8'")
+        ranges.choice(self, "form", "bf16", "int8")
         ranges.seed(self, "seed")
 
     @property

@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from dps.core.ranges import whole
-from dps.errors import ConfigurationError
+from dps.core import ranges
+from dps.errors import ConfigurationError, require
 
 T = TypeVar("T")
 
@@ -47,13 +47,12 @@ class ConsistentHash:
     virtual_nodes: int = VIRTUAL_NODES
 
     def __post_init__(self) -> None:
-        number = whole(self.virtual_nodes)
-        if number is None or not 1 <= number <= MOST_VIRTUAL_NODES:
-            raise ConfigurationError(
-                f"virtual_nodes={self.virtual_nodes!r}, expected a whole number from 1 to "
-                f"{MOST_VIRTUAL_NODES:,}"
-            )
-        object.__setattr__(self, "virtual_nodes", number)
+        ranges.count(self, "virtual_nodes", 1, "points")
+        require(
+            self.virtual_nodes <= MOST_VIRTUAL_NODES,
+            f"ConsistentHash: virtual_nodes={self.virtual_nodes}, expected at most "
+            f"{MOST_VIRTUAL_NODES:,}",
+        )
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,15 @@ def checked_placement(placement: object, servers: int | None) -> ConsistentHash 
     ConfigurationError
         It is no placement, or shards are not shared out over a number of servers.
     """
-    if placement == BALANCED:
+    if isinstance(placement, str) and placement == BALANCED:
         return None
-    chosen = ConsistentHash() if placement == CONSISTENT_HASH else placement
+    by_name = isinstance(placement, str) and placement == CONSISTENT_HASH
+    chosen = ConsistentHash() if by_name else placement
     if not isinstance(chosen, ConsistentHash):
-        raise ConfigurationError(
-            f"placement={placement!r}, expected {BALANCED!r}, {CONSISTENT_HASH!r} or "
-            "ConsistentHash(virtual_nodes=...)"
+        raise ranges.refused(
+            "placement",
+            placement,
+            f"{BALANCED!r}, {CONSISTENT_HASH!r} or ConsistentHash(virtual_nodes=...)",
         )
     if servers is None:
         raise ConfigurationError(

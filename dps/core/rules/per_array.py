@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dps.core.ranges import listed, refused, shown
 from dps.core.rules.clipping import clipping_of
-from dps.core.rules.rule import UpdateRule, by_rows, needs_base, rule_for, within
+from dps.core.rules.rule import UpdateRule, by_rows, is_rule, needs_base, rule_for, within
 from dps.errors import ConfigurationError
 
 Array = np.ndarray
@@ -69,13 +70,18 @@ class PerArray:
     per_array: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if not isinstance(self.rules, tuple | list) or any(
+            not isinstance(pair, tuple | list) or len(pair) != 2 for pair in self.rules
+        ):
+            raise refused("PerArray: rules", self.rules, "pairs of a name and a rule")
+        object.__setattr__(self, "rules", tuple(map(tuple, self.rules)))
         for name, rule in self.rules:
             if not isinstance(name, str) or not name:
-                raise ConfigurationError(f"optimizer[{name!r}]: expected the name of an array")
-            if isinstance(rule, type) or not hasattr(rule, "step"):
                 raise ConfigurationError(
-                    f"optimizer[{name!r}]={rule!r}, expected an update rule such as SGD(0.1)"
+                    f"optimizer[{shown(name)}]: expected the name of an array, as text"
                 )
+            if not is_rule(rule):
+                raise refused(f"optimizer[{name!r}]", rule, "an update rule such as SGD(0.1)")
             if clipping_of(rule) is not None:
                 raise ConfigurationError(
                     f"optimizer[{name!r}]: a gradient is clipped as a whole; put Clipped(…) around "
@@ -163,10 +169,12 @@ def as_rule(optimizer: object) -> UpdateRule:
         It is neither.
     """
     rule: Any = PerArray(tuple(optimizer.items())) if isinstance(optimizer, Mapping) else optimizer
-    if isinstance(rule, type) or not hasattr(rule, "step"):
-        raise ConfigurationError(
-            f"optimizer={rule!r}, expected an update rule such as SGD(0.1) or Adam(), or a mapping "
-            "of names of arrays to update rules"
+    if not is_rule(rule):
+        raise refused(
+            "optimizer",
+            rule,
+            "an update rule such as SGD(0.1) or Adam(), or a mapping of names of arrays to "
+            "update rules",
         )
     made: UpdateRule = rule
     return made
@@ -189,8 +197,7 @@ def check_names(rule: UpdateRule, names: Collection[str]) -> None:
     for entry, _ in named.rules:
         if entry not in used and entry != EVERY:
             raise ConfigurationError(
-                f"optimizer[{entry!r}]: no array or table has this rule; there are: "
-                f"{', '.join(names)}"
+                f"optimizer[{entry!r}]: no array or table has this rule; there are: {listed(names)}"
             )
 
 

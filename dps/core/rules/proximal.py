@@ -14,7 +14,6 @@ import numpy as np
 
 from dps.core import ranges
 from dps.core.rules.penalties import Penalty
-from dps.errors import ConfigurationError
 
 Array = np.ndarray
 
@@ -109,12 +108,7 @@ class DelayedProximal:
     def __post_init__(self) -> None:
         ranges.not_negative(self, "l_var", "l_cov")
         ranges.positive(self, "eps")
-        tau = ranges.whole(self.tau)
-        if tau is None or tau < 0:
-            raise ConfigurationError(
-                f"DelayedProximal: tau={self.tau!r}, expected a whole number of updates, 0 or above"
-            )
-        object.__setattr__(self, "tau", tau)
+        ranges.count(self, "tau", 0, "updates")
         _require_penalty(self, self.penalty)
 
     @property
@@ -151,7 +145,8 @@ def _stepped(
 
 def _require_penalty(rule: object, penalty: object) -> None:
     if isinstance(penalty, type) or not hasattr(penalty, "shrink"):
-        raise ConfigurationError(
-            f"{type(rule).__name__}: penalty={penalty!r}, expected a penalty such as L1(0.01) or "
-            "GroupL1(0.1)"
+        raise ranges.refused(
+            f"{type(rule).__name__}: penalty",
+            penalty,
+            "a penalty such as L1(0.01) or GroupL1(0.1)",
         )

@@ -14,7 +14,6 @@ from typing import ClassVar, Protocol, TypeVar
 import numpy as np
 
 from dps.core import ranges
-from dps.errors import ConfigurationError
 
 Array = np.ndarray
 R = TypeVar("R")
@@ -135,6 +134,11 @@ def slots_by_name(rule: UpdateRule) -> Callable[[str], tuple[str, ...]]:
     return lambda name: rule_for(rule, name).slots
 
 
+def is_rule(choice: object) -> bool:
+    """Whether something is an update rule, and no class of them."""
+    return not isinstance(choice, type) and callable(getattr(choice, "step", None))
+
+
 @dataclass(frozen=True, slots=True)
 class OfAnother:
     """A rule that is another one but for something; whatever it does not say is as there."""
@@ -142,10 +146,11 @@ class OfAnother:
     rule: UpdateRule
 
     def __post_init__(self) -> None:
-        if isinstance(self.rule, type | type(self)) or not hasattr(self.rule, "step"):
-            raise ConfigurationError(
-                f"{type(self).__name__}: rule={self.rule!r}, expected another update rule such as "
-                "SGD(0.1)"
+        if isinstance(self.rule, type(self)) or not is_rule(self.rule):
+            raise ranges.refused(
+                f"{type(self).__name__}: rule",
+                self.rule,
+                "another update rule such as SGD(0.1)",
             )
 
     @property

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from dps.core import ranges
 from dps.core.rules.rule import OfAnother, factor_at
-from dps.errors import ConfigurationError
 
 
 class Schedule(Protocol):
@@ -55,7 +54,7 @@ class StepDecay:
     by: float = 0.1
 
     def __post_init__(self) -> None:
-        _count(self, "every")
+        ranges.count(self, "every", 1, "updates")
         ranges.positive(self, "by")
 
     def factor(self, version: int) -> float:
@@ -82,7 +81,7 @@ class Cosine:
     least: float = 0.0
 
     def __post_init__(self) -> None:
-        _count(self, "updates")
+        ranges.count(self, "updates", 1, "updates")
         ranges.fraction(self, "least")
 
     def factor(self, version: int) -> float:
@@ -112,7 +111,7 @@ class WarmUp:
     start: float = 0.0
 
     def __post_init__(self) -> None:
-        _count(self, "updates")
+        ranges.count(self, "updates", 1, "updates")
         ranges.fraction(self, "start")
         _require_schedule(self, "then", self.then)
 
@@ -152,19 +151,10 @@ class Scheduled(OfAnother):
         return self.schedule.factor(version) * factor_at(self.rule, version)
 
 
-def _count(owner: object, field: str) -> None:
-    number = ranges.whole(getattr(owner, field))
-    if number is None or number < 1:
-        raise ConfigurationError(
-            f"{type(owner).__name__}: {field}={getattr(owner, field)!r}, expected a whole number "
-            "of updates, 1 or above"
-        )
-    object.__setattr__(owner, field, number)
-
-
 def _require_schedule(owner: object, field: str, schedule: object) -> None:
     if isinstance(schedule, type) or not hasattr(schedule, "factor") or hasattr(schedule, "step"):
-        raise ConfigurationError(
-            f"{type(owner).__name__}: {field}={schedule!r}, expected a schedule such as "
-            "Cosine(1000)"
+        raise ranges.refused(
+            f"{type(owner).__name__}: {field}",
+            schedule,
+            "a schedule such as Cosine(1000)",
         )

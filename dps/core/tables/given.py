@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dps.core.arguments import plain
 from dps.core.blocks import Layout, all_finite
 from dps.core.tables.row_gradients import are_sorted, as_keys
 from dps.core.tables.spec import Given, SparseSpec, partitions_of
@@ -38,6 +39,8 @@ def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:
         or repeated.
     """
     what = f"SparseSpec {spec.name!r}: initial rows"
+    if isinstance(rows, np.ndarray):
+        rows = plain(what, rows)
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
         kind = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
         raise ConfigurationError(f"{what} are {kind}, expected an array of float32 or float64")

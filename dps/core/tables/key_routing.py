@@ -13,6 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from dps.core import ranges
+from dps.core.arguments import as_gradient
 from dps.core.blocks import Layout, all_finite
 from dps.core.tables.row_gradients import KEYS, Rows, are_sorted, as_keys, check_fit, summed_by_key
 from dps.core.tables.spec import SparseSpec, partitions_of
@@ -116,7 +117,8 @@ def as_range(start: object, stop: object) -> tuple[int, int]:
     first, end = ranges.whole(start), ranges.whole(stop)
     if first is None or end is None or not 0 <= first <= end <= KEYS:
         raise ShapeMismatch(
-            f"keys from {start!r} to {stop!r}: expected whole numbers, 0 ≤ start ≤ stop ≤ 2⁶³"
+            f"keys from {ranges.shown(start)} to {ranges.shown(stop)}: expected whole numbers, "
+            "0 ≤ start ≤ stop ≤ 2⁶³"
         )
     return first, end
 
@@ -127,7 +129,10 @@ def _checked(spec: SparseSpec, pushed: tuple[object, object]) -> tuple[np.ndarra
             f"the rows for table {spec.name!r} are {type(pushed).__name__}, "
             "expected a pair: keys, and an array with a row for each"
         )
-    keys, gradient = as_keys(spec.name, pushed[0]), pushed[1]
+    keys = as_keys(spec.name, pushed[0])
+    gradient = as_gradient(
+        f"the rows for table {spec.name!r}", pushed[1], spec.dtype, ShapeMismatch
+    )
     check_fit(spec, keys, gradient)
     assert isinstance(gradient, np.ndarray)
     return keys, gradient

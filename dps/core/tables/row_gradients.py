@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dps.core.arguments import plain
 from dps.core.tables.spec import SparseSpec
 from dps.errors import ShapeMismatch
 
@@ -49,8 +50,11 @@ def as_keys(table: str, keys: object) -> np.ndarray:
     ShapeMismatch
         They are no integers in one dimension, or not all from 0 to 2⁶³ - 1.
     """
-    array = np.asarray(keys)
     what = f"keys of table {table!r}"
+    try:
+        array = plain(what, np.asanyarray(keys), ShapeMismatch)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ShapeMismatch(f"{what} are no array of whole numbers: {error}") from error
     if array.ndim != 1:
         raise ShapeMismatch(f"{what} have {array.ndim} dimensions, expected one")
     if not array.size:

@@ -7,13 +7,13 @@ arithmetic and one multiplication: every process on every machine computes the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from dps.core import ranges
-from dps.errors import ConfigurationError
+from dps.core.arguments import path_field
 
 ROW_DTYPES = ("float64", "float32")
 PARTITION_BITS = 8
@@ -102,7 +102,7 @@ class Normal:
         return _scaled(total, mean, self.std / deviation, dtype)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Given:
     """Some rows are there from the start, with these values.
 
@@ -117,9 +117,22 @@ class Given:
         What rows of other keys are before their first update.
     """
 
-    rows: np.ndarray | str
+    rows: np.ndarray | str | PathLike[str]
     keys: np.ndarray | None = None
     otherwise: Zeros | Uniform | Normal = Zeros()
+
+    def __post_init__(self) -> None:
+        if isinstance(self.rows, str | PathLike):
+            path_field(self, "rows")
+        elif not isinstance(self.rows, np.ndarray):
+            raise ranges.refused("Given: rows", self.rows, "an array (keys, width), or its path")
+        if not isinstance(self.otherwise, Zeros | Uniform | Normal):
+            raise ranges.refused("Given: otherwise", self.otherwise, "Zeros(), Uniform or Normal")
+
+    def __repr__(self) -> str:
+        if isinstance(self.rows, np.ndarray):
+            return f"Given({self.rows.dtype}{list(self.rows.shape)})"
+        return f"Given({self.rows!r})"
 
 
 Initial = Zeros | Uniform | Normal | Given
@@ -156,26 +169,21 @@ class SparseSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
-            raise ConfigurationError(f"SparseSpec: name={self.name!r}, expected a text")
-        width, dtype = ranges.whole(self.width), _dtype_name(self.dtype)
-        if width is None or width < 1:
-            raise ConfigurationError(
-                f"SparseSpec {self.name!r}: width={self.width!r}, expected a whole number above 0"
-            )
+            raise ranges.refused("SparseSpec: name", self.name, "a text")
+        what, dtype = f"SparseSpec {self.name!r}", _dtype_name(self.dtype)
+        width = ranges.whole_argument(f"{what}: width", self.width, 1, "numbers")
         if dtype not in ROW_DTYPES:
-            raise ConfigurationError(
-                f"SparseSpec {self.name!r}: dtype={self.dtype!r}, expected 'float32' or 'float64'"
-            )
-        if isinstance(self.initial, np.ndarray | str | PathLike):
-            path_or_rows = (
-                self.initial if isinstance(self.initial, np.ndarray) else fspath(self.initial)
-            )
-            object.__setattr__(self, "initial", Given(path_or_rows))
+            raise ranges.refused(f"{what}: dtype", self.dtype, "'float32' or 'float64'")
+        if isinstance(self.initial, str | PathLike):
+            path_field(self, "initial")
+        if isinstance(self.initial, np.ndarray | str):
+            object.__setattr__(self, "initial", Given(self.initial))
         if not isinstance(self.initial, Initial):
-            raise ConfigurationError(
-                f"SparseSpec {self.name!r}: initial={self.initial!r}, expected Zeros(), "
-                "Uniform(limit), Normal(std), an array of rows, the path of one, or Given(rows, "
-                "keys)"
+            raise ranges.refused(
+                f"{what}: initial",
+                self.initial,
+                "Zeros(), Uniform(limit), Normal(std), an array of rows, the path of one, or "
+                "Given(rows, keys)",
             )
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "dtype", dtype)
@@ -213,6 +221,6 @@ def _scaled(numbers: np.ndarray, mean: float, scale: float, dtype: str) -> np.nd
 def _dtype_name(dtype: Any) -> str:
     """What NumPy calls a dtype, or nothing if it is none."""
     try:
-        return "" if dtype is None else np.dtype(dtype).name
+        return np.dtype(dtype).name if isinstance(dtype, str | type | np.dtype) else ""
     except (TypeError, ValueError):
         return ""

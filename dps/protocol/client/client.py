@@ -28,9 +28,9 @@ from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.outbox import Counts
 from dps.core.flat import FlatArrays, FlatLayout
-from dps.core.functions import pack, unpack
+from dps.core.functions import unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked
-from dps.core.updates import Call, Operation, UpdateId
+from dps.core.updates import Operation, UpdateId
 from dps.errors import (
     DpsError,
     NotServing,
@@ -46,7 +46,7 @@ from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.durability import WorkerContext, WorkerPart
-from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_function
+from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_call
 from dps.protocol.group import Group
 from dps.protocol.lease import repeat_forever
 from dps.protocol.messages import (
@@ -490,7 +490,7 @@ class Client:
         ShardUnavailable
             A shard stayed down for too long.
         """
-        call = Call(known_function(self._group.functions, function), pack(arguments))
+        call = known_call(self._group.functions, function, arguments)
         async with self._turn:
             self._calls += 1
             # Calls have numbers of their own: under BSP they are part of no round.
@@ -513,6 +513,18 @@ class Client:
         return self._group.layout.scatter(
             {s: read.weights.values for s, read in enumerate(reads) if read.weights is not None}
         )
+
+    def own_weights(
+        self, point: ReadPoint, private: Callable[[np.ndarray], np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """The weights that were read last by `point`, as arrays of the caller's own. Thread-safe.
+
+        `private` makes memory that only the caller sees of a shard's buffer, or a read-only view.
+        """
+        reads = enumerate(point.shards)
+        buffers = {s: private(r.weights.values) for s, r in reads if r.weights is not None}
+        arrays = self._group.layout.scatter(buffers, frozen=False)
+        return {n: each if each.flags.writeable else each.copy() for n, each in arrays.items()}
 
     def write_weights(self, out: FlatArrays, point: ReadPoint) -> None:
         """Write the weights that were read last by `point` into flat arrays. Thread-safe."""

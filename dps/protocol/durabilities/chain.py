@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dps.errors import require
+from dps.core import ranges
 from dps.protocol.durability import Durability
 from dps.protocol.wire import message
 
@@ -37,12 +37,10 @@ class Chain(Durability):
     linger: float = 0.01
 
     def __post_init__(self) -> None:
-        require(self.replicas >= 1, f"chain: replicas={self.replicas}, expected at least 1")
-        require(self.reads in ("tail", "any"), f"chain: reads={self.reads!r} is unknown")
-        require(
-            self.aggregate >= 1, f"chain: aggregate={self.aggregate}, expected at least 1 update"
-        )
-        require(self.linger > 0, f"chain: linger={self.linger}, expected more than 0 s")
+        ranges.count(self, "replicas", 1, "nodes")
+        ranges.choice(self, "reads", "tail", "any")
+        ranges.count(self, "aggregate", 1, "updates")
+        ranges.positive(self, "linger")
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
         """Whether a host is the only replica: one that is merely silent may come back with it."""

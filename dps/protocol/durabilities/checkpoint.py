@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from dps.core import ranges
+from dps.core.arguments import path_field
 from dps.errors import require
 from dps.protocol.durability import Durability, Feature, Persistence, ServerContext
 from dps.protocol.transport import Endpoint
@@ -86,37 +87,24 @@ class Checkpoint(Durability):
     def __post_init__(self) -> None:
         if self.every is None and self.seconds is None:
             object.__setattr__(self, "every", CHECKPOINT_EVERY)
-        if isinstance(self.every, str):
-            self._check_auto()
-        else:
-            require(
-                self.every is None or self.every >= 1,
-                f"checkpoint: every={self.every}, expected at least 1 update",
-            )
-            given = (self.least, self.most, self.mtbf) != (LEAST, MOST, None)
-            require(not given, "checkpoint: least, most and mtbf go with every='auto' alone")
+        is_auto = isinstance(self.every, str) and self.every == "auto"
+        if not is_auto and self.every is not None:
+            ranges.count(self, "every", 1, "updates, or 'auto'")
+        ranges.count(self, "least", 1, "updates")
+        ranges.count(self, "most", self.least, f"updates, as least={self.least}")
+        if self.mtbf is not None:
+            ranges.positive(self, "mtbf")
+        given = (self.least, self.most, self.mtbf) != (LEAST, MOST, None)
         require(
-            self.seconds is None or 0 < self.seconds < math.inf,
-            f"checkpoint: seconds={self.seconds}, expected more than 0",
+            is_auto or not given,
+            "Checkpoint: least, most and mtbf go with every='auto' alone",
         )
-        require(self.keep >= 1, f"checkpoint: keep={self.keep}, expected at least 1")
-        require(self.mode in ("sync", "async"), f"checkpoint: mode={self.mode!r} is unknown")
-        require(self.scope in ("shard", "all"), f"checkpoint: scope={self.scope!r} is unknown")
-
-    def _check_auto(self) -> None:
-        require(
-            self.every == "auto",
-            f"checkpoint: every={self.every!r}, expected a number of updates, or 'auto'",
-        )
-        require(self.least >= 1, f"checkpoint: least={self.least}, expected at least 1 update")
-        require(
-            self.most >= self.least,
-            f"checkpoint: most={self.most}, expected no less than least={self.least}",
-        )
-        require(
-            self.mtbf is None or 0 < self.mtbf < math.inf,
-            f"checkpoint: mtbf={self.mtbf}, expected more than 0 s",
-        )
+        if self.seconds is not None:
+            ranges.positive(self, "seconds")
+        ranges.count(self, "keep", 1, "checkpoints")
+        ranges.choice(self, "mode", "sync", "async")
+        ranges.choice(self, "scope", "shard", "all")
+        path_field(self, "path")
 
     @property
     def at_risk(self) -> int | None:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from dps.core.ranges import shown
 from dps.core.shard import ShardState
 from dps.errors import require
 from dps.protocol.durabilities.chain import Chain
@@ -52,22 +53,23 @@ class Layered(Durability):
         above, below = self.above, self.below
         require(
             isinstance(above, Chain | SharedStore),
-            f"layered: above={above!r}, expected Chain(...) or SharedStore(...)",
+            f"Layered: above={shown(above)}, expected Chain(...) or SharedStore(...)",
         )
         require(
-            isinstance(below, Checkpoint), f"layered: below={below!r}, expected Checkpoint(...)"
+            isinstance(below, Checkpoint),
+            f"Layered: below={shown(below)}, expected Checkpoint(...)",
         )
         require(
             below.mode == "async",
-            "layered: below has mode='sync', expected 'async': no ack waits for a layer below",
+            "Layered: below has mode='sync', expected 'async': no ack waits for a layer below",
         )
         require(
             below.scope == "shard",
-            "layered: below has scope='all', expected 'shard': only what is lost goes back",
+            "Layered: below has scope='all', expected 'shard': only what is lost goes back",
         )
         require(
             below.every != "auto",
-            "layered: below has every='auto', expected a number of updates: that interval is "
+            "Layered: below has every='auto', expected a number of updates: that interval is "
             "chosen for checkpoints that every lost server goes back to",
         )
 

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from dps.errors import require
+from dps.core import ranges
+from dps.core.arguments import path_field
 from dps.protocol.durabilities.checkpoint import CHECKPOINT_EVERY, Checkpoint
 from dps.protocol.durability import Durability, Feature, Persistence, ServerContext
 from dps.protocol.transport import Endpoint
@@ -55,11 +56,11 @@ class PartialCheckpoint(Durability):
     restores_in_parts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        kind = "partial_checkpoint"
-        require(self.every >= 1, f"{kind}: every={self.every}, expected at least 1 update")
-        require(0 < self.share <= 1, f"{kind}: share={self.share}, expected more than 0, at most 1")
-        require(self.keep >= 1, f"{kind}: keep={self.keep}, expected at least 1")
-        require(self.mode in ("sync", "async"), f"{kind}: mode={self.mode!r} is unknown")
+        ranges.count(self, "every", 1, "updates")
+        ranges.share(self, "share")
+        ranges.count(self, "keep", 1, "checkpoints")
+        ranges.choice(self, "mode", "sync", "async")
+        path_field(self, "path")
 
     @property
     def at_risk(self) -> int:

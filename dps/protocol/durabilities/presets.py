@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-
+from dps.core.arguments import nearest
 from dps.core.outage import Continue
 from dps.errors import ConfigurationError
 from dps.protocol.durabilities.chain import Chain
@@ -24,8 +23,8 @@ def preset(name: str) -> Recovery:
     try:
         return PRESETS[name]
     except KeyError:
-        near = difflib.get_close_matches(name, PRESETS, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
+        near = nearest(name, list(PRESETS))
+        hint = f"did you mean {near!r}? " if near else ""
         raise ConfigurationError(
             f"unknown recovery strategy {name!r}; {hint}known are: {', '.join(PRESETS)}"
         ) from None

@@ -7,8 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
+from dps.core import ranges
 from dps.core.shard import ShardState
-from dps.errors import StoreUnavailable, require
+from dps.errors import StoreUnavailable
 from dps.protocol.durability import Durability, NoPersistence, Persistence, ServerContext
 from dps.protocol.messages import GetState, PutSince, PutState
 from dps.protocol.storage.state_store import without
@@ -42,8 +43,8 @@ class SharedStore(Durability):
     needs_store: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(self.every >= 1, f"shared_store: every={self.every}, expected at least 1 update")
-        require(self.stores >= 1, f"shared_store: stores={self.stores}, expected at least 1")
+        ranges.count(self, "every", 1, "updates")
+        ranges.count(self, "stores", 1, "nodes")
 
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Whether a store is one that has the state: a later one may be empty."""

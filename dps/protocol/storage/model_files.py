@@ -15,7 +15,7 @@ import posixpath
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from os import PathLike, fspath
+from os import PathLike
 from typing import Any
 
 import fsspec
@@ -24,8 +24,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from dps.core.arguments import as_path
 from dps.core.blocks import DTYPES, Layout
 from dps.core.checksum import sealed, unsealed
+from dps.core.ranges import listed
 from dps.core.tables.given import checked_rows
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros, partitions_of
 from dps.core.tables.table import Level
@@ -78,11 +80,11 @@ class Model(Mapping[str, np.ndarray]):
     def __repr__(self) -> str:
         arrays = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()]
         tables = [
-            f"{spec.name}: {len(given.rows)} rows of {spec.width}"
+            f"{spec.name}: {len(self.rows(spec.name)[0]):,} rows of {spec.width}"
             for spec in self.tables
-            if isinstance(given := spec.initial, Given)
+            if isinstance(spec.initial, Given)
         ]
-        return f"<Model {', '.join([*arrays, *tables])}>"
+        return f"<Model {listed([*arrays, *tables])}>"
 
     def rows(self, table: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys of a table, sorted, and the row of each; `KeyError`: there is none."""
@@ -125,8 +127,9 @@ def save(
     ConfigurationError
         The path is of a kind that fsspec does not know, or holds a manifest of something else.
     """
+    path = as_path("path", path)
     try:
-        fs, folder = fsspec.url_to_fs(fspath(path))
+        fs, folder = fsspec.url_to_fs(path)
     except (ValueError, ImportError) as error:
         raise ConfigurationError(f"save: {path}: {error}") from error
     written: list[str] = []
@@ -233,8 +236,9 @@ def load(path: Path) -> Model:
     CheckpointCorrupt
         A file is damaged, or missing; the message says which.
     """
+    path = as_path("path", path)
     try:
-        fs, folder = fsspec.url_to_fs(fspath(path))
+        fs, folder = fsspec.url_to_fs(path)
         if not fs.exists(posixpath.join(folder, MANIFEST)):
             raise StoreUnavailable(
                 f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes "

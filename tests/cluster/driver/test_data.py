@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from functools import partial
 from typing import Any
 
@@ -108,6 +110,48 @@ def test_a_model_is_fitted_to_a_dask_array(plain: Client) -> None:
         np.testing.assert_allclose(ps.pull()["w"], truth, atol=1e-6)
 
 
+async def share_asynchronously(address: str, parts: int) -> tuple[list[Any], float]:
+    async with (
+        Client(address, asynchronous=True) as client,
+        patient_server(client, params(), optimizer=COUNTING) as ps,
+    ):
+        x = da.arange(parts, chunks=1)
+        before = time.process_time()
+        futures = ps.run(share, workers=2, data=x)
+        seconds = time.process_time() - before
+        return await client.gather(futures), seconds
+
+
+@pytest.mark.cluster
+def test_an_asynchronous_client_shares_collections_too(plain: Client) -> None:
+    found, _ = asyncio.run(share_asynchronously(plain.scheduler.address, 4))
+    assert [np.concatenate(parts).tolist() for parts in found] == [[0, 1], [2, 3]]
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_many_partitions_are_shared_out_in_one_graph(plain: Client) -> None:
+    parts = 1600
+    rows = pd.DataFrame({"a": np.arange(2 * parts)})
+    frame = dd.from_pandas(rows, npartitions=parts).assign(b=1)
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        before = time.process_time()
+        futures = ps.run(count_parts, workers=2, data=frame)
+        # Of this process alone: it took over three minutes when each partition was a graph.
+        assert time.process_time() - before < 2.5
+        nodes = [node.address for node in ps.nodes if node.role == "worker"][:2]
+        found = [future.result(timeout=600) for future in futures]
+    assert [(address, len(keys)) for address, keys in found] == [(n, parts // 2) for n in nodes]
+    assert [sum(keys) for _, keys in found] == [parts // 2, parts // 2]
+
+
+def count_parts(worker: Worker, data: list[Any]) -> tuple[str, list[bool]]:
+    """Return the node, and whether it has computed each partition of the share."""
+    here = get_worker()
+    held = {id(value) for value in here.data.values()}
+    return here.address, [id(part) in held for part in data]
+
+
 def with_future(future: Any, worker: Worker) -> None:
     """Never called."""
 
@@ -130,6 +174,7 @@ def test_data_that_cannot_be_shared_out_is_refused(plain: Client) -> None:
         (future,) = plain.scatter([1])
         assert "data=[future, …]" in message(train=partial(with_future, future))
         assert "data=[future, …]" in message(train=partial(with_future, [future]))
+        assert "data=[future, …]" in message(train=partial(with_future, future={"a": (future,)}))
         assert not ps.workers
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
+import dps
 from dps import (
     BSP,
     SGD,
@@ -21,8 +23,10 @@ from dps import (
     Adam,
     Chain,
     Checkpoint,
+    DelayCompensated,
     Momentum,
     Recovery,
+    TopK,
     Worker,
 )
 from dps.errors import (
@@ -34,6 +38,7 @@ from dps.errors import (
 from dps.events import Applied, Evaluated, EvaluationMissed, ResourceSampled
 from tests.support.training import (
     COUNTING,
+    PATIENT,
     SECONDS,
     Events,
     audited,
@@ -273,26 +278,70 @@ def test_a_push_of_some_arrays_leaves_the_others_alone(plain: Client, shards: in
         assert results(ps.run(push_partly)) == [(STEPS, 1)]
 
 
-def write_into_weights(worker: Worker) -> None:
-    worker.pull()["w"][:] = 1.0
+def push_of_many_kinds(worker: Worker) -> None:
+    """Push what is no plain array of the parameter's dtype, and means the same."""
+    one, two = np.full(30, -1.0), np.full((3, 7), -1.0)
+    for w in (one.astype("f4"), one.astype(">f8"), np.full(60, -1.0)[::-2], np.rec.array(one)):
+        worker.push({"w": w, "v": two})
+    worker.push({"w": one, "v": np.asmatrix(two)})
+    worker.push({"w": one, "v": np.asfortranarray(two, np.float32)})
 
 
-def test_a_worker_cannot_write_into_the_weights_it_read(plain: Client) -> None:
-    with patient_server(plain, params()) as ps, pytest.raises(ValueError, match="read-only"):
-        results(ps.run(write_into_weights))
+@pytest.mark.parametrize("shards", [1, 2])
+def test_gradients_of_other_kinds_are_cast(plain: Client, shards: int) -> None:
+    with patient_server(plain, params(), shards=shards, optimizer=COUNTING) as ps:
+        results(ps.run(push_of_many_kinds))
+        assert counts(ps) == [6] * shards
+
+
+def write_into_weights(by_torch: bool, worker: Worker) -> list[float]:
+    """Write into what was pulled; return what is pulled after that, and after a push."""
+    pulled = worker.pull()
+    for array in pulled.values():
+        if by_torch:
+            import torch
+
+            torch.from_numpy(array).add_(7.0)
+        else:
+            array += 7.0
+    again = worker.pull()
+    pushed = worker.push_pull(ones(again))
+    return [float(x) for each in (pulled, again, pushed) for x in (each["w"][5], each["v"][0, 0])]
+
+
+@pytest.mark.parametrize("transport", ["auto", "stream", "dask"])
+@pytest.mark.parametrize("by_torch", [False, True])
+@pytest.mark.parametrize(("elements", "shards"), [(30, 1), (1 << 20, 1), (1 << 20, 2)])
+def test_what_a_worker_writes_into_weights_is_its_own(
+    plain: Client, elements: int, shards: int, by_torch: bool, transport: Any
+) -> None:
+    if by_torch:
+        pytest.importorskip("torch")
+    # Delay compensation looks at the weights that were given.
+    rule = DelayCompensated(COUNTING, 1.0)
+    choices: dict[str, Any] = {"shards": shards, "transport": transport, "optimizer": rule}
+    with patient_server(plain, params(elements), **choices) as ps:
+        (found,) = results(ps.run(partial(write_into_weights, by_torch)))
+        assert found == [7, 7, 0, 0, 1, 1]
+        assert counts(ps) == [1] * shards
 
 
 # -- what is refused -----------------------------------------------------------------------------
 
 
-def _with(name: str, array: np.ndarray) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
+def _with(name: str, array: Any) -> Callable[[Mapping[str, np.ndarray]], dict[str, Any]]:
     return lambda gradients: {**gradients, name: array}
 
 
 REFUSED = {
     "unknown name": (_with("wieghts", np.zeros(3)), ShapeMismatch, "'wieghts'.*w, v"),
     "shape": (_with("w", np.zeros((30, 1))), ShapeMismatch, r"'w' is .*\[30, 1\].*\[30\]"),
-    "dtype": (_with("v", np.zeros((3, 7))), ShapeMismatch, "'v' is float64.*float32"),
+    "dtype": (_with("v", np.zeros((3, 7), int)), ShapeMismatch, "'v' is int64.*float32"),
+    "imaginary": (_with("w", np.zeros(30, complex)), ShapeMismatch, "'w' is complex128.*float64"),
+    "masked": (_with("w", np.ma.zeros(30)), ShapeMismatch, "'w' is a masked array"),
+    "nothing": (_with("w", None), ShapeMismatch, "'w' is NoneType, .*leave out what has no grad"),
+    "no mapping": (lambda given: given["w"], ShapeMismatch, "gradients=array.*expected a mapping"),
+    "a list": (lambda given: [given["w"]], ShapeMismatch, "gradients=.*expected a mapping"),
     "NaN": (_with("v", np.full((3, 7), np.nan, np.float32)), NonFiniteGradient, "'v'"),
     "infinity": (_with("w", np.full(30, np.inf)), NonFiniteGradient, "'w'"),
 }
@@ -351,6 +400,17 @@ def test_an_unknown_strategy_is_refused_with_the_nearest_name(plain: Client) -> 
         ({"params": {"w": np.zeros(3, np.int64)}}, "int64, expected float32 or float64"),
         ({"params": {"w": np.zeros(3)}, "shards": 9}, "shards=9"),
         ({"recovery": "checkpoint"}, "path"),
+        ({"params": [np.zeros(3)]}, "params is list, expected a mapping"),
+        ({"shards": "2"}, "^shards='2', expected 1 or more whole shards$"),
+        ({"shards": 0}, "^shards=0, expected 1 or more whole shards$"),
+        ({"servers": 1.5}, "^servers=1.5, expected a whole number$"),
+        ({"timings": 3}, r"^timings=3, expected Timings\(…\)$"),
+        ({"labels": ["a"]}, r"^labels=\['a'\], expected a mapping"),
+        ({"functions": 0}, "^functions=0, expected a mapping"),
+        ({"filters": {"w": iter([TopK(0.5)])}}, r"^filters\['w'\]=.*, expected a list of filters"),
+        ({"about": {"when": np.zeros(1)}}, "^about=.*, expected a mapping that is JSON"),
+        ({"seats": "all"}, "^seats='all', expected"),
+        ({"on_loss": None}, "^on_loss=None, expected 'warn', 'raise' or 'ignore'$"),
     ],
 )
 def test_choices_that_cannot_work_are_refused_at_once(
@@ -370,9 +430,15 @@ def test_a_shard_that_no_named_server_is_meant_for_is_refused_at_once(with_roles
         patient_server(with_roles, params(), shards=3, recovery="chain")
 
 
-@pytest.mark.parametrize(("workers", "message"), [(99, "workers=99.*have 2"), (0, "workers=0")])
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        (99, "workers=99.*have 2"),
+        *((odd, "^workers=.*, expected 1 or more whole workers$") for odd in (0, 2.0, "2", True)),
+    ],
+)
 def test_a_number_of_workers_that_cannot_be_is_refused(
-    with_roles: Client, workers: int, message: str
+    with_roles: Client, workers: Any, message: str
 ) -> None:
     with (
         patient_server(with_roles, params()) as ps,
@@ -384,9 +450,58 @@ def test_a_number_of_workers_that_cannot_be_is_refused(
 def test_what_is_no_function_is_refused(plain: Client) -> None:
     with (
         patient_server(plain, params()) as ps,
-        pytest.raises(ConfigurationError, match="train='count', expected a function of the worker"),
+        pytest.raises(
+            ConfigurationError, match=r"train='count', expected a function: .*\(worker\)"
+        ),
     ):
         ps.run("count")  # type: ignore[arg-type]
+
+
+async def asynchronous(worker: Worker) -> None:
+    await asyncio.sleep(0)
+
+
+def test_a_function_that_would_never_run_is_refused(plain: Client) -> None:
+    for function, text in (
+        (asynchronous, "is async or a generator, whose body would never run"),
+        (lambda: None, r"is called as function\(worker\), which it does not take"),
+    ):
+        with patient_server(plain, params()) as ps:
+            with pytest.raises(ConfigurationError, match=f"^train=.*{text}"):
+                ps.run(function)  # type: ignore[arg-type]
+            assert not ps.workers
+        with pytest.raises(ConfigurationError, match=r"^functions\['f'\]="):
+            patient_server(plain, params(), functions={"f": function})
+    with pytest.raises(ConfigurationError, match=r"^on_event=.* async"):
+        patient_server(plain, params(), on_event=asynchronous)  # type: ignore[arg-type]
+
+
+def test_paths_may_be_of_pathlib(plain: Client, tmp_path: Path) -> None:
+    recovery = Recovery(Checkpoint(every=1, path=tmp_path / "kept"))  # type: ignore[arg-type]
+    with patient_server(plain, params(), optimizer=COUNTING, recovery=recovery) as ps:
+        results(ps.run(partial(count, 3)))
+        ps.save(tmp_path / "model")
+    with dps.ParameterServer.resume(plain, tmp_path / "kept", timings=PATIENT) as ps:
+        assert counts(ps) == [3]
+    assert (dps.load(tmp_path / "model")["w"] == 3).all()
+    with pytest.raises(ConfigurationError, match=r"^path=b'x', expected a path"):
+        dps.ParameterServer.resume(plain, b"x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["a cluster", "an address", "nothing", "closed"])
+def test_what_is_no_client_is_refused(plain: Client, kind: str) -> None:
+    client: Any = {"a cluster": plain.cluster, "an address": "tcp://127.0.0.1:1"}.get(kind)
+    text = r"^client=.*, expected a Dask client: distributed\.Client\(cluster or address\)$"
+    if kind == "closed":
+        with Client(plain.scheduler.address, set_as_default=False) as client:
+            pass
+        text = "^the Dask client is closed; give one that is connected$"
+    for make in (
+        partial(dps.ParameterServer, client, params()),
+        partial(dps.ParameterServer.resume, client, "nowhere"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            make()
 
 
 # -- in documents ---------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_a_failure_goes_to_the_caller_and_the_shards_go_on(client: Client) -> No
 
 
 def test_what_cannot_be_is_refused_at_once(plain: Client, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"functions\['f'\]=3, expected a name"):
+    with pytest.raises(ConfigurationError, match=r"functions\['f'\]=3, expected a function"):
         ParameterServer(plain, {"w": START}, functions={"f": 3})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="expected a mapping of names to functions"):
         ParameterServer(plain, {"w": START}, functions=[add_one])  # type: ignore[arg-type]

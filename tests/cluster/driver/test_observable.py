@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +131,100 @@ def test_a_score_that_fails_is_not_silent(plain: Client) -> None:
         patient_server(plain, params()) as ps,
     ):
         ps.evaluate(raising, every=60.0)
+
+
+def report_what_is_no_number(worker: Worker) -> None:
+    for odd in ("low", None, np.ones(2), 1j, [1.0]):
+        with pytest.raises(ConfigurationError, match=r"^report: loss=.*, expected a number$"):
+            worker.report(loss=odd, other=1.0)  # type: ignore[arg-type]
+    worker.report(loss=np.float32(0.5), other=np.array([2.0]), odd=float("nan"))
+
+
+def test_a_report_is_of_numbers(plain: Client) -> None:
+    with patient_server(plain, params()) as ps:
+        results(ps.run(report_what_is_no_number))
+    frame = ps.history().set_index("metric")["value"]
+    assert frame.to_dict() == pytest.approx({"loss": 0.5, "other": 2.0, "odd": np.nan}, nan_ok=True)
+
+
+def tensor_of(weights: Mapping[str, np.ndarray]) -> Any:
+    import torch
+
+    return torch.tensor(weights["w"].mean(), requires_grad=True)
+
+
+def in_place(weights: Mapping[str, np.ndarray]) -> float:
+    """Score weights that are changed: they are the score's own."""
+    weights["w"][:] += 7.0
+    return float(weights["w"].mean())
+
+
+SCORES: dict[str, tuple[Any, dict[str, float]]] = {
+    "a number": (lambda weights: 3, {"loss": 3.0}),
+    "an array of one": (lambda weights: np.array([2.5]), {"loss": 2.5}),
+    "in place": (in_place, {"loss": 7.0}),
+    "a pair": (lambda weights: [1, np.float32(0.5)], {"loss": 1.0, "accuracy": 0.5}),
+    "names": (lambda weights: {"recall@10": 0.25, "auc": np.nan}, {"recall@10": 0.25}),
+    "a tensor": (tensor_of, {"loss": 0.0}),
+}
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_a_score_may_be_a_number_a_pair_or_numbers_by_name(plain: Client, kind: str) -> None:
+    if kind == "a tensor":
+        pytest.importorskip("torch")
+    score, expected = SCORES[kind]
+    with patient_server(plain, params(), shards=2) as ps:
+        ps.evaluate(score, every=600.0)
+    history = ps.history().query("source == 'evaluator'")
+    for name, value in expected.items():
+        assert history[history["metric"] == name]["value"].tolist() == [value, value]
+    assert set(history["metric"]) >= set(expected)
+
+
+def train_scored_by(client: Client, score: Any) -> None:
+    """Score a training several times, in vain."""
+    with patient_server(client, params()) as ps:
+        ps.evaluate(score, every=0.05)
+        results(ps.run(partial(count, 30)))
+    assert len(ps.history()) == 0
+
+
+@pytest.mark.parametrize(
+    ("returned", "shown"),
+    [
+        ("good", "'good'"),
+        (None, "None"),
+        (np.ones(3), r"array\(\[1., 1., 1.\]\)"),
+        ((1, 2, 3), r"\(1, 2, 3\)"),
+        ({"loss": "low"}, "{'loss': 'low'}"),
+        ({}, "{}"),
+        (1j, "1j"),
+    ],
+)
+def test_a_score_that_is_no_number_is_told_once(plain: Client, returned: Any, shown: str) -> None:
+    expected = f"the score returned {shown}, expected a number .*, a pair of loss and accuracy, or"
+    with pytest.warns(RuntimeWarning, match=expected) as told:
+        train_scored_by(plain, lambda weights: returned)
+    assert len([each for each in told if "the score returned" in str(each.message)]) == 1
+
+
+async def later(weights: Mapping[str, np.ndarray]) -> float:
+    return 0.0
+
+
+def test_what_cannot_be_evaluated_is_refused_at_once(plain: Client) -> None:
+    with patient_server(plain, params()) as ps:
+        for every in ("1", None, 0, -1, float("nan"), float("inf"), True):
+            with pytest.raises(ConfigurationError, match=r"^every=.*, expected a number above 0$"):
+                ps.evaluate(mean, every)  # type: ignore[arg-type]
+        for score, text in (
+            (None, "expected a function"),
+            (later, "async"),
+            (lambda: 0.0, "which it does not take"),
+        ):
+            with pytest.raises(ConfigurationError, match=f"^score=.*{text}"):
+                ps.evaluate(score)  # type: ignore[arg-type]
 
 
 def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path) -> None:

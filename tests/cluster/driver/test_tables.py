@@ -70,7 +70,7 @@ def push_what_does_not_fit(worker: Worker) -> None:
     for bad, said in [
         ({"counts": ([-1], one)}, "-1 is not from 0"),
         ({"counts": ([1.5], one)}, "expected whole numbers"),
-        ({"counts": ([1], one.astype(np.float32))}, "are float32"),
+        ({"counts": ([1], one.astype(int))}, "are int64"),
         ({"other": ([1], one)}, "no sparse table is named 'other'; there are: emb, counts"),
     ]:
         with pytest.raises(ShapeMismatch, match=said):

@@ -82,7 +82,8 @@ def look_where_arrays_lie(worker: Worker) -> list[bool]:
     weights = worker.push_pull(gradients)["w"]
     with pytest.raises(ValueError, match="read-only"):
         gradients["w"][:] = 0.0
-    return [lent, held_by(gradients["w"]) is not None, held_by(weights) is not None]
+    weights += 1.0  # they are the worker's own, without a copy
+    return [lent, held_by(gradients["w"]) is not None, in_a_segment(weights)]
 
 
 def in_a_segment(array: Any) -> bool:

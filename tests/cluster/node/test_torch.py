@@ -13,7 +13,7 @@ import pytest
 from distributed import Client
 
 import dps
-from dps import SGD, Momentum, ParameterServer, Worker
+from dps import SGD, Adam, Momentum, ParameterServer, UpdateRule, Worker
 from dps.errors import ConfigurationError, GroupClosed, ShapeMismatch
 from tests.cluster.node.test_pipeline import staleness
 from tests.support.needs_torch import needs_torch
@@ -149,6 +149,88 @@ def test_a_parameter_without_a_gradient_stays_as_it_is(plain: Client) -> None:
     with ParameterServer(plain, start, shards=2, optimizer=SGD(RATE)) as ps:
         (moved,) = results(ps.run(unused))
     assert moved == pytest.approx([0, 0, 0, 0, 0, RATE])
+
+
+def now_and_then(worker: Worker) -> dict[str, np.ndarray]:
+    """The last layer is trained for two steps, frozen for three and trained again."""
+    made = module()
+    with dps.torch.attach(worker, made) as replica:
+        for step in range(STEPS):
+            made[3].requires_grad_(not 2 <= step < 5)
+            backward(made, step)
+            replica.step()
+    return arrays(made)
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_parameter_without_a_gradient_keeps_its_optimizer_state_as_in_torch(
+    plain: Client, shards: int
+) -> None:
+    import torch
+
+    start = dps.torch.parameters(module())
+    with ParameterServer(plain, start, shards=shards, optimizer=Momentum(RATE)) as ps:
+        (found,) = results(ps.run(now_and_then))
+    made = module()
+    optimizer = torch.optim.SGD(made.parameters(), RATE, momentum=0.9)
+    for step in range(STEPS):
+        made[3].requires_grad_(not 2 <= step < 5)
+        optimizer.zero_grad()
+        backward(made, step)
+        optimizer.step()
+    for name, array in arrays(made).items():
+        np.testing.assert_allclose(found[name], array, atol=1e-5, err_msg=name)
+
+
+def stays(rule: UpdateRule, worker: Worker) -> float:
+    """Train one layer alone for a while after all; return how far another has moved meanwhile."""
+    made = module()
+    with dps.torch.attach(worker, made) as replica:
+        backward(made, 0)
+        replica.step()
+        before = arrays(made)["3.weight"]
+        made[3].requires_grad_(False)
+        for step in range(STEPS):
+            backward(made, step)
+            replica.step()
+    return float(np.abs(arrays(made)["3.weight"] - before).max())
+
+
+@pytest.mark.parametrize("rule", [Momentum(RATE), Adam(RATE), dps.AdamW(RATE, weight_decay=0.5)])
+def test_what_has_no_gradient_does_not_move(plain: Client, rule: UpdateRule) -> None:
+    with ParameterServer(plain, dps.torch.parameters(module()), optimizer=rule) as ps:
+        assert results(ps.run(partial(stays, rule))) == [0.0]
+
+
+def scaled(worker: Worker) -> tuple[dict[str, np.ndarray], list[float]]:
+    """Train with a scaler of gradients, which has to skip the third step."""
+    import torch
+
+    made, scales = module(), []
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with dps.torch.attach(worker, made) as replica:
+        for step in range(STEPS):
+            x, y = batch(step, torch.float32)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = torch.nn.functional.cross_entropy(made(x), y)
+            scaler.scale(loss).backward()
+            if step == 2:
+                made[3].bias.grad[0] = float("inf")
+            scaler.step(replica)
+            scaler.update()
+            replica.zero_grad()
+            scales.append(scaler.get_scale())
+    return arrays(made), scales
+
+
+def test_mixed_precision_with_a_scaler_of_gradients(plain: Client) -> None:
+    start = dps.torch.parameters(module())
+    with ParameterServer(plain, start, optimizer=SGD(RATE)) as ps:
+        ((found, scales),) = results(ps.run(scaled))
+        assert [reply.version for reply in ps.audit() if reply] == [STEPS - 1]
+    assert scales == [1024.0, 1024.0] + [512.0] * (STEPS - 2)
+    moved = np.abs(found["3.weight"] - start["3.weight"]).max()
+    assert 0.01 < moved < 1.0
 
 
 # -- buffers and states ----------------------------------------------------------------------------
@@ -360,6 +442,99 @@ def test_buffers_that_are_neither_kept_nor_averaged_are_refused(
         pytest.raises(ConfigurationError, match=text),
     ):
         results(ps.run(partial(attach, module, {"buffers": buffers})))
+
+
+def unfreeze(made: Any) -> None:
+    made[0].bias.requires_grad_(True)
+
+
+def replace_a_layer(made: Any) -> None:
+    import torch
+
+    made[3] = torch.nn.Linear(6, 3)
+
+
+def add_a_layer(made: Any) -> None:
+    import torch
+
+    made.append(torch.nn.Linear(3, 3))
+
+
+def remove_a_layer(made: Any) -> None:
+    del made[3]
+
+
+def cast(made: Any) -> None:
+    made.double()
+
+
+CHANGES: dict[Callable[[Any], None], str] = {
+    unfreeze: r"'0\.bias' is trained, and was not when it was attached",
+    replace_a_layer: r"'3\.weight' is another one than when it was attached",
+    add_a_layer: r"'4\.weight' is trained, and was not when",
+    remove_a_layer: r"'3\.weight' is gone, and was there when",
+    cast: r"'0\.weight' has other memory, as after to\(\) or half\(\), than when",
+}
+
+
+def change(how: Callable[[Any], None], worker: Worker) -> None:
+    made = module()
+    with dps.torch.attach(worker, made) as replica:
+        for step in range(2):
+            backward(made, step)
+            replica.step()
+        how(made)
+        replica.step()
+
+
+@pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
+def test_a_module_that_changes_after_attach_is_refused(
+    plain: Client, how: Callable[[Any], None]
+) -> None:
+    start = dps.torch.parameters(module())
+    with (
+        ParameterServer(plain, start) as ps,
+        pytest.raises(ConfigurationError, match=f"{CHANGES[how]}.*attach it again"),
+    ):
+        results(ps.run(partial(change, how)))
+
+
+def test_parameters_that_the_server_cannot_hold_are_refused() -> None:
+    import torch
+
+    for made, text in (
+        (torch.nn.Linear(2, 2, dtype=torch.complex64), "'weight' is torch.complex64, .*view_as_re"),
+        (torch.nn.LazyLinear(2), "'weight' is not initialised yet: run the module once"),
+        (None, "^module=None, expected a torch.nn.Module$"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            dps.torch.parameters(made)
+    for weights, text in (
+        ({"bias": np.zeros(1)}, r"weights\['bias'\] is float64\[1\], expected floats\[2\]"),
+        ({"bias": np.zeros(2, complex)}, r"weights\['bias'\] is complex128"),
+        ([np.zeros(2)], "^weights=.*, expected name → array"),
+    ):
+        with pytest.raises(ConfigurationError, match=text):
+            dps.torch.state_dict(torch.nn.Linear(2, 2), weights)
+
+
+def with_nothing(worker: Worker) -> list[int]:
+    """Train a module that has a parameter without elements."""
+    import torch
+
+    made = torch.nn.Linear(2, 1)
+    made.register_parameter("empty", torch.nn.Parameter(torch.zeros(0, 3)))
+    with dps.torch.attach(worker, made) as replica:
+        made(torch.ones(1, 2)).sum().backward()
+        replica.step()
+    return list(made.empty.shape)
+
+
+def test_a_parameter_without_elements_is_left_out(plain: Client) -> None:
+    with ParameterServer(
+        plain, {"weight": np.zeros((1, 2), "f4"), "bias": np.zeros(1, "f4")}
+    ) as ps:
+        assert results(ps.run(with_nothing)) == [[0, 3]]
 
 
 def attach_in_vain(choices: Mapping[str, Any], worker: Worker) -> tuple[str, bool]:

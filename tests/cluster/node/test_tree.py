@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +80,74 @@ def test_a_tree_is_named_by_paths_and_put_together_again() -> None:
         dps.tree.parameters({"a": ["text"]})
 
 
+@dataclass(frozen=True)
+class Net:
+    """Two arrays, and two settings as JAX and Flax mark them."""
+
+    w: Any
+    b: Any = None
+    name: str = field(default="net", metadata={"static": True})
+    act: Any = field(default=len, metadata={"pytree_node": False})
+
+
+ARRAY = np.arange(3.0)
+TREES: list[Any] = [
+    ARRAY,
+    2.5,
+    OrderedDict([("b", ARRAY), ("a", None)]),
+    defaultdict(list, a=ARRAY, b=[ARRAY, (ARRAY,)]),
+    MappingProxyType({"a": ARRAY}),
+    Net(ARRAY, {"x": ARRAY}, name="mine"),
+    [Layer(ARRAY, None), [], {}, ()],
+    {"w": ARRAY, "nothing": np.zeros((0, 3)), 7: ARRAY},
+]
+
+
+@pytest.mark.parametrize("like", TREES, ids=lambda like: type(like).__name__)
+def test_what_comes_back_has_the_structure_of_what_went_in(like: Any) -> None:
+    arrays = dps.tree.parameters(like)
+    assert all(path and array.size for path, array in arrays.items())
+    found: Any = dps.tree.restored(like, {path: array + 1.0 for path, array in arrays.items()})
+    assert repr(found) == repr(dps.tree.restored(like, arrays)).replace(
+        "0., 1., 2.", "1., 2., 3."
+    ).replace("2.5", "3.5")
+    assert type(found) is (type(like) if like is not TREES[1] else np.ndarray)
+    if isinstance(like, Net):
+        assert (found.name, found.act) == ("mine", len)
+    if isinstance(like, defaultdict):
+        assert found.default_factory is list
+
+
+class Named(dict[str, Any]):
+    """A mapping that is made of something else than its items."""
+
+    def __init__(self, name: str, given: dict[str, Any]) -> None:
+        super().__init__(given)
+
+
+@pytest.mark.parametrize(
+    ("like", "text"),
+    [
+        (Named("a", {"a": ARRAY}), "'it' of the tree is Named, which cannot be made of its parts"),
+        ({"a": np.zeros(4)}, r"the tree has 'a', \[4\], and the arrays \[3\]"),
+        ({"b": ARRAY}, "the tree has 'b', and the arrays have nothing of that path"),
+    ],
+)
+def test_a_structure_that_cannot_come_back_is_refused(like: Any, text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        dps.tree.restored(like, {"a": ARRAY})
+
+
+def test_keys_that_are_the_same_path_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="two arrays of the tree have the path '1'"):
+        dps.tree.parameters({1: ARRAY, "1": ARRAY})
+
+
+def test_masks_and_imaginary_parts_are_not_dropped() -> None:
+    with pytest.raises(ConfigurationError, match="'a' of the tree is a masked array"):
+        dps.tree.parameters({"a": np.ma.masked_array([1.0], [True])})
+
+
 @pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "complex64"])
 def test_leaves_that_are_no_floats_are_refused(dtype: str) -> None:
     wrong = {"a": [np.zeros((2, 3), dtype)]}
@@ -129,7 +200,8 @@ def push_what_does_not_fit(worker: Worker) -> list[str]:
     lacks = {key: part for key, part in tree().items() if key != "z"}
     more = {**tree(), "more": np.zeros(1)}
     other = {**tree(), "z": {"a": np.zeros(2)}}
-    for wrong in (lacks, more, other):
+    imaginary = {**tree(), "z": {"a": np.zeros((), complex)}}
+    for wrong in (lacks, more, other, imaginary):
         with pytest.raises(ShapeMismatch) as caught:
             replica.step(wrong)
         told.append(str(caught.value))
@@ -144,7 +216,8 @@ def test_what_does_not_fit_is_refused_by_its_path(plain: Client) -> None:
     assert "only the weights have 'z/a'" in told[0]
     assert "only the gradients have 'more'" in told[1]
     assert "the gradient of 'z/a' is [2], expected []" in told[2]
-    assert "the tree has 'z', float64[3], and the parameter server nothing of that path" in told[3]
+    assert "'z/a' of the tree is complex128[], expected floats" in told[3]
+    assert "the tree has 'z', float64[3], and the parameter server nothing of that path" in told[4]
 
 
 def attach_with(choices: dict[str, Any], worker: Worker) -> None:

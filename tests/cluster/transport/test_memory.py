@@ -28,6 +28,7 @@ from dps.cluster.transport.memory import (
     create,
     held_by,
     opened,
+    private,
     size_class,
 )
 
@@ -254,3 +255,23 @@ def test_there_is_nothing_in_a_file_system_that_a_killed_process_could_leave() -
         assert "/memfd:dps (deleted)" in mapped
         assert "/dev/shm" not in mapped
         process.kill()
+
+
+def test_private_memory_shows_a_segment_and_takes_what_is_written_for_itself() -> None:
+    pool = Pool()
+    lent = pool.empty((4096,), np.dtype(np.float32))
+    lent[:] = 1.0
+    lent.flags.writeable = False
+    part = lent[1024:2048].view(np.uint8)
+    own = private(part)
+    assert own.flags.writeable
+    assert np.shares_memory(own, private(part)) is False
+    own.view(np.float32)[:] += 1.0
+    assert (own.view(np.float32) == 2.0).all()
+    assert (lent == 1.0).all()
+    del lent, part
+    assert pool.empty((4096,), np.dtype(np.float32)).ctypes.data not in (0, own.ctypes.data)
+    assert len(pool) == 2  # the segment is not filled again while its private memory is held
+    elsewhere = np.zeros(8, np.uint8)
+    assert not private(elsewhere).flags.writeable
+    assert elsewhere.flags.writeable

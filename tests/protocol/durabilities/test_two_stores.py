@@ -48,7 +48,9 @@ def cut(s: Setting, one: str, other: str) -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1])
 def test_there_is_a_store_at_least(wrong: int) -> None:
-    with pytest.raises(ConfigurationError, match=f"stores={wrong}, expected at least 1"):
+    with pytest.raises(
+        ConfigurationError, match=f"SharedStore: stores={wrong}, expected 1 or more whole nodes"
+    ):
         SharedStore(stores=wrong)
 
 

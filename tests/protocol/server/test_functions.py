@@ -40,7 +40,15 @@ def negate_on_first(arrays: Parts) -> Changed:
     return Changed({"w": -part.values})
 
 
-FUNCTIONS: dict[str, Any] = {"total": total, "negate on first": negate_on_first}
+def returned(arrays: Parts, value: Any) -> Any:
+    return value
+
+
+FUNCTIONS: dict[str, Any] = {
+    "total": total,
+    "negate on first": negate_on_first,
+    "returned": returned,
+}
 
 
 def test_a_call_sees_what_its_worker_has_pushed_before() -> None:
@@ -97,8 +105,13 @@ def test_what_is_not_registered_or_cannot_be_sent_is_refused_before_anything_is_
         before = [state.index for state in await s.states()]
         with pytest.raises(ConfigurationError, match="'totl'; did you mean 'total'"):
             await client.apply("totl", [])
-        with pytest.raises(ConfigurationError, match="set is neither"):
-            await client.apply("total", [{1}])
+        for given, said in (
+            ([{1}], "'returned': set is neither"),
+            ([1, 2], "too many"),
+            ([], "value"),
+        ):
+            with pytest.raises(ConfigurationError, match=said):
+                await client.apply("returned", given)
         assert [state.index for state in await s.states()] == before
 
     in_world(scenario, functions=FUNCTIONS)

@@ -1,0 +1,213 @@
+"""Checks of what else users give: arrays, functions, paths and the names of arguments.
+
+Each is made once, where a value enters; its message names the argument, what was found and what was
+expected. Numbers and choices are checked in `dps.core.ranges`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dps.core.ranges import refused, shown
+from dps.errors import ConfigurationError, DpsError
+
+C = TypeVar("C", bound=type)
+
+# -- arrays ----------------------------------------------------------------------------------------
+
+
+def plain(what: str, array: np.ndarray, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:
+    """Return an array as one of numpy's own class and this machine's byte order.
+
+    Raises
+    ------
+    DpsError
+        It is masked: without its mask it would mean something else.
+    """
+    if type(array) is np.ndarray and array.dtype.isnative:
+        return array
+    if isinstance(array, np.ma.MaskedArray):
+        raise refusal(f"{what} is a masked array; fill it first, such as with array.filled(0)")
+    return np.asarray(array, array.dtype.newbyteorder("="))
+
+
+def is_floating(dtype: np.dtype[Any]) -> bool:
+    """Whether numbers of a dtype can be cast to float32 or float64 without losing a part.
+
+    By name, for bfloat16 and its like are of no kind that numpy has.
+    """
+    return "float" in dtype.name
+
+
+def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> Any:
+    """Return a gradient as a plain array of a dtype, if it is one of floats; else as it is.
+
+    Parameters
+    ----------
+    value
+        An array, or what gives its values as one where it is, such as a tensor of torch on the CPU.
+
+    Raises
+    ------
+    DpsError
+        It is masked, or its values are somewhere else.
+    """
+    if not isinstance(value, np.ndarray):
+        if not hasattr(value, "__array__"):
+            return value
+        try:
+            value = np.asarray(value)
+        except (TypeError, RuntimeError, ValueError) as error:
+            raise refusal(
+                f"{what} is {type(value).__name__}, which cannot be read as an array where it is "
+                f"({error}); for tensors on a device, or of types that numpy does not have, see "
+                "dps.torch.attach, and for other arrays dps.tree.attach"
+            ) from error
+    array = plain(what, value, refusal)
+    if array.dtype == dtype or not is_floating(array.dtype):
+        return array
+    with np.errstate(over="ignore"):  # infinity is refused as such
+        return array.astype(dtype)
+
+
+# -- numbers that user code returns or reports -----------------------------------------------------
+
+
+def as_number(what: str, value: Any) -> float:
+    """Return a number, or an array or tensor of one, as a plain float; it may be NaN.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither: text is not read as a number.
+    """
+    error: Exception | None = None
+    try:
+        scalar = value.item() if hasattr(value, "item") else value
+        if hasattr(scalar, "__float__") and not isinstance(value, np.ma.MaskedArray):
+            return float(scalar)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as found:
+        error = found
+    raise refused(what, value, "a number") from error
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+_NEVER_RUN = (
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+    inspect.isgeneratorfunction,
+)
+
+
+def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
+    """Refuse what cannot be called in a thread and return a result there.
+
+    Parameters
+    ----------
+    given
+        What the function is called with, in order.
+    more
+        Whether it may be called with more than that.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be called, returns a coroutine or a generator, or takes other arguments.
+    """
+    call = f"function({', '.join(given)}{', …' if more else ''})"
+    if not callable(function):
+        raise refused(name, function, f"a function: {call}")
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    own = inner, getattr(inner, "__call__", None)  # noqa: B004 - of an object, what runs is that
+    if any(is_kind(each) for each in own for is_kind in _NEVER_RUN):
+        raise ConfigurationError(
+            f"{name}={shown(function)} is async or a generator, whose body would never run; "
+            "expected a plain function that returns its result"
+        )
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of some that are written in C there is none
+        return
+    try:
+        (signature.bind_partial if more else signature.bind)(*given)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{name}={shown(function)} is called as {call}, which it does not take: {error}"
+        ) from None
+
+
+# -- paths -----------------------------------------------------------------------------------------
+
+
+def as_path(name: str, path: Any) -> str:
+    """Return a path, or an address that fsspec knows, as text; "~" is the home folder.
+
+    Raises
+    ------
+    ConfigurationError
+        It is neither text nor path-like, or empty.
+    """
+    found = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if not isinstance(found, str) or not found.strip():
+        raise refused(name, path, "a path, as text or pathlib.Path")
+    expanded = os.path.expanduser(found)
+    if expanded.startswith("~"):
+        raise ConfigurationError(f"{name}={shown(found)}: there is no such home folder; set HOME")
+    return expanded
+
+
+def path_field(owner: object, field: str) -> None:
+    """Make text of a field that is a path, as `as_path` does; None stays."""
+    path = getattr(owner, field)
+    if path is not None:
+        object.__setattr__(owner, field, as_path(f"{type(owner).__name__}: {field}", path))
+
+
+# -- names of arguments ----------------------------------------------------------------------------
+
+
+def explained(cls: C) -> C:
+    """Have a class name the arguments that it takes when it is made with others.
+
+    That raises `ConfigurationError` then, where Python raises `TypeError`.
+    """
+    init: Callable[..., None] = cls.__init__  # type: ignore[misc]
+    signature = inspect.signature(init)
+    names = list(signature.parameters)[1:]
+
+    def explain(*args: Any, **kwargs: Any) -> None:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            near = [nearest(name, names) for name in kwargs if name not in names]
+            hint = f"did you mean {near[0]!r}? " if near and near[0] else ""
+            takes = ", ".join(names) or "nothing"
+            raise ConfigurationError(f"{cls.__name__}: {error}; {hint}it takes: {takes}") from None
+
+    @functools.wraps(init)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        try:
+            init(*args, **kwargs)
+        except TypeError:
+            explain(*args, **kwargs)
+            raise
+
+    cls.__init__ = checked  # type: ignore[misc]
+    return cls
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return the one of some names that another was meant to be, or ""."""
+    initials = [each for each in known if "".join(word[:1] for word in each.split("_")) == name]
+    return next(iter([*initials, *difflib.get_close_matches(name, known, n=1)]), "")
