@@ -39,11 +39,14 @@ class ReportFailure:
 @message
 @dataclass(frozen=True, slots=True)
 class ReportLink:
-    """A replica cannot reach its successor, and has not for longer than a lease. Reply: Done."""
+    """A host has not been reached for longer than a lease by somebody who needs it. Reply: Table.
+
+    That is a replica's successor, a store of its states, or a mailbox where a worker deposits.
+    """
 
     shard: int
     epoch: int
-    successor: Endpoint
+    host: Endpoint
 
 
 @message

@@ -37,7 +37,7 @@ async def _begin_without(self: StorePersistence, epoch: int, state: ShardState) 
 @instead_of(ShardController, "_keepers", "restored from the newest store", two_stores)
 def _newest_first(self: ShardController) -> Keepers:
     """Begin with what the store has that came last, which may be nothing, or of long ago."""
-    return Keepers(tuple(reversed(self._port.stores)), self._port.mailboxes)
+    return Keepers(tuple(reversed(self._port.stores)), self._port.mailboxes, whole=1)
 
 
 @instead_of(ShardClient, "_deposit_in", "mail left in one of two mailboxes", mail_in_two_stores)
