@@ -43,7 +43,6 @@ from dps.sim.workload.shapes import Recorded
 from dps.sim.world import COORDINATOR, World
 
 HORIZON = 20.0  # seconds after the last fault within which everything must be well again
-LONGEST = 120.0  # seconds that the faults take at most
 SKEW = 0.05
 CALENDAR = 100.0
 PATH = "counting"  # the disk on which checkpoints are

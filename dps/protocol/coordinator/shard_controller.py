@@ -137,11 +137,9 @@ class ShardController:
 
     def do_without(self, store: Endpoint) -> bool:
         """Do without a store that the shard's server cannot reach, if another has the state."""
-        before = self._stores
-        self._unreached.add(store)
-        if self._stores == before:
-            self._unreached.discard(store)
+        if store not in self._stores or not {*self._stores} & {*self._stored} - {store}:
             return False
+        self._unreached.add(store)
         self._placement.avoid(store)
         self.unsettle()
         self.interrupt()

@@ -260,7 +260,7 @@ class Auditor:
             shard.last_chain = view.chain or shard.last_chain
             if view.serving:
                 shard.served.add(view.epoch)
-                shard.stores = table.stores
+                shard.stores = self._world.stored(number)
                 shard.ever |= self._cells_at(view)
                 for address in [a for a in shard.members if self._has_stopped(a, view)]:
                     del shard.members[address]
@@ -274,8 +274,7 @@ class Auditor:
         shard = self._shards[m.shard]
         if host._group.name != self._world.group.name or m.epoch < self._world.view(m.shard).epoch:
             return
-        shard.layer.asked(m.epoch)
-        if self._case.recovery.durability.needs_store:
+        if not shard.layer.asked(m.epoch) or self._case.recovery.durability.needs_store:
             return
         alive = [
             member.address
@@ -531,9 +530,16 @@ class Auditor:
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
 
     def _stores_of(self, number: int) -> list[str]:
-        """The stores that had the state of a shard when it was last served, and had no fault."""
-        found = ((s.address, self._world.name_of(s)) for s in self._shards[number].stores)
-        return [name for at, name in found if name and not self._injector.has_touched_all({at})]
+        """The stores that had the state of a shard when it was last served, and still have it.
+
+        They had no fault, or are heard by the coordinator all the same.
+        """
+        world, found = self._world, []
+        for store in self._shards[number].stores:
+            counted = world.hears(store) and number in world.hosts[store.address]._states._states
+            if counted or not self._injector.has_touched_all({store.address}):
+                found.append(world.name_of(store))
+        return [name for name in found if name]
 
     def _has_only_begun(self, number: int, process: Process) -> bool:
         """Whether a host got initial values, a copy or what a layer has, and never served.

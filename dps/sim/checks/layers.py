@@ -39,9 +39,15 @@ class LayerHistory:
         """Take note of a checkpoint that is complete."""
         self._complete.add((epoch, version))
 
-    def asked(self, epoch: int) -> None:
-        """The shard is to be restored from a checkpoint, to be served in this epoch."""
-        self._there.setdefault(epoch, sorted(self._complete))
+    def asked(self, epoch: int) -> bool:
+        """The shard is to be restored from a checkpoint, to be served in this epoch.
+
+        False: that was asked before. The request has arrived again, perhaps after it was served.
+        """
+        first = epoch not in self._there
+        if first:
+            self._there[epoch] = sorted(self._complete)
+        return first
 
     def kept(self, epoch: int, damaged: int) -> set[int]:
         """The updates that a state has at least that was restored for an epoch.
