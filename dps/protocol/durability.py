@@ -144,6 +144,8 @@ async def _no_store(store: Endpoint, request: Any, deadline: float) -> Any:
 class ServerContext:
     """What a `Persistence` is made of: its shard, and what the server that has it works with.
 
+    `group` is a name that no other parameter server has or had, for what is kept outside of it;
+    `name` is that by which it is known, which on virtual time is the same in every run.
     `stores` returns the nodes that keep states, and raises `NotServing` if there is none; those of
     `whole_stores` each have all that was acked before. `ask_store` has one of them carry out a
     request, within so many seconds, and the coordinator told of it if it cannot be reached.
@@ -163,6 +165,7 @@ class ServerContext:
     history: Callable[[], FailureHistory] = FailureHistory
     layout: ShardLayout | None = None
     from_below: bool = False
+    name: str = ""
     whole_stores: Callable[[], tuple[Endpoint, ...]] = tuple
     ask_store: Callable[[Endpoint, Any, float], Awaitable[Any]] = _no_store
 

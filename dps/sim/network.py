@@ -95,6 +95,8 @@ class Network:
         Called with each line of the trace as it is written, but its time.
     bugs
         Errors that ended a task and are not dps's own.
+    refusals
+        The last error of each type that a request was answered with.
     on_answer
         Called with a process, a request of a client's or for a lease, and the reply.
     nowhere
@@ -109,6 +111,7 @@ class Network:
         self.trace: list[Line] = []
         self.watchers: list[Callable[[str, str, str, str], None]] = []
         self.bugs: list[BaseException] = []
+        self.refusals: dict[type, DpsError] = {}
         self.on_answer: Callable[[Process, Any, wire.Frames], None] = _unheard
         self.weather = weather
         self.reads_late = False
@@ -136,7 +139,11 @@ class Network:
 
     async def serve(self, target: Process, key: str, link: str, frames: wire.Frames) -> Any:
         """Have a request carried out where it has arrived; return the reply."""
-        return await _serve(self.courier, target, key, frames)
+        try:
+            return await _serve(self.courier, target, key, frames)
+        except DpsError as error:
+            self.refusals[type(error)] = error
+            return wire.encode(error)
 
     def carry(
         self,
@@ -520,12 +527,9 @@ class SimTransport:
 
 
 async def _serve(courier: Courier, process: Process, key: str, frames: wire.Frames) -> wire.Frames:
-    try:
-        if key not in process.services:
-            raise NotServing(f"there is no {key} at {process.address}")
-        return courier.encode(await process.services[key](courier.decode(frames)))
-    except DpsError as error:
-        return wire.encode(error)
+    if key not in process.services:
+        raise NotServing(f"there is no {key} at {process.address}")
+    return courier.encode(await process.services[key](courier.decode(frames)))
 
 
 def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:

@@ -420,16 +420,19 @@ class ShardServer:
 
     def _persistence(self, shard: int, from_below: bool = False) -> Persistence:
         group = self._group
-        of_group = shard, group.name, group.coordinator, group.timings
-        tools = self._transport, self._clock, self._emit
-        stores = partial(self._stores_of, shard)
         context = ServerContext(
-            *of_group,
-            *tools,
-            stores,
+            shard,
+            f"{group.name}-{group.instance}",
+            group.coordinator,
+            group.timings,
+            self._transport,
+            self._clock,
+            self._emit,
+            partial(self._stores_of, shard),
             history=lambda: self._history,
             layout=group.layout.shards[shard],
             from_below=from_below,
+            name=group.name,
             whole_stores=partial(self._whole_stores_of, shard),
             ask_store=self._reach.ask_store,
         )

@@ -92,7 +92,7 @@ class Checkpoints:
         self._clock = context.clock
         self._emit = context.emit
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
-        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.group}", context)
+        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.name}", context)
         # Not the event loop's own threads, which apply updates: files may hang for ever.
         self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
         self._complete = 0
