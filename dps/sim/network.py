@@ -139,8 +139,11 @@ class Network:
 
     async def serve(self, target: Process, key: str, link: str, frames: wire.Frames) -> Any:
         """Have a request carried out where it has arrived; return the reply."""
+        courier = self.courier
         try:
-            return await _serve(self.courier, target, key, frames)
+            if key not in target.services:
+                raise NotServing(f"there is no {key} at {target.address}")
+            return courier.encode(await target.services[key](courier.decode(frames)))
         except DpsError as error:
             self.refusals[type(error)] = error
             return wire.encode(error)
@@ -524,12 +527,6 @@ class SimTransport:
     async def gone(self, address: str) -> bool:
         """Whether the process at the address has ended; what a cut keeps from us is not known."""
         return await self._network.probe(self._process, address)
-
-
-async def _serve(courier: Courier, process: Process, key: str, frames: wire.Frames) -> wire.Frames:
-    if key not in process.services:
-        raise NotServing(f"there is no {key} at {process.address}")
-    return courier.encode(await process.services[key](courier.decode(frames)))
 
 
 def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:

@@ -30,6 +30,7 @@ from dps.errors import (
     KeysUnknown,
     MailboxClosed,
     NotServing,
+    RemoteError,
     ShardUnavailable,
     StaleEpoch,
     StoreUnavailable,
@@ -247,7 +248,7 @@ class ShardClient:
                     view = await self._router.view(self._shard)
                     if view.serving:
                         await self._tell(view)
-            except GroupClosed:
+            except (GroupClosed, RemoteError):
                 return
             except (DpsError, TimeoutError):
                 version = -1

@@ -72,8 +72,7 @@ def of_store_out_of_reach(d: Draw) -> tuple[Fault, ...] | None:
     """For some that have several stores, a story of one that a server cannot reach, as above."""
     if d.case.recovery.stores < 2 or d.random.random() >= WITH_STORE_OUT_OF_REACH:
         return None
-    stories = [store_out_of_reach] * 2 + [other_store_lost] * 2 + [stores_out_of_reach_in_turn]
-    return tuple(d.random.choice(stories)(d))
+    return tuple(d.random.choice([store_out_of_reach, other_store_lost])(d))
 
 
 def _stories(d: Draw) -> list[Story]:
@@ -290,14 +289,6 @@ def other_store_lost(d: Draw) -> list[Fault]:
     if d.random.random() < 0.5:  # the other one alone has what is acked
         return [cut, replace(lost, delay=1.1 + d.seconds(0.8)), server]
     return [replace(lost, delay=d.seconds(0.5)), replace(cut, delay=d.seconds(0.3)), server]
-
-
-def stores_out_of_reach_in_turn(d: Draw) -> list[Fault]:
-    """Cut a server off from one store, then from the other, and lose it meanwhile."""
-    head, first = Whom("head", d.shard()), d.random.randrange(2)
-    whole = _out_of_reach(d, Whom("store", first), head, 0.5, 1.2 + d.seconds(1.0))
-    behind = _out_of_reach(d, Whom("store", 1 - first), head, 2.5, 1.2 + d.seconds(1.0))
-    return [whole, behind, Fault("crash", head, d.seconds(0.5), lasts=0.05 + d.seconds(0.5))]
 
 
 def _out_of_reach(d: Draw, keeper: Whom, head: Whom, within: float, lasts: float) -> Fault:
