@@ -518,6 +518,22 @@ def test_errors_are_the_same_on_every_way(wanted: TransportChoice) -> None:
     carry_out(scenario)
 
 
+def test_a_defect_on_the_way_is_not_taken_for_a_peer_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+
+        async def lost(*_: object) -> None:
+            {}["way"]
+
+        monkeypatch.setattr(caller.port, "way", lost)
+        with pytest.raises(KeyError, match="way"):
+            await caller.echo(peer)
+
+    carry_out(scenario)
+
+
 def test_who_may_make_no_memory_sends_streams_and_one_line_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
