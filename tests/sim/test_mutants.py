@@ -49,7 +49,7 @@ KNOWN = {
     "older numbers than the newest part's": "partial checkpoint:1:wide",
     "slots left out of parts": "partial checkpoint:3:wide",
     "what changes least is never saved": "partial checkpoint:81:wide",
-    "ack after one of two stores": "stateless, two stores, SSP(1):3:wide",
+    "ack after one of two stores": "stateless, two stores:4",
     "mail left in one of two mailboxes": "stateless, two stores:10",
     "new store counted before its copy is there": "stateless, two stores:0",
     "restored from the newest store": "stateless, two stores, SSP(1):1:wide",
