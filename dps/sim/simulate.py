@@ -177,10 +177,10 @@ class _Run:
 
     async def _rest(self) -> Table:
         """Wait until all shards are served and at rest, and a layer has what is due."""
-        table = await settled(self._world, HORIZON)
         if isinstance(durability := self._case.recovery.durability, Layered):
-            await caught_up(self._world, table, durability.below, HORIZON)
-        return table
+            await settled(self._world, HORIZON)
+            await caught_up(self._world, durability.below, HORIZON)
+        return await settled(self._world, HORIZON)
 
     def join(self) -> None:
         """Have one more worker join, if there are cells for it."""

@@ -15,7 +15,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import LayeredPersistence
 from dps.protocol.durabilities.shared_store import StorePersistence
 from dps.protocol.durability import NoPersistence
-from dps.protocol.messages import Restore, Table
+from dps.protocol.messages import Restore, View
 from dps.protocol.server.shard_server import ShardServer
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
@@ -113,13 +113,15 @@ def layering(
         ShardServer._restore = restore  # type: ignore[method-assign]
 
 
-async def caught_up(world: World, table: Table, layer: Checkpoint, patience: float) -> None:
-    """Wait until the tail of each shard has written what is due."""
+async def caught_up(world: World, layer: Checkpoint, patience: float) -> None:
+    """Wait until the tail of each shard, which may be moved meanwhile, has written what is due."""
+
+    def unsaved(view: View) -> int:
+        tail = world.hosts[view.chain[-1].address]._replicas.get(view.shard) if view.chain else None
+        return due if tail is None else tail.state.version - tail._persistence.saved
 
     def behind() -> list[int]:
-        tails = {v.shard: world.hosts[v.chain[-1].address].replica(v.shard) for v in table.views}
-        left = {s: tail.state.version - tail._persistence.saved for s, tail in tails.items()}
-        return [shard for shard, unsaved in left.items() if unsaved >= due]
+        return [view.shard for view in world.table.views if unsaved(view) >= due]
 
     every = layer.at_risk or 1
     due = every if layer.seconds is None else 1
