@@ -22,30 +22,22 @@ async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> l
         None of them is answered: the error of the first.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
-    waiting, found = set(tasks), False
+    waiting, limit = set(tasks), None
     try:
         while waiting:
-            limit = grace if found else None
             ended, waiting = await asyncio.wait(
                 waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED
             )
             if not ended:
                 break
-            found = found or any(task.exception() is None for task in ended)
+            if any(task.exception() is None for task in ended):
+                limit = grace
     finally:
         for task in waiting:
             task.cancel()
-    errors: list[BaseException] = []
-    answers = []
-    for task in tasks:
-        if task not in waiting:
-            error = task.exception()
-            if error is None:
-                answers.append(task.result())
-            elif not isinstance(error, TransportError | NotServing):
-                raise error
-            else:
-                errors.append(error)
-    if errors and not answers:
-        raise errors[0]
-    return answers
+    over = [task for task in tasks if task not in waiting]
+    errors = [error for task in over if (error := task.exception()) is not None]
+    for error in errors:
+        if len(errors) == len(over) or not isinstance(error, TransportError | NotServing):
+            raise error
+    return [task.result() for task in over if task.exception() is None]

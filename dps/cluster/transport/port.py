@@ -159,31 +159,25 @@ class Port:
 
     async def offer(self, kind: Kind) -> dict[str, Any] | None:
         """How this process can be reached; None: not so. Called by Dask for a peer that asks."""
-        if not self._users or self._address is None:
-            return None
-        self._secret = self._secret or secrets.token_bytes(32)
         try:
-            return self._to_memory_here() if kind == "shared_memory" else self._to_stream_here()
+            return self._offer(kind) if self._users and self._address is not None else None
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                _log.warning(
-                    "no %s to this process: %s; Dask's connections are used", _NAMES[kind], error
-                )
+                _log.warning("no %s to this process: %s", _NAMES[kind], error)
             return None
 
-    def _to_memory_here(self) -> dict[str, Any]:
-        place = self._here()
-        listens = not place.refusal
-        name = self._listening("shared_memory").getsockname()[1:].decode() if listens else ""
-        return {"place": asdict(place), "name": name, "secret": self._secret}
-
-    def _to_stream_here(self) -> dict[str, Any] | None:
+    def _offer(self, kind: Kind) -> dict[str, Any] | None:
         assert self._address is not None
+        self._secret = self._secret or secrets.token_bytes(32)
+        if kind == "shared_memory":
+            place = self._here()
+            name = "" if place.refusal else str(self._listening(kind).getsockname()[1:].decode())
+            return {"place": asdict(place), "name": name, "secret": self._secret}
         scheme, host = _host_of(self._address())
         if not host:
             return None
-        port = self._listening("stream").getsockname()[1]
+        port = self._listening(kind).getsockname()[1]
         return {"host": host, "port": port, "tls": scheme == "tls", "secret": self._secret}
 
     def _listening(self, kind: Kind) -> socket.socket:
