@@ -371,6 +371,7 @@ class Auditor:
                 self._given_up(event)
             case CheckpointRefused():
                 self._refused(event.shard, event.path, event.reason)
+                self._shards[event.shard].layer.refused(event.path)
             case CheckpointWritten() | CutTaken():
                 if isinstance(event, CheckpointWritten):
                     self._shards[event.shard].layer.written(event.epoch, event.version)
@@ -510,7 +511,7 @@ class Auditor:
         anew = event.source == "initial" and shard.begun
         require(not anew, "started anew", f"{what}: there is a layer of checkpoints")
         if event.source == "checkpoint":
-            kept = shard.layer.kept(event.epoch, shard.refused) & tally.acked[number]
+            kept = shard.layer.kept(event.epoch) & tally.acked[number]
             lost = kept - there - tally.forgiven[number]
             text = f"{what}: {sorted(lost)} are lost, and are in the newest complete checkpoint"
             require(not lost, "lost", text)

@@ -7,6 +7,8 @@ complete when the coordinator had the shard restored. At rest, a layer has what 
 from __future__ import annotations
 
 import asyncio
+import posixpath
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +31,7 @@ class LayerHistory:
     def __init__(self) -> None:
         self._cells: dict[At, set[int]] = {}
         self._complete: set[At] = set()
+        self._refused: set[str] = set()
         self._there: dict[int, list[At]] = {}  # what was complete when an epoch was to begin
 
     def accepted(self, epoch: int, version: int, cells: set[int]) -> None:
@@ -49,15 +52,20 @@ class LayerHistory:
             self._there[epoch] = sorted(self._complete)
         return first
 
-    def kept(self, epoch: int, damaged: int) -> set[int]:
-        """The updates that a state has at least that was restored for an epoch.
+    def refused(self, path: str) -> None:
+        """Take note of a checkpoint that is damaged; it may be refused more than once."""
+        self._refused.add(posixpath.basename(path))
 
-        So many of the newest checkpoints were `damaged`.
-        """
-        there = self._there.get(epoch, [])
-        if len(there) <= damaged:
+    def kept(self, epoch: int) -> set[int]:
+        """The updates that a state has at least that was restored for an epoch."""
+        # Of each epoch the newest checkpoints are those that were damaged.
+        damaged = Counter(int(name[1 : name.index("-")]) for name in self._refused)
+        there = list(self._there.get(epoch, []))
+        while there and damaged[there[-1][0]]:
+            damaged[there.pop()[0]] -= 1
+        if not there:
             return set()
-        of_epoch, version = there[-1 - damaged]
+        of_epoch, version = there[-1]
         # It may hold a state of an epoch before, in which nothing was applied since.
         of = max((e for e, v in self._cells if v == version and e <= of_epoch), default=None)
         return set() if of is None else self._cells[of, version]
