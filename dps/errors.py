@@ -39,6 +39,14 @@ class FunctionFailed(DpsError):
     """
 
 
+class RemoteError(DpsError):
+    """Code in another process raised an error that is none of dps, which is a defect there.
+
+    The message names the error and says what it said; the log of that process has the traceback.
+    Asking again would fail again, so that is not done.
+    """
+
+
 class TransportError(DpsError):
     """A call did not bring a reply. The other side may or may not have carried it out."""
 

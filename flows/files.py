@@ -1,21 +1,22 @@
 """How files with results are written: whole or not at all, and with a message if it fails.
 
 A folder that cannot be written after hours of running must not end in a traceback. And how files
-that somebody names are read: a device or a pipe would be read for ever.
+that somebody names are read: only so far, and not if they are none.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any
 
 from dps.errors import StoreUnavailable
+from dps.protocol.storage.regular import open_regular
 
 NO_HOME = "/nonexistent"  # the home of a user who has none, by the custom of Debian
 
@@ -37,10 +38,12 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
     StoreUnavailable
         The file cannot be written.
     """
-    unfinished = path.with_name(f".{path.name}.part")
+    # A name that nobody can foresee: in a folder that others may write to, a link might be there.
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(contents.encode() if isinstance(contents, str) else contents)
+        with unfinished.open("xb") as file:
+            file.write(contents.encode() if isinstance(contents, str) else contents)
         unfinished.replace(path)
     except OSError as error:
         with suppress(OSError):
@@ -49,6 +52,15 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
             f"{what} cannot be written to {path}: {error.strerror or error}. Make the folder "
             "writable and repeat the command: what is recorded is kept."
         ) from error
+
+
+def open_own(path: str | Path, mode: str, **options: Any) -> IO[Any]:
+    """Open a file as `open` does, but not what a link in its place leads to.
+
+    A pipe without a reader is refused, not waited for.
+    """
+    refused = os.O_NOFOLLOW | os.O_NONBLOCK
+    return open(path, mode, opener=lambda at, flags: os.open(at, flags | refused, 0o666), **options)
 
 
 def first_free(path_of: Callable[[int], Path], start: int = 1) -> Path:
@@ -70,24 +82,6 @@ def is_folder(path: Path) -> bool:
         return path.is_dir()
     except OSError:
         return False
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file to be read, and nothing that might have one wait, as who opens a pipe does.
-
-    Raises
-    ------
-    OSError
-        It cannot be read, or is something else than a file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    kind = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(kind):
-        os.close(descriptor)
-        if stat.S_ISDIR(kind):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        raise OSError(errno.EINVAL, "It is a device or a pipe, not a file", str(path))
-    return open(descriptor, "rb")
 
 
 def read_bytes(path: Path, most: int) -> bytes:

@@ -18,7 +18,7 @@ import psutil
 
 from dps.chaos.effect import Seen
 from dps.events import CheckpointFailed
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.storage.checkpoint_files import CheckpointFiles, contents
 from dps.protocol.transport import Clock
 
 EVENTS_SECONDS = 2.0  # until what a node has recorded has reached the driver
@@ -123,15 +123,14 @@ def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
             raise LookupError(f"shard {shard} has no complete checkpoint in {folder}")
         manifest = found[0].manifest
         try:
-            name = json.loads(fs.cat_file(manifest))["file"]
-            return _flip(fs, posixpath.join(posixpath.dirname(manifest), name))
+            return _flip(fs, files.data_of(manifest, json.loads(contents(fs, manifest))))
         except FileNotFoundError:
             continue  # a newer one has taken its place
     raise LookupError(f"the checkpoints of shard {shard} are replaced too quickly")
 
 
 def _flip(fs: Any, path: str) -> Seen:
-    data = fs.cat_file(path)
+    data = contents(fs, path)
     begin = max(0, len(data) // 2 - FLIPPED // 2)
     part = data[begin : begin + FLIPPED]
     flipped = bytes(byte ^ 0xFF for byte in part)

@@ -17,7 +17,7 @@ from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
-from dps.errors import ConfigurationError, StoreUnavailable
+from dps.errors import ConfigurationError, NotServing, StoreUnavailable
 from dps.events import Sink
 from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
@@ -137,15 +137,23 @@ class NoPersistence:
         """Do nothing."""
 
 
+async def _no_store(store: Endpoint, request: Any, deadline: float) -> Any:
+    raise NotServing("the group has no node for the state store")
+
+
 @dataclass(frozen=True, slots=True)
 class ServerContext:
     """What a `Persistence` is made of: its shard, and what the server that has it works with.
 
-    `tasks` are the server's: an exception that one of them does not handle ends the server.
-    `stores` returns the nodes that keep states, and raises `NotServing` if there is none; `history`
-    what the group had seen of failures when this host was last told of them. `layout` says what
-    lies where in the shard's buffer; it is given by every server. `from_below` says that every copy
-    above a layer is lost: a state is restored from what the layer has.
+    `group` is a name that no other parameter server has or had, for what is kept outside of it;
+    `name` is that by which it is known, which on virtual time is the same in every run. `tasks` are
+    the server's: an exception that one of them does not handle ends the server. `stores` returns
+    the nodes that keep states, and raises `NotServing` if there is none; those of `whole_stores`
+    each have all that was acked before. `ask_store` has one of them carry out a request, within so
+    many seconds, and the coordinator told of it if it cannot be reached. `history` is what the
+    group had seen of failures when this host was last told of them. `layout` says what lies where
+    in the shard's buffer; it is given by every server. `from_below` says that every copy above a
+    layer is lost: a state is restored from what the layer has.
     """
 
     shard: int
@@ -160,6 +168,9 @@ class ServerContext:
     history: Callable[[], FailureHistory] = FailureHistory
     layout: ShardLayout | None = None
     from_below: bool = False
+    name: str = ""
+    whole_stores: Callable[[], tuple[Endpoint, ...]] = tuple
+    ask_store: Callable[[Endpoint, Any, float], Awaitable[Any]] = _no_store
 
 
 class RoutingTable(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -28,6 +29,7 @@ class Group:
     with what its processes say of themselves. `on_loss` is what follows when acknowledged updates
     are lost: "warn", "raise" or "ignore". `transport` is by what its processes call each other.
     `placement` says which of the `servers` holds which shard; None: whichever has the fewest.
+    `instance` is drawn for each group: on virtual time names are the same again in every run.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Group:
     transport: TransportChoice = "auto"
     pull_filters: dict[str, FilterChain] = field(default_factory=dict)
     placement: ConsistentHash | None = None
+    instance: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
     @property
     def replicas(self) -> int:

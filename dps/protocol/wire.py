@@ -2,14 +2,16 @@
 
 A message is a frozen dataclass of plain values, tuples, dicts, arrays and other such dataclasses.
 It travels as a list of numpy arrays: first the header as bytes, then each array as it is, so that
-large gradients are neither copied nor interpreted. Whatever is not registered here cannot cross.
+large gradients are neither copied nor interpreted. Whatever is not registered, here or by an entry
+point of an installed package, cannot cross.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Any
 
@@ -25,6 +27,9 @@ from dps.protocol.monitor import Sighting
 from dps.protocol.transport import Endpoint, Watched
 
 Frames = list[np.ndarray]
+
+# The groups of entry points by which packages register classes that may cross, too.
+GROUPS = ("dps.durabilities", "dps.filters", "dps.rules")
 
 _TYPES: dict[str, type] = {}
 # The values of a message of a type, in the order of its fields.
@@ -121,7 +126,13 @@ def _plain(value: Any, arrays: Frames) -> Any:
     if isinstance(value, DpsError):
         known = next(c for c in type(value).__mro__ if _ERRORS.get(c.__name__) is c)
         return {"!": known.__name__, "v": str(value)}
-    raise TypeError(f"{kind.__name__} is not registered to cross the wire")
+    if any(cls is kind for cls in _by_entry_points(kind.__name__)):
+        message(kind)
+        return _plain(value, arrays)
+    raise TypeError(
+        f"{kind.__name__} is not registered to cross the wire: decorate it with "
+        "dps.protocol.wire.message, or install the package that has an entry point for it"
+    )
 
 
 def _rebuilt(value: Any, frames: Frames) -> Any:
@@ -148,9 +159,25 @@ def _error(name: object, text: object) -> DpsError:
 
 
 def _type(name: str) -> type:
+    if name not in _TYPES:
+        for cls in _by_entry_points(name):
+            message(cls)
     try:
         return _TYPES[name]
     except KeyError:
         raise ConfigurationError(
             f"{name} is not registered to cross the wire here: import the module that registers it"
         ) from None
+
+
+def _by_entry_points(name: str) -> Iterator[type]:
+    """The classes of this name that installed packages register."""
+    for point in (point for group in GROUPS for point in entry_points(group=group)):
+        if point.attr == name:
+            try:
+                yield point.load()
+            except Exception as error:
+                raise ConfigurationError(
+                    f"entry point {point.group}: {point.name} = {point.value} cannot be imported: "
+                    f"{type(error).__name__}: {error}"
+                ) from error

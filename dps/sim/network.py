@@ -98,6 +98,8 @@ class Network:
         Called with each line of the trace as it is written, but its time.
     bugs
         Errors that ended a task and are not dps's own.
+    refusals
+        The last error of each type that a request was answered with.
     on_answer
         Called with a process, a request of a client's or for a lease, and the reply.
     nowhere
@@ -112,6 +114,7 @@ class Network:
         self.trace: list[Line] = []
         self.watchers: list[Callable[[str, str, str, str], None]] = []
         self.bugs: list[BaseException] = []
+        self.refusals: dict[type, DpsError] = {}
         self.on_answer: Callable[[Process, Any, wire.Frames], None] = _unheard
         self.weather = weather
         self.reads_late = False
@@ -139,7 +142,14 @@ class Network:
 
     async def serve(self, target: Process, key: str, link: str, frames: wire.Frames) -> Any:
         """Have a request carried out where it has arrived; return the reply."""
-        return await _serve(self.courier, target, key, frames)
+        courier = self.courier
+        try:
+            if key not in target.services:
+                raise NotServing(f"there is no {key} at {target.address}")
+            return courier.encode(await target.services[key](courier.decode(frames)))
+        except DpsError as error:
+            self.refusals[type(error)] = error
+            return wire.encode(error)
 
     def carry(
         self,
@@ -534,15 +544,6 @@ class SimTransport:
     async def gone(self, address: str) -> bool:
         """Whether the process at the address has ended; what a cut keeps from us is not known."""
         return await self._network.probe(self._process, address)
-
-
-async def _serve(courier: Courier, process: Process, key: str, frames: wire.Frames) -> wire.Frames:
-    try:
-        if key not in process.services:
-            raise NotServing(f"there is no {key} at {process.address}")
-        return courier.encode(await process.services[key](courier.decode(frames)))
-    except DpsError as error:
-        return wire.encode(error)
 
 
 def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:

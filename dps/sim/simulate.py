@@ -45,7 +45,6 @@ from dps.sim.workload.shapes import Recorded
 from dps.sim.world import COORDINATOR, World
 
 HORIZON = 20.0  # seconds after the last fault within which everything must be well again
-LONGEST = 120.0  # seconds that the faults take at most
 SKEW = 0.05
 CALENDAR = 100.0
 PATH = "counting"  # the disk on which checkpoints are
@@ -181,10 +180,10 @@ class _Run:
 
     async def _rest(self) -> Table:
         """Wait until all shards are served and at rest, and a layer has what is due."""
-        table = await settled(self._world, HORIZON)
         if isinstance(durability := self._case.recovery.durability, Layered):
-            await caught_up(self._world, table, durability.below, HORIZON)
-        return table
+            await settled(self._world, HORIZON)
+            await caught_up(self._world, durability.below, HORIZON)
+        return await settled(self._world, HORIZON)
 
     def join(self) -> None:
         """Have one more worker join, if there are cells for it."""

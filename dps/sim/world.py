@@ -295,6 +295,15 @@ class World:
         """Who serves a shard, as the coordinator knows it now."""
         return self._coordinator._controllers[shard].view
 
+    def stored(self, shard: int) -> tuple[Endpoint, ...]:
+        """The stores that have all that was acked of a shard, as the coordinator knows it."""
+        return self._coordinator._controllers[shard]._stored
+
+    def hears(self, host: Endpoint) -> bool:
+        """Whether the coordinator counts on a host, which is not silent."""
+        members = self._coordinator.members
+        return host in members and not members.is_silent(host)
+
     def name_of(self, endpoint: Endpoint) -> str:
         """Name of the node at the endpoint; "" if it is not alive."""
         found = (n for n, process in self._nodes.items() if process.address == endpoint.address)

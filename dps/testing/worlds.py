@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from random import Random
@@ -20,6 +21,7 @@ from dps.core.placement.hash_ring import ConsistentHash
 from dps.core.rules.rule import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec
+from dps.errors import DpsError
 from dps.events import Event
 from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import OnAck
@@ -118,6 +120,22 @@ class Setting:
             return await asyncio.gather(*work)
 
 
+@contextmanager
+def _failures_told(network: Network) -> Iterator[None]:
+    """Raise what a process has failed with, and not that others have waited for it in vain."""
+    task = asyncio.current_task()
+    assert task is not None
+    network.broken.add_done_callback(lambda _: task.cancel() if network.bugs else None)
+    try:
+        yield
+    except (asyncio.CancelledError, TimeoutError, DpsError) as error:
+        if network.bugs:
+            raise network.bugs[0] from None
+        for refusal in network.refusals.values():
+            error.add_note(f"A process has refused with {type(refusal).__name__}: {refusal}")
+        raise
+
+
 async def until(holds: Callable[[], object], within: float = HORIZON) -> None:
     """Wait until something is so; it must be within so many virtual seconds."""
     async with asyncio.timeout(within):
@@ -189,11 +207,12 @@ def in_world(
 
     async def main() -> T:
         setting = Setting(group, params, random, weather, watched)
-        others = [asyncio.ensure_future(meanwhile(setting))] if meanwhile else []
-        await asyncio.gather(setting.world.start(extra), *others)
-        async with asyncio.timeout(HORIZON):
-            result = await scenario(setting)
-        assert not setting.network.bugs
-        return result
+        with _failures_told(setting.network):
+            others = [asyncio.ensure_future(meanwhile(setting))] if meanwhile else []
+            await asyncio.gather(setting.world.start(extra), *others)
+            async with asyncio.timeout(HORIZON):
+                result = await scenario(setting)
+            assert not setting.network.bugs
+            return result
 
     return run(main, random)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import UnionType
@@ -152,16 +151,6 @@ class Group:
     def section_from(self, data: Mapping[str, Any]) -> Any:
         """Return the section of a registered kind that `data` says."""
         return _section_of(self, data["kind"]).model_validate(data)
-
-    def load_all(self) -> None:
-        """Load every class that is registered, to read what was written beside checkpoints.
-
-        One that cannot be loaded is left out: it is told of when it is missed.
-        """
-        with suppress(ConfigurationError):
-            for kind in _registered(self.name):
-                with suppress(ConfigurationError):
-                    _section_of(self, kind)
 
     def _section(
         self, data: Mapping[str, Any], kind: str, own: Sequence[str], info: ValidationInfo

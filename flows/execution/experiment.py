@@ -43,6 +43,7 @@ from flows.execution.attempt import (
     take_back,
 )
 from flows.execution.plan import recorded_in
+from flows.files import open_own
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
 from flows.records.record import EVENTS_FILE, write_configuration, write_grid
@@ -311,7 +312,7 @@ def exclusive(folder: Path) -> Iterator[None]:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
+        lock = open_own(folder / ".lock", "a")
     except OSError as error:
         raise StoreUnavailable(
             f"the results folder {folder} cannot be written: {error.strerror or error}. "

@@ -13,10 +13,7 @@ from dps.core.faults.plan import AtUpdates
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.protocol.storage.manifest import Saved, about, find_saved
 from flows.analysis.finished import RESULTS
-from flows.config.base import DURABILITIES
 from flows.config.experiment import TrialConfig
-from flows.config.filters import FILTERS
-from flows.config.optimizer import RULES
 from flows.config.trials import Trial
 from flows.files import first_free, is_folder
 from flows.records.record import EVENTS_FILE, read_record
@@ -47,8 +44,6 @@ def saved_in(path: str) -> Saved:
     CheckpointCorrupt
         The description of what is there is damaged.
     """
-    for group in (RULES, FILTERS, DURABILITIES):  # which of them it has is told by the file alone
-        group.load_all()
     try:
         return find_saved(path)
     except StoreUnavailable as error:

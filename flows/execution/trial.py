@@ -63,6 +63,7 @@ from flows.execution.preload import needs_torch, preload_of
 from flows.execution.replacement import Replacing
 from flows.execution.resume import CHECKPOINTS
 from flows.execution.workers import WorkerPool, endless_shares, shares_of
+from flows.files import open_own
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import EVENTS_FILE, EventWriter, without_secrets
 from flows.records.settings import settings
@@ -218,7 +219,8 @@ def reason_of(error: Exception, folder: Path) -> str:
         return reason
     text = masked("".join(traceback.format_exception(error)))
     try:
-        (folder / TRACEBACK_FILE).write_text(text, encoding="utf-8")
+        with open_own(folder / TRACEBACK_FILE, "w", encoding="utf-8") as file:
+            file.write(text)
     except OSError as away:
         return f"{reason} (unforeseen; its traceback could not be written: {away.strerror})"
     return f"{reason} (unforeseen; see {TRACEBACK_FILE} beside the record)"

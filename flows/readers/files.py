@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from dps.errors import ConfigurationError
-from flows.files import open_regular
+from dps.protocol.storage.regular import open_regular
 from flows.quoting import quoted
 
 

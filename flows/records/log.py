@@ -10,10 +10,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dps.errors import StoreUnavailable
 from dps.events import Event
 from dps.events.lines import level_of, line_of
+from flows.files import open_own
 
 LOG_FILE = "trial.log"
 FORMAT = "time=%(asctime)s.%(msecs)03dZ level=%(levelname)s logger=%(name)s %(message)s"
@@ -29,6 +31,9 @@ class _UntilFull(logging.FileHandler):
     """
 
     full = False
+
+    def _open(self) -> Any:
+        return open_own(self.baseFilename, self.mode, encoding=self.encoding)
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Write a record, if all before it were."""

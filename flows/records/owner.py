@@ -20,6 +20,7 @@ import psutil
 
 from dps.errors import ConfigurationError
 from dps.events.reading import LATEST, quoted
+from dps.protocol.storage.regular import open_regular
 from flows.files import write_whole
 
 NOTE = ".running.json"
@@ -94,7 +95,8 @@ def owner_of(folder: Path) -> Owner | None:
     """
     path = folder / NOTE
     try:
-        return _owner(json.loads(path.read_text(encoding="utf-8")))
+        with open_regular(path) as note:
+            return _owner(json.loads(note.read()))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:

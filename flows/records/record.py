@@ -8,6 +8,7 @@ checksum, and every value is checked when it is read.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -24,7 +25,8 @@ from dps.core.credentials import masked
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, to_json
 from dps.events.reading import from_line, quoted
-from flows.files import open_regular, write_whole
+from dps.protocol.storage.regular import open_regular
+from flows.files import open_own, write_whole
 from flows.quoting import unseen
 
 EVENTS_FILE = "events.jsonl"
@@ -106,8 +108,11 @@ class EventWriter:
         self._whole = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._reserve.write_bytes(bytes(RESERVE_BYTES))
-            self._file = path.open("wb", buffering=0)
+            if path.parent.is_symlink():
+                raise OSError(errno.ELOOP, "its folder is a link, which may lead anywhere")
+            with open_own(self._reserve, "wb") as reserve:
+                reserve.write(bytes(RESERVE_BYTES))
+            self._file = open_own(path, "wb", buffering=0)
         except OSError as error:
             with suppress(OSError):
                 self._reserve.unlink()
@@ -171,7 +176,7 @@ def end_record(path: Path, event: TrialEnded) -> None:
     """
     try:
         path.with_name(RESERVE_FILE).unlink(missing_ok=True)
-        with path.open("r+b") as file:
+        with open_own(path, "r+b") as file:
             text = file.read()
             file.truncate(text.rfind(b"\n") + 1)  # without a last line that was cut short
             file.seek(0, os.SEEK_END)
@@ -512,7 +517,8 @@ def _names_in(grid: Path) -> tuple[str, ...]:
 
 def _noted_in(grid: Path) -> dict[str, Any]:
     try:
-        found = json.loads(unsealed(grid.read_bytes())[0])
+        with open_regular(grid) as file:
+            found = json.loads(unsealed(file.read())[0])
         if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
             raise ValueError("it has no list of trials")
         # Such as what is left of a checksum whose own key was damaged.

@@ -222,7 +222,7 @@ def directory_id(folder: Path) -> str:
     """
     path = folder / "mlruns" / DIRECTORY_FILE
     if not path.exists():
-        scratch = path.with_name(f"{path.name}.{os.getpid()}.part")
+        scratch = _scratch(path)
         write_whole(scratch, secrets.token_hex(8), "the id of the working directory")
         with suppress(FileExistsError):  # another process was quicker: its id is that of both
             os.link(scratch, path)
@@ -303,8 +303,8 @@ def _require_writable_sqlite(path: Path) -> None:
 
 
 def _scratch(path: Path) -> Path:
-    """Where a database is made that is not whole yet."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    """Where a file is made that is not whole yet: nobody can have put a link there."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 
 def _status(error: Exception) -> object:

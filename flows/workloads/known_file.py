@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import cast
 
 from dps.errors import ConfigurationError
-from flows.files import open_regular
+from dps.protocol.storage.regular import open_regular
 from flows.readers.files import files_of
 
 

@@ -12,7 +12,7 @@ from dps.cluster.transport.calls import Meter, answer
 from dps.cluster.transport.port import Port, port_of
 from dps.errors import StaleEpoch
 from dps.protocol import wire
-from dps.protocol.messages import Audit, Flush, GetTable, Waiting
+from dps.protocol.messages import Audit, Describe, Flush, GetTable, Waiting
 
 
 class Echo:
@@ -25,9 +25,11 @@ class Echo:
         """Answer a message.
 
         It refuses an `Audit`, takes a `GetTable`'s patience, answers a `Waiting` once a `GetTable`
-        is here, and sends anything else back.
+        is here, has a defect that a `Describe` shows, and sends anything else back.
         """
         match message:
+            case Describe():
+                return {}["echo"]
             case Audit():
                 raise StaleEpoch(f"shard {message.shard} is in another epoch")
             case GetTable():

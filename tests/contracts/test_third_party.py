@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,10 @@ import pytest
 from dps.core.faults.plan import AtUpdates, Lasting
 from dps.core.filters.filter import Filter, Sending
 from dps.core.rules.rule import UpdateRule
-from dps.protocol.durability import Durability
+from dps.core.shard import ShardState
+from dps.errors import ShardUnavailable, StoreUnavailable
+from dps.protocol.durability import Durability, NoPersistence, Persistence, ServerContext
+from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.testing.contracts import (
     DatasetContract,
@@ -72,7 +75,6 @@ class TestDurability(DurabilityContract):
     def durability(self, acme: Path) -> Durability:
         from acme_dps.durabilities import Shelf
 
-        message(Shelf)  # as it is when it is looked up by its name
         shelf: Durability = Shelf(f"memory://shelf-{next(_numbers)}")
         return shelf
 
@@ -167,6 +169,59 @@ def test_a_rule_of_another_dtype_is_noticed() -> None:
 def test_a_filter_with_a_memory_is_noticed() -> None:
     with pytest.raises(AssertionError):
         FilterContract().test_a_mask_depends_on_nothing_but_what_the_filter_is_given([Counting()])
+
+
+@message
+@dataclass(frozen=True)
+class Failing(Durability):
+    """Fails in one of the things that it is asked for."""
+
+    where: str
+    how: str
+
+    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
+        return True
+
+    def persistence(self, context: ServerContext) -> Persistence:
+        _fail_in(self, "persistence")
+        return FailingPersistence(self)
+
+
+class FailingPersistence(NoPersistence):
+    immediate = False
+
+    def __init__(self, wanted: Failing) -> None:
+        self._wanted = wanted
+
+    async def begin(self, epoch: int, state: ShardState) -> None:
+        _fail_in(self._wanted, "begin")
+
+    async def commit(self, epoch: int, state: ShardState) -> None:
+        _fail_in(self._wanted, "commit")
+
+    async def restore(self, epoch: int, cut: int) -> ShardState:
+        _fail_in(self._wanted, "restore")
+        raise StoreUnavailable("nothing is kept")
+
+
+def _fail_in(wanted: Failing, where: str) -> None:
+    if wanted.where == where:
+        error = StoreUnavailable if wanted.how == "refuses" else ZeroDivisionError
+        raise error(f"as it happens in {where}")
+
+
+@pytest.mark.parametrize("where", ["persistence", "begin", "commit", "restore"])
+@pytest.mark.parametrize("how", ["refuses", "has a defect"])
+def test_what_a_durability_raises_is_told(where: str, how: str) -> None:
+    failing, contract = Failing(where, how), DurabilityContract()
+    if how == "refuses":
+        with pytest.raises((TimeoutError, ShardUnavailable)) as refused:
+            contract.test_where_it_came_back_from_is_recorded(failing, "initial")
+        told = [str(refused.value), *refused.value.__notes__]
+        assert any(f"as it happens in {where}" in text for text in told), told
+    else:
+        with pytest.raises(ZeroDivisionError, match=f"as it happens in {where}"):
+            contract.test_where_it_came_back_from_is_recorded(failing, "initial")
 
 
 def test_contracts_say_when_pytest_is_missing() -> None:

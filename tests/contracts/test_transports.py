@@ -19,8 +19,8 @@ from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
-from dps.errors import DeadlineExceeded, NotServing, StaleEpoch, TransportError
-from dps.protocol.messages import Audit, Flush, GetTable, Waiting, Weights
+from dps.errors import DeadlineExceeded, NotServing, RemoteError, StaleEpoch, TransportError
+from dps.protocol.messages import Audit, Describe, Flush, GetTable, Waiting, Weights
 from dps.protocol.transport import Endpoint, Transport, TransportChoice
 from dps.sim.loop import run
 from dps.sim.network import Network, SimTransport, Weather
@@ -161,6 +161,20 @@ def test_what_is_not_there_is_not_serving(carry_out: Carry) -> None:
         line.echo = Endpoint(line.echo.address, "nobody")
         with pytest.raises(NotServing, match="nobody"):
             await line.call(Flush())
+
+    carry_out(check)
+
+
+def test_a_defect_of_the_other_side_is_raised_here_and_the_peer_goes_on(
+    carry_out: Carry,
+) -> None:
+    if carry_out is on_simulation:
+        pytest.skip("there a defect ends the run")
+
+    async def check(line: Line) -> None:
+        with pytest.raises(RemoteError, match="KeyError: 'echo'"):
+            await line.call(Describe(0, 1))
+        assert await line.call(Flush()) == Flush()
 
     carry_out(check)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,8 @@ from flows.analysis.finished import Finished
 from flows.analysis.outcome import outcome
 from flows.analysis.statistics.claims import CLAIMS_FILE, write_claims
 from flows.config.base import ComparisonSection
-from flows.files import read_bytes, write_whole
+from flows.execution.experiment import exclusive
+from flows.files import open_own, read_bytes, write_whole
 from flows.records.record import GRID_FILE, Record, write_grid
 from flows.replication.charts import Chart, Dot
 from flows.replication.findings import TEXT, Findings
@@ -66,19 +68,39 @@ def test_every_file_of_the_findings_can_be_refused(tmp_path: Path, name: str) ->
     ],
 )
 def test_an_older_file_stays_until_the_new_one_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, write: Callable[[Path], None]
+    tmp_path: Path, name: str, write: Callable[[Path], None]
 ) -> None:
-    def torn(path: Path, contents: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(contents[:5])
-        raise OSError(28, "No space left on device")
-
     (tmp_path / name).write_text("older")
-    monkeypatch.setattr(Path, "write_bytes", torn)
-    with pytest.raises(StoreUnavailable, match="No space left on device"):
-        write(tmp_path)
+    room, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, most))
+    try:
+        with pytest.raises(StoreUnavailable, match="File too large"):
+            write(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
     assert (tmp_path / name).read_text() == "older"
     assert [path.name for path in tmp_path.iterdir()] == [name], "what is torn takes up room"
+
+
+@pytest.mark.parametrize("mode", [None, 0o644])
+def test_what_others_have_put_beside_a_file_is_not_written_to(
+    tmp_path: Path, mode: int | None
+) -> None:
+    """A link with the name that a file had until it was whole, and one in its own place."""
+    shared, mine = tmp_path / "shared", tmp_path / "mine"
+    shared.mkdir()
+    mine.write_text("mine")
+    for name in (".report.html.part", "report.html", ".lock", "linked"):
+        (shared / name).symlink_to(mine)
+    write_whole(shared / "report.html", "a report", "the report", mode)
+    assert (shared / "report.html").read_text() == "a report"
+    assert not (shared / "report.html").is_symlink()
+    with pytest.raises(StoreUnavailable, match="cannot be written"), exclusive(shared):
+        pass
+    for how in ("w", "a", "r+b"):
+        with pytest.raises(OSError, match="symbolic links"), open_own(shared / "linked", how):
+            pass
+    assert mine.read_text() == "mine"
 
 
 def test_what_was_written_is_all_that_is_there(tmp_path: Path) -> None:

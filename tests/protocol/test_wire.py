@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import OrderedDict
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +26,7 @@ from dps.protocol import messages
 from dps.protocol.messages import PullRange, PullRows, RowsRead
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import Frames, decode, encode, size
+from tests.support.packages import THIRD_PARTY, installed, package
 from tests.support.strategies import arrays, records
 
 CARRIED = (
@@ -179,3 +184,45 @@ def test_an_error_of_others_is_raised_as_the_one_that_it_is_a_kind_of() -> None:
 def test_a_dict_keeps_its_order() -> None:
     ordered = OrderedDict([("z", 1), ("a", 2)])
     assert list(decode(encode(ordered))) == ["z", "a"]
+
+
+OTHERS = """
+import numpy as np
+from dps.protocol.wire import decode, encode
+{begin}
+print(decode(encode({value})))
+"""
+
+
+@pytest.mark.parametrize(
+    ("begin", "value"),
+    [
+        ("from acme_dps.durabilities import Standby", "Standby(2)"),
+        ("from acme_dps.rules import SignDescent", "SignDescent(0.5)"),
+        ('header = b\'{"@":"Alternate","v":[3]}\'', "decode([np.frombuffer(header, np.uint8)])"),
+    ],
+)
+def test_what_a_package_registers_by_an_entry_point_crosses_without_more(
+    begin: str, value: str
+) -> None:
+    """Also in a process that has imported nothing of the package."""
+    path = os.pathsep.join([str(THIRD_PARTY), *sys.path])
+    run = subprocess.run(
+        [sys.executable, "-c", OTHERS.format(begin=begin, value=value)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.startswith(("Standby", "SignDescent", "Alternate")), run.stdout
+
+
+def test_an_entry_point_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    points = "[dps.rules]\nmine = broken_rules:BrokenRule\n"
+    header = np.frombuffer(b'{"@":"BrokenRule","v":[]}', np.uint8)
+    with (
+        installed(package(tmp_path, "broken-dps", points, broken_rules="1 / 0")),
+        pytest.raises(ConfigurationError, match="broken_rules:BrokenRule cannot be imported"),
+    ):
+        decode([header])

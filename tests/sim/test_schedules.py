@@ -125,6 +125,12 @@ def _digest_with_hash_seed(seed: str) -> str:
         "stateless, filters:5500110022000191:0,1,3:wide:calm",
         # The newcomer of a move acks before it is known that what it was given is saved in time.
         "checkpoint, seconds:771300450001000002:0,1,2,3,4:calm",
+        # A damaged checkpoint is refused by one attempt to restore after the other.
+        "two stores over checkpoint:940054:0,1,2,3,4,5,6:calm",
+        # A shard is moved while it is waited for what is due to be in a checkpoint.
+        "two stores over checkpoint:930006",
+        # A request to go back to a checkpoint arrives again when the shard is served from it.
+        "chain(2) over checkpoint, seconds, elastic:77003302000016:0,1,2,3,4,5",
         # Who is given the newest checkpoint has not served when the store is lost again: that
         # checkpoint is still there.
         "stateless over checkpoint:240",

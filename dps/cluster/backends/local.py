@@ -50,6 +50,7 @@ from dps.cluster.backends.tls import (
     dashboard_settings,
     kept_in,
     or_temporary,
+    remove_keys,
 )
 from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, ConfigurationError, SchedulerLost
@@ -148,6 +149,7 @@ class LocalCluster(Cluster):
                     prefix=scratch_prefix(os.getpid()), dir=scratch, ignore_cleanup_errors=True
                 )
             )
+            stack.callback(remove_keys, Path(self._scratch))  # that may be all that can be removed
             stack.callback(self._stop_processes)
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             # Dask's own default for a scheduler would listen plainly even if that is forbidden.
@@ -321,6 +323,7 @@ def _run_and_clean_up(
                 os.kill(pid, signal.SIGKILL)  # paused nodes end by nothing else
         for pid in others:
             is_gone(pid, STOP_SECONDS)
+        remove_keys(Path(scratch))
         shutil.rmtree(scratch, ignore_errors=True)
 
     _run_until_parent_ends(_run_scheduler(scratch, dashboard, host, security, send), end)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -145,6 +146,17 @@ def kept_in(folder: Path, security: Security) -> Security:
             value = _written(folder / f"{name}.pem", value)
         moved[name] = value
     return Security(**moved)
+
+
+def remove_keys(folder: Path) -> None:
+    """Remove what `kept_in` has written, and the folder if nothing else is in it.
+
+    It goes by names alone: a process that has no descriptors left cannot list a folder.
+    """
+    for name in Security.__slots__:
+        (folder / f"{name}.pem").unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def dashboard_settings(security: Security, role: Role) -> Mapping[str, str]:

@@ -65,6 +65,7 @@ from dps.core.tables.spec import SparseSpec
 from dps.errors import (
     DeadlineExceeded,
     LastStateNotSavedWarning,
+    RemoteError,
     StoreUnavailable,
 )
 from dps.events import Sink
@@ -320,12 +321,22 @@ class ParameterServer(Observable):
         return self._lost or (self._open and self._connection.lost)
 
     def __enter__(self) -> ParameterServer:
+        if self._client.asynchronous:
+            raise ConfigurationError(
+                "the Dask client is asynchronous, so this parameter server is not up yet; "
+                "use `async with ParameterServer(...)`, not `with`"
+            )
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         self.close(checkpoint=kind is None)
 
     async def __aenter__(self) -> ParameterServer:
+        if not self._client.asynchronous:
+            raise ConfigurationError(
+                "the Dask client is not asynchronous, so this parameter server is up already; "
+                "use `with ParameterServer(...)`, not `async with`"
+            )
         await self._start()
         return self
 
@@ -778,7 +789,7 @@ class ParameterServer(Observable):
                 await self._shard_hosts.make_hosts(self.nodes)
                 table = await self._router.newer(-1)
                 while not table.complete:
-                    if isinstance(seeder.error, StoreUnavailable):
+                    if isinstance(seeder.error, StoreUnavailable | RemoteError):
                         raise seeder.error
                     table = await self._router.newer(table.version)
         except TimeoutError:

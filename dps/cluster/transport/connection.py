@@ -37,6 +37,7 @@ from dps.cluster.transport.framing import (
 )
 from dps.cluster.transport.memory import Held, Pool
 from dps.cluster.transport.sockets import MOST_DESCRIPTORS, Line
+from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
 
@@ -44,6 +45,7 @@ LARGE_BYTES = 1 << 16  # of a frame from which on a segment costs less than the 
 JOIN_BYTES = 1 << 14  # of a whole message that is better copied than sent in parts
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
+NO_KEY = ""  # which nothing has: whoever is asked for it says so at once
 NEWS_SECONDS = 0.5  # later than this the end of a loan is told by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
@@ -53,6 +55,10 @@ _log = logging.getLogger("dps.transport")
 
 class Lost(ConnectionError):
     """The connection ended before the reply came."""
+
+
+class NoSuchKey(LookupError):
+    """Nothing at the other end has the key that was asked for."""
 
 
 class _Outgoing:
@@ -117,6 +123,7 @@ class Connection:
         self._tasks: set[asyncio.Future[None]] = set()
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
+        self._received = self._bytes_sent = 0
         self.lost = False
         self._retired = False
         self._loop.add_reader(self._fd, self._readable)
@@ -126,11 +133,11 @@ class Connection:
 
         Raises
         ------
-        KeyError
+        NoSuchKey
             There is no such key at the other end.
         Lost
             The connection ended. The request may have been carried out.
-        RuntimeError
+        RemoteError
             Carrying it out raised something that is no reply.
         """
         number = next(self._requests)
@@ -152,6 +159,18 @@ class Connection:
                 reply.exception()  # asyncio would complain of one that came too late to be raised
             if self._retired and not self._waiting:
                 self.close()
+
+    async def is_alive(self, within: float) -> bool:
+        """Whether the other end answers, or takes in a large message, within so many seconds."""
+        received, sent = self._received, self._bytes_sent
+        try:
+            async with asyncio.timeout(within):
+                await self.call(NO_KEY, "", [])
+        except (Lost, TimeoutError):
+            return self._received > received or self._bytes_sent - sent > JOIN_BYTES
+        except NoSuchKey:
+            pass
+        return True
 
     def retire(self) -> None:
         """End it once no request that was made here waits for its reply."""
@@ -237,6 +256,7 @@ class Connection:
                 message.begun = True  # TLS may have taken some of it though it says that it has not
                 done = self._line.send(message.buffers[:PARTS], message.descriptors)
                 sent += done
+                self._bytes_sent += done
                 message.advance(done)
                 if not message.buffers:
                     self._queue.popleft()
@@ -275,6 +295,7 @@ class Connection:
                     self._lose("the other end has closed the connection, or has ended")
                     return
                 received += done
+                self._received += done
                 self._reader.received(done)
                 while (message := self._reader.take()) is not None:
                     self._take(message)
@@ -383,9 +404,9 @@ def _answer(
 ) -> None:
     match kind:
         case Kind.NOBODY:
-            waiting.set_exception(KeyError(text))
+            waiting.set_exception(NoSuchKey(text))
         case Kind.FAILED:
-            waiting.set_exception(RuntimeError(text))
+            waiting.set_exception(RemoteError(text))
         case _:
             waiting.set_result(frames)
 

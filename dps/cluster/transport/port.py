@@ -23,7 +23,7 @@ from distributed.core import ConnectionPool
 
 from dps.cluster.transport import probe
 from dps.cluster.transport.connection import Connection, Handler
-from dps.cluster.transport.memory import Pool
+from dps.cluster.transport.memory import Pool, few_left
 from dps.cluster.transport.probe import Place
 from dps.cluster.transport.process_state import made_once
 from dps.cluster.transport.sockets import GREETING_SECONDS, Line, to_tcp, to_unix, welcomed
@@ -39,6 +39,7 @@ ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a better way is looked for than the one that was found
 REST_SECONDS = 1.0  # after a connection could not be accepted, for want of descriptors
 BACKLOG = 128
+MOST_GREETING = 64  # connections at a time that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
 
@@ -76,6 +77,10 @@ class _Impassable(Exception):
         self.lasting = lasting
 
 
+class _Silent(_Impassable):
+    """A peer does not say in time how it can be reached."""
+
+
 class Port:
     """The connections of one process, both ways. Used from its event loop, once it is made.
 
@@ -104,11 +109,14 @@ class Port:
         self._handlers: dict[str, Handler] = {}
         self._connections: set[Connection] = set()
         self._listeners: dict[Kind, socket.socket] = {}
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._ways: dict[tuple[str, TransportChoice, bool], Way] = {}
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
-        self._without_memory: dict[str, tuple[str, float]] = {}
-        self._peers: dict[Connection, str] = {}
+        # Which kinds do not work to which peer, why, and until when they are not tried again.
+        self._avoided: dict[tuple[str, Kind], tuple[str, float]] = {}
+        self._peers: dict[Connection, tuple[str, Kind]] = {}
+        self._tests: dict[Connection, asyncio.Task[None]] = {}
+        self._warned = False
         self._secret = b""
         self._place: Place | None = None
         self.pool = Pool()
@@ -134,7 +142,7 @@ class Port:
         self._handlers.pop(key, None)
 
     def _close(self) -> None:
-        for task in (*self._looking.values(), *self._greeting):
+        for task in (*self._looking.values(), *self._greeting, *self._tests.values()):
             task.cancel()
         for listener in self._listeners.values():
             asyncio.get_running_loop().remove_reader(listener.fileno())
@@ -151,8 +159,16 @@ class Port:
 
     async def offer(self, kind: Kind) -> dict[str, Any] | None:
         """How this process can be reached; None: not so. Called by Dask for a peer that asks."""
-        if not self._users or self._address is None:
+        try:
+            return self._offer(kind) if self._users and self._address is not None else None
+        except OSError as error:
+            if not self._warned:
+                self._warned = True
+                _log.warning("no %s to this process: %s", _NAMES[kind], error)
             return None
+
+    def _offer(self, kind: Kind) -> dict[str, Any] | None:
+        assert self._address is not None
         self._secret = self._secret or secrets.token_bytes(32)
         if kind == "shared_memory":
             place = self._here()
@@ -183,10 +199,7 @@ class Port:
         assert self._address is not None
         _, host = _host_of(self._address())
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-        try:
-            return socket.create_server((host, 0), family=family)
-        except OSError:  # others know this host by a name that is not its own
-            return socket.create_server(("", 0), family=family)
+        return socket.create_server((host, 0), family=family)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -196,9 +209,14 @@ class Port:
                 _log.warning("a connection could not be accepted: %s", error)
                 self._rest(listener)
             return
+        if self._greeting and (len(self._greeting) >= MOST_GREETING or few_left(sock.fileno())):
+            # A greeting takes a moment: the oldest is the least likely to be one of a peer.
+            oldest = next(iter(self._greeting))
+            del self._greeting[oldest]
+            oldest.cancel()
         task = asyncio.ensure_future(self._welcome(sock))
-        self._greeting.add(task)
-        task.add_done_callback(self._greeting.discard)
+        self._greeting[task] = None
+        task.add_done_callback(lambda task: self._greeting.pop(task, None))
 
     def _rest(self, listener: socket.socket) -> None:
         """Accept nothing for a while: who waits stays there, and would be tried without end."""
@@ -218,7 +236,7 @@ class Port:
         except (OSError, TimeoutError) as error:
             _log.info("a connection was refused: %s", error)
             return
-        self._connected(line, "")
+        self._connected(line)
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -248,6 +266,29 @@ class Port:
         # Whoever gives up must not end it for others.
         return await asyncio.shield(looking)
 
+    def doubt(self, connection: Connection) -> None:
+        """A reply has not come in time by a connection: find out whether it is of no use any more.
+
+        If nothing comes by it although the peer can be asked by Dask, it is ended, and messages go
+        another way for a while.
+        """
+        if connection in self._peers and connection not in self._tests:
+            test = self._test(connection, *self._peers[connection])
+            task = self._tests[connection] = asyncio.ensure_future(test)
+            task.add_done_callback(lambda _: self._tests.pop(connection, None))
+
+    async def _test(self, connection: Connection, address: str, kind: Kind) -> None:
+        try:
+            await self._asked(address, kind)
+        except (_Impassable, OSError):
+            return  # it is the peer that does not answer, by whatever connection
+        if connection.lost or await connection.is_alive(ASK_SECONDS):
+            return
+        why = f"nothing came by {_NAMES[kind]}"
+        _log.warning("to %s: %s; another way is used for %g s", address, why, AGAIN_SECONDS)
+        self._avoid(address, kind, why)
+        connection.close(why)
+
     def _found(self, key: tuple[str, TransportChoice, bool], looking: asyncio.Task[Way]) -> None:
         self._looking.pop(key, None)
         if looking.cancelled() or looking.exception() is not None:
@@ -266,9 +307,11 @@ class Port:
             connection = before.connection if before and before.transport == kind else None
             try:
                 if connection is None or connection.lost:
-                    connection = self._connected(await self._line(address, kind), address)
+                    connection = self._connected(await self._line(address, kind), address, kind)
             except _Impassable as reason:
                 found.append(reason)
+                if isinstance(reason, _Silent):
+                    break  # it would not say more of another kind
                 continue
             lasting = all(reason.lasting for reason in found)
             return Way(kind, _told(found) or _WHY[kind], connection, _until(lasting))
@@ -276,11 +319,10 @@ class Port:
 
     async def _line(self, address: str, kind: Kind) -> Line:
         """Connect to a peer; raises `_Impassable` if this kind of connection does not work."""
-        refusal, until = self._without_memory.get(address, ("", 0.0))
-        if kind == "shared_memory" and time.monotonic() < until:
+        refusal, until = self._avoided.get((address, kind), ("", 0.0))
+        if time.monotonic() < until:
             raise _Impassable(refusal)
-        async with asyncio.timeout(ASK_SECONDS):
-            offer = await getattr(self._rpc(address), HANDLER)(kind=kind)
+        offer = await self._asked(address, kind)
         if offer is None:
             raise _Impassable(f"{address} offers no {_NAMES[kind]}")
         try:
@@ -294,6 +336,15 @@ class Port:
             why = f"no {_NAMES[kind]}: {error}"
         _log.warning("to %s: %s", address, why)
         raise _Impassable(why)
+
+    async def _asked(self, address: str, kind: Kind) -> dict[str, Any] | None:
+        """What a peer offers; raises `_Silent` if it does not say so in time."""
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                offer: dict[str, Any] | None = await getattr(self._rpc(address), HANDLER)(kind=kind)
+        except TimeoutError:
+            raise _Silent(f"no word of {_NAMES[kind]} in {ASK_SECONDS:g} s") from None
+        return offer
 
     async def _to_memory(self, offer: dict[str, Any]) -> Line:
         apart = self._here().apart(Place(**offer["place"]))
@@ -309,22 +360,27 @@ class Port:
 
     # -- connections of both kinds -------------------------------------------------------------
 
-    def _connected(self, line: Line, address: str) -> Connection:
+    def _connected(self, line: Line, address: str = "", kind: Kind = "stream") -> Connection:
         connection = Connection(line, self._handlers, self.pool, self._lost)
         self._connections.add(connection)
         if address:
-            self._peers[connection] = address
+            self._peers[connection] = address, kind
         return connection
 
     def _lost(self, connection: Connection, why: str, no_memory: bool) -> None:
         self._connections.discard(connection)
         # Nobody may ever ask for this peer again: one that has ended has no successor there.
         self._ways = {key: way for key, way in self._ways.items() if way.connection != connection}
-        address = self._peers.pop(connection, "")
+        address, kind = self._peers.pop(connection, ("", "shared_memory"))
         if no_memory:
             _log.warning("no shared memory with %s: %s", address or "a peer", why)
             if address:
-                self._without_memory[address] = why, time.monotonic() + AGAIN_SECONDS
+                self._avoid(address, kind, why)
+
+    def _avoid(self, address: str, kind: Kind, why: str) -> None:
+        now = time.monotonic()
+        self._avoided = {key: known for key, known in self._avoided.items() if known[1] > now}
+        self._avoided[address, kind] = why, now + AGAIN_SECONDS
 
     def _here(self) -> Place:
         if self._place is None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dps.core.shard import ShardState, initial_state
 from dps.core.tables.table import SparseTable
-from dps.errors import DpsError
+from dps.errors import DpsError, RemoteError
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import Install, Seed, Seeded, brought
@@ -100,7 +100,9 @@ class Bootstrap:
                 return
             except DpsError as error:
                 self.error = error
-                await asyncio.sleep(self._group.timings.retry)
+                timings = self._group.timings
+                has_defect = isinstance(error, RemoteError)  # which will hardly go away
+                await asyncio.sleep(timings.call if has_defect else timings.retry)
 
     async def _install(self, seed: Seed) -> None:
         if self._saved:

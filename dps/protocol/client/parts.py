@@ -18,7 +18,6 @@ from dps.core.rules.per_array import frozen
 from dps.core.rules.rule import UpdateRule
 from dps.core.tables.key_routing import Gradients, check_rows, dealt
 from dps.core.tables.row_gradients import Rows
-from dps.protocol.executor import INLINE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +68,8 @@ def parts_of(
 ) -> Parts:
     """Check gradients and take them apart; look at their values only if `values`.
 
-    Small ones may stay where they are. `empty` makes the memory for large ones, which is read-only
-    afterwards, so that it can be sent as it lies.
+    What lies in one piece stays where it is. For the rest `empty` makes the memory. Parts are
+    read-only, so that they can be sent as they lie.
 
     Raises
     ------
@@ -78,10 +77,8 @@ def parts_of(
         They do not fit, or hold NaN or infinity.
     """
     layout.check(gradients, values)
-    large = sum(array.nbytes for array in gradients.values()) >= INLINE_BYTES
-    made = empty if large else np.empty
-    dense = {shard: layout.gather(shard, gradients, made) for shard in layout.shards_of(gradients)}
-    for buffer, _ in dense.values() if large else ():
+    dense = {shard: layout.gather(shard, gradients, empty) for shard in layout.shards_of(gradients)}
+    for buffer, _ in dense.values():
         buffer.flags.writeable = False
     return Parts(dense, dealt(layout, rows, values))
 
@@ -114,9 +111,7 @@ def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
 
 def _like(parts: Parts, empty: Empty) -> Parts:
     """Parts of the same form, not filled."""
-    large = sum(buffer.nbytes for buffer, _ in parts.dense.values()) >= INLINE_BYTES
-    made = empty if large else np.empty
-    dense = {s: (made(buffer.shape, "uint8"), at) for s, (buffer, at) in parts.dense.items()}
+    dense = {s: (empty(buffer.shape, "uint8"), at) for s, (buffer, at) in parts.dense.items()}
     rows = {
         s: tuple(replace(each, gradient=np.empty_like(each.gradient)) for each in tables)
         for s, tables in parts.rows.items()

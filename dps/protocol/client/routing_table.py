@@ -15,7 +15,7 @@ from typing import Any
 
 from dps.errors import GroupClosed, NotServing, TransportError
 from dps.protocol.group import Group
-from dps.protocol.messages import GetTable, ReportFailure, Table, View
+from dps.protocol.messages import GetTable, ReportFailure, ReportLink, Table, View
 from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Endpoint, Transport
 
@@ -106,14 +106,15 @@ class Router:
         """Ask the coordinator, without trying again."""
         return await self._transport.call(self._group.coordinator, request, deadline)
 
-    def report(self, host: Endpoint) -> None:
+    def report(self, host: Endpoint, request: ReportLink | None = None) -> None:
         """Tell the coordinator that a call to the host failed; what follows comes as a new table.
 
-        The coordinator takes its time to check, so nobody waits for its reply.
+        The coordinator takes its time to check, so nobody waits for its reply. `request` says that
+        it has failed for long.
         """
         if host not in self._reported:
             self._reported.add(host)
-            self._tasks.start(self._report(host))
+            self._tasks.start(self._report(host, request or ReportFailure(host)))
 
     @contextmanager
     def while_asked(self, view: View, to: Endpoint, scope: asyncio.Timeout) -> Iterator[None]:
@@ -147,9 +148,9 @@ class Router:
                 )
                 return
 
-    async def _report(self, host: Endpoint) -> None:
+    async def _report(self, host: Endpoint, request: ReportFailure | ReportLink) -> None:
         try:
-            self._keep(await self._ask(ReportFailure(host)))
+            self._keep(await self._ask(request))
         except (TransportError, NotServing, GroupClosed):
             return  # the coordinator is out of reach; whoever meets the failure again reports again
         finally:

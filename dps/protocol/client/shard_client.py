@@ -30,6 +30,7 @@ from dps.errors import (
     KeysUnknown,
     MailboxClosed,
     NotServing,
+    RemoteError,
     ShardUnavailable,
     StaleEpoch,
     StoreUnavailable,
@@ -50,6 +51,7 @@ from dps.protocol.messages import (
     Push,
     Pushed,
     ReplayBuffered,
+    ReportLink,
     RowsAsked,
     RowsRead,
     View,
@@ -110,6 +112,7 @@ class ShardClient:
         self._held: list[Operation] = []
         self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
+        self._missed: dict[Endpoint, float] = {}  # the mailboxes out of reach, and since when
         self._since_read = 0
         self._number = 0
         self._why = ""  # why the shard makes this client wait, if it says so
@@ -250,7 +253,7 @@ class ShardClient:
                     view = await self._router.view(self._shard)
                     if view.serving:
                         await self._tell(view)
-            except GroupClosed:
+            except (GroupClosed, RemoteError):
                 return
             except (DpsError, TimeoutError):
                 version = -1
@@ -306,6 +309,7 @@ class ShardClient:
 
     def _acked(self, op: Operation, reply: Pushed) -> None:
         self._deposited = 0
+        self._missed.clear()
         self._clock = reply.clock
         # Where it joined it has a clock, but no number yet.
         self._last = op.id._replace(seq=reply.clock) if op.kind == "join" else op.id
@@ -508,13 +512,20 @@ class ShardClient:
         return keep if outage.buffer == "worker" else deposit
 
     async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: Deposit) -> None:
-        """Have a gradient kept by each of several mailboxes: only then it is safe."""
+        """Have a gradient kept by each of several mailboxes: only then it is safe.
+
+        The coordinator may make do without one that is out of reach for longer than a lease.
+        """
+        timings, now = self._group.timings, asyncio.get_running_loop().time
         for mailbox in mailboxes:
             try:
-                await self._transport.call(mailbox, request, self._group.timings.call, "store")
+                await self._transport.call(mailbox, request, timings.call, "store")
             except TransportError:
-                self._router.report(mailbox)
+                missed = now() - self._missed.setdefault(mailbox, now())
+                link = ReportLink(self._shard, request.epoch, mailbox, missed)
+                self._router.report(mailbox, link if missed > timings.lease else None)
                 raise
+            self._missed.pop(mailbox, None)
 
     async def _drain_when_served(self) -> None:
         """Others may wait for what is held here, though this worker pushes nothing for long."""

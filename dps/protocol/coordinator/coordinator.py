@@ -222,13 +222,16 @@ class Coordinator:
         self.members.suspect(m.host.address, "client")
         return self._table()
 
-    async def _report_link(self, m: ReportLink) -> Done:
-        view = self._controllers[m.shard].view
-        linked = m.epoch == view.epoch and m.successor in view.chain[1:]
+    async def _report_link(self, m: ReportLink) -> Table:
+        controller = self._controllers[m.shard]
         # One that did not answer the coordinator either was busy, or is out of everybody's reach.
-        if linked and self.members.answered_for(m.successor) > m.seconds:
-            self.members.exclude(m.successor)
-        return Done()
+        cut = self.members.answered_for(m.host) > m.seconds
+        if cut and m.epoch == controller.view.epoch:
+            if m.host in controller.view.chain[1:]:
+                self.members.exclude(m.host)
+            elif controller.do_without(m.host) or self._do_without_mailbox(m.host):
+                await self.publish()
+        return self._table()
 
     async def _renew_lease(self, m: RenewLease) -> Renewed:
         self._follow(m.watched)
@@ -354,7 +357,7 @@ class Coordinator:
 
     def _table(self) -> Table:
         views = tuple(self._views())
-        complete = all(v.serving and len(v.chain) >= self._group.replicas for v in views)
+        complete = all(controller.is_whole for controller in self._controllers)
         seeds = tuple(self.seeds.values())
         wanted = self.part.wanted if self.part is not None else ()
         keepers, leaving = (self.stores, self.mailboxes), self.scaling.leaving
@@ -505,12 +508,29 @@ class Coordinator:
         after = self.stores, self.mailboxes
         changed = after != before or lost in (*self.stores, *self.mailboxes)
         if changed and all(after) and self._group.recovery.needs_store:
-            for controller in self._controllers:
-                if controller.view.chain or controller.reserved is not None:
-                    controller.unsettle()
-                controller.interrupt()
-                controller.wake()
+            self._begin_epochs()
         return changed
+
+    def _begin_epochs(self) -> None:
+        """Have all shards enter a new epoch, with other keepers."""
+        for controller in self._controllers:
+            if controller.view.chain or controller.reserved is not None:
+                controller.unsettle()
+            controller.interrupt()
+            controller.wake()
+
+    def _do_without_mailbox(self, box: Endpoint) -> bool:
+        """Use a mailbox no more that a worker cannot reach, until every shard is served.
+
+        Another one has all the mail that is in it.
+        """
+        others = [other for other in self.mailboxes if other != box]
+        heard = any(other in self.members and not self.members.is_silent(other) for other in others)
+        if not heard or box not in self.mailboxes or not self._any_down:
+            return False
+        self.mailboxes = tuple(others)
+        self._begin_epochs()
+        return True
 
     def _choose_stores(self, lost: Endpoint | None) -> tuple[Endpoint, ...]:
         """Those that keep states already before others; drained ones come first, and go last."""

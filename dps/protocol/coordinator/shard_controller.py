@@ -22,6 +22,7 @@ from dps.protocol.coordinator.port import CoordinatorPort
 from dps.protocol.group import Group
 from dps.protocol.messages import (
     Brought,
+    CanReach,
     ClearMail,
     Configure,
     Extend,
@@ -76,6 +77,7 @@ class ShardController:
         self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
         self._stored: tuple[Endpoint, ...] = ()  # the stores that have the state that was acked
+        self._unreached: set[Endpoint] = set()  # the stores that the shard is served without
         # Who was to get the state from the store since the shard was lost, and from which epoch on.
         self._tried: dict[Endpoint, int] = {}
         self._placement = ReplicaPlacement(shard, port, group.timings.lease, self.wake)
@@ -123,6 +125,25 @@ class ShardController:
     def store_lost(self, host: Endpoint) -> None:
         """Take note that no state is kept on a host: it may come back, but empty."""
         self._stored = tuple(store for store in self._stored if store != host)
+        self._unreached.discard(host)
+
+    def do_without(self, store: Endpoint) -> bool:
+        """Do without a store that the shard's server cannot reach, if another has the state."""
+        if store not in self._stores or not {*self._stores} & {*self._stored} - {store}:
+            return False
+        self._unreached.add(store)
+        self._placement.avoid(store)
+        self.unsettle()
+        self.interrupt()
+        self.wake()
+        return True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the shard is served, with as many copies as it is to have."""
+        view, in_stores = self.view, set(self._stored) == set(self._port.stores)
+        enough = len(view.chain) >= self._group.replicas
+        return view.serving and enough and (in_stores or not self._durability.needs_store)
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host.
@@ -193,6 +214,9 @@ class ShardController:
         if len(view.chain) < self._group.replicas:
             host = self._free_host
             return host is not None and await self._extend(view, host)
+        for store in self._unreached:
+            if not self._placement.is_avoided(store):
+                return await self._use_again(view, store)
         return await self._move_on(view)
 
     async def _reconfigure(self, view: View) -> bool:
@@ -205,7 +229,7 @@ class ShardController:
         self._port.decided(view, served.chain[0], "reconfigure")
         await self._configure(served)
         if self.view == view and self._keepers == keepers:
-            self._stored = keepers.stores
+            self._note_stored(keepers)
             self._serve(served)
             await self._port.publish()
             self._end_move()
@@ -255,7 +279,8 @@ class ShardController:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
                     mail = self._failed_attempts and self._group.recovery.needs_store
                     self._port.restored(self.view, brought, certain=not mail)
-                self.begun, self._stored, self._forsaken = True, keepers.stores, ()
+                self.begun, self._forsaken = True, ()
+                self._note_stored(keepers)
                 self._stopped = None
                 self._failed_attempts = 0
                 self._tried = {}
@@ -340,12 +365,34 @@ class ShardController:
     @property
     def _is_kept(self) -> bool:
         """Whether the shard's state can be restored from where its durability keeps it."""
-        return self.begun and self._durability.is_restorable(self._stored, self._port.stores)
+        return self.begun and self._durability.is_restorable(self._stored, self._stores)
+
+    @property
+    def _stores(self) -> tuple[Endpoint, ...]:
+        """The stores to use: those in reach of the shard's server, if any of them has its state."""
+        reached = tuple(store for store in self._port.stores if store not in self._unreached)
+        return reached if any(store in self._stored for store in reached) else self._port.stores
+
+    def _note_stored(self, keepers: Keepers) -> None:
+        """Take note that the stores of an epoch have what the shard is served with."""
+        self._stored = keepers.stores
+        self._unreached.difference_update(keepers.stores)
+
+    async def _use_again(self, view: View, store: Endpoint) -> bool:
+        """Use a store again that was out of reach, if the shard's server reaches it now."""
+        self._placement.avoid(store)  # else it is asked again after a while
+        request = CanReach(view.shard, view.epoch, store)
+        await self._transport.call(view.chain[-1], request, self._group.timings.call)
+        self._unreached.discard(store)
+        if self.view == view:
+            self.unsettle()
+            await self._port.publish()
+        return True
 
     @property
     def _stays_durable(self) -> bool:
         """Whether a new tail can go on where the old one is, without anything being written."""
-        same = set(self._stored) == set(self._port.stores)
+        same = set(self._stored) == set(self._stores)
         return same and self._durability.seconds is None
 
     @property
@@ -355,8 +402,9 @@ class ShardController:
     @property
     def _keepers(self) -> Keepers:
         """Who keeps states and mail in the next epoch; who has the state comes first."""
-        stores = sorted(self._port.stores, key=lambda store: store not in self._stored)
-        return Keepers(tuple(stores), self._port.mailboxes)
+        stores = sorted(self._stores, key=lambda store: store not in self._stored)
+        whole = sum(store in self._stored for store in stores)
+        return Keepers(tuple(stores), self._port.mailboxes, whole)
 
     async def _restored(self, host: Endpoint, request: Restore) -> Brought:
         brought: Brought = await self._call(host, request)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
 from dps.core import ranges
 from dps.core.shard import ShardState
-from dps.errors import StoreUnavailable
+from dps.errors import StoreUnavailable, TransportError
+from dps.protocol.answers import answers_of
 from dps.protocol.durability import Durability, NoPersistence, Persistence, ServerContext
-from dps.protocol.messages import GetState, PutSince, PutState
+from dps.protocol.messages import GetState, LookUp, PutSince, PutState
 from dps.protocol.storage.state_store import without
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
@@ -26,9 +28,9 @@ class SharedStore(Durability):
     store is being written share the next write.
 
     With two stores the loss of one costs nothing: each state is put to both, and acks wait for
-    both. When one is lost, they wait for the one that is left, until a new one has a copy. A new
-    store gets it from the servers, so not while a shard has none; what is buffered for such a shard
-    is in the store that is left alone.
+    both. When one is lost, or a server has not reached it for a lease, they wait for the other one
+    alone, until a second one has a copy again. It gets that from the servers, so not while a shard
+    has none; what is buffered for such a shard is in the store that is left alone.
 
     Parameters
     ----------
@@ -68,9 +70,10 @@ class StorePersistence(NoPersistence):
     def __init__(self, every: int, context: ServerContext) -> None:
         self.window = every
         self._shard = context.shard
-        self._deadline = context.timings.copy
-        self._transport = context.transport
+        self._timings = context.timings
+        self._ask = context.ask_store
         self._stores = context.stores
+        self._whole_stores = context.whole_stores
         # What is known to be in each store, and in which epoch it was put there.
         self._there: dict[Endpoint, tuple[ShardState, int]] = {}
 
@@ -88,12 +91,25 @@ class StorePersistence(NoPersistence):
                 raise failed
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the state that the first store has."""
-        store, request = self._stores()[0], GetState(self._shard, epoch)
-        state = await self._transport.call(store, request, self._deadline, "store")
-        if not isinstance(state, ShardState):
-            raise StoreUnavailable(f"shard {self._shard}: the state store has no state of it")
-        return state
+        """Return the newest state of those stores that have all that was acked, and are in reach.
+
+        What a server that was replaced still puts to others is of an earlier epoch, and no more
+        acked: that takes all of them.
+        """
+        looks = [self._index(store, epoch) for store in self._whole_stores()]
+        found = await answers_of(looks, self._timings.lease)
+        for _, store in sorted(found, key=lambda each: each[0], reverse=True):
+            with suppress(TransportError):
+                request = GetState(self._shard, epoch)
+                state = await self._ask(store, request, self._timings.copy)
+                if isinstance(state, ShardState):
+                    return state
+        raise StoreUnavailable(f"shard {self._shard}: its state cannot be had of any store")
+
+    async def _index(self, store: Endpoint, epoch: int) -> tuple[int, Endpoint]:
+        """The index of the state that a store has, which serves no earlier epoch any more."""
+        found = await self._ask(store, LookUp(self._shard, epoch), self._timings.call)
+        return found.index, store
 
     async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
         """Have a store keep the state; of tables only what is new goes there."""
@@ -113,4 +129,4 @@ class StorePersistence(NoPersistence):
         self._there[store] = (state, epoch)
 
     async def _put(self, store: Endpoint, request: PutState | PutSince) -> None:
-        await self._transport.call(store, request, self._deadline, "store")
+        await self._ask(store, request, self._timings.copy)

@@ -2,6 +2,7 @@
 
 from dps.protocol.messages.chain import Audit as Audit
 from dps.protocol.messages.chain import AuditReply as AuditReply
+from dps.protocol.messages.chain import CanReach as CanReach
 from dps.protocol.messages.chain import Configure as Configure
 from dps.protocol.messages.chain import Describe as Describe
 from dps.protocol.messages.chain import Description as Description
@@ -18,12 +19,14 @@ from dps.protocol.messages.checkpoint import EndCut as EndCut
 from dps.protocol.messages.checkpoint import GetState as GetState
 from dps.protocol.messages.checkpoint import Held as Held
 from dps.protocol.messages.checkpoint import HoldCut as HoldCut
+from dps.protocol.messages.checkpoint import LookUp as LookUp
 from dps.protocol.messages.checkpoint import Mail as Mail
 from dps.protocol.messages.checkpoint import PutSince as PutSince
 from dps.protocol.messages.checkpoint import PutState as PutState
 from dps.protocol.messages.checkpoint import Reach as Reach
 from dps.protocol.messages.checkpoint import Save as Save
 from dps.protocol.messages.checkpoint import SavedAt as SavedAt
+from dps.protocol.messages.checkpoint import StoredAt as StoredAt
 from dps.protocol.messages.checkpoint import TakeCut as TakeCut
 from dps.protocol.messages.checkpoint import TakeMail as TakeMail
 from dps.protocol.messages.checkpoint import Taken as Taken

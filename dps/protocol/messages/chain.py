@@ -15,11 +15,12 @@ from dps.protocol.wire import message
 class Keepers:
     """The nodes that keep states (`stores`) and buffered gradients (`mailboxes`) in an epoch.
 
-    Each of them keeps all. The first store has the state that the epoch begins with, if any has.
+    Each of them keeps all. The first stores, `whole` of them, have all that was acked before.
     """
 
     stores: tuple[Endpoint, ...] = ()
     mailboxes: tuple[Endpoint, ...] = ()
+    whole: int = 0
 
 
 # -- to any replica ----------------------------------------------------------------------------
@@ -94,6 +95,16 @@ class Extend:
     epoch: int
     host: Endpoint
     keepers: Keepers
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class CanReach:
+    """Ask a store for something, which could not be reached. Reply: Done, if it has answered."""
+
+    shard: int
+    epoch: int
+    store: Endpoint
 
 
 @message

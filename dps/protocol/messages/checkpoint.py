@@ -106,6 +106,23 @@ class PutState:
 
 @message
 @dataclass(frozen=True, slots=True)
+class LookUp:
+    """Refuse servers of earlier epochs from now on. Reply: StoredAt."""
+
+    shard: int
+    epoch: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class StoredAt:
+    """The index of the state that a store has of a shard; -1: it has none."""
+
+    index: int
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class GetState:
     """Return the shard's state and refuse servers of earlier epochs from now on."""
 

@@ -40,11 +40,14 @@ class ReportFailure:
 @message
 @dataclass(frozen=True, slots=True)
 class ReportLink:
-    """A replica has not reached its successor for `seconds`, more than a lease. Reply: Done."""
+    """A host was not reached for `seconds` by one that needs it, longer than a lease. Reply: Table.
+
+    That is a replica's successor, a store of its states, or a mailbox where a worker deposits.
+    """
 
     shard: int
     epoch: int
-    successor: Endpoint
+    host: Endpoint
     seconds: float
 
 

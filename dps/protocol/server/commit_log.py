@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
-from dps.errors import DpsError, StaleEpoch, TransportError
+from dps.errors import DpsError, StaleEpoch
 from dps.protocol.durability import Persistence
 from dps.protocol.group import Group
-from dps.protocol.messages import Replicate, ReportLink
+from dps.protocol.messages import Replicate
+from dps.protocol.server.reach import Reach
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint, Transport
 
@@ -62,12 +63,11 @@ class CommitLog:
         self._group = group
         self._newest = state
         self._persistence = persistence
-        self._transport = transport
+        self._reach = Reach(group, transport)
         self._notify = notify
         self._log: deque[tuple[int, Operation]] = deque()
         self._copied: list[int] = []  # indices of the states that newcomers are being given
         self._calls: set[asyncio.Timeout] = set()
-        self._unreached_since: float | None = None
         self._pending = asyncio.Event()
         self._task = tasks.start(self._commit_forever())
 
@@ -93,7 +93,6 @@ class CommitLog:
     def configure(self, epoch: int, successor: Endpoint | None) -> None:
         """Go on in another epoch, with whoever comes after this replica then."""
         self.epoch, self.successor = epoch, successor
-        self._unreached_since = None
         if self._is_immediate:
             self.set_committed(self._newest)
         self._pending.set()
@@ -137,7 +136,7 @@ class CommitLog:
         if later:
             request = Replicate(self._shard, self.epoch, after + 1, later, committed)
             deadline = self._group.timings.call
-            await self._transport.call(successor, request, deadline, "replicate")
+            await self._reach.ask(successor, request, deadline, "replicate")
 
     @property
     def _is_immediate(self) -> bool:
@@ -150,13 +149,12 @@ class CommitLog:
             while self.in_flight:
                 try:
                     await self.until_interrupted(self._commit())
-                    self._unreached_since, self.failure = None, ""
+                    self.failure = ""
                 except (DpsError, OSError) as error:
                     self.failure = str(error)
                     # The successor or the store does not answer. Nothing is acked meanwhile; the
-                    # coordinator changes the chain, or the store comes back.
+                    # coordinator changes the chain or the stores, or they come back.
                     await asyncio.sleep(self._group.timings.retry)
-                    await self._complain(reached=not isinstance(error, TransportError))
 
     async def _commit(self) -> None:
         state, epoch, successor = self._newest, self.epoch, self.successor
@@ -167,18 +165,6 @@ class CommitLog:
         if (epoch, successor) == (self.epoch, self.successor):
             self.set_committed(state)
             self._notify()
-
-    async def _complain(self, reached: bool) -> None:
-        """Tell the coordinator of a successor that lives, perhaps, but cannot be reached."""
-        successor, timings = self.successor, self._group.timings
-        now = asyncio.get_running_loop().time()
-        if reached or self._unreached_since is None:
-            self._unreached_since = now
-        seconds = now - self._unreached_since
-        if successor is not None and seconds > timings.lease:
-            report = ReportLink(self._shard, self.epoch, successor, seconds)
-            with suppress(DpsError):
-                await self._transport.call(self._group.coordinator, report, timings.call)
 
     def set_committed(self, state: ShardState) -> None:
         """Take note that everything in a state is committed."""

@@ -17,6 +17,7 @@ from dps.core.checkpoint_interval import FailureHistory
 from dps.core.shard import Each, ShardState, in_turn
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
+from dps.protocol.answers import answers_of
 from dps.protocol.durability import Persistence, ServerContext
 from dps.protocol.executor import offload
 from dps.protocol.group import Group
@@ -25,6 +26,7 @@ from dps.protocol.messages import (
     Audit,
     AuditReply,
     Brought,
+    CanReach,
     ClearMail,
     Configure,
     Deposit,
@@ -41,6 +43,8 @@ from dps.protocol.messages import (
     HoldCut,
     Install,
     Keepers,
+    LookUp,
+    Mail,
     Pull,
     PullRange,
     PullRows,
@@ -62,6 +66,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.metrics import ReplicaMetrics
+from dps.protocol.server.reach import Reach
 from dps.protocol.server.replica import Replica
 from dps.protocol.storage.state_store import Mailboxes, StateStore
 from dps.protocol.tasks import Tasks, task_failed
@@ -82,6 +87,7 @@ OF_REPLICAS = (
     Extend,
     Audit,
     Describe,
+    CanReach,
     HoldCut,
     TakeCut,
     EndCut,
@@ -122,6 +128,7 @@ class ShardServer:
         self._node = node
         self._me = me
         self._transport = transport
+        self._reach = Reach(group, transport)
         self._clock = clock
         self._emit = emit
         self._each = each
@@ -153,6 +160,7 @@ class ShardServer:
             Release: self._release,
             Audit: self._audit,
             Describe: self._describe,
+            CanReach: self._can_reach,
             HoldCut: self._cut,
             TakeCut: self._cut,
             EndCut: self._cut,
@@ -160,6 +168,7 @@ class ShardServer:
             Save: self._save,
             PutState: _at_once(self._states.put),
             PutSince: _at_once(self._states.put_since),
+            LookUp: _at_once(self._states.look_up),
             GetState: _at_once(self._states.get),
             Deposit: _at_once(self._mailboxes.deposit),
             TakeMail: _at_once(self._mailboxes.take),
@@ -313,6 +322,11 @@ class ShardServer:
         counted = tally.updates, tally.staleness_sum
         return Description(state.version, state.nbytes, applied, state.clocks, *counted)
 
+    async def _can_reach(self, m: CanReach) -> Done:
+        look, deadline = LookUp(m.shard, m.epoch), self._group.timings.patience
+        await self._transport.call(m.store, look, deadline, "store")
+        return Done()
+
     async def _cut(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
         replica = self.replica(m.shard)
         if replica.cutter is None or replica.epoch != m.epoch:
@@ -429,33 +443,42 @@ class ShardServer:
         mailboxes = self._keepers_of(replica.shard).mailboxes
         if not self._group.recovery.needs_store:
             return
-        take, deadline = TakeMail(replica.shard, epoch), self._group.timings.copy
-        found = [await self._transport.call(box, take, deadline, "store") for box in mailboxes]
-        # What was acked is in all of them; what is in some is no less welcome.
+        take, timings = TakeMail(replica.shard, epoch), self._group.timings
+        calls = [self._transport.call(box, take, timings.copy, "store") for box in mailboxes]
+        # What was acked is in all of them, and nothing more is as soon as one is closed. What is in
+        # some is no less welcome.
+        found: list[Mail] = await answers_of(calls, timings.lease)
         mail = {op.id: op for each in found for op in each.operations}
         if mail:
             await replica.replay(epoch, tuple(mail.values()))
 
     def _persistence(self, shard: int, from_below: bool = False) -> Persistence:
         group = self._group
-        of_group = shard, group.name, group.coordinator, group.timings
-        tools = self._transport, self._clock, self._emit, self._tasks
-        stores = partial(self._stores_of, shard)
         context = ServerContext(
-            *of_group,
-            *tools,
-            stores,
+            shard,
+            f"{group.name}-{group.instance}",
+            group.coordinator,
+            group.timings,
+            self._transport,
+            self._clock,
+            self._emit,
+            self._tasks,
+            partial(self._stores_of, shard),
             history=lambda: self._history,
             layout=group.layout.shards[shard],
             from_below=from_below,
+            name=group.name,
+            whole_stores=partial(self._whole_stores_of, shard),
+            ask_store=self._reach.ask_store,
         )
         return group.recovery.durability.persistence(context)
 
     def _note_keepers(self, m: Install | Restore | Configure) -> None:
-        """Keep who keeps states and mail, as it is in the newest epoch that was heard of."""
-        known = self._keepers.get(m.shard)
-        if known is None or m.epoch >= known[0]:
-            self._keepers[m.shard] = m.epoch, m.keepers
+        """Keep who keeps states and mail; raises `StaleEpoch` if a later epoch was heard of."""
+        newest, _ = self._keepers.get(m.shard, (0, None))
+        if m.epoch < newest:
+            raise StaleEpoch(f"shard {m.shard} is in epoch {newest}, not {m.epoch}")
+        self._keepers[m.shard] = m.epoch, m.keepers
 
     def _keepers_of(self, shard: int) -> Keepers:
         return self._keepers[shard][1]
@@ -465,6 +488,9 @@ class ShardServer:
         if not stores:
             raise NotServing("the group has no node for the state store")
         return stores
+
+    def _whole_stores_of(self, shard: int) -> tuple[Endpoint, ...]:
+        return self._stores_of(shard)[: self._keepers_of(shard).whole]
 
 
 def _figures_of(replica: Replica) -> ReplicaMetrics:

@@ -38,6 +38,7 @@ from dps.errors import (
     StoreUnavailable,
 )
 from dps.protocol.storage.parts import put_together
+from dps.protocol.storage.regular import NotAFile, open_regular
 
 FORMAT = 1
 PARTIAL = 2  # of a part, with the names of others
@@ -158,12 +159,8 @@ class CheckpointFiles:
             The path cannot be read now; the checkpoint may well be whole.
         """
         try:
-            manifest = json.loads(self._fs.cat_file(found.manifest))
-            # No other is asked for, whatever it says: that may be none, or a folder.
-            named = manifest.get("file") if isinstance(manifest, dict) else None
-            if not isinstance(named, str) or not _is_data_of(found.manifest, named):
-                raise CheckpointCorrupt(f"{found.manifest}: it does not name its data")
-            data = self._fs.cat_file(posixpath.join(self._folder, named))
+            manifest = json.loads(contents(self._fs, found.manifest))
+            data = contents(self._fs, self.data_of(found.manifest, manifest))
             if _sealed(manifest, data) != manifest or manifest["format"] not in (FORMAT, PARTIAL):
                 raise CheckpointCorrupt(f"{found.manifest}: the data do not match the checksum")
             if manifest["format"] == PARTIAL:
@@ -173,6 +170,8 @@ class CheckpointFiles:
             raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
         except RecursionError as error:
             raise CheckpointCorrupt(f"{found.manifest}: it is nested too deeply") from error
+        except NotAFile as error:
+            raise CheckpointCorrupt(f"{error.filename}: {error.strerror}") from error
         except FileNotFoundError as error:
             if not self._fs.exists(found.manifest):
                 raise StoreUnavailable(f"{found.manifest} was removed meanwhile") from error
@@ -182,13 +181,28 @@ class CheckpointFiles:
         except Exception as error:
             raise StoreUnavailable(f"{found.manifest}: {error}") from error
 
+    def data_of(self, path: str, manifest: Any) -> str:
+        """The path of the data file that a manifest names.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            It names none, or one that is not its own: that may be any file, or a folder.
+        """
+        named = manifest.get("file") if isinstance(manifest, dict) else None
+        if not isinstance(named, str) or not _is_data_of(path, named):
+            raise CheckpointCorrupt(f"{path}: it does not name its data")
+        return posixpath.join(self._folder, named)
+
     def _put_together(self, manifest: dict[str, Any], data: bytes) -> ShardState:
         """Return the state that a part makes with those that its manifest names."""
         arrays: dict[str, dict[str, np.ndarray]] = {}
         for file, digest in manifest["sources"].items():
             of_file = data
             if file != manifest["file"]:
-                of_file = self._fs.cat_file(posixpath.join(self._folder, file))
+                if not _is_data(file):
+                    raise CheckpointCorrupt(f"{self._folder}: {file!r} is no file of a checkpoint")
+                of_file = contents(self._fs, posixpath.join(self._folder, file))
             if hashlib.sha256(of_file).hexdigest() != digest:
                 raise CheckpointCorrupt(f"{file}: the data do not match the checksum of the part")
             arrays[file] = load(of_file)
@@ -208,7 +222,7 @@ class CheckpointFiles:
             It is not there any more.
         """
         try:
-            manifest = json.loads(self._fs.cat_file(found.manifest))
+            manifest = json.loads(contents(self._fs, found.manifest))
         except Exception as error:
             raise StoreUnavailable(f"{found.manifest}: {error}") from error
         if manifest["format"] != PARTIAL:
@@ -274,6 +288,15 @@ def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
         if fs.exists(scratch):
             fs.rm(scratch)
         raise
+
+
+def contents(fs: Any, path: str) -> bytes:
+    """Return the bytes of a file; raises `NotAFile` for what is none, on local paths."""
+    if not isinstance(fs, LocalFileSystem):
+        data: bytes = fs.cat_file(path)
+        return data
+    with open_regular(path) as file:
+        return file.read()
 
 
 def absolute(path: str) -> str:
@@ -410,6 +433,12 @@ def _is_data_of(manifest: str, named: str) -> bool:
     stem = posixpath.basename(manifest).removesuffix(".json")
     pattern = rf"{re.escape(stem)}(-[0-9a-f]{{8}})?\.safetensors"
     return re.fullmatch(pattern, named) is not None
+
+
+def _is_data(named: str) -> bool:
+    """Whether a name is that of the data file of a checkpoint."""
+    found = _NAME.fullmatch(named)
+    return found is not None and (found[4], found[5]) == ("safetensors", None)
 
 
 def _workers(manifest: dict[str, Any]) -> dict[str, Progress]:

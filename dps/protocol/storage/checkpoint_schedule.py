@@ -93,7 +93,7 @@ class Checkpoints:
         self._emit = context.emit
         self._tasks = context.tasks
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
-        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.group}", context)
+        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.name}", context)
         # Not the event loop's own threads, which apply updates: files may hang for ever.
         self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
         self._complete = 0

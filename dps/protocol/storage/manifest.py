@@ -44,7 +44,13 @@ from dps.events.reading import in_a_line
 from dps.protocol.functions import CALLS, DRIVER
 from dps.protocol.group import Group
 from dps.protocol.recovery import Recovery
-from dps.protocol.storage.checkpoint_files import CheckpointFiles, make_folder, publish
+from dps.protocol.storage.checkpoint_files import (
+    CheckpointFiles,
+    contents,
+    make_folder,
+    publish,
+)
+from dps.protocol.storage.regular import NotAFile
 from dps.protocol.storage.typed import misfit
 from dps.protocol.wire import decode, encode, message
 
@@ -220,10 +226,10 @@ def find_saved(path: str) -> Saved:
     ConfigurationError
         It names what is not known here, such as an update rule of the user's own.
     """
-    runs = sorted(_runs(path), key=lambda run: (run.generation, run.started), reverse=True)
+    runs = sorted(_runs(path), key=lambda each: (each[0].generation, each[0].started), reverse=True)
     refused: list[Refused] = []
-    for run in runs:
-        states = _states(run, refused)
+    for run, folder in runs:
+        states = _states(run, folder, refused)
         if states is not None:
             return Saved(run, states, tuple(refused))
     if not runs:
@@ -234,7 +240,8 @@ def find_saved(path: str) -> Saved:
     raise StoreUnavailable(f"{path}: there is no whole checkpoint of every shard")
 
 
-def _runs(path: str) -> Iterator[Run]:
+def _runs(path: str) -> Iterator[tuple[Run, str]]:
+    """The runs that are described below a path, each with the path of its folder."""
     try:
         fs, folder = fsspec.url_to_fs(path)
         here = fs.ls(folder, detail=False) if fs.isdir(folder) else []
@@ -243,12 +250,17 @@ def _runs(path: str) -> Iterator[Run]:
     for place in [folder, *here]:
         file = posixpath.join(place, FILE)
         try:
-            data = fs.cat_file(file)
+            data = contents(fs, file)
+        except NotAFile as error:
+            raise CheckpointCorrupt(f"{file}: {error.strerror}; remove it") from error
         except OSError:
             continue  # there is none
         # The folder may have been moved, or be reached by another path than it was then.
         root = path.rstrip("/")
-        yield _at(_read(data, file), posixpath.dirname(root) if place == folder else root)
+        if place == folder:
+            yield _at(_read(data, file), posixpath.dirname(root)), root
+        else:
+            yield _at(_read(data, file), root), f"{root}/{posixpath.basename(place.rstrip('/'))}"
 
 
 def _read(data: bytes, file: str) -> Run:
@@ -291,13 +303,12 @@ def _at(run: Run, path: str) -> Run:
     return replace(run, recovery=run.recovery.at(path))
 
 
-def _states(run: Run, refused: list[Refused]) -> tuple[ShardState, ...] | None:
+def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, ...] | None:
     """A whole state for each shard, of one cut if the shards go back together.
 
     What is found damaged on the way is added to `refused`.
     """
-    path = f"{str(run.recovery.durability.path).rstrip('/')}/{run.name}"
-    files = [CheckpointFiles(path, shard, 1) for shard in range(len(run.layout.shards))]
+    files = [CheckpointFiles(folder, shard, 1) for shard in range(len(run.layout.shards))]
     shards = list(zip(files, run.layout.shards, strict=True))
     if not run.recovery.durability.restores_together:
         return _all_whole([_newest(*shard, None, refused) for shard in shards])

@@ -32,7 +32,8 @@ from dps.core.tables.given import checked_rows
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros, partitions_of
 from dps.core.tables.table import Level
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
-from dps.protocol.storage.checkpoint_files import make_folder, publish
+from dps.protocol.storage.checkpoint_files import contents, make_folder, publish
+from dps.protocol.storage.regular import NotAFile
 
 MANIFEST = "model.json"
 FORMAT = 1
@@ -164,9 +165,9 @@ def _files_of(fs: Any, folder: str) -> list[str]:
     if not fs.exists(path):
         return []
     try:
-        manifest = json.loads(unsealed(fs.cat_file(path))[0])
+        manifest = json.loads(unsealed(contents(fs, path))[0])
         return [str(entry["file"]) for entry in manifest["files"] if _is_name(entry["file"])]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, NotAFile) as error:
         raise ConfigurationError(
             f"{path} is no manifest of a saved model ({error!r}): give another folder, or remove it"
         ) from error
@@ -244,7 +245,7 @@ def load(path: Path) -> Model:
                 f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes "
                 "one, and ParameterServer.resume goes on from checkpoints"
             )
-        data = fs.cat_file(posixpath.join(folder, MANIFEST))
+        data = contents(fs, posixpath.join(folder, MANIFEST))
     except DpsError:
         raise
     except Exception as error:
@@ -291,9 +292,11 @@ def _tensors(fs: Any, folder: str, entry: Mapping[str, Any]) -> dict[str, np.nda
         raise CheckpointCorrupt(f"{folder}: {name!r} is no name of a file")
     at = posixpath.join(folder, name)
     try:
-        data = fs.cat_file(at)
+        data = contents(fs, at)
     except FileNotFoundError as error:
         raise CheckpointCorrupt(f"{at} is missing") from error
+    except NotAFile as error:
+        raise CheckpointCorrupt(f"{at}: {error.strerror}") from error
     except OSError as error:
         raise StoreUnavailable(f"{at}: {error}") from error
     if hashlib.sha256(data).hexdigest() != entry["sha256"]:
@@ -340,8 +343,7 @@ def begun_rows(specs: Sequence[SparseSpec]) -> dict[str, Level]:
 
 def _rows_in(spec: SparseSpec, path: str) -> tuple[np.ndarray, np.ndarray | None]:
     try:
-        with fsspec.open(path, "rb") as file:
-            data = file.read()
+        data = contents(*fsspec.url_to_fs(path))
     except (OSError, ValueError, ImportError) as error:
         raise StoreUnavailable(f"SparseSpec {spec.name!r}: initial={path!r}: {error}") from error
     try:

@@ -18,9 +18,11 @@ from dps.protocol.messages import (
     Deposit,
     Done,
     GetState,
+    LookUp,
     Mail,
     PutSince,
     PutState,
+    StoredAt,
     TakeMail,
 )
 
@@ -89,7 +91,12 @@ class StateStore:
             raise StoreUnavailable(f"store: index {m.base} of shard {m.shard} is not here")
         return self.put(PutState(m.shard, m.epoch, _with(base, m)))
 
-    def get(self, m: GetState) -> ShardState | None:
+    def look_up(self, m: LookUp) -> StoredAt:
+        """Return of which index the state is, and fence earlier servers off."""
+        state = self.get(m)
+        return StoredAt(-1 if state is None else state.index)
+
+    def get(self, m: GetState | LookUp) -> ShardState | None:
         """Return the state, if there is one, and fence earlier servers off."""
         self._fence(m.shard, m.epoch)
         return self._states[m.shard][1] if m.shard in self._states else None

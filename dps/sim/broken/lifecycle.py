@@ -250,13 +250,11 @@ def _of_the_last_shard(self: Saved) -> dict[str, int]:
 
 
 @instead_of(runs, "_states", "newest cut of each shard", cuts)
-def _newest_of_each(run: Any, refused: list[Any]) -> tuple[ShardState, ...] | None:
+def _newest_of_each(run: Any, folder: str, refused: list[Any]) -> tuple[ShardState, ...] | None:
     """Go on from each shard's newest state, whatever the others have."""
-    durability = run.recovery.durability
-    path = f"{str(durability.path).rstrip('/')}/{run.name}"
     states = []
     for shard in range(len(run.layout.shards)):
-        of_shard = files.CheckpointFiles(path, shard, 1)
+        of_shard = files.CheckpointFiles(folder, shard, 1)
         found = of_shard.found()
         if not found:
             return None

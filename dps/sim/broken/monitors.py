@@ -15,7 +15,7 @@ from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.durability import NoDurability
 from dps.protocol.lease import DRIFT, Lease, Leases
-from dps.protocol.messages import Done, ReportLink
+from dps.protocol.messages import ReportLink, Table
 from dps.protocol.monitor import Look, Monitor, Sighting
 from dps.protocol.transport import Endpoint, Watched
 from dps.sim.broken import variant as broken
@@ -87,12 +87,12 @@ async def _sighted_by_number(self: Membership, watched: Watched, sighting: Sight
 
 
 @instead_of(Coordinator, "_report_link", "busy successor excluded", chains)
-async def _blame_the_link(self: Coordinator, m: ReportLink) -> Done:
+async def _blame_the_link(self: Coordinator, m: ReportLink) -> Table:
     """Take a successor out of use that does not answer, though it only is busy."""
     view = self._controllers[m.shard].view
-    if m.epoch == view.epoch and m.successor in view.chain[1:]:
-        self.members.exclude(m.successor)
-    return Done()
+    if m.epoch == view.epoch and m.host in view.chain[1:]:
+        self.members.exclude(m.host)
+    return self._table()
 
 
 @instead_of(NoDurability, "is_last_copy", "busy server without a copy replaced", alone)

@@ -266,7 +266,7 @@ class Auditor:
             shard.last_chain = view.chain or shard.last_chain
             if view.serving:
                 shard.served.add(view.epoch)
-                shard.stores = table.stores
+                shard.stores = self._world.stored(number)
                 shard.ever |= self._cells_at(view)
                 for address in [a for a in shard.members if self._has_stopped(a, view)]:
                     del shard.members[address]
@@ -280,8 +280,7 @@ class Auditor:
         shard = self._shards[m.shard]
         if host._group.name != self._world.group.name or m.epoch < self._world.view(m.shard).epoch:
             return
-        shard.layer.asked(m.epoch)
-        if self._case.recovery.durability.needs_store:
+        if not shard.layer.asked(m.epoch) or self._case.recovery.durability.needs_store:
             return
         alive = [
             member.address
@@ -378,6 +377,7 @@ class Auditor:
                 self._given_up(event)
             case CheckpointRefused():
                 self._refused(event.shard, event.path, event.reason)
+                self._shards[event.shard].layer.refused(event.path)
             case CheckpointWritten() | CutTaken():
                 if isinstance(event, CheckpointWritten):
                     self._shards[event.shard].layer.written(event.epoch, event.version)
@@ -542,7 +542,7 @@ class Auditor:
         anew = event.source == "initial" and shard.begun
         require(not anew, "started anew", f"{what}: there is a layer of checkpoints")
         if event.source == "checkpoint":
-            kept = shard.layer.kept(event.epoch, shard.refused) & tally.acked[number]
+            kept = shard.layer.kept(event.epoch) & tally.acked[number]
             lost = kept - there - tally.forgiven[number]
             text = f"{what}: {sorted(lost)} are lost, and are in the newest complete checkpoint"
             require(not lost, "lost", text)
@@ -567,9 +567,16 @@ class Auditor:
         require(not fit, "started anew", f"{what}: {', '.join(fit)} had its state")
 
     def _stores_of(self, number: int) -> list[str]:
-        """The stores that had the state of a shard when it was last served, and had no fault."""
-        found = ((s.address, self._world.name_of(s)) for s in self._shards[number].stores)
-        return [name for at, name in found if name and not self._injector.has_touched_all({at})]
+        """The stores that had the state of a shard when it was last served, and still have it.
+
+        They had no fault, or are heard by the coordinator all the same.
+        """
+        world, found = self._world, []
+        for store in self._shards[number].stores:
+            counted = world.hears(store) and number in world.hosts[store.address]._states._states
+            if counted or not self._injector.has_touched_all({store.address}):
+                found.append(world.name_of(store))
+        return [name for name in found if name]
 
     def _has_only_begun(self, number: int, process: Process) -> bool:
         """Whether a host got initial values, a copy or what a layer has, and never served.

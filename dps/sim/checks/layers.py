@@ -7,6 +7,8 @@ complete when the coordinator had the shard restored. At rest, a layer has what 
 from __future__ import annotations
 
 import asyncio
+import posixpath
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +17,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import LayeredPersistence
 from dps.protocol.durabilities.shared_store import StorePersistence
 from dps.protocol.durability import NoPersistence
-from dps.protocol.messages import Restore, Table
+from dps.protocol.messages import Restore, View
 from dps.protocol.server.shard_server import ShardServer
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
@@ -29,6 +31,7 @@ class LayerHistory:
     def __init__(self) -> None:
         self._cells: dict[At, set[int]] = {}
         self._complete: set[At] = set()
+        self._refused: set[str] = set()
         self._there: dict[int, list[At]] = {}  # what was complete when an epoch was to begin
 
     def accepted(self, epoch: int, version: int, cells: set[int]) -> None:
@@ -39,19 +42,30 @@ class LayerHistory:
         """Take note of a checkpoint that is complete."""
         self._complete.add((epoch, version))
 
-    def asked(self, epoch: int) -> None:
-        """The shard is to be restored from a checkpoint, to be served in this epoch."""
-        self._there.setdefault(epoch, sorted(self._complete))
+    def asked(self, epoch: int) -> bool:
+        """The shard is to be restored from a checkpoint, to be served in this epoch.
 
-    def kept(self, epoch: int, damaged: int) -> set[int]:
-        """The updates that a state has at least that was restored for an epoch.
-
-        So many of the newest checkpoints were `damaged`.
+        False: that was asked before. The request has arrived again, perhaps after it was served.
         """
-        there = self._there.get(epoch, [])
-        if len(there) <= damaged:
+        first = epoch not in self._there
+        if first:
+            self._there[epoch] = sorted(self._complete)
+        return first
+
+    def refused(self, path: str) -> None:
+        """Take note of a checkpoint that is damaged; it may be refused more than once."""
+        self._refused.add(posixpath.basename(path))
+
+    def kept(self, epoch: int) -> set[int]:
+        """The updates that a state has at least that was restored for an epoch."""
+        # Of each epoch the newest checkpoints are those that were damaged.
+        damaged = Counter(int(name[1 : name.index("-")]) for name in self._refused)
+        there = list(self._there.get(epoch, []))
+        while there and damaged[there[-1][0]]:
+            damaged[there.pop()[0]] -= 1
+        if not there:
             return set()
-        of_epoch, version = there[-1 - damaged]
+        of_epoch, version = there[-1]
         # It may hold a state of an epoch before, in which nothing was applied since.
         of = max((e for e, v in self._cells if v == version and e <= of_epoch), default=None)
         return set() if of is None else self._cells[of, version]
@@ -107,13 +121,15 @@ def layering(
         ShardServer._restore = restore  # type: ignore[method-assign]
 
 
-async def caught_up(world: World, table: Table, layer: Checkpoint, patience: float) -> None:
-    """Wait until the tail of each shard has written what is due."""
+async def caught_up(world: World, layer: Checkpoint, patience: float) -> None:
+    """Wait until the tail of each shard, which may be moved meanwhile, has written what is due."""
+
+    def unsaved(view: View) -> int:
+        tail = world.hosts[view.chain[-1].address]._replicas.get(view.shard) if view.chain else None
+        return due if tail is None else tail.state.version - tail._persistence.saved
 
     def behind() -> list[int]:
-        tails = {v.shard: world.hosts[v.chain[-1].address].replica(v.shard) for v in table.views}
-        left = {s: tail.state.version - tail._persistence.saved for s, tail in tails.items()}
-        return [shard for shard, unsaved in left.items() if unsaved >= due]
+        return [view.shard for view in world.table.views if unsaved(view) >= due]
 
     every = layer.at_risk or 1
     due = every if layer.seconds is None else 1

@@ -21,6 +21,7 @@ from dps.sim.schedules.watched_stories import watched as with_monitors
 from dps.sim.schedules.wide_stories import (
     of_drained_store,
     of_keepers,
+    of_store_out_of_reach,
     surroundings,
     widened,
 )
@@ -55,6 +56,9 @@ def _widened(case: Case, seed: int) -> Schedule:
     if drained is not None:
         another = f"store-{case.recovery.stores}"
         return replace(drawn, faults=drained, extra=(*drawn.extra, another))
+    cut_off = of_store_out_of_reach(Draw(case, Random(f"{case.name}/{seed}/store out of reach")))
+    if cut_off is not None:  # and nobody else could take the shard over
+        return replace(drawn, faults=cut_off, extra=tuple(set(drawn.extra) & {"mailbox-0"}))
     kept = of_keepers(Draw(case, Random(f"{case.name}/{seed}/state store")))
     return replace(drawn, faults=kept or widened(Draw(case, random), drawn))
 

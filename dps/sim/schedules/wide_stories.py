@@ -27,6 +27,8 @@ ON_MACHINES = 0.4  # how many of the schedules have several nodes on one machine
 SHAPED = 0.4
 WITH_KEEPERS = 0.15
 WITH_DRAINED_STORE = 0.2
+WITH_STORE_OUT_OF_REACH = 0.3
+LONGER_THAN_ANYBODY_WAITS = 33.0  # seconds; see Timings.unavailable
 
 
 def surroundings(case: Case, random: Random, extra: tuple[str, ...]) -> dict[str, Any]:
@@ -64,6 +66,13 @@ def of_drained_store(d: Draw) -> tuple[Fault, ...] | None:
     if not stores or d.random.random() >= WITH_DRAINED_STORE:
         return None
     return tuple(store_drained(d))
+
+
+def of_store_out_of_reach(d: Draw) -> tuple[Fault, ...] | None:
+    """For some that have several stores, a story of one that a server cannot reach, as above."""
+    if d.case.recovery.stores < 2 or d.random.random() >= WITH_STORE_OUT_OF_REACH:
+        return None
+    return tuple(d.random.choice([store_out_of_reach, other_store_lost])(d))
 
 
 def _stories(d: Draw) -> list[Story]:
@@ -259,6 +268,31 @@ def store_drained(d: Draw) -> list[Fault]:
     if d.random.random() < 0.4:
         faults.append(d.crash(Whom("head", d.shard()), 0.3, "node back"))
     return faults
+
+
+def store_out_of_reach(d: Draw) -> list[Fault]:
+    """Cut a server off from a store or mailbox for long, and perhaps lose it."""
+    head, number = Whom("head", d.shard()), d.random.randrange(d.case.recovery.stores)
+    role: Role = "store" if d.random.random() < 0.8 else "mailbox"
+    cut = _out_of_reach(d, Whom(role, number), head, 0.5, LONGER_THAN_ANYBODY_WAITS)
+    lost = Fault("crash", head, d.seconds(0.3), lasts=0.02 + d.seconds(0.3))
+    return d.random.choice([[cut], [cut, lost], [cut, lost], [lost, cut, lost]])
+
+
+def other_store_lost(d: Draw) -> list[Fault]:
+    """Cut a server off from one store, and lose the other one, and then the server."""
+    head, cut_off = Whom("head", d.shard()), d.random.randrange(2)
+    cut = _out_of_reach(d, Whom("store", cut_off), head, 0.3, 2.0 + d.seconds(1.0))
+    back = 0.02 + d.seconds(0.3)
+    lost = Fault("crash", Whom("store", 1 - cut_off), 0.0, lasts=back)
+    server = Fault("crash", head, d.seconds(0.1), lasts=0.02 + d.seconds(0.3))
+    if d.random.random() < 0.5:  # the other one alone has what is acked
+        return [cut, replace(lost, delay=1.1 + d.seconds(0.8)), server]
+    return [replace(lost, delay=d.seconds(0.5)), replace(cut, delay=d.seconds(0.3)), server]
+
+
+def _out_of_reach(d: Draw, keeper: Whom, head: Whom, within: float, lasts: float) -> Fault:
+    return Fault("partition", keeper, d.seconds(within), lasts=lasts, other=head)
 
 
 def moved_and_lost(d: Draw) -> list[Fault]:

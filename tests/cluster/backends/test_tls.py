@@ -325,3 +325,35 @@ def test_a_connection_that_breaks_while_it_is_made_is_told_as_unreachable(
 
     monkeypatch.setattr(IOStream, "start_tls", broken)
     asyncio.run(scenario())
+
+
+FULL = """
+import contextlib, os, resource, threading, time
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.names import NodeSpec
+
+def take_all():
+    while True:
+        with contextlib.suppress(OSError):
+            while True:
+                os.dup(0)
+        time.sleep(1e-4)
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+    cluster = LocalCluster([NodeSpec("server-0", "server")])
+    threading.Thread(target=take_all, daemon=True).start()
+    time.sleep(0.2)
+    with contextlib.suppress(OSError):
+        cluster.close()
+    os._exit(0)
+"""
+
+
+def test_no_key_is_left_where_descriptors_run_out(tmp_path: Path) -> None:
+    """A folder cannot be listed then, so what is to be removed must be known."""
+    (program := tmp_path / "program.py").write_text(FULL)
+    (place := tmp_path / "t").mkdir()
+    environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, str(program)], env=environment, timeout=60, check=True)
+    assert not list(place.rglob("*.pem"))

@@ -33,7 +33,7 @@ from dps import (
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.node.recorder import topic
-from dps.errors import CapacityError, GroupClosed
+from dps.errors import CapacityError, ConfigurationError, GroupClosed
 from dps.events import Evaluated, Event, WorkerLeft, to_dict
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.timings import Timings
@@ -246,6 +246,33 @@ def test_an_asynchronous_client_awaits_the_same_methods(with_roles: Client) -> N
 
     np.testing.assert_array_equal(asyncio.run(train()), 2 * STEPS)
     assert events.of(Evaluated)[-1].loss == 2 * STEPS
+
+
+def test_a_with_statement_that_does_not_go_with_the_client_is_refused(
+    with_roles: Client, recwarn: pytest.WarningsRecorder
+) -> None:
+    async def asynchronously() -> None:
+        choices: dict[str, Any] = {"security": with_roles.security, "set_as_default": False}
+        async with Client(with_roles.scheduler.address, asynchronous=True, **choices) as client:
+            with (
+                pytest.raises(ConfigurationError, match="use `async with ParameterServer"),
+                ParameterServer(client, params()),
+            ):
+                pytest.fail("it is not up")
+            async with ParameterServer(client, params()) as ps:
+                assert not ps.closed
+
+    async def wrongly(ps: ParameterServer) -> None:
+        async with ps:
+            pytest.fail("it is up already")
+
+    asyncio.run(asynchronously())
+    with ParameterServer(with_roles, params()) as ps:
+        with pytest.raises(ConfigurationError, match="use `with ParameterServer"):
+            asyncio.run(wrongly(ps))
+        assert not ps.closed
+    gc.collect()
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 @pytest.mark.slow

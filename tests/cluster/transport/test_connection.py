@@ -24,7 +24,13 @@ import pytest
 
 from dps.cluster.backends.tls import temporary
 from dps.cluster.transport import connection, memory
-from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler, Lost
+from dps.cluster.transport.connection import (
+    LARGE_BYTES,
+    Connection,
+    Handler,
+    Lost,
+    NoSuchKey,
+)
 from dps.cluster.transport.framing import Description, packed
 from dps.cluster.transport.framing import Kind as MessageKind
 from dps.cluster.transport.memory import Pool
@@ -39,6 +45,7 @@ from dps.cluster.transport.sockets import (
     to_unix,
     welcomed,
 )
+from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES
 
@@ -529,9 +536,9 @@ def test_keys_that_are_not_there_and_requests_that_fail_are_told_apart(kind: str
 
     async def scenario() -> None:
         async with pair(kind, {"fail": fail}) as line:
-            with pytest.raises(KeyError, match="nobody"):
+            with pytest.raises(NoSuchKey, match="nobody"):
                 await line.ask(np.zeros(LARGE), key="nobody")
-            with pytest.raises(RuntimeError, match="ValueError: as it happens"):
+            with pytest.raises(RemoteError, match="ValueError: as it happens"):
                 await line.ask(np.zeros(LARGE), key="fail")
             assert await line.ask() == []
 
@@ -713,7 +720,7 @@ def test_arrays_of_objects_are_refused_by_who_sends_them() -> None:
         async with pair("tcp", {"wrong": wrong}) as line:
             with pytest.raises(TypeError, match="object cannot cross"):
                 await line.ask(np.array([object()]))
-            with pytest.raises(RuntimeError, match="TypeError: arrays of object cannot cross"):
+            with pytest.raises(RemoteError, match="TypeError: arrays of object cannot cross"):
                 await line.ask(key="wrong")
             assert await line.ask() == []
 

@@ -279,6 +279,149 @@ def test_who_cannot_be_accepted_for_want_of_descriptors_is_later(
     carry_out(scenario)
 
 
+@pytest.mark.parametrize("wanted", ["auto", "stream"])
+def test_a_peer_that_does_not_say_how_it_is_reached_is_called_by_dask(
+    wanted: TransportChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller(wanted)
+
+        async def silent(kind: module.Kind) -> object:
+            await asyncio.sleep(SECONDS)
+            return None
+
+        peer.server.handlers[HANDLER] = silent
+        await caller.echo(peer, LARGE, deadline=SECONDS / 2)
+        assert [by for by, _ in caller.told] == ["dask"]
+        assert "in 0.1 s" in caller.told[0][1]
+
+    carry_out(scenario)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ways"),
+    [("auto", ["shared_memory", "stream", "dask"]), ("stream", ["stream", "dask"])],
+)
+def test_what_is_sent_again_leaves_a_connection_over_which_nothing_comes(
+    wanted: TransportChoice, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.5)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller(wanted)
+        loop = asyncio.get_running_loop()
+        await caller.echo(peer, LARGE)
+        for by in ways[:-1]:
+            assert caller.told[-1][0] == by
+            for connection in peer.port._connections:  # as if the network dropped all packets
+                loop.remove_reader(connection._fd)
+            async with asyncio.timeout(SECONDS):
+                while caller.told[-1][0] == by:
+                    with contextlib.suppress(DeadlineExceeded, Unreachable):
+                        await caller.echo(peer, LARGE, deadline=0.1)
+        await caller.echo(peer, LARGE)
+        assert [by for by, _ in caller.told] == ways
+        assert "nothing came by stream" in caller.told[-1][1]
+
+    carry_out(scenario)
+
+
+def test_a_connection_is_kept_when_the_reply_alone_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server may hold a request for long; and a peer that is paused answers by no connection."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.2)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+        go = asyncio.Event()
+
+        async def late(link: str, *frames: np.ndarray) -> wire.Frames:
+            await go.wait()
+            return list(frames)
+
+        async def silent(kind: module.Kind) -> object:
+            await asyncio.sleep(SECONDS)
+            return None
+
+        for handler in (peer.port.offer, silent):
+            peer.port.serve("echo", late)
+            await caller.port.way(peer.address, "auto", False)
+            kept = set(caller.port._connections)
+            peer.server.handlers[HANDLER] = handler
+            with pytest.raises(DeadlineExceeded):
+                await caller.echo(peer, deadline=0.05)
+            while caller.port._tests:
+                await asyncio.sleep(0.01)
+            go.set()
+            await caller.echo(peer)
+            assert caller.port._connections == kept
+            go.clear()
+
+    carry_out(scenario)
+
+
+def test_connections_that_do_not_greet_take_few_descriptors_and_keep_nobody_out() -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller("stream")
+        offer = await peer.port.offer("stream")
+        assert offer is not None
+        with contextlib.ExitStack() as silent:
+            for _ in range(3 * module.MOST_GREETING):
+                at = offer["host"], offer["port"]
+                silent.enter_context(socket.create_connection(at, timeout=SECONDS))
+                await asyncio.sleep(0)
+            await caller.echo(peer, LARGE)
+            assert caller.told == [("stream", "as chosen")]
+            assert len(peer.port._greeting) <= module.MOST_GREETING
+
+    carry_out(scenario)
+
+
+@pytest.mark.parametrize("kind", ["shared_memory", "stream"])
+def test_a_connection_that_does_not_greet_is_ended(
+    kind: module.Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "GREETING_SECONDS", 0.2)
+
+    async def scenario(places: Places) -> None:
+        peer = await places.peer()
+        offer = await peer.port.offer(kind)
+        assert offer is not None
+        on_host = kind == "shared_memory"
+        family = socket.AF_UNIX if on_host else socket.AF_INET
+        at = "\0" + offer["name"] if on_host else (offer["host"], offer["port"])
+        loop = asyncio.get_running_loop()
+        with socket.socket(family) as sock:
+            sock.setblocking(False)
+            await loop.sock_connect(sock, at)
+            async with asyncio.timeout(SECONDS):
+                while await loop.sock_recv(sock, 1 << 10):  # what it says, and then its end
+                    pass
+        assert not peer.port._greeting
+
+    carry_out(scenario)
+
+
+def test_an_address_that_is_not_its_own_gets_no_stream_and_opens_no_other_door(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(places: Places) -> None:
+        peer = await places.peer()
+        peer.port._address = lambda: "tcp://192.0.2.1:8786"  # reserved: no machine has it
+        for _ in range(2):
+            assert await peer.port.offer("stream") is None
+        assert not peer.port._listeners
+        caller = await places.caller()
+        await caller.echo(peer, LARGE)
+        assert caller.told == [("shared_memory", "on the same host")]
+
+    carry_out(scenario)
+    assert caplog.text.count("no stream to this process") == 1
+
+
 @pytest.mark.parametrize("wanted", ["shared_memory", "stream"])
 def test_small_messages_have_a_connection_of_their_own(wanted: TransportChoice) -> None:
     async def scenario(places: Places) -> None:
@@ -371,6 +514,22 @@ def test_errors_are_the_same_on_every_way(wanted: TransportChoice) -> None:
         with pytest.raises(Unreachable):
             await caller.transport.call(Endpoint(peer.address, "echo"), Flush(), SECONDS)
         peer.port.enter()
+
+    carry_out(scenario)
+
+
+def test_a_defect_on_the_way_is_not_taken_for_a_peer_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+
+        async def lost(*_: object) -> None:
+            {}["way"]
+
+        monkeypatch.setattr(caller.port, "way", lost)
+        with pytest.raises(KeyError, match="way"):
+            await caller.echo(peer)
 
     carry_out(scenario)
 

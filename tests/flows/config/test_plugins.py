@@ -17,7 +17,6 @@ import dps
 from dps.core.faults.plan import AtUpdates, Seat
 from dps.protocol.wire import decode, encode
 from flows.config.experiment import TrialConfig, load_experiment
-from flows.config.optimizer import RULES
 from flows.config.plugins import distributions, modules, sections_in
 from flows.config.trials import digest, expand, flat
 from flows.config.workload import workload_of
@@ -393,7 +392,6 @@ def test_a_class_that_cannot_be_loaded_keeps_no_other_from_being_read(tmp_path: 
     points = "[dps.rules]\nfirst = broken:Rule\nlast = readable:Readable\n"
     modules = {"broken": "1 / 0", "readable": dedent(source)}
     with installed(package(tmp_path / "site", "half-dps", points, **modules)):
-        RULES.load_all()
         from readable import Readable
 
         assert decode(encode(Readable(0.5))) == Readable(0.5)

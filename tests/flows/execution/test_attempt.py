@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,6 +18,8 @@ from flows.execution.attempt import (
     set_aside,
     take_back,
 )
+from flows.execution.experiment import AGAIN, _again
+from flows.monitor.progress import PlainView
 from flows.records.record import EARLIER, EVENTS_FILE, read_record, read_start
 from tests.support.synthetic import demo_trials, toy_events, write_events
 
@@ -146,3 +149,22 @@ def test_a_record_that_is_whole_keeps_its_end(folder: Path) -> None:
     end_unfinished(Attempt(TRIAL, folder), "too late")
     assert (folder / EVENTS_FILE).read_bytes() == before
     assert isinstance(read_record(folder / EVENTS_FILE).events[-1], TrialEnded)
+
+
+def test_a_trial_whose_driver_is_lost_is_not_tried_again_without_end(folder: Path) -> None:
+    said: list[str] = []
+    again = _again(Mock(spec=PlainView, say=said.append), resume=False)
+    other = Attempt(CHANGED, folder.parent / "other")
+    attempt: Attempt | None = Attempt(TRIAL, folder)
+    for _ in range(AGAIN):
+        assert attempt is not None
+        attempt = again(attempt, "its driver was lost: it was killed")
+    assert attempt is not None
+    assert again(attempt, "its driver was lost: it was killed") is None
+    ended = read_record(folder / EVENTS_FILE).ended
+    assert ended is not None
+    assert (ended.status, ended.reason) == (
+        "failed",
+        f"its driver was lost: it was killed; it was lost {AGAIN + 1} times in this run",
+    )
+    assert again(replace(other, trial=replace(CHANGED, name="another")), "lost") is not None

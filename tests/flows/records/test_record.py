@@ -25,9 +25,11 @@ from dps.events import (
     TrialStarted,
     to_json,
 )
+from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import (
     EVENTS_FILE,
     GRID_FILE,
+    RESERVE_FILE,
     EventWriter,
     end_record,
     event_files,
@@ -253,6 +255,32 @@ def test_a_record_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreUnavailable, match="cannot be written"):
         EventWriter(tmp_path / "file" / "events.jsonl")
+
+
+def test_a_record_is_not_written_through_a_link(tmp_path: Path) -> None:
+    """Whoever may write to the results folder must not choose what is overwritten."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / EVENTS_FILE).write_text("mine")
+    (tmp_path / "linked").symlink_to(mine)
+    with pytest.raises(StoreUnavailable, match="its folder is a link"):
+        EventWriter(tmp_path / "linked" / EVENTS_FILE)
+    for name in (RESERVE_FILE, EVENTS_FILE):
+        folder = tmp_path / f"with {name}"
+        folder.mkdir()
+        (folder / name).symlink_to(mine / EVENTS_FILE)
+        with pytest.raises(StoreUnavailable, match="cannot be written"):
+            EventWriter(folder / EVENTS_FILE)
+    assert (mine / EVENTS_FILE).read_text() == "mine"
+    assert [path.name for path in mine.iterdir()] == [EVENTS_FILE]
+
+
+def test_a_log_is_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / LOG_FILE).symlink_to(tmp_path / "mine")
+    with pytest.raises(StoreUnavailable, match="the log cannot be written"):
+        TrialLog(tmp_path / LOG_FILE, {})
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_trials_of_an_earlier_configuration_are_not_read(tmp_path: Path) -> None:

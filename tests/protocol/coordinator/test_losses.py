@@ -533,3 +533,16 @@ def test_the_later_of_two_processes_that_were_lost_cannot_speak_for_the_one_befo
     assert [(loss.updates, loss.exact) for loss in losses.found] == [(2, False)]
     losses.stated("a", 1, Statement(5, (1,), (Account(0, "a", 1, 1, 1),)))
     assert [(loss.updates, loss.exact) for loss in losses.found] == [(3, True)]
+
+
+def test_a_late_account_of_a_lost_process_itself_does_not_say_what_it_was_told_last() -> None:
+    """It was on its way when the process was lost, which may have been told of more since."""
+    losses = Losses(1, calls=False)
+    losses.left("a", 1)
+    losses.stated("b", 1, Statement(1, (1,), (Account(0, "a", 1, 3, 1),)))
+    losses.restored(0, 3, Brought("initial", 0, {}), 1.0, certain=True, after=4, active={})
+    assert [(loss.updates, loss.exact) for loss in losses.found] == [(3, False)]
+    losses.stated("b", 1, Statement(5, (1,), (Account(0, "a", 1, 4, 1),)))
+    assert [(loss.updates, loss.exact) for loss in losses.found] == [(4, False)]
+    losses.stated("a", 2, Statement(5, (2,), (Account(0, "a", 1, 5, 2),)))  # its successor knows
+    assert [(loss.updates, loss.exact) for loss in losses.found] == [(5, True)]

@@ -99,6 +99,30 @@ def test_a_host_that_the_coordinator_cannot_hear_is_replaced_within_a_lease(posi
     in_world(scenario, recovery=CHAIN, shards=1)
 
 
+def test_a_host_renews_no_lease_by_what_it_sent_in_an_earlier_life() -> None:
+    """It has nothing of what it held then; and what is sent in this life is not heard."""
+
+    async def scenario(s: Setting) -> None:
+        view = await view_of(s)
+        tail = view.chain[-1]
+        name = s.world.name_of(tail)
+        cut_off(s, name)
+        await until(lambda: happened(s, Detected), 2 * LEASE)
+        s.network.heal()
+        await until(lambda: s.world.table.complete, 4 * LEASE)
+        life = s.world.hosts[tail.address]._life
+        assert life == 1
+        assert (await s.ask(COORDINATOR, RenewLease(tail, life))).granted
+        cut_off(s, name)
+        detected = len(happened(s, Detected))
+        for _ in range(8):  # as if they had been under way all the while
+            assert not (await s.ask(COORDINATOR, RenewLease(tail, life - 1))).granted
+            await asyncio.sleep(LEASE / 4)
+        assert len(happened(s, Detected)) > detected
+
+    in_world(scenario, recovery=CHAIN, shards=1)
+
+
 def a_process(s: Setting, name: str) -> Process:
     process = s.world.process(name)
     assert process is not None

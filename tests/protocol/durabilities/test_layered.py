@@ -327,7 +327,7 @@ def test_a_host_that_has_the_state_does_not_ask_the_files(monkeypatch: pytest.Mo
         await client.push(ONES)
         view = (await s.world.complete()).views[0]
         monkeypatch.setattr(CheckpointFiles, "found", unreadable)
-        keepers = Keepers(s.world.table.stores)
+        keepers = Keepers(s.world.table.stores, whole=1)
         (host,) = view.chain
         got = Restore(0, view.epoch + 1, host, keepers, since=view.epoch)
         assert (await s.ask(host, got)).version == 1
@@ -344,7 +344,7 @@ def test_a_shard_that_is_restored_twice_is_written_by_one_writer() -> None:
         view = (await s.world.complete()).views[0]
         await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
         (host,) = view.chain
-        await s.ask(host, Restore(0, view.epoch, host, Keepers(s.world.table.stores)))
+        await s.ask(host, Restore(0, view.epoch, host, Keepers(s.world.table.stores, whole=1)))
         await asyncio.sleep(10.0)
         assert [written.version for written in events(s, CheckpointWritten)] == [0, 1]
 

@@ -13,7 +13,7 @@ from dps.errors import CapacityError, ConfigurationError, MailboxClosed, StaleEp
 from dps.events import LossReported, Replayed, Restored
 from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.messages import Deposit, Drain, PutState, TakeMail
+from dps.protocol.messages import Deposit, Drain, PutState, ReportLink, TakeMail
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.state_store import Mailboxes
 from dps.sim.world import COORDINATOR
@@ -70,7 +70,7 @@ def test_an_ack_waits_for_both_stores() -> None:
         assert kept(s) == {"store-0": 1, "store-1": 1}
         cut(s, "store-1", "server-0")
         pushing = process.run(client.push(ONES))
-        await asyncio.sleep(2 * LEASE)
+        await asyncio.sleep(LEASE)
         assert not pushing.done()
         assert kept(s) == {"store-0": 2, "store-1": 1}
         s.network.heal()
@@ -362,3 +362,154 @@ def test_a_server_of_an_earlier_epoch_can_change_neither_store() -> None:
                 await s.ask(store, PutState(0, epoch, state))
 
     in_world(scenario, shards=1, recovery=TWO)
+
+
+# -- cut off, though the coordinator hears everybody ---------------------------------------------
+
+BOTH = pytest.mark.parametrize(
+    ("away", "left"), [("store-0", "store-1"), ("store-1", "store-0")], ids=["first", "second"]
+)
+
+
+@BOTH
+def test_acks_go_on_when_the_server_cannot_reach_one_of_its_stores(away: str, left: str) -> None:
+    """And the store is used again as soon as it can, which nobody who pushes has to wait for."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        restored = len(happened(s, Restored))
+        cut(s, away, "server-0")
+        await s.all_of(process.run(client.push(ONES)), within=6 * LEASE)
+        assert kept(s) == {left: 2, away: 1}
+        for _ in range(10):  # whether it can be reached is tried now and then, without a pause
+            await s.all_of(process.run(client.push(ONES)), within=LEASE / 2)
+            await asyncio.sleep(LEASE / 2)
+        assert not s.world.table.complete
+        s.network.heal()
+        await until(lambda: s.world.table.complete, 6 * LEASE)
+        assert kept(s) == {left: 12, away: 12}
+        assert len(happened(s, Restored)) == restored
+        assert not happened(s, LossReported)
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_each_shard_goes_on_without_the_store_that_its_own_server_cannot_reach() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        cut(s, "store-0", "server-0")
+        cut(s, "store-1", "server-1")
+        await s.all_of(process.run(client.push(ONES)), within=6 * LEASE)
+        assert kept(s, 0) == {"store-0": 1, "store-1": 2}
+        assert kept(s, 1) == {"store-0": 2, "store-1": 1}
+
+    in_world(scenario, recovery=TWO)
+
+
+@BOTH
+def test_a_shard_is_restored_from_the_store_that_can_be_reached(away: str, left: str) -> None:
+    """Also when there is no other host for it, and nobody could report the store before."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        cut(s, away, "server-0")
+        s.world.crash("server-0", back_after=0.1)
+        await s.all_of(process.run(client.push(ONES)), within=8 * LEASE)
+        restored = happened(s, Restored)[-1]
+        assert (restored.source, restored.version) == ("store", 1)
+        assert kept(s)[left] == 2
+        assert not happened(s, LossReported)
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_the_last_store_that_has_the_state_is_waited_for() -> None:
+    """The other one is in reach again, but was not when the last updates were acked."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        cut(s, "store-1", "server-0")
+        await s.all_of(process.run(client.push(ONES)), within=6 * LEASE)
+        cut(s, "store-0", "server-0")
+        s.world.crash("server-0", back_after=0.1)
+        s.network.mend("store-1", "server-0")
+        s.network.mend("server-0", "store-1")
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(20 * LEASE)
+        assert not pushing.done()
+        assert kept(s) == {"store-0": 2, "store-1": 1}
+        s.network.heal()
+        await s.all_of(pushing, within=2 * TIMINGS.copy)
+        assert {state.version for state in await s.states()} == {3}
+        assert not happened(s, LossReported)
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_both_stores_out_of_reach_are_waited_for() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        for store in ("store-0", "store-1"):
+            cut(s, store, "server-0")
+        pushing = process.run(client.push(ONES))
+        await asyncio.sleep(10 * LEASE)
+        assert not pushing.done()
+        s.network.heal()
+        await s.all_of(pushing, within=2 * TIMINGS.copy)
+        await until(lambda: s.world.table.complete, 6 * LEASE)
+        assert kept(s) == {"store-0": 2, "store-1": 2}
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+def test_a_report_of_an_epoch_that_is_over_takes_no_store_away() -> None:
+    async def scenario(s: Setting) -> None:
+        await s.enter("a")
+        view, store = s.world.view(0), s.world.endpoint("store-0")
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch - 1, store, 0.0))
+        assert s.world.view(0) == view
+        await s.ask(COORDINATOR, ReportLink(0, view.epoch, store, 0.0))
+        assert s.world.view(0).epoch > view.epoch
+
+    in_world(scenario, shards=1, recovery=TWO)
+
+
+@BOTH
+def test_mail_is_taken_from_the_mailbox_that_can_be_reached(away: str, left: str) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES, pull=True)
+        s.world.crash("server-0", back_after=4 * LEASE)
+        await until(lambda: not s.world.view(0).serving, LEASE)
+        await s.all_of(process.run(client.push(ONES)), within=LEASE)
+        cut(s, away, "server-0")
+        await until(lambda: s.world.view(0).serving, 16 * LEASE)
+        assert s.world.states(s.world.view(0))[0].version == 2
+        await s.all_of(process.run(client.push(ONES)), within=6 * LEASE)
+        assert s.world.states(s.world.view(0))[0].version == 3
+        assert not happened(s, LossReported)
+
+    in_world(scenario, shards=1, recovery=STATELESS)
+
+
+@BOTH
+def test_a_worker_that_cannot_reach_one_mailbox_buffers_in_the_other(away: str, left: str) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES, pull=True)
+        s.world.crash("server-0")
+        await until(lambda: not s.world.view(0).serving, LEASE)
+        cut(s, away, "a")
+        await s.all_of(process.run(client.push(ONES)), within=4 * TIMINGS.call)
+        assert mail(s) == {left: 1}
+        await s.world.bring_up(["server-0"])
+        await s.all_of(process.run(client.push(ONES)), within=8 * LEASE)
+        assert {state.version for state in await s.states()} == {3}
+        await until(lambda: len(mail(s)) == 2, 6 * LEASE)
+
+    in_world(scenario, shards=1, recovery=STATELESS)

@@ -286,7 +286,7 @@ def test_a_newcomer_acks_nothing_before_what_it_was_given_is_saved() -> None:
         group, clock = s.world.group, SimClock(process)
         transport = SimTransport(s.world.network, process)
         tools = transport, clock, lambda event: None, unexpected(), no_store
-        context = ServerContext(0, "another", group.coordinator, group.timings, *tools)
+        context = ServerContext(0, "", group.coordinator, group.timings, *tools, name="another")
         keeper = wanted.persistence(context)
         keeper.take_over(0, state.version)
         with unwritable(), pytest.raises(StoreUnavailable, match="no space"):
@@ -314,7 +314,7 @@ def test_what_waits_for_a_write_goes_into_it() -> None:
                 written.append(event.version)
 
         tools = transport, clock, note, unexpected(), no_store
-        context = ServerContext(0, "rounds", group.coordinator, group.timings, *tools)
+        context = ServerContext(0, "", group.coordinator, group.timings, *tools, name="rounds")
         keeper = wanted.persistence(context)
         await keeper.begin(1, state)
         for version in (3, 6, 9):
@@ -334,7 +334,7 @@ def test_the_timer_starts_again_when_a_server_has_its_files_back() -> None:
         group, clock = s.world.group, SimClock(process)
         transport = SimTransport(s.world.network, process)
         tools = transport, clock, lambda event: None, unexpected(), no_store
-        context = ServerContext(0, "back", group.coordinator, group.timings, *tools)
+        context = ServerContext(0, "", group.coordinator, group.timings, *tools, name="back")
         keeper, newcomers = wanted.persistence(context), wanted.persistence(context)
         await keeper.begin(1, states[0])
         await keeper.commit(1, states[1])
@@ -367,7 +367,7 @@ def test_a_write_that_hangs_keeps_no_update_from_being_applied(
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         here = Endpoint("here", "")
         tools: Any = None, RealClock(), lambda event: None, unexpected(), no_store
-        context = ServerContext(0, "g", here, TIMINGS, *tools)
+        context = ServerContext(0, "", here, TIMINGS, *tools, name="g")
         keeper = Checkpoint(path="memory://hangs").persistence(context)
         empty = np.zeros(1, np.uint8)
         writing = asyncio.ensure_future(keeper.begin(1, ShardState(0, 0, 0, empty, {}, {}, {}, {})))

@@ -1,0 +1,1 @@
+"""Tests of the figures that are told of a trial."""
