@@ -301,3 +301,4 @@ class Observable(ABC):
         failed = any(each.status == "failed" for each in self._training.workers(self._stops))
         ends = (asyncio.to_thread(run.close, {"updates_lost": lost}, not failed) for run in runs)
         await asyncio.gather(*ends)
+        self._training.let_go(self._stops)

@@ -45,12 +45,14 @@ from dps.cluster.driver.setup import (
     checked_labels,
     from_path,
 )
+from dps.cluster.driver.training_function import check_function, check_threads, must_be_sent
 from dps.cluster.driver.training_watch import TrainingWatch
 from dps.cluster.node.evaluator import Score
+from dps.cluster.node.quiet import keep_quiet
 from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
-from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
+from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out, widen
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
 from dps.core.consistency import ASP, Consistency
@@ -274,7 +276,7 @@ class ParameterServer(Observable):
         clock = platform_of(client).clock
         self._training = TrainingWatch(group, self._history, clock, before)
         self._runs: list[MlflowRun] = []
-        self._shard_hosts = ShardHosts(client, group, seats)
+        self._shard_hosts = ShardHosts(client, group, seats, self._let_in)
         self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
         self._watch = LossWatch(group)
         self._drops = DropWatch(client, group)
@@ -286,6 +288,7 @@ class ParameterServer(Observable):
         self._open = False
         self._lost = False
         self._connection = SchedulerConnection(client)
+        keep_quiet()
         if not client.asynchronous:
             client.sync(self._start)
 
@@ -355,30 +358,30 @@ class ParameterServer(Observable):
         Raises
         ------
         CapacityError
-            The worker nodes have too few threads.
+            Too few threads of the nodes for workers are free; the message says what holds them.
         ConfigurationError
-            There is no such training function, or `data` cannot be shared out.
+            `train` is no such function, or cannot be sent to a node, as it uses this parameter
+            server or the client; or `data` cannot be shared out.
         """
-        if not callable(train):
-            raise ConfigurationError(f"train={train!r}, expected a function of the worker")
+        check_function(train, "train", "a worker", *(["its data"] if data is not None else []))
         refuse_futures(train)
         if workers < 1:
             raise ConfigurationError(f"workers={workers}, expected at least 1")
         self._require_open()
-        nodes = [node for node in self.nodes if node.role == "worker"]
-        threads = sum(node.threads for node in nodes)
-        if workers > threads:
-            raise CapacityError(
-                f"workers={workers}, but the {len(nodes)} nodes left for workers have {threads} "
-                "threads in all; start more Dask workers or ask for fewer"
-            )
+        nodes = self._worker_nodes
+        own = self._training.holding(self._stops)
+        check_threads(self._client, nodes, workers, self.name, own)
         shares: Sequence[Any] = [None] * workers
         if data is not None:
             shares = shares_of(self._client, data, workers, [node.address for node in nodes])
-        first, self._started_workers = self._started_workers, self._started_workers + workers
+        first = self._started_workers
         peers = [f"worker-{number}" for number in range(first, first + workers)]
+        futures = [
+            self._submit(train, peers, index, nodes, share) for index, share in enumerate(shares)
+        ]
+        self._started_workers += workers
         self._shares.update(zip(peers, shares, strict=True))
-        return [self._submit(train, peers, index, nodes) for index in range(workers)]
+        return futures
 
     def run_again(self, train: Callable[..., T], worker: str, node: str) -> Any:
         """Start a worker again that was lost with its node; return its Dask future.
@@ -400,10 +403,10 @@ class ParameterServer(Observable):
             There is no such node.
         """
         self._require_open()
-        nodes = [known for known in self.nodes if (known.name, known.role) == (node, "worker")]
+        nodes = [known for known in self._worker_nodes if known.name == node]
         if not nodes:
             raise ConfigurationError(f"there is no node {node!r} for workers")
-        return self._submit(train, [worker], 0, nodes)
+        return self._submit(train, [worker], 0, nodes, self._shares.get(worker), only_on=node)
 
     def evaluate(self, score: Score, every: float = 1.0) -> Any:
         """Score snapshots of the weights on a node of their own, until the group is closed.
@@ -439,8 +442,7 @@ class ParameterServer(Observable):
         Returns
         -------
         results
-            What it returned on each shard: of the same kinds as `args`, 1 MiB at most; tuples come
-            as lists.
+            What it returned on each shard: of the same kinds as `args`, 1 MiB at most.
 
         Raises
         ------
@@ -603,15 +605,6 @@ class ParameterServer(Observable):
         CapacityError
             Every thread of the nodes for workers is busy with a worker.
         """
-        self._require_open()
-        nodes = [node for node in self.nodes if node.role == "worker"]
-        threads = sum(node.threads for node in nodes)
-        busy = sum(not future.done() for future in self._futures)
-        if busy >= threads:
-            raise CapacityError(
-                f"the {len(nodes)} nodes for workers have {threads} threads in all, and {busy} "
-                "workers run there; start more Dask workers, or remove a worker before"
-            )
         return self.run(train, workers=1)[0]
 
     def remove_worker(self, name: str) -> Any:
@@ -701,28 +694,53 @@ class ParameterServer(Observable):
         if not self._open:
             raise GroupClosed("this parameter server is closed")
 
+    @property
+    def _worker_nodes(self) -> list[Node]:
+        return [node for node in self.nodes if node.role == "worker"]
+
     def _submit(
-        self, train: Callable[..., T], peers: Sequence[str], index: int, nodes: Sequence[Node]
+        self,
+        train: Callable[..., T],
+        peers: Sequence[str],
+        index: int,
+        nodes: Sequence[Node],
+        share: list[Any] | None,
+        only_on: str | None = None,
     ) -> Any:
-        future = self._client.submit(
-            run_worker,
-            self.group,
-            train,
-            peers,
-            index,
-            "worker",
-            {node.address: node.name for node in nodes},
-            self._stops,
-            self._shares.get(peers[index]),
-            key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
-            workers=[node.address for node in nodes],
-            resources={"worker": 1} if nodes[0].resource else None,
-            pure=False,
-        )
-        self._training.submitted(peers[index], future, self._stops)
+        with must_be_sent("train"):
+            future = self._client.submit(
+                run_worker,
+                self.group,
+                train,
+                peers,
+                index,
+                "worker",
+                {node.address: node.name for node in nodes},
+                self._stops,
+                share,
+                key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
+                workers=[node.address for node in nodes],
+                resources={"worker": 1} if nodes[0].resource else None,
+                pure=False,
+            )
+        self._training.submitted(peers[index], future, self._stops, only_on)
         # Held also if the caller does not: a worker whose future is gone runs on.
         self._futures = {each for each in self._futures if not each.done()} | {future}
         return future
+
+    async def _let_in(self) -> None:
+        """Have workers that wait for a node start on those that have joined since they were run.
+
+        Dask keeps a task to the addresses that there were, and a node that its nanny starts again
+        has another one.
+        """
+        if not self._connection.can_break:
+            return  # on virtual time workers end with their node
+        places = {
+            each.key: [node.address for node in self._worker_nodes if each.may_use(node)]
+            for each in self._training.started.values()
+        }
+        await self._client.run_on_scheduler(widen, places)
 
     async def _apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         if self._caller is None:
@@ -941,7 +959,7 @@ class ParameterServer(Observable):
 
     async def _end_workers(self) -> None:
         """Have the workers fail that are still running, and forget what does not end soon."""
-        left = [future for future in self._futures if not future.done()]
+        left = [each for each in self._futures | self._training.futures if not each.done()]
         self._futures = set()
         if not left:
             return

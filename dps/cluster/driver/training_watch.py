@@ -29,14 +29,31 @@ LOOK_SECONDS = 1.0  # a shard that takes longer is shown as it was
 class Started:
     """A worker that the driver started: when, after how many stops, with how many updates.
 
-    `future` is let go when it has ended, and `ended` says how.
+    `ended` says how it has ended. Its `future` is let go then, unless it failed: it may be retried.
+    `key` is that of its Dask task; `only_on` names the node that it is for, None: any for workers.
     """
 
     at: float
     stops: int
     before: int
     future: Any
+    key: str
+    only_on: str | None
     ended: str = ""
+
+    def may_use(self, node: Node) -> bool:
+        """Whether it may run on a node for workers."""
+        return self.only_on in (None, node.name)
+
+    def look(self, stops: int) -> None:
+        """Note how it has ended, if it has by now; `stops` is how often training was stopped."""
+        status = "pending" if self.future is None else self.future.status
+        if status in ("finished", "cancelled"):
+            self.ended, self.future = status, None
+        elif status == "error" and not self.ended:
+            self.ended = "stopped" if self.stops < stops else "failed"
+        elif status == "pending" and self.future is not None:
+            self.ended = ""  # it may have failed before, and been retried
 
 
 class TrainingWatch:
@@ -71,18 +88,35 @@ class TrainingWatch:
         self._seen = self._clock.monotonic()
         self._pace.look(self._seen, self._updates())
 
-    def submitted(self, worker: str, future: Any, stops: int) -> None:
+    def submitted(self, worker: str, future: Any, stops: int, only_on: str | None = None) -> None:
         """Note that a worker was started, perhaps again."""
-        self._let_go(stops)
+        self._look_at_futures(stops)
         now, again = self._clock.monotonic(), self.started.get(worker)
         before = again.before if again else self._before.get(worker, 0)
-        self.started[worker] = Started(again.at if again else now, stops, before, future)
+        at = again.at if again else now
+        self.started[worker] = Started(at, stops, before, future, future.key, only_on)
 
     def pending(self, names: Sequence[str], stops: int) -> list[Any]:
         """The futures of those of these workers that have not ended."""
-        self._let_go(stops)
-        found = (self.started[name].future for name in names)
-        return [future for future in found if future is not None]
+        self._look_at_futures(stops)
+        found = (self.started[name] for name in names)
+        return [each.future for each in found if not each.ended]
+
+    def holding(self, stops: int) -> list[str]:
+        """The workers that hold a thread of a node, or wait for one, and were not stopped."""
+        self._look_at_futures(stops)
+        return [n for n, each in self.started.items() if not each.ended and each.stops == stops]
+
+    @property
+    def futures(self) -> set[Any]:
+        """The futures of workers that have not ended, or that failed, and may be retried."""
+        return {each.future for each in self.started.values() if each.future is not None}
+
+    def let_go(self, stops: int) -> None:
+        """Note how workers have ended, and hold no future any more."""
+        self._look_at_futures(stops)
+        for each in self.started.values():
+            each.future = None
 
     def shards(self, nodes: Iterable[Node]) -> Listing[ShardView]:
         """How it stands with each shard, as far as is known here."""
@@ -108,7 +142,7 @@ class TrainingWatch:
 
         `stops` is how often the training was stopped by now.
         """
-        self._let_go(stops)
+        self._look_at_futures(stops)
         updates = self._updates()
         clocks = self._clocks()
         return Listing(
@@ -147,14 +181,10 @@ class TrainingWatch:
         reported = self._history.last(name)
         return WorkerView(name, status, updates, clock, rate, reported)
 
-    def _let_go(self, stops: int) -> None:
+    def _look_at_futures(self, stops: int) -> None:
         """Note which workers have ended, and hold what they returned no longer."""
         for each in self.started.values():
-            if each.future is not None and each.future.done():
-                failed = "stopped" if each.stops < stops else "failed"
-                status = each.future.status
-                each.ended = status if status in ("finished", "cancelled") else failed
-                each.future = None
+            each.look(stops)
 
     def _updates(self) -> dict[str, int]:
         """How many updates of each worker the shard has that has most of them."""

@@ -126,6 +126,14 @@ class CoordinatorPlugin(SchedulerPlugin):
         return sample("scheduler", "scheduler", self._meter, platform=self._platform)
 
 
+async def widen(places: dict[str, list[str]], dask_scheduler: Scheduler) -> None:
+    """Let tasks run on these nodes, by their keys; those start that waited for one of them."""
+    known = {key: nodes for key, nodes in places.items() if nodes and key in dask_scheduler.tasks}
+    dask_scheduler.set_restrictions(known)
+    waiting = [key for key in known if dask_scheduler.tasks[key].state == "no-worker"]
+    dask_scheduler.transitions(dict.fromkeys(waiting, "processing"), stimulus_id="dps-widen")
+
+
 async def forget(group: str, dask_scheduler: Scheduler) -> None:
     """Drop what the scheduler keeps of a group's events: Dask alone would never do so."""
     for name in (topic(group), node_topic(group), leaving_topic(group), drop_topic(group)):

@@ -26,7 +26,14 @@ from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.links import Links
 from dps.cluster.transport.port import AS_CHOSEN, Port, Way
 from dps.cluster.transport.process_state import state_of
-from dps.errors import DeadlineExceeded, DpsError, GroupClosed, NotServing, Unreachable
+from dps.errors import (
+    CoordinatorGone,
+    DeadlineExceeded,
+    DpsError,
+    GroupClosed,
+    NotServing,
+    Unreachable,
+)
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint, TransportChoice
 
@@ -127,7 +134,7 @@ class ClusterTransport:
                 raise
             raise GroupClosed("the Dask client or node that it was used from is closed") from error
         except KeyError:
-            raise NotServing(f"there is no {to.key} at {to.address}") from None
+            raise _absent(to) from None
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
 
@@ -197,7 +204,7 @@ class ClusterTransport:
             ask = partial(getattr(peer, to.key), link=link, frames=frozen(frames))
             found = await self._ask(ask, scope)
             if found is None:  # what Dask replies to a request that it does not know
-                raise NotServing(f"there is no {to.key} at {to.address}")
+                raise _absent(to)
             return thawed(found)
         payload = [to_serialize(frame) for frame in frames]
         reply = await peer.actor_execute(actor=to.key, function="handle", args=[link, *payload])
@@ -228,6 +235,16 @@ class ClusterTransport:
         self._late.discard(asking)
         if not asking.cancelled():
             asking.exception()
+
+
+def _absent(to: Endpoint) -> NotServing:
+    if not to.key.startswith(COORDINATOR_PREFIX):
+        return NotServing(f"there is no {to.key} at {to.address}")
+    name = to.key.removeprefix(COORDINATOR_PREFIX)
+    return CoordinatorGone(
+        f"parameter server {name} is closed, or its Dask scheduler was started again: it takes no "
+        "more workers, and what they ask for is not carried out"
+    )
 
 
 def _is_large(frames: wire.Frames) -> bool:

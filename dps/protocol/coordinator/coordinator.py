@@ -62,6 +62,7 @@ from dps.protocol.messages import (
     RenewWorker,
     ReportFailure,
     ReportLink,
+    Returned,
     Scale,
     Seed,
     Seeded,
@@ -110,6 +111,7 @@ class Coordinator:
             name: _Worker(incarnation, "", "", active=False)
             for name, incarnation in group.incarnations.items()
         }
+        self._returned: dict[str, Returned] = {}  # by the Dask task of the training function
         self._worker_leases = Leases[str](group.timings, clock)
         self._controllers = [
             ShardController(shard, group, transport, self)
@@ -274,6 +276,8 @@ class Coordinator:
         before = self._workers.get(m.worker)
         if before is not None and before.token == m.token:
             return Entered(before.incarnation)
+        if m.task in self._returned:
+            return Entered(0, self._returned[m.task])
         if m.stops < self._stops:  # it was under way when the training was stopped
             raise TrainingStopped(STOPPED)
         incarnation = before.incarnation + 1 if before else 1
@@ -286,6 +290,9 @@ class Coordinator:
 
     async def _exit_worker(self, m: ExitWorker) -> Done:
         self._dismissed.discard(m.worker)
+        worker = self._workers.get(m.worker)
+        if m.returned is not None and worker is not None and worker.incarnation == m.incarnation:
+            self._returned[m.returned.task] = m.returned
         stated = self.losses.stated(m.worker, m.incarnation, m.statement, final=True)
         await self._tell_of(stated)
         await self._remove_worker(m.worker, m.incarnation, m.reason)

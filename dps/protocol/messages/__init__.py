@@ -53,6 +53,7 @@ from dps.protocol.messages.membership import RenewLease as RenewLease
 from dps.protocol.messages.membership import RenewWorker as RenewWorker
 from dps.protocol.messages.membership import ReportFailure as ReportFailure
 from dps.protocol.messages.membership import ReportLink as ReportLink
+from dps.protocol.messages.membership import Returned as Returned
 from dps.protocol.messages.membership import Scale as Scale
 from dps.protocol.messages.membership import Seeded as Seeded
 from dps.protocol.messages.membership import StopTraining as StopTraining

@@ -384,7 +384,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(
 def test_what_is_no_function_is_refused(plain: Client) -> None:
     with (
         patient_server(plain, params()) as ps,
-        pytest.raises(ConfigurationError, match="train='count', expected a function of the worker"),
+        pytest.raises(ConfigurationError, match="train='count', expected a function of a worker"),
     ):
         ps.run("count")  # type: ignore[arg-type]
 

@@ -1,0 +1,143 @@
+"""What may be run as a training function, and whether there is room for it: checked before a start.
+
+Dask would accept any callable, and queue a task for a thread that never becomes free.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from dps.cluster.names import Node
+from dps.errors import CapacityError, ConfigurationError
+
+if TYPE_CHECKING:
+    import distributed
+
+_WORKER_KEY = "dps-worker-"
+_dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
+
+
+def check_function(train: object, argument: str, *given: str) -> None:
+    """Refuse what cannot be called with the arguments that it is `given`, and kinds that never end.
+
+    Raises
+    ------
+    ConfigurationError
+        The `argument` is no such function.
+    """
+    wanted = f"expected a function of {' and '.join(given)}"
+    if not callable(train):
+        raise ConfigurationError(f"{argument}={train!r}, {wanted}")
+    for kind, is_kind in _NEVER_RUN.items():
+        if is_kind(_unwrapped(train)):
+            raise ConfigurationError(
+                f"{argument}={train!r} is {kind}: calling it would not run its body; {wanted} that "
+                "is defined by a plain `def` and returns when it is done"
+            )
+    try:
+        inspect.signature(train).bind(*given)
+    except ValueError:  # one that is written in C may have no signature
+        return
+    except TypeError as error:
+        raise ConfigurationError(
+            f"{argument}={train!r} cannot be called with {' and '.join(given)}: {error}"
+        ) from None
+
+
+_NEVER_RUN: dict[str, Callable[[object], bool]] = {
+    "a coroutine function (async def)": inspect.iscoroutinefunction,
+    "an asynchronous generator": inspect.isasyncgenfunction,
+    "a generator (it has a yield)": inspect.isgeneratorfunction,
+}
+
+
+def _unwrapped(function: Any) -> Any:
+    """The function that runs when this is called: of a partial, or of an object with a call."""
+    while isinstance(function, partial):
+        function = function.func
+    if inspect.isroutine(function) or inspect.isclass(function):
+        return function
+    return type(function).__call__
+
+
+@contextmanager
+def must_be_sent(argument: str) -> Iterator[None]:
+    """Raise one clear error if what is submitted meanwhile cannot be sent to a node.
+
+    Raises
+    ------
+    ConfigurationError
+        The `argument` holds something that exists in this process only.
+    """
+    # Dask logs three tracebacks, and raises two.
+    _dask_pickle_log.addFilter(_drop)
+    try:
+        yield
+    except TypeError as error:
+        if "Could not serialize" not in str(error):
+            raise
+        raise ConfigurationError(
+            f"the function given as {argument} cannot be sent to a node: {error.__cause__}. It "
+            "uses something that exists in this process only, such as the ParameterServer, a Dask "
+            "client, a lock or an open file: use the worker that your function is given, and make "
+            "everything else inside the function"
+        ) from None
+    finally:
+        _dask_pickle_log.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
+
+
+def check_threads(
+    client: distributed.Client, nodes: Sequence[Node], workers: int, group: str, own: Sequence[str]
+) -> None:
+    """Refuse to start more workers than threads are free.
+
+    Parameters
+    ----------
+    group
+        The name of the parameter server.
+    own
+        The names of its workers that hold a thread, or wait for one.
+
+    Raises
+    ------
+    CapacityError
+        It says what holds the threads.
+    """
+    threads = sum(node.threads for node in nodes)
+    others = _others(client, nodes, group)
+    free = max(0, threads - len(own) - sum(map(len, others.values())))
+    if workers <= free:
+        return
+    there = f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads"
+    held = [f"{', '.join(own)} of this parameter server"] if own else []
+    held += [f"{', '.join(names)} of parameter server {name}" for name, names in others.items()]
+    if not held:
+        raise CapacityError(f"{there} in all; start more Dask workers or ask for fewer")
+    raise CapacityError(
+        f"{there}, of which {free} are free: {'; '.join(held)} run there. Wait for their futures, "
+        "end them (ps.stop(), ps.remove_worker(), or ps.close() of the parameter server they "
+        "belong to), or start more Dask workers"
+    )
+
+
+def _others(client: distributed.Client, nodes: Sequence[Node], group: str) -> dict[str, list[str]]:
+    """The workers of other parameter servers that are on these nodes, as far as can be asked."""
+    if client.asynchronous or not hasattr(client, "processing"):
+        return {}
+    found: dict[str, list[str]] = {}
+    running = client.processing()  # of all nodes: one that is gone meanwhile would be an error
+    keys = [str(key) for node in nodes for key in running.get(node.address, ())]
+    for key in sorted(key for key in keys if key.startswith(_WORKER_KEY)):
+        _, worker, number, name, _ = key.split("-")
+        if name != group:
+            found.setdefault(name, []).append(f"{worker}-{number}")
+    return found
