@@ -37,13 +37,16 @@ from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, Step
 from dps.core.rules.staleness import StalenessAware
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
+    CopiesMissingWarning,
     DpsError,
     LastStateNotSavedWarning,
+    ResultLost,
     TrainingStopped,
     UpdatesDroppedWarning,
     UpdatesLost,
     UpdatesLostWarning,
 )
+from dps.events import Failover
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import Layered
@@ -85,12 +88,14 @@ __all__ = [
     "ConsistentHash",
     "Constant",
     "Continue",
+    "CopiesMissingWarning",
     "Cosine",
     "DelayCompensated",
     "DelayedProximal",
     "DpsError",
     "Durability",
     "ElasticNet",
+    "Failover",
     "Filter",
     "Frozen",
     "Given",
@@ -114,6 +119,7 @@ __all__ = [
     "RandomSkip",
     "Recovery",
     "Replay",
+    "ResultLost",
     "Schedule",
     "Scheduled",
     "Selection",

@@ -118,6 +118,10 @@ class UpdatesLostWarning(UserWarning):
     """Updates that had been acknowledged were lost. Shown by default."""
 
 
+class CopiesMissingWarning(UserWarning):
+    """A shard has had fewer copies than were asked for, for longer than a moment."""
+
+
 class LastStateNotSavedWarning(UserWarning):
     """The state at the end of a training is in no checkpoint; the one before is whole.
 

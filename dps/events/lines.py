@@ -26,7 +26,8 @@ _OFTEN = frozenset(
 )
 _BAD = frozenset(
     {
-        *("CheckpointFailed", "CheckpointRefused", "Detected", "FaultMissed", "LossReported"),
+        *("CheckpointFailed", "CheckpointRefused", "Detected", "Failover", "FaultMissed"),
+        "LossReported",
         *("Returned", "RolledBack"),
     }
 )

@@ -373,9 +373,9 @@ def test_losses_are_warned_of_as_on_any_cluster() -> None:
         VirtualCluster(1, 1, faults=[Kill("server-0", at_updates=20)]) as cluster,
         ParameterServer(cluster, START) as ps,
     ):
+        cluster.gather(ps.run(count))
         with pytest.warns(UpdatesLostWarning, match="from its initial values"):
-            cluster.gather(ps.run(count))
-        assert ps.losses
+            assert ps.losses
 
 
 def test_consistency_filters_resume_and_functions_work_as_on_any_cluster() -> None:

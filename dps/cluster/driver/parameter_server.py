@@ -26,7 +26,7 @@ from dps.protocol.recovery import as_servers
 if TYPE_CHECKING:
     import distributed
 import contextlib
-import warnings
+import weakref
 from collections.abc import Mapping
 
 from dps.cluster.driver.connection import SchedulerConnection
@@ -34,7 +34,8 @@ from dps.cluster.driver.data_shares import refuse_futures, shares_of
 from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
-from dps.cluster.driver.losses import LossWatch
+from dps.cluster.driver.incidents import IncidentWatch
+from dps.cluster.driver.news import News, Unsaved, last_words
 from dps.cluster.driver.observable import Observable
 from dps.cluster.driver.setup import (
     Start,
@@ -66,7 +67,7 @@ from dps.errors import (
     LastStateNotSavedWarning,
     StoreUnavailable,
 )
-from dps.events import Sink
+from dps.events import Failover, Sink
 from dps.observe.history import History
 from dps.observe.mlflow_run import MlflowRun
 from dps.protocol.client.bootstrap import Bootstrap
@@ -271,19 +272,23 @@ class ParameterServer(Observable):
         self._client = client
         self._start_with = start
         self._history = History(start.group.rule)
-        self._inbox = Inbox(client, start.group.name, on_event, self._history)
+        self._news = News(client)
+        self._inbox = Inbox(client, start.group.name, on_event, self._history, self._news)
         before = start.saved.applied if start.saved is not None else {}
         clock = platform_of(client).clock
         self._training = TrainingWatch(group, self._history, clock, before)
         self._runs: list[MlflowRun] = []
         self._shard_hosts = ShardHosts(client, group, seats, self._let_in)
         self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
-        self._watch = LossWatch(group)
-        self._drops = DropWatch(client, group)
+        self._watch = IncidentWatch(group, self._news)
+        self._drops = DropWatch(client, group, self._news)
         self._stops = 0
         self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
+        self._unsaved = Unsaved(self.name, group.recovery.durability)
+        self._last_words = weakref.finalize(self, last_words, self._news, self._unsaved)
         self._caller: Caller | None = None
         self._started_workers = 0
+        self._last_run: Sequence[str] = ()
         self._futures: set[Any] = set()
         self._open = False
         self._lost = False
@@ -380,6 +385,8 @@ class ParameterServer(Observable):
             self._submit(train, peers, index, nodes, share) for index, share in enumerate(shares)
         ]
         self._started_workers += workers
+        self._last_run = peers
+        self._unsaved.updates = True
         self._shares.update(zip(peers, shares, strict=True))
         return futures
 
@@ -426,6 +433,7 @@ class ParameterServer(Observable):
         CapacityError
             No node has the Dask resource "evaluator", nor is one left for workers.
         """
+        self._require_open()
         return self._client.sync(self._shard_hosts.evaluate, score, every)
 
     def apply(self, function: str, *args: Any) -> list[Any]:
@@ -532,9 +540,19 @@ class ParameterServer(Observable):
         Workers are asked what they had been told, which takes a moment. With an asynchronous
         client, these are the losses that have been heard of so far.
         """
-        if self._open and not self._client.asynchronous:
-            self._client.sync(self._watch.look)
-        return list(self._watch.found)
+        self._look_for_incidents()
+        return list(self._watch.losses)
+
+    @property
+    def failovers(self) -> list[Failover]:
+        """What has followed when shards lost their servers or replicas: the last 100 times.
+
+        Each says which nodes were lost, which one serves the shard now, after how many seconds, and
+        which updates were lost, and why; `str` makes a line of it. With an asynchronous client,
+        these are those that have been heard of so far.
+        """
+        self._look_for_incidents()
+        return list(self._watch.failovers)
 
     @property
     def updates_lost(self) -> int:
@@ -675,7 +693,14 @@ class ParameterServer(Observable):
             it is a warning, and the checkpoint before is whole. Leaving ``with`` by an error does
             not write it.
         """
-        return self._client.sync(self._close, checkpoint)
+        if self._client.asynchronous:
+            return self._client.sync(self._close, checkpoint)
+        if self._open and self._connection.closed_here:
+            self._let_go(checkpoint)
+        elif self._open:
+            self._client.sync(self._close, checkpoint)
+        self._news.close()
+        return None
 
     def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
         self._require_open()
@@ -691,8 +716,11 @@ class ParameterServer(Observable):
         return found
 
     def _require_open(self) -> None:
+        self._news.deliver()
         if not self._open:
             raise GroupClosed("this parameter server is closed")
+        if self._connection.closed_here:
+            raise GroupClosed("the Dask client of this parameter server is closed")
 
     @property
     def _worker_nodes(self) -> list[Node]:
@@ -747,6 +775,7 @@ class ParameterServer(Observable):
             # Whoever called before it was resumed must not be taken for this one.
             generation = self.saved.run.generation + 1 if self.saved is not None else 0
             self._caller = Caller(self.group, self._transport, incarnation=generation)
+        self._unsaved.updates = True
         return await self._caller.apply(function, arguments)
 
     # -- up and down -----------------------------------------------------------------------------
@@ -796,6 +825,7 @@ class ParameterServer(Observable):
 
     async def _checkpoint(self, limit: float) -> None:
         await save_all(self.group, self._router, self._transport, limit)
+        self._unsaved.updates = bool(self._training.holding(self._stops))
 
     async def _stop(self) -> None:
         self._stops += 1
@@ -814,12 +844,12 @@ class ParameterServer(Observable):
             await self._checkpoint(self.group.timings.call)
         except DpsError as error:
             text = (
-                f"dps: the last state of parameter server {self.name} is not in its checkpoints, "
-                f"for it could not be written at the end: {error}. The one before is whole, and "
+                f"the last state of parameter server {self.name} is not in its checkpoints, for it "
+                f"could not be written at the end: {error}. The one before is whole, and "
                 "ParameterServer.resume goes on from it. To be sure of the last state, call "
                 "ps.checkpoint() before the end, which waits for longer, and raises"
             )
-            warnings.warn(text, LastStateNotSavedWarning, stacklevel=2)
+            self._news.warn(text, LastStateNotSavedWarning)
 
     def _require_checkpoints(self) -> None:
         durability = self.group.recovery.durability
@@ -834,10 +864,23 @@ class ParameterServer(Observable):
             return
         self._open = False
         self._shares.clear()
+        self._last_words.detach()
         if not self._connection.can_break:
             await self._close_in_order(checkpoint)
         elif self._connection.broken or not await self._closed_in_time(checkpoint):
             await self._abandon(checkpoint)
+        if self._client.asynchronous:
+            self._news.close()
+
+    def _let_go(self, checkpoint: bool) -> None:
+        """Close without the client, which was closed before, and its event loop with it."""
+        self._open = False
+        self._shares.clear()
+        self._last_words.detach()
+        for end in self._endings():
+            end()
+        if checkpoint:
+            self._warn_of_last_state("the Dask client was closed before it")
 
     async def _closed_in_time(self, checkpoint: bool) -> bool:
         """Take the group down; return whether the scheduler was there until that was done."""
@@ -866,13 +909,16 @@ class ParameterServer(Observable):
         await asyncio.gather(*ending, return_exceptions=True)
         self._port.exit()
         await self._end_runs()
-        if checkpoint and self.group.recovery.durability.writes_checkpoints:
+        if checkpoint:
+            self._warn_of_last_state("the connection to Dask's scheduler is gone")
+
+    def _warn_of_last_state(self, why: str) -> None:
+        if self.group.recovery.durability.writes_checkpoints:
             text = (
-                "dps: the connection to Dask's scheduler is gone, and the last state of parameter "
-                f"server {self.name} is not in its checkpoints; ParameterServer.resume goes on "
-                "from those"
+                f"{why}, and the last state of parameter server {self.name} is not in its "
+                "checkpoints; ParameterServer.resume goes on from those"
             )
-            warnings.warn(text, LastStateNotSavedWarning, stacklevel=2)
+            self._news.warn(text, LastStateNotSavedWarning)
 
     async def _close_in_order(self, checkpoint: bool) -> None:
         await asyncio.gather(self._drainer.close(), return_exceptions=True)
@@ -880,16 +926,13 @@ class ParameterServer(Observable):
         if self._caller is not None:
             await self._caller.close()
         try:
-            # Both may warn, and a warning may have been turned into an error.
-            try:
-                if checkpoint:
-                    await self._save_the_last()
-            finally:
-                await self._watch.close()
+            if checkpoint:
+                await self._save_the_last()
+            await self._watch.close()
+            if not self.group.recorded:  # who records counts messages; this is for the eye
+                await self._training.look()
         finally:
             try:
-                if not self.group.recorded:  # who records counts messages; this is for the eye
-                    await self._training.look()
                 await self._take_no_more_in()
                 await self._shard_hosts.finish_evaluators()
             finally:

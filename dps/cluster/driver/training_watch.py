@@ -48,7 +48,7 @@ class Started:
     def look(self, stops: int) -> None:
         """Note how it has ended, if it has by now; `stops` is how often training was stopped."""
         status = "pending" if self.future is None else self.future.status
-        if status in ("finished", "cancelled"):
+        if status == "finished" or (status == "cancelled" and not self.ended):
             self.ended, self.future = status, None
         elif status == "error" and not self.ended:
             self.ended = "stopped" if self.stops < stops else "failed"
@@ -102,6 +102,11 @@ class TrainingWatch:
         found = (self.started[name] for name in names)
         return [each.future for each in found if not each.ended]
 
+    def failed(self, names: Sequence[str]) -> list[tuple[str, Any]]:
+        """Those of these workers that have failed, and their futures."""
+        found = [(name, self.started[name]) for name in names]
+        return [(name, each.future) for name, each in found if each.ended == "failed"]
+
     def holding(self, stops: int) -> list[str]:
         """The workers that hold a thread of a node, or wait for one, and were not stopped."""
         self._look_at_futures(stops)
@@ -134,7 +139,8 @@ class TrainingWatch:
                 (known.version, known.nbytes) if known else (None, self._least(layout))
             )
             head = on[0] if on else ""
-            found.append(ShardView(shard, head, on, version, epoch, nbytes, address))
+            wanted = self._group.replicas
+            found.append(ShardView(shard, head, on, version, epoch, nbytes, address, wanted))
         return Listing(found)
 
     def workers(self, stops: int) -> Listing[WorkerView]:
@@ -151,7 +157,13 @@ class TrainingWatch:
         )
 
     def standing(
-        self, names: Sequence[str], total: int | None, since: float | None, stops: int, lost: int
+        self,
+        names: Sequence[str],
+        total: int | None,
+        since: float | None,
+        stops: int,
+        lost: int,
+        notes: tuple[str, ...],
     ) -> Standing:
         """How far these workers are, of `total` gradients, since a time if that is known."""
         views = [view for view in self.workers(stops) if view.worker in names]
@@ -169,6 +181,8 @@ class TrainingWatch:
             len(views),
             numbers,
             lost,
+            sum(view.status == "failed" for view in views),
+            notes,
         )
 
     def _view(self, name: str, each: Started, updates: int, clock: int | None) -> WorkerView:

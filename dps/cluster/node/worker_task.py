@@ -20,7 +20,7 @@ from dps.cluster.node.audit import audit
 from dps.cluster.node.columns import AckColumns, FilterCounts, ReportColumns
 from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.drop_log import DropLog
-from dps.cluster.node.loss_log import log_own
+from dps.cluster.node.incident_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.quiet import keep_quiet
 from dps.cluster.node.recorder import record_forever, recorder_of, sample

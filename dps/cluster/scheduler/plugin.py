@@ -10,7 +10,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dps.cluster.node.drop_log import drop_topic
-from dps.cluster.node.loss_log import logged
+from dps.cluster.node.incident_log import logged
 from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly

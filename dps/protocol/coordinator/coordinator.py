@@ -27,6 +27,7 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from dps.protocol.coordinator.failovers import Failovers
 from dps.protocol.coordinator.failure_count import FailureCount
 from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.membership import Membership
@@ -51,11 +52,11 @@ from dps.protocol.messages import (
     EnterWorker,
     Evict,
     ExitWorker,
-    GetLosses,
+    GetIncidents,
     GetTable,
     HostInfo,
+    Incidents,
     Loss,
-    LossList,
     Push,
     Renewed,
     RenewLease,
@@ -127,6 +128,7 @@ class Coordinator:
             else None
         )
         self.losses = Losses(len(group.layout.shards), calls=bool(group.functions))
+        self.failovers = Failovers(group, clock, emit, self.losses, self.members.node)
         self._failures = FailureCount(clock)
         self._stops = 0
         self._departed = asyncio.Condition()
@@ -148,7 +150,7 @@ class Coordinator:
             Drain: self._drain,
             Dismiss: self._dismiss,
             StopTraining: self._stop_training,
-            GetLosses: self._get_losses,
+            GetIncidents: self._get_incidents,
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
@@ -264,8 +266,8 @@ class Coordinator:
             pass
         return Ending(left())
 
-    async def _get_losses(self, m: GetLosses) -> LossList:
-        return LossList(self.losses.found)
+    async def _get_incidents(self, m: GetIncidents) -> Incidents:
+        return Incidents(self.losses.found, tuple(self.failovers.found))
 
     async def _close_group(self, m: CloseGroup) -> Done:
         self._closed = True
@@ -315,13 +317,14 @@ class Coordinator:
         lost = self.losses.restorations, self.losses.revision
         return Table(
             *(self._version, views, *keepers, seeds, complete, closed, wanted, leaving),
-            *(*lost, self._stops),
+            *(*lost, self._stops, self.failovers.count),
         )
 
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
         self.scaling.look()
         self._failures.look(sum(view.serving for view in self._views()))
+        self.failovers.look(self._views())
         async with self._published:
             self._version += 1
             self._published.notify_all()
@@ -342,6 +345,7 @@ class Coordinator:
             certain=certain,
             after=self._version,
             active=active,
+            cause=self.failovers.restored(view.shard, view.epoch, brought),
         )
         self._failures.restored()
         self._report(found)
@@ -350,13 +354,13 @@ class Coordinator:
         """Record losses of acknowledged updates."""
         now = self._clock.now()
         for loss in losses:
-            what = loss.updates, loss.exact, loss.source, loss.version
+            what = loss.updates, loss.exact, loss.source, loss.version, loss.cause
             self._emit(LossReported(now, loss.shard, loss.epoch, *what))
 
     async def _tell_of(self, losses: Sequence[Loss]) -> None:
-        """Record losses, and let everybody know."""
-        if losses:
-            self._report(losses)
+        """Record losses, and failovers whose cost is known by that, and let everybody know."""
+        self._report(losses)
+        if losses or (self.failovers.await_cost and self.losses.is_settled):
             await self.publish()
 
     def load(self, host: Endpoint) -> int:
@@ -437,6 +441,7 @@ class Coordinator:
         serving = any(not self.members.is_silent(member) for member in view.chain)
         now = self._clock.now()
         self._emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
+        self.failovers.lost(view.shard, info.node, by)
 
     def _appoint_keepers(self, lost: Endpoint | None = None) -> bool:
         """Choose who keeps states and mail; return whether that changes.

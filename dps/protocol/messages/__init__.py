@@ -30,9 +30,9 @@ from dps.protocol.messages.checkpoint import Taken as Taken
 from dps.protocol.messages.checkpoint import WantCut as WantCut
 from dps.protocol.messages.losses import Account as Account
 from dps.protocol.messages.losses import Brought as Brought
-from dps.protocol.messages.losses import GetLosses as GetLosses
+from dps.protocol.messages.losses import GetIncidents as GetIncidents
+from dps.protocol.messages.losses import Incidents as Incidents
 from dps.protocol.messages.losses import Loss as Loss
-from dps.protocol.messages.losses import LossList as LossList
 from dps.protocol.messages.losses import Restoration as Restoration
 from dps.protocol.messages.losses import Statement as Statement
 from dps.protocol.messages.losses import brought as brought
