@@ -87,7 +87,7 @@ def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
         "MB",
         "tcp://h:1",
     ]
-    assert lines[2].split() == ["1", "down", "–", "3", *"0 of 1 – 3.4 MB –".split()]
+    assert lines[2].split() == ["1", "down", "–", "3", *["0", "of", "1", "–", "3.4", "MB", "–"]]
     assert [shard.serving for shard in SHARDS] == [True, False]
     found = Checked(WORKERS._repr_html_())
     names = ["worker", "status", "gradients", "clock", "gradients/s", "loss"]

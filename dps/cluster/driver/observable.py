@@ -55,7 +55,6 @@ class Observable(ABC):
     _open: bool
     _runs: list[MlflowRun]
     _shard_hosts: ShardHosts
-    _stops: int
     _training: TrainingWatch
     _watch: IncidentWatch
     _news: News
@@ -105,7 +104,7 @@ class Observable(ABC):
         The shards are asked, as for `shards`.
         """
         self._look()
-        return self._training.workers(self._stops)
+        return self._training.workers()
 
     def history(self) -> pandas.DataFrame:
         """Return what workers reported and evaluators scored, in the order of time.
@@ -163,20 +162,20 @@ class Observable(ABC):
         if total is not None and (isinstance(total, bool) or not total > 0):
             raise ConfigurationError(f"total={total!r}, expected how many gradients are pushed")
         platform = platform_of(self._client)
-        known = self._training.workers(self._stops)
+        known = self._training.workers()
         running = [each.worker for each in known if not each.ended]
         names = running or [each.worker for each in known if each.worker in self._last_run]
         since = min((self._training.started[name].at for name in running), default=None)
         with display() as show:
             while True:
-                futures = self._training.pending(names, self._stops)
+                futures = self._training.pending(names)
                 if not futures:
                     self._catch_up()
                 self._look()
                 self._news.deliver()
                 notes = self._notes_on_progress(names)
                 lost = self._lost_updates
-                show(self._training.standing(names, total, since, self._stops, lost, notes))
+                show(self._training.standing(names, total, since, lost, notes))
                 if not futures:
                     return
                 platform.wait(self._client, futures, LOOK_SECONDS, every=True)
@@ -277,7 +276,7 @@ class Observable(ABC):
             sum(shard.nbytes for shard in layout.shards),
             self._choices,
             shards,
-            self._training.workers(self._stops),
+            self._training.workers(),
             (*self._notes_on_losses, *missing_copies(shards)),
         )
 
@@ -337,8 +336,8 @@ class Observable(ABC):
     def _endings(self) -> list[Callable[[], None]]:
         """What ends the runs of MLflow that this training is logged to; workers have ended."""
         runs, self._runs = self._runs, []
-        failed = any(each.status == "failed" for each in self._training.workers(self._stops))
-        self._training.let_go(self._stops)
+        failed = any(each.status == "failed" for each in self._training.workers())
+        self._training.let_go()
         numbers = {"updates_lost": self._lost_updates, "failovers": len(self._watch.failovers)}
         return [partial(run.close, numbers, not failed) for run in runs]
 

@@ -282,14 +282,12 @@ class ParameterServer(Observable):
         self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
         self._watch = IncidentWatch(group, self._news)
         self._drops = DropWatch(client, group, self._news)
-        self._stops = 0
         self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
         self._unsaved = Unsaved(self.name, group.recovery.durability)
         self._last_words = weakref.finalize(self, last_words, self._news, self._unsaved)
         self._caller: Caller | None = None
         self._started_workers = 0
         self._last_run: Sequence[str] = ()
-        self._futures: set[Any] = set()
         self._open = False
         self._lost = False
         self._connection = SchedulerConnection(client)
@@ -374,7 +372,7 @@ class ParameterServer(Observable):
             raise ConfigurationError(f"workers={workers}, expected at least 1")
         self._require_open()
         nodes = self._worker_nodes
-        own = self._training.holding(self._stops)
+        own = self._training.holding()
         check_threads(self._client, nodes, workers, self.name, own)
         shares: Sequence[Any] = [None] * workers
         if data is not None:
@@ -744,16 +742,14 @@ class ParameterServer(Observable):
                 index,
                 "worker",
                 {node.address: node.name for node in nodes},
-                self._stops,
+                self._training.stops,
                 share,
                 key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
                 workers=[node.address for node in nodes],
                 resources={"worker": 1} if nodes[0].resource else None,
                 pure=False,
             )
-        self._training.submitted(peers[index], future, self._stops, only_on)
-        # Held also if the caller does not: a worker whose future is gone runs on.
-        self._futures = {each for each in self._futures if not each.done()} | {future}
+        self._training.submitted(peers[index], future, only_on)
         return future
 
     async def _let_in(self) -> None:
@@ -825,12 +821,12 @@ class ParameterServer(Observable):
 
     async def _checkpoint(self, limit: float) -> None:
         await save_all(self.group, self._router, self._transport, limit)
-        self._unsaved.updates = bool(self._training.holding(self._stops))
+        self._unsaved.updates = bool(self._training.holding())
 
     async def _stop(self) -> None:
-        self._stops += 1
+        self._training.stops += 1
         timings = self.group.timings
-        request = StopTraining(self._stops, timings.patience)
+        request = StopTraining(self._training.stops, timings.patience)
         until = asyncio.get_running_loop().time() + timings.unavailable
         while left := (await self._router.ask(request)).left:
             if asyncio.get_running_loop().time() >= until:
@@ -900,7 +896,6 @@ class ParameterServer(Observable):
     async def _abandon(self, checkpoint: bool) -> None:
         """Let go of what is in this process, without the scheduler, and so without the group."""
         self._lost = self._connection.lost
-        self._futures = set()
         self._watch.abandon()
         seeding = [self._seeding] if hasattr(self, "_seeding") else []
         for task in seeding:
@@ -1002,8 +997,7 @@ class ParameterServer(Observable):
 
     async def _end_workers(self) -> None:
         """Have the workers fail that are still running, and forget what does not end soon."""
-        left = [each for each in self._futures | self._training.futures if not each.done()]
-        self._futures = set()
+        left = [each for each in self._training.futures if not each.done()]
         if not left:
             return
         with contextlib.suppress(TimeoutError):

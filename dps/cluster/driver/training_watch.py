@@ -46,7 +46,7 @@ class Started:
         return self.only_on in (None, node.name)
 
     def look(self, stops: int) -> None:
-        """Note how it has ended, if it has by now; `stops` is how often training was stopped."""
+        """Note how it has ended, if it has; `stops` is how often training was stopped by now."""
         status = "pending" if self.future is None else self.future.status
         if status == "finished" or (status == "cancelled" and not self.ended):
             self.ended, self.future = status, None
@@ -60,6 +60,13 @@ class TrainingWatch:
     """Remembers the workers of a group, and what is known of its shards.
 
     `look` and `open` belong to the client's event loop, the rest may be called in any thread.
+
+    Attributes
+    ----------
+    started
+        Each worker that was started, by its name.
+    stops
+        How often the training was stopped.
     """
 
     def __init__(
@@ -74,6 +81,8 @@ class TrainingWatch:
         self._pace = Pace()
         self._seen = clock.monotonic()
         self.started: dict[str, Started] = {}
+        self.stops = 0
+        self._replaced: set[Any] = set()  # futures of workers that were started again since
 
     def open(self, router: Router, transport: Transport) -> None:
         """Begin to listen."""
@@ -88,18 +97,21 @@ class TrainingWatch:
         self._seen = self._clock.monotonic()
         self._pace.look(self._seen, self._updates())
 
-    def submitted(self, worker: str, future: Any, stops: int, only_on: str | None = None) -> None:
+    def submitted(self, worker: str, future: Any, only_on: str | None = None) -> None:
         """Note that a worker was started, perhaps again."""
-        self._look_at_futures(stops)
         now, again = self._clock.monotonic(), self.started.get(worker)
         before = again.before if again else self._before.get(worker, 0)
+        if again is not None and not self._look_at(again).ended:
+            self._replaced.add(again.future)
         at = again.at if again else now
-        self.started[worker] = Started(at, stops, before, future, future.key, only_on)
+        each = Started(at, self.stops, before, future, future.key, only_on)
+        self.started[worker] = each
+        # Also when nobody looks: a client that is closed takes every future for cancelled.
+        future.add_done_callback(lambda _: self._look_at(each))
 
-    def pending(self, names: Sequence[str], stops: int) -> list[Any]:
+    def pending(self, names: Sequence[str]) -> list[Any]:
         """The futures of those of these workers that have not ended."""
-        self._look_at_futures(stops)
-        found = (self.started[name] for name in names)
+        found = (self._look_at(self.started[name]) for name in names)
         return [each.future for each in found if not each.ended]
 
     def failed(self, names: Sequence[str]) -> list[tuple[str, Any]]:
@@ -107,21 +119,22 @@ class TrainingWatch:
         found = [(name, self.started[name]) for name in names]
         return [(name, each.future) for name, each in found if each.ended == "failed"]
 
-    def holding(self, stops: int) -> list[str]:
+    def holding(self) -> list[str]:
         """The workers that hold a thread of a node, or wait for one, and were not stopped."""
-        self._look_at_futures(stops)
-        return [n for n, each in self.started.items() if not each.ended and each.stops == stops]
+        found = ((name, self._look_at(each)) for name, each in self.started.items())
+        return [name for name, each in found if not each.ended and each.stops == self.stops]
 
     @property
     def futures(self) -> set[Any]:
         """The futures of workers that have not ended, or that failed, and may be retried."""
-        return {each.future for each in self.started.values() if each.future is not None}
+        held = {each.future for each in self.started.values() if each.future is not None}
+        return held | self._replaced
 
-    def let_go(self, stops: int) -> None:
+    def let_go(self) -> None:
         """Note how workers have ended, and hold no future any more."""
-        self._look_at_futures(stops)
         for each in self.started.values():
-            each.future = None
+            self._look_at(each).future = None
+        self._replaced.clear()
 
     def shards(self, nodes: Iterable[Node]) -> Listing[ShardView]:
         """How it stands with each shard, as far as is known here."""
@@ -143,16 +156,12 @@ class TrainingWatch:
             found.append(ShardView(shard, head, on, version, epoch, nbytes, address, wanted))
         return Listing(found)
 
-    def workers(self, stops: int) -> Listing[WorkerView]:
-        """How it stands with each worker that was started, as far as is known here.
-
-        `stops` is how often the training was stopped by now.
-        """
-        self._look_at_futures(stops)
+    def workers(self) -> Listing[WorkerView]:
+        """How it stands with each worker that was started, as far as is known here."""
         updates = self._updates()
         clocks = self._clocks()
         return Listing(
-            self._view(name, each, updates.get(name, each.before), clocks.get(name))
+            self._view(name, self._look_at(each), updates.get(name, each.before), clocks.get(name))
             for name, each in self.started.items()
         )
 
@@ -161,12 +170,11 @@ class TrainingWatch:
         names: Sequence[str],
         total: int | None,
         since: float | None,
-        stops: int,
         lost: int,
         notes: tuple[str, ...],
     ) -> Standing:
         """How far these workers are, of `total` gradients, since a time if that is known."""
-        views = [view for view in self.workers(stops) if view.worker in names]
+        views = [view for view in self.workers() if view.worker in names]
         done = sum(view.updates - self.started[view.worker].before for view in views)
         losses = [view.loss for view in views if view.loss is not None]
         numbers = {"loss": sum(losses) / len(losses)} if losses else {}
@@ -195,10 +203,9 @@ class TrainingWatch:
         reported = self._history.last(name)
         return WorkerView(name, status, updates, clock, rate, reported)
 
-    def _look_at_futures(self, stops: int) -> None:
-        """Note which workers have ended, and hold what they returned no longer."""
-        for each in self.started.values():
-            each.look(stops)
+    def _look_at(self, each: Started) -> Started:
+        each.look(self.stops)
+        return each
 
     def _updates(self) -> dict[str, int]:
         """How many updates of each worker the shard has that has most of them."""
