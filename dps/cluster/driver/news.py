@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed import Scheduler
 
+from dps.cluster.node.quiet import is_told
 from dps.cluster.platform import SYSTEM, platform_of
 from dps.errors import LastStateNotSavedWarning
 from dps.observe.progress import notebook
@@ -61,12 +62,15 @@ class News:
         self._waiting.append((f"dps: {text}", category))
 
     def failed(self, what: str, error: Exception) -> None:
-        """Log and warn of the first failure of this kind, and count the others."""
-        kind = f"{what} {type(error).__name__}"
+        """Warn of the first failure of this kind, log its traceback, and count the others."""
+        kind = f"{what}: {type(error).__name__}"
         self._failures[kind] += 1
-        if self._failures[kind] == 1:
+        times = self._failures[kind]
+        if times == 1:
             _log.warning("dps: %s", what, exc_info=error)
             self.warn(f"{kind}: {error}", RuntimeWarning, logged=True)
+        elif is_told(times):
+            self.log(f"{kind}, {times} times until now")
 
     def deliver(self, *_: Any) -> None:
         """Issue the warnings that wait; called in the user's thread."""
@@ -75,11 +79,7 @@ class News:
             warnings.warn(text, category, stacklevel=_level_of_user())
 
     def close(self) -> None:
-        """Say how often what failed has failed, and issue the last warnings."""
-        for kind, times in self._failures.items():
-            if times > 1:
-                self.log(f"{kind}, {times} times in all")
-        self._failures.clear()
+        """Issue the last warnings."""
         if self._cells is not None:
             self._cells.unregister("post_run_cell", self.deliver)
             self._cells = None

@@ -1,4 +1,4 @@
-"""One line instead of tracebacks where workers were ended on purpose.
+"""One line instead of a flood: of failures that are repeated, and of workers that were ended.
 
 Dask's worker logs every task that raises, with its traceback. That is right for a training function
 that failed, and a flood where all workers were stopped, or their parameter server was closed.
@@ -17,6 +17,11 @@ _ERRORS = (GroupClosed, ResultLost, TrainingStopped, UpdatesLost)
 _ON_PURPOSE = tuple(f"{error.__name__}(" for error in _ERRORS)
 
 _dask_log = logging.getLogger("distributed.worker")
+
+
+def is_told(times: int) -> bool:
+    """Whether a failure that has been repeated is worth a line: the 1st, 10th, 100th time, ..."""
+    return str(times).strip("0") == "1"
 
 
 def keep_quiet() -> None:

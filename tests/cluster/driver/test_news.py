@@ -10,6 +10,7 @@ import threading
 import warnings
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,9 +26,11 @@ from dps import (
     Worker,
 )
 from dps.cluster.backends.local import LocalCluster
+from dps.cluster.driver.news import News
 from dps.errors import GroupClosed
 from dps.events import Event
 from dps.testing import VirtualCluster
+from tests.cluster.driver.test_incidents import ELSEWHERE
 from tests.cluster.driver.test_losses import kill_head
 from tests.support.training import (
     COUNTING,
@@ -105,7 +108,66 @@ def test_warnings_are_issued_in_the_thread_of_the_user(monkeypatch: pytest.Monke
         kill_head(cluster, ps, 0)
         eventually(lambda: ps.losses, SECONDS)
     assert found
-    assert set(found) == {(threading.main_thread(), __file__)}
+    assert {thread for thread, _ in found} == {threading.main_thread()}
+    assert {Path(file).parent for _, file in found} == {Path(__file__).parent}, "not inside dps"
+
+
+def test_a_notebook_warns_in_the_cell_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython calls this after each cell; a notebook of its own is run below."""
+    hooks: dict[str, Any] = {}
+    events = SimpleNamespace(
+        register=hooks.setdefault, unregister=lambda name, _: hooks.pop(name, None)
+    )
+    shell = SimpleNamespace(kernel=None, events=events)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    news = News(ELSEWHERE)
+    news.warn("a shard is gone", UpdatesLostWarning)
+    with pytest.warns(UpdatesLostWarning, match="dps: a shard is gone"):
+        hooks["post_run_cell"](None)
+    news.close()
+    assert hooks == {}
+
+
+CELLS = [
+    """
+import os, signal, time
+import numpy as np
+from distributed import Client
+from dps import SGD, ParameterServer
+client = Client(n_workers=4, threads_per_worker=1, dashboard_address=None)
+ps = ParameterServer(client, {"w": np.zeros(8)}, servers=1, optimizer=SGD(1.0))
+""",
+    """
+def train(worker):
+    for _ in range(300):
+        worker.push({"w": -np.ones(8)})
+        time.sleep(0.01)
+
+futures = ps.run(train, workers=2)
+while ps.audit()[0].version < 50:
+    time.sleep(0.05)
+""",
+    """
+head = ps.table().views[0].chain[0].address
+os.kill(client.run(os.getpid, workers=[head])[head], signal.SIGKILL)
+client.gather(futures)
+""",
+    "client.close()",
+    "ps.close()\nps",
+]
+
+
+@pytest.mark.slow
+def test_so_does_a_real_one() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    texts = ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
+    assert [text.count("UpdatesLostWarning: dps: ") for text in texts] == [0, 0, 1, 0, 0]
+    assert "closed" in str(notebook.cells[-1].outputs)
 
 
 def fail_on(kind: str, seen: list[str], event: Event) -> None:
@@ -125,13 +187,13 @@ def test_a_sink_that_raises_is_one_traceback_and_a_count(
         patient_server(plain, params(), optimizer=COUNTING, on_event=sink) as ps,
     ):
         warnings.simplefilter("always")
-        for _ in range(3):
-            results(ps.run(partial(count, 2)))
-    assert seen.count("WorkerJoined") == 3
+        for _ in range(12):
+            results(ps.run(partial(count, 1)))
+    assert seen.count("WorkerJoined") == 12
     assert "WorkerLeft" in seen
     assert sum(record.exc_info is not None for record in caplog.records) == 1
-    kind = "on_event failed on WorkerJoined ZeroDivisionError"
-    assert f"{kind}, 3 times in all" in caplog.text
+    kind = "on_event failed on WorkerJoined: ZeroDivisionError"
+    assert caplog.text.count(f"{kind}, 10 times until now") == 1
     assert [str(w.message) for w in caught if kind in str(w.message)] == [
         f"dps: {kind}: in on_event"
     ]
