@@ -733,7 +733,7 @@ class ParameterServer(Observable):
         share: list[Any] | None,
         only_on: str | None = None,
     ) -> Any:
-        with must_be_sent("train"):
+        with must_be_sent("train", "worker"):
             future = self._client.submit(
                 run_worker,
                 self.group,
@@ -799,7 +799,8 @@ class ParameterServer(Observable):
         self._drops.open()
         client.subscribe_topic(node_topic(name), weakly(self._shard_hosts.node_joined))
         self._drainer.open()
-        await client.register_plugin(CoordinatorPlugin(self.group, client.id))
+        with must_be_sent("what functions= or another argument holds", "parts"):
+            await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description(platform_of(client).clock.now())
         how = self._transport, self._router, start.states, start.tables

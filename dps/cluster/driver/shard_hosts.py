@@ -185,9 +185,11 @@ class ShardHosts:
     def _is_known(self, address: str) -> bool:
         """Whether a Dask worker is a node of the group already, and not one in a lost one's place.
 
-        Where seats are given, a nanny may start a lost one again at the same address.
+        Its nanny may start a lost one again at the same address; Dask has lost its actor then.
         """
         here = [node.name for node in self.nodes if node.address == address]
+        if address in self._hosts and self._hosts[address].is_lost:
+            return False
         if not here or self._seats is None:
             return bool(here)
         seat = self._seats.of(address)

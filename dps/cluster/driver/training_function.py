@@ -66,26 +66,25 @@ def _unwrapped(function: Any) -> Any:
 
 
 @contextmanager
-def must_be_sent(argument: str) -> Iterator[None]:
-    """Raise one clear error if what is submitted meanwhile cannot be sent to a node.
+def must_be_sent(argument: str, given: str) -> Iterator[None]:
+    """Raise one clear error if what is sent meanwhile cannot be, instead of five tracebacks.
 
     Raises
     ------
     ConfigurationError
-        The `argument` holds something that exists in this process only.
+        The `argument` holds something that exists in this process only; it is `given` enough.
     """
-    # Dask logs three tracebacks, and raises two.
     _dask_pickle_log.addFilter(_drop)
     try:
         yield
-    except TypeError as error:
-        if "Could not serialize" not in str(error):
+    except (TypeError, AttributeError) as error:
+        if not any(word in str(error) for word in ("pickle", "Could not serialize")):
             raise
         raise ConfigurationError(
-            f"the function given as {argument} cannot be sent to a node: {error.__cause__}. It "
-            "uses something that exists in this process only, such as the ParameterServer, a Dask "
-            "client, a lock or an open file: use the worker that your function is given, and make "
-            "everything else inside the function"
+            f"{argument} cannot be sent to a node: {error.__cause__ or error}. It uses something "
+            "that exists in this process only, such as the ParameterServer, a Dask client, a lock "
+            f"or an open file: use the {given} that your function is given, and make everything "
+            "else inside the function"
         ) from None
     finally:
         _dask_pickle_log.removeFilter(_drop)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from distributed import Client, wait
+from distributed import LocalCluster as DaskCluster
 
 from dps import BSP, ParameterServer, Timings, Worker
 from dps.errors import CapacityError, ConfigurationError, GroupClosed, ResultLost
@@ -35,6 +37,8 @@ from tests.support.training import (
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
+
+QUIET: dict[str, Any] = {"dashboard_address": None}
 
 
 @contextmanager
@@ -72,6 +76,39 @@ def test_a_function_starts_again_on_the_nodes_that_nannies_bring_back(
         flag.touch()
         assert min(results(futures)) > 0
         assert [worker.status for worker in ps.workers] == ["finished"] * workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_node_that_comes_back_at_its_old_address_is_a_new_one(role: str) -> None:
+    """So it does where nannies are given ports."""
+    first = free_port()
+    ports = f"{first}:{first + 9}"
+    with (
+        DaskCluster(2, threads_per_worker=1, worker_port=ports, **QUIET) as cluster,
+        Client(cluster) as client,
+        patient_server(client, params(), servers=1, optimizer=COUNTING) as ps,
+    ):
+        (future,) = ps.run(partial(count_slowly, 100))
+        eventually(lambda: versions(ps)[0] >= 10, SECONDS)
+        for pid in pids_of(client, ps, role):
+            os.kill(pid, signal.SIGKILL)
+        assert future.result(timeout=SECONDS) == 100
+        assert versions(ps)[0] + ps.updates_lost >= 100
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def count_slowly(steps: int, worker: Worker) -> int:
+    gradients = ones(worker.pull())
+    for _ in range(steps):
+        worker.push(gradients)
+        time.sleep(0.01)
+    return steps
 
 
 def count_and_return(size: int, worker: Worker) -> Any:
@@ -205,6 +242,18 @@ def test_a_function_that_holds_what_stays_here_is_one_clear_error(
             ps.run(partial(isinstance, held) if what == "in a partial" else train)
         assert caplog.records == []
         assert results(ps.run(partial(count, 2))) == [2]
+
+
+def test_so_is_a_score_or_a_registered_function_that_does(
+    plain: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = "cannot be sent to a node: .*that exists in this process only"
+    with patient_server(plain, params()) as ps:
+        with pytest.raises(ConfigurationError, match=f"score {refused}"):
+            ps.evaluate(lambda weights: (ps.pull(), 0.0))  # type: ignore[arg-type, return-value]
+        with pytest.raises(ConfigurationError, match=f"functions= .*{refused}"):
+            ParameterServer(plain, params(), functions={"f": lambda parts: plain.id})
+    assert "Failed to serialize" not in caplog.text
 
 
 def test_a_run_that_finds_no_free_thread_says_what_holds_them(
