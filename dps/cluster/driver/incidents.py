@@ -24,16 +24,7 @@ GRACE_SECONDS = 1.0
 class IncidentWatch:
     """Knows a group's incidents, and tells of new ones. Used from the client's event loop.
 
-    Attributes
-    ----------
-    losses
-        The losses that are known, one for each restoration that cost any.
-    failovers
-        The last failovers that are known.
-    copies
-        How many copies each shard has, by its number.
-
-    They may be read in any thread.
+    What is known of `losses`, `failovers` and the `copies` of each shard may be read in any thread.
     """
 
     def __init__(self, group: Group, news: News) -> None:

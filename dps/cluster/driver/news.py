@@ -11,7 +11,6 @@ import logging
 import sys
 import warnings
 from collections import Counter, deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ from dps.cluster.node.quiet import is_told
 from dps.cluster.platform import SYSTEM, platform_of
 from dps.errors import LastStateNotSavedWarning
 from dps.observe.progress import notebook
-from dps.protocol.durability import Durability
-from dps.shown import brief
 
 if TYPE_CHECKING:
     import distributed
@@ -39,12 +36,15 @@ class News:
     ----------
     scheduler_logs
         Whether what Dask's scheduler logs is logged in this process.
+    unsaved
+        What is lost if the parameter server is not closed; "": nothing.
     """
 
     def __init__(self, client: distributed.Client) -> None:
         address = client.scheduler.address
         here = any(each.address == address for each in list(Scheduler._instances))
         self.scheduler_logs = here or platform_of(client) is not SYSTEM  # all is here then
+        self.unsaved = ""
         self._waiting: deque[tuple[str, type[Warning]]] = deque()
         self._failures: Counter[str] = Counter()
         self._cells = getattr(notebook(), "events", None)
@@ -79,31 +79,14 @@ class News:
             warnings.warn(text, category, stacklevel=_level_of_user())
 
     def close(self) -> None:
-        """Issue the last warnings."""
+        """Issue the last warnings; `weakref.finalize` calls this where nobody else has."""
+        if self.unsaved:
+            self.warn(self.unsaved, LastStateNotSavedWarning, logged=True)
+            self.unsaved = ""
         if self._cells is not None:
             self._cells.unregister("post_run_cell", self.deliver)
             self._cells = None
         self.deliver()
-
-
-@dataclass(slots=True)
-class Unsaved:
-    """What a parameter server leaves if nobody closes it; `updates`: some are in no checkpoint."""
-
-    name: str
-    durability: Durability
-    updates: bool = False
-
-
-def last_words(news: News, unsaved: Unsaved) -> None:
-    """Say what is lost with a parameter server that was not closed; `weakref.finalize` calls it."""
-    if unsaved.updates and unsaved.durability.writes_checkpoints:
-        text = (
-            f"parameter server {unsaved.name} was not closed: updates since its last checkpoint "
-            f"({brief(unsaved.durability)}) are in none. Leave its `with`, or call ps.close()"
-        )
-        news.warn(text, LastStateNotSavedWarning, logged=True)
-    news.close()
 
 
 def _level_of_user() -> int:

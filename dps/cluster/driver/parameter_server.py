@@ -7,27 +7,13 @@ and it holds the initial values, which it installs wherever the coordinator asks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-
-from dps.cluster.driver.shard_hosts import ShardHosts
-from dps.cluster.names import Node
-from dps.cluster.node.worker import Worker
-from dps.core.tables.row_gradients import KEYS
-from dps.errors import CapacityError, ConfigurationError, DpsError, GroupClosed, ShardUnavailable
-from dps.protocol.client.client import Client
-from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import AuditReply, Dismiss, Drain, Scale, Table
-from dps.protocol.recovery import as_servers
-
-if TYPE_CHECKING:
-    import distributed
-import contextlib
-import weakref
-from collections.abc import Mapping
 
 from dps.cluster.driver.connection import SchedulerConnection
 from dps.cluster.driver.data_shares import refuse_futures, shares_of
@@ -35,7 +21,7 @@ from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.incidents import IncidentWatch
-from dps.cluster.driver.news import News, Unsaved, last_words
+from dps.cluster.driver.news import News
 from dps.cluster.driver.observable import Observable
 from dps.cluster.driver.setup import (
     Start,
@@ -46,11 +32,15 @@ from dps.cluster.driver.setup import (
     checked_labels,
     from_path,
 )
+from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.driver.training_function import check_function, check_threads, must_be_sent
 from dps.cluster.driver.training_watch import TrainingWatch
+from dps.cluster.names import Node
+from dps.cluster.node.audit import audit_all
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.quiet import keep_quiet
 from dps.cluster.node.weak import weakly
+from dps.cluster.node.worker import Worker
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out, widen
@@ -61,28 +51,44 @@ from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement.hash_ring import BALANCED, ConsistentHash
 from dps.core.rules.rule import SGD, UpdateRule
+from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import SparseSpec
 from dps.errors import (
+    CapacityError,
+    ConfigurationError,
     DeadlineExceeded,
+    DpsError,
+    GroupClosed,
     LastStateNotSavedWarning,
+    ShardUnavailable,
     StoreUnavailable,
 )
 from dps.events import Failover, Sink
 from dps.observe.history import History
 from dps.observe.mlflow_run import MlflowRun
 from dps.protocol.client.bootstrap import Bootstrap
-from dps.protocol.client.client import Client as Caller
+from dps.protocol.client.client import Client
+from dps.protocol.client.routing_table import Router
 from dps.protocol.client.save_all import save_all
-from dps.protocol.messages import CloseGroup, Loss, StopTraining
-from dps.protocol.recovery import Recovery
+from dps.protocol.messages import (
+    AuditReply,
+    CloseGroup,
+    Dismiss,
+    Drain,
+    Loss,
+    Scale,
+    StopTraining,
+    Table,
+)
+from dps.protocol.recovery import Recovery, as_servers
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
+from dps.shown import brief
 
 if TYPE_CHECKING:
     import distributed
 
     from dps.cluster.backends.assignment import NodeAssignment
-from dps.cluster.node.audit import audit_all
 
 T = TypeVar("T")
 
@@ -283,9 +289,8 @@ class ParameterServer(Observable):
         self._watch = IncidentWatch(group, self._news)
         self._drops = DropWatch(client, group, self._news)
         self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
-        self._unsaved = Unsaved(self.name, group.recovery.durability)
-        self._last_words = weakref.finalize(self, last_words, self._news, self._unsaved)
-        self._caller: Caller | None = None
+        weakref.finalize(self, self._news.close)  # also when the program ends
+        self._caller: Client | None = None
         self._started_workers = 0
         self._last_run: Sequence[str] = ()
         self._open = False
@@ -366,7 +371,7 @@ class ParameterServer(Observable):
             `train` is no such function, or cannot be sent to a node, as it uses this parameter
             server or the client; or `data` cannot be shared out.
         """
-        check_function(train, "train", "a worker", *(["its data"] if data is not None else []))
+        check_function(train, "a worker", *(["its data"] if data is not None else []))
         refuse_futures(train)
         if workers < 1:
             raise ConfigurationError(f"workers={workers}, expected at least 1")
@@ -384,7 +389,7 @@ class ParameterServer(Observable):
         ]
         self._started_workers += workers
         self._last_run = peers
-        self._unsaved.updates = True
+        self._note_updates()
         self._shares.update(zip(peers, shares, strict=True))
         return futures
 
@@ -770,8 +775,8 @@ class ParameterServer(Observable):
         if self._caller is None:
             # Whoever called before it was resumed must not be taken for this one.
             generation = self.saved.run.generation + 1 if self.saved is not None else 0
-            self._caller = Caller(self.group, self._transport, incarnation=generation)
-        self._unsaved.updates = True
+            self._caller = Client(self.group, self._transport, incarnation=generation)
+        self._note_updates()
         return await self._caller.apply(function, arguments)
 
     # -- up and down -----------------------------------------------------------------------------
@@ -822,7 +827,8 @@ class ParameterServer(Observable):
 
     async def _checkpoint(self, limit: float) -> None:
         await save_all(self.group, self._router, self._transport, limit)
-        self._unsaved.updates = bool(self._training.holding())
+        if not self._training.holding():
+            self._news.unsaved = ""
 
     async def _stop(self) -> None:
         self._training.stops += 1
@@ -832,6 +838,15 @@ class ParameterServer(Observable):
         while left := (await self._router.ask(request)).left:
             if asyncio.get_running_loop().time() >= until:
                 raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
+
+    def _note_updates(self) -> None:
+        """From now on there are updates that may be in no checkpoint."""
+        durability = self.group.recovery.durability
+        if durability.writes_checkpoints:
+            self._news.unsaved = (
+                f"parameter server {self.name} was not closed: updates since its last checkpoint "
+                f"({brief(durability)}) are in none. Leave its `with`, or call ps.close()"
+            )
 
     async def _save_the_last(self) -> None:
         """Write the last state, if that is how it survives."""
@@ -861,7 +876,7 @@ class ParameterServer(Observable):
             return
         self._open = False
         self._shares.clear()
-        self._last_words.detach()
+        self._news.unsaved = ""
         if not self._connection.can_break:
             await self._close_in_order(checkpoint)
         elif self._connection.broken or not await self._closed_in_time(checkpoint):
@@ -873,7 +888,7 @@ class ParameterServer(Observable):
         """Close without the client, which was closed before, and its event loop with it."""
         self._open = False
         self._shares.clear()
-        self._last_words.detach()
+        self._news.unsaved = ""
         for end in self._endings():
             end()
         if checkpoint:

@@ -18,51 +18,36 @@ from dps.errors import CapacityError, ConfigurationError
 if TYPE_CHECKING:
     import distributed
 
-_WORKER_KEY = "dps-worker-"
-_dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
-
-
-def check_function(train: object, argument: str, *given: str) -> None:
-    """Refuse what cannot be called with the arguments that it is `given`, and kinds that never end.
-
-    Raises
-    ------
-    ConfigurationError
-        The `argument` is no such function.
-    """
-    wanted = f"expected a function of {' and '.join(given)}"
-    if not callable(train):
-        raise ConfigurationError(f"{argument}={train!r}, {wanted}")
-    for kind, is_kind in _NEVER_RUN.items():
-        if is_kind(_unwrapped(train)):
-            raise ConfigurationError(
-                f"{argument}={train!r} is {kind}: calling it would not run its body; {wanted} that "
-                "is defined by a plain `def` and returns when it is done"
-            )
-    try:
-        inspect.signature(train).bind(*given)
-    except ValueError:  # one that is written in C may have no signature
-        return
-    except TypeError as error:
-        raise ConfigurationError(
-            f"{argument}={train!r} cannot be called with {' and '.join(given)}: {error}"
-        ) from None
-
-
 _NEVER_RUN: dict[str, Callable[[object], bool]] = {
     "a coroutine function (async def)": inspect.iscoroutinefunction,
     "an asynchronous generator": inspect.isasyncgenfunction,
     "a generator (it has a yield)": inspect.isgeneratorfunction,
 }
+_WORKER_KEY = "dps-worker-"
+_dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
 
-def _unwrapped(function: Any) -> Any:
-    """The function that runs when this is called: of a partial, or of an object with a call."""
-    while isinstance(function, partial):
-        function = function.func
-    if inspect.isroutine(function) or inspect.isclass(function):
-        return function
-    return type(function).__call__
+def check_function(train: Any, *given: str) -> None:
+    """Refuse what is no function of these arguments, or would return before its body has run.
+
+    Raises
+    ------
+    ConfigurationError
+        It says what `train` is, and what is expected.
+    """
+    wanted = f"expected a function of {' and '.join(given)}"
+    if not callable(train):
+        raise ConfigurationError(f"train={train!r}, {wanted}")
+    called = train.func if isinstance(train, partial) else train
+    for kind, is_kind in _NEVER_RUN.items():
+        if is_kind(called) or is_kind(type(called).__call__):
+            raise ConfigurationError(f"train={train!r} is {kind}, {wanted}: a plain `def`")
+    try:
+        inspect.signature(train).bind(*given)
+    except ValueError:  # one that is written in C may have no signature
+        return
+    except TypeError as error:
+        raise ConfigurationError(f"train={train!r}, {wanted}: {error}") from None
 
 
 @contextmanager
@@ -99,12 +84,7 @@ def check_threads(
 ) -> None:
     """Refuse to start more workers than threads are free.
 
-    Parameters
-    ----------
-    group
-        The name of the parameter server.
-    own
-        The names of its workers that hold a thread, or wait for one.
+    `own` are the workers of this `group` that hold a thread, or wait for one.
 
     Raises
     ------
@@ -112,19 +92,18 @@ def check_threads(
         It says what holds the threads.
     """
     threads = sum(node.threads for node in nodes)
-    others = _others(client, nodes, group)
-    free = max(0, threads - len(own) - sum(map(len, others.values())))
+    holders = {"this parameter server": own, **_others(client, nodes, group)}
+    free = max(0, threads - sum(map(len, holders.values())))
     if workers <= free:
         return
     there = f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads"
-    held = [f"{', '.join(own)} of this parameter server"] if own else []
-    held += [f"{', '.join(names)} of parameter server {name}" for name, names in others.items()]
+    held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
     if not held:
         raise CapacityError(f"{there} in all; start more Dask workers or ask for fewer")
     raise CapacityError(
-        f"{there}, of which {free} are free: {'; '.join(held)} run there. Wait for their futures, "
-        "end them (ps.stop(), ps.remove_worker(), or ps.close() of the parameter server they "
-        "belong to), or start more Dask workers"
+        f"{there}, of which {free} are free: {held} run there. Wait for their futures, end them "
+        "(ps.stop(), ps.remove_worker(), or ps.close() of the parameter server that they belong "
+        "to), or start more Dask workers"
     )
 
 
@@ -138,5 +117,5 @@ def _others(client: distributed.Client, nodes: Sequence[Node], group: str) -> di
     for key in sorted(key for key in keys if key.startswith(_WORKER_KEY)):
         _, worker, number, name, _ = key.split("-")
         if name != group:
-            found.setdefault(name, []).append(f"{worker}-{number}")
+            found.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
     return found

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from dask.sizeof import sizeof
 from distributed import get_worker
+from distributed.sizeof import safe_sizeof
 
 from dps.cluster.node.audit import audit
 from dps.cluster.node.columns import AckColumns, FilterCounts, ReportColumns
@@ -221,7 +221,7 @@ class _Task:
 
 def _packed(result: Any) -> np.ndarray | None:
     """A result as bytes for the coordinator; None: it is large, or would come back as another."""
-    if sizeof(result) > RESULT_BYTES:
+    if safe_sizeof(result) > RESULT_BYTES:
         return None
     try:
         packed = pack(result)

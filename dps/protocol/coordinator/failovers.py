@@ -32,21 +32,9 @@ class _Outage:
 
 
 class Failovers:
-    """The failovers of a group. Used from one event loop.
+    """The failovers of a group: all are counted, the last are `found`. Used from one event loop.
 
-    Parameters
-    ----------
-    losses
-        Of acknowledged updates: a failover has cost those of its restoration.
-    node
-        Returns the name of a host's node.
-
-    Attributes
-    ----------
-    found
-        The last failovers, `KEPT` at most.
-    count
-        How many there have been.
+    `node` returns the name of a host's node.
     """
 
     def __init__(
@@ -83,7 +71,7 @@ class Failovers:
 
     @property
     def await_cost(self) -> bool:
-        """Whether a shard is served again, and it was not known yet what that has cost."""
+        """Whether a shard is served again, and what that has cost was not known yet."""
         return any(outage.served is not None for outage in self._outages.values())
 
     def look(self, views: Sequence[View]) -> None:

@@ -214,7 +214,7 @@ def without_worker() -> None:
         (partial(train_later), r"a coroutine function \(async def\)"),
         (Trainer(), r"a coroutine function \(async def\)"),
         (train_by_steps, "a generator"),
-        (without_worker, "cannot be called with a worker: too many positional arguments"),
+        (without_worker, "expected a function of a worker: too many positional arguments"),
         (3, "train=3, expected a function of a worker"),
     ],
 )

@@ -119,7 +119,7 @@ def test_the_page_shows_a_training_and_a_loss(cluster: LocalCluster, tmp_path: P
             page = looked()
             recent, marks = page["dps-recent"], page["dps-speeds-marks"]["x"]
             return (
-                "shard 0 is to go on at replica-0-1" in recent
+                "node replica-0-1 took over after" in recent
                 and "server-0 found lost" in recent
                 and len(marks) == 1
                 and re.search(r"0 +serving +replica-0-1 ", page["dps-shards"]) is not None
