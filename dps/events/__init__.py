@@ -339,9 +339,10 @@ class Failover(Event):
                 f"{some}{self.updates_lost} acknowledged updates were lost"
             )
         lost = f"nodes {self.lost} were" if ", " in self.lost else f"node {self.lost} was"
+        noticed = "its lease ended" if self.by == "lease" else f"noticed by the {self.by}"
         return (
-            f"shard {self.shard}: {lost} lost (noticed by the {self.by}), node {self.node} "
-            f"{went_on} after {self.seconds:.2f} s{copies}; {what}"
+            f"shard {self.shard}: {lost} lost ({noticed}), node {self.node} {went_on} after "
+            f"{self.seconds:.2f} s{copies}; {what}"
         )
 
 

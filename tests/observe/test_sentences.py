@@ -22,7 +22,7 @@ REPLICA = ("replica", 0, "", 0, True)
         ),
         (
             Failover(0.0, 2, 4, "a, b", "lease", 1.5, "c", False, 1, 3, *REPLICA),
-            "shard 2: nodes a, b were lost (noticed by the lease), node c serves on after 1.50 s, "
+            "shard 2: nodes a, b were lost (its lease ended), node c serves on after 1.50 s, "
             "with 1 of 3 copies; no update was lost",
         ),
         (

@@ -120,6 +120,8 @@ class IncidentWatch:
         """Warn of a shard that had all its copies, and lacks one for longer than a moment."""
         for view in table.views:
             shard, self.copies[view.shard] = view.shard, len(view.chain)
+            if self._group.on_loss == SILENT:
+                continue
             if self.copies[shard] >= self._group.replicas:
                 self._whole.add(shard)
                 if (due := self._due.pop(shard, None)) is not None:
@@ -132,8 +134,6 @@ class IncidentWatch:
                 self._due[shard] = loop.call_later(GRACE_SECONDS, self._warn_of, shard)
 
     def _warn_of(self, shard: int) -> None:
-        if self._group.on_loss == SILENT:
-            return
         self._warned_of.add(shard)
         there, wanted = self.copies[shard], self._group.replicas
         state = f"has {there} of {wanted} copies" if there else "is down: no copy of it is left"

@@ -92,7 +92,7 @@ def test_a_failover_is_one_line_that_says_who_how_long_what_and_why(
         assert 0.4 <= failover.seconds < 2.0
         await router.close()
 
-    with caplog.at_level(logging.WARNING, "distributed.client.dps"):
+    with caplog.at_level(logging.WARNING, "distributed.client"):
         in_world(scenario)
     (line,) = (r.getMessage() for r in caplog.records if "node server-1" in r.getMessage())
     assert "shard 1: node server-1 was lost (noticed by the " in line

@@ -217,6 +217,7 @@ def without_worker() -> None:
         (without_worker, "expected a function of a worker: too many positional arguments"),
         (3, "train=3, expected a function of a worker"),
     ],
+    ids=["async", "partial", "object", "generator", "arguments", "number"],
 )
 def test_what_would_never_train_is_refused_at_once(plain: Client, train: Any, why: str) -> None:
     with patient_server(plain, params()) as ps:

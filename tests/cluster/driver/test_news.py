@@ -182,7 +182,7 @@ def test_a_sink_that_raises_is_one_traceback_and_a_count(
     seen: list[str] = []
     sink = partial(fail_on, "WorkerJoined", seen)
     with (
-        caplog.at_level(logging.WARNING),
+        caplog.at_level(logging.WARNING, "distributed.client"),
         warnings.catch_warnings(record=True) as caught,
         patient_server(plain, params(), optimizer=COUNTING, on_event=sink) as ps,
     ):

@@ -23,7 +23,7 @@ def test_events_that_dask_refuses_are_left_out_and_counted(
 
     recorder = Recorder("g", log_event)
     good = [Evaluated(float(number), number, 0.5, 0.9) for number in range(120)]
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "distributed.worker"):
         for each in good:
             recorder(each)
             recorder(Evaluated(each.t, each.updates, 1j, 0.9))  # type: ignore[arg-type]
