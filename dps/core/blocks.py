@@ -428,7 +428,10 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
     if dtype not in DTYPES:
         raise ConfigurationError(f"params[{name!r}] is {dtype}, expected float32 or float64")
     if array.size == 0:
-        raise ConfigurationError(f"params[{name!r}] is empty")
+        raise ConfigurationError(
+            f"params[{name!r}] is empty: nothing in it can be trained. Leave it out; make it "
+            f"in the training function, as np.zeros({array.shape})"
+        )
     if not all_finite(array):
         raise ConfigurationError(f"params[{name!r}] holds NaN or infinity")
     return ArraySpec(name, tuple(array.shape), dtype)
