@@ -98,7 +98,7 @@ class Inbox:
         try:
             self._history.add(event)
         except Exception as error:  # noqa: BLE001 - a number of the user's that is none
-            self._news.failed(f"the history lacks a {type(event).__name__}", error)
+            self._news.failed(f"the history lacks numbers of {type(event).__name__}", error)
         if self._sink is not None:
             try:
                 self._sink(event)

@@ -132,6 +132,7 @@ class Observable(ABC):
             The package pandas is not installed.
         """
         self._catch_up()
+        self._news.deliver()
         return self._history.frame()
 
     def progress(self, total: int | None = None) -> None:

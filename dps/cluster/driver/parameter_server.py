@@ -296,6 +296,7 @@ class ParameterServer(Observable):
         self._open = False
         self._lost = False
         self._connection = SchedulerConnection(client)
+        self._is_asynchronous = client.asynchronous  # in the event loop, that is always true
         keep_quiet()
         if not client.asynchronous:
             client.sync(self._start)
@@ -881,7 +882,7 @@ class ParameterServer(Observable):
             await self._close_in_order(checkpoint)
         elif self._connection.broken or not await self._closed_in_time(checkpoint):
             await self._abandon(checkpoint)
-        if self._client.asynchronous:
+        if self._is_asynchronous:
             self._news.close()
 
     def _let_go(self, checkpoint: bool) -> None:

@@ -91,7 +91,10 @@ def test_a_failover_is_shown_wherever_a_user_looks(
 # -- warnings --------------------------------------------------------------------------------------
 
 
-def test_warnings_are_issued_in_the_thread_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["losses", "close"])
+def test_warnings_are_issued_in_the_thread_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
     found: list[tuple[threading.Thread, str]] = []
 
     def show(message: Any, category: Any, filename: str, *_: Any) -> None:
@@ -106,7 +109,7 @@ def test_warnings_are_issued_in_the_thread_of_the_user(monkeypatch: pytest.Monke
         warnings.simplefilter("always", UpdatesLostWarning)
         results(ps.run(partial(count, 5)))
         kill_head(cluster, ps, 0)
-        eventually(lambda: ps.losses, SECONDS)
+        eventually(lambda: ps.losses if by == "losses" else ps._watch.losses, SECONDS)
     assert found
     assert {thread for thread, _ in found} == {threading.main_thread()}
     assert {Path(file).parent for _, file in found} == {Path(__file__).parent}, "not inside dps"
