@@ -39,14 +39,17 @@ from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, Step
 from dps.core.rules.staleness import StalenessAware
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
+    CopiesMissingWarning,
     DpsError,
     LastStateNotSavedWarning,
+    ResultLost,
     TrainingStopped,
     UpdatesDropped,
     UpdatesDroppedWarning,
     UpdatesLost,
     UpdatesLostWarning,
 )
+from dps.events import Failover
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import Layered
@@ -88,12 +91,14 @@ __all__ = [
     "ConsistentHash",
     "Constant",
     "Continue",
+    "CopiesMissingWarning",
     "Cosine",
     "DelayCompensated",
     "DelayedProximal",
     "DpsError",
     "Durability",
     "ElasticNet",
+    "Failover",
     "Filter",
     "Frozen",
     "Given",
@@ -117,6 +122,7 @@ __all__ = [
     "RandomSkip",
     "Recovery",
     "Replay",
+    "ResultLost",
     "Schedule",
     "Scheduled",
     "Selection",

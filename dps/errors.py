@@ -104,10 +104,21 @@ class GroupClosed(DpsError):
     """
 
 
+class CoordinatorGone(GroupClosed, NotServing):
+    """Dask's scheduler has no coordinator of this name (any more): the group was closed."""
+
+
 class TrainingStopped(DpsError):
     """The training was stopped, or this worker's future cancelled: it pushes and pulls no more.
 
     A training function that does not catch it ends with it, and so does its Dask future.
+    """
+
+
+class ResultLost(DpsError):
+    """A worker had finished, and what its function returned was lost with its node.
+
+    Its updates are in the weights. Its function is not called again.
     """
 
 
@@ -124,6 +135,10 @@ class UpdatesDropped(DpsError):
 
 class UpdatesLostWarning(UserWarning):
     """Updates that had been acknowledged were lost. Shown by default."""
+
+
+class CopiesMissingWarning(UserWarning):
+    """A shard has had fewer copies than were asked for, for longer than a moment."""
 
 
 class LastStateNotSavedWarning(UserWarning):

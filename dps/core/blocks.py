@@ -434,8 +434,8 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
         raise ConfigurationError(f"params[{name!r}] is {dtype}, expected float32 or float64")
     if array.size == 0:
         raise ConfigurationError(
-            f"params[{name!r}] is empty, {list(array.shape)}: leave it out, as there is nothing in "
-            "it to train"
+            f"params[{name!r}] is empty, {list(array.shape)}: nothing in it can be trained. "
+            "Leave it out, and make it in the training function"
         )
     if not all_finite(array):
         raise ConfigurationError(f"params[{name!r}] holds NaN or infinity")

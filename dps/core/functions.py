@@ -95,7 +95,7 @@ def carried_out(
         changed = returned if isinstance(returned, Changed) else Changed({}, returned)
         pieces, values = _gathered(layout, here, changed.arrays)
         result = _checked(pack(changed.result))
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         # From the function on: how it came to be called is of no use to whoever wrote it.
         inner = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
@@ -162,7 +162,7 @@ def pack(value: Any) -> np.ndarray:
     ----------
     value
         None, a bool, a number, a text, an array without Python objects in it, or lists, tuples and
-        dicts by text of such values. Tuples come back as lists, numpy's numbers as Python's.
+        dicts by text of such values. Numpy's numbers come back as Python's.
 
     Raises
     ------
@@ -189,6 +189,8 @@ def unpack(buffer: np.ndarray) -> Any:
             return value
         if "%" in value:
             return {key: rebuilt(item) for key, item in value["%"].items()}
+        if "()" in value:
+            return tuple(map(rebuilt, value["()"]))
         dtype, shape, size = value["$"]
         flat = buffer[at : at + size].copy().view(dtype)
         at += size
@@ -202,8 +204,10 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
         value = value.item()
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_plain(item, arrays) for item in value]
+    if isinstance(value, tuple):
+        return {"()": [_plain(item, arrays) for item in value]}
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {"%": {key: _plain(item, arrays) for key, item in value.items()}}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":

@@ -1,4 +1,4 @@
-"""What the name of a node tells: its role, and whose place it took.
+"""What names tell: the role of a node, whose place it took, and what a shard was restored from.
 
 A node is called by its role and numbers, such as "replica-0-1"; the node that takes the place of a
 lost one has that one's name and a suffix more.
@@ -10,6 +10,19 @@ NODE_ROLES = ("server", "replica", "spare", "store", "worker", "evaluator")
 STORE_ROLES = ("store", "mailbox")  # of nodes that keep states and mail, and no replicas
 ROLES = (*NODE_ROLES, "scheduler")  # of all processes whose use is measured
 _SUFFIX = "-b"
+
+
+_SOURCES = {
+    "initial": "its initial values",
+    "store": "the state store",
+    "worker": "a worker's copy",
+}
+
+
+def restored_from(source: str, version: int) -> str:
+    """Return in words what a shard was restored from, as `dps.events.Restored` has it."""
+    name = "its checkpoint" if source == "checkpoint" else source
+    return _SOURCES.get(source, f"{name} at version {version}")
 
 
 def role_of(name: str) -> str:

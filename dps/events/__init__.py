@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from dps.core.names import restored_from
 from dps.events.base import Event as Event
 from dps.events.base import Sink as Sink
 from dps.events.base import from_dict as from_dict
@@ -301,7 +302,7 @@ class LossReported(Event):
 
     It is recorded once all workers that take part have said what they were told, and again when
     more becomes known later. Not `exact`: there are at least so many, as a worker was lost too.
-    `source` and `version` are those of the restored state.
+    `source` and `version` are those of the restored state, and `cause` says why it was restored.
     """
 
     shard: int
@@ -310,6 +311,54 @@ class LossReported(Event):
     exact: bool
     source: str
     version: int
+    cause: str = ""
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class Failover(Event):
+    """A shard that had lost one or more replicas is served again, in `epoch`; `str` says it all.
+
+    `lost` names the nodes, and `by` says who noticed the first loss (as in `Detected`), `seconds`
+    before the shard was served again. `node` is its head now, which has `took_over` if it was
+    another before. `copies` of the `wanted` replicas are left. `source` is "replica" where one of
+    them goes on, which loses nothing; else, as in `Restored`, what the shard was restored from for
+    some `cause`, at `version`, and without `updates_lost` that workers had been told are durable.
+    Not `exact`: these are a lower bound.
+    """
+
+    shard: int
+    epoch: int
+    lost: str
+    by: str
+    seconds: float
+    node: str
+    took_over: bool
+    copies: int
+    wanted: int
+    source: str
+    version: int
+    cause: str
+    updates_lost: int
+    exact: bool
+
+    def __str__(self) -> str:
+        went_on = "took over" if self.took_over else "serves on"
+        copies = f", with {self.copies} of {self.wanted} copies" if self.wanted > 1 else ""
+        if self.source == "replica":
+            what = "no update was lost"
+        else:
+            some = "" if self.exact else "at least "
+            what = (
+                f"restored from {restored_from(self.source, self.version)}, because {self.cause}; "
+                f"{some}{self.updates_lost} acknowledged updates were lost"
+            )
+        lost = f"nodes {self.lost} were" if ", " in self.lost else f"node {self.lost} was"
+        noticed = "its lease ended" if self.by == "lease" else f"noticed by the {self.by}"
+        return (
+            f"shard {self.shard}: {lost} lost ({noticed}), node {self.node} {went_on} after "
+            f"{self.seconds:.2f} s{copies}; {what}"
+        )
 
 
 @recorded

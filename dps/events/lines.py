@@ -26,8 +26,8 @@ _OFTEN = frozenset(
 )
 _BAD = frozenset(
     {
-        *("CheckpointFailed", "CheckpointRefused", "Detected", "FaultMissed", "LossReported"),
-        *("Returned", "RolledBack", "TaskFailed"),
+        *("CheckpointFailed", "CheckpointRefused", "Detected", "Failover", "FaultMissed"),
+        *("LossReported", "Returned", "RolledBack", "TaskFailed"),
     }
 )
 _SUBJECTS = ("shard", "worker", "node", "target")

@@ -27,8 +27,9 @@ EVALUATOR = "evaluator"
 class Number(NamedTuple):
     """One number of the history.
 
-    `t` is in seconds since the Unix epoch; `version` that of the weights that it is about, on the
-    mean of the shards, or -1 if that is not known.
+    `t` is in seconds since the Unix epoch; `step` the version of the weights that it is about, on
+    the mean of the shards, or -1 if there were none; `report` which report of a worker's
+    incarnation it is from, or 0.
     """
 
     t: float
@@ -37,11 +38,11 @@ class Number(NamedTuple):
     metric: str
     step: int
     value: float
-    version: int
+    report: int
 
 
 _Key = tuple[str, int, str]  # source, incarnation, metric
-_Row = tuple[float, int, float, int]  # t, step, value, version
+_Row = tuple[float, int, float, int]  # t, step, value, report
 
 
 class _Series:
@@ -58,7 +59,8 @@ class _Series:
 
     def add(self, number: Number) -> None:
         """Take a number in, or only as the last one if it is none of the `stride`-th."""
-        self.last = number.t, number.step, number.value, number.version
+        # Whole or not at all: a column that is shorter than others could never be read again.
+        self.last = number.t, number.step, float(number.value), number.report
         if self._seen % self._stride == 0:
             for column, entry in zip(self._columns, self.last, strict=True):
                 column.append(entry)
@@ -147,15 +149,15 @@ class History:
 
         rows = self.numbers()
         frame = pd.DataFrame(rows, columns=["time", *Number._fields[1:]])
-        types = {"incarnation": "int64", "step": "int64", "value": "float64"}
+        types = {"incarnation": "int64", "step": "int64", "value": "float64", "report": "int64"}
         frame = frame.astype(types)
-        rates = {version: self._rate(int(version)) for version in set(frame["version"])}
-        frame["learning_rate"] = frame.pop("version").map(rates).astype("float64")
+        rates = {step: self._rate(int(step)) for step in set(frame["step"])}
+        frame["learning_rate"] = frame["step"].map(rates).astype("float64")
         frame["time"] = pd.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
         return frame
 
     def _rate(self, version: int) -> float:
-        """The learning rate of a step at a version; NaN where it is not known."""
+        """The learning rate of an update at a version; NaN where it is not known."""
         if self._rule is None or version < 0:
             return math.nan
         rate = learning_rate_at(self._rule, version)
@@ -179,9 +181,9 @@ class History:
 
     def _numbers(self) -> list[Number]:
         rows = [
-            Number(t, *key, step, value, version)
+            Number(t, *key, step, value, report)
             for key, series in self._series.items()
-            for t, step, value, version in series.rows()
+            for t, step, value, report in series.rows()
         ]
         return sorted(rows, key=lambda number: number.t)
 
@@ -190,13 +192,11 @@ def numbers_of(event: Event) -> list[Number]:
     """What an event says of the course of a training, number by number."""
     if isinstance(event, Reported):
         versions = event.versions or (-1,) * len(event.times)
-        rows = zip(event.times, event.steps, event.values, versions, strict=True)
+        rows = zip(event.times, versions, event.values, event.steps, strict=True)
         who = event.worker, event.incarnation, event.name
-        return [Number(t, *who, step, value, version) for t, step, value, version in rows]
+        return [Number(t, *who, version, value, report) for t, version, value, report in rows]
     if isinstance(event, Evaluated):
         step = round(event.updates)
         scores = (("loss", event.loss), ("accuracy", event.accuracy))
-        return [
-            Number(event.t, EVALUATOR, 0, metric, step, score, step) for metric, score in scores
-        ]
+        return [Number(event.t, EVALUATOR, 0, metric, step, score, 0) for metric, score in scores]
     return []

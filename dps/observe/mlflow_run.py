@@ -5,8 +5,8 @@ holds up nothing. What it does not take is left out, and that is said once; so i
 it does not take, which are changed.
 
 A training that goes on from checkpoints goes on with its run: that has the name of the parameter
-server as a tag, from which the next one finds it. MLflow orders numbers by their steps, while each
-incarnation of a worker counts from 1, so each begins where the one before has ended in the run.
+server as a tag, from which the next one finds it. The steps of all numbers are versions of the
+weights, which go on as well.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import queue
 import re
 import socket
 import threading
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import fields, is_dataclass
 from itertools import chain, count
 from os import PathLike, fspath
 from typing import Any
@@ -27,6 +27,7 @@ from urllib.request import getproxies, proxy_bypass
 from dps.core.credentials import masked_for
 from dps.core.ranges import refused, shown
 from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import Failover
 from dps.observe.history import History, Number
 
 BATCH = 1000  # the most that MLflow takes at once
@@ -40,8 +41,9 @@ _REFUSED = re.compile(r"[^/\w.\- :]|(?<![^/])(\.{0,2})(?=/|$)")  # characters, a
 _TEXT = 500  # the most that every tracking server takes as a parameter
 
 _GROUP = "dps.group"  # the tag with the name of the parameter server
+_FAILOVER = "dps.failover."  # tags with a failover each, from 1
 
-_Item = Sequence[Number] | None  # None: that was all
+_Item = Sequence[Number] | Failover | None  # None: that was all
 
 
 class MlflowRun:
@@ -63,6 +65,8 @@ class MlflowRun:
     group, before
         The name of the parameter server, and of that from whose checkpoints it goes on: the newest
         run of that one in the experiment, of this name, is written to; a new one if there is none.
+    warn
+        Called once, in any thread, if the run lacks something.
 
     Attributes
     ----------
@@ -87,6 +91,7 @@ class MlflowRun:
         tags: Mapping[str, str],
         group: str,
         before: str | None,
+        warn: Callable[[str], None],
     ) -> None:
         try:
             from mlflow import MlflowClient
@@ -108,23 +113,20 @@ class MlflowRun:
         uri = fspath(tracking_uri) if tracking_uri is not None else None
         self._metric = Metric
         self._keys: dict[str, str] = {}  # the name in MLflow of each series
-        self._last: dict[str, int] = {}  # the last step of each metric of a worker
-        self._offsets: dict[tuple[str, int], int] = {}  # by metric and incarnation
+        self._warn = warn
 
         def begin() -> None:
             number = self._experiment(experiment)
             run = None if before is None else self._found(number, before, name)
-            self._goes_on = run is not None
             if run is None:
                 run = self._client.create_run(number, run_name=name or f"dps-{group}")
             else:
                 self._client.update_run(run.info.run_id, status="RUNNING")
             self.id: str = run.info.run_id
-            given = [
-                Param(key, str(value)[:_TEXT])
-                for key, value in params.items()
-                if key not in run.data.params  # which nobody can change
-            ]
+            self._failovers = sum(tag.startswith(_FAILOVER) for tag in run.data.tags)
+            known = run.data.params  # which nobody can change
+            chosen = dict(pair for name, choice in params.items() for pair in flat(name, choice))
+            given = [Param(k, str(v)[:_TEXT]) for k, v in chosen.items() if k not in known]
             said = [RunTag(key, value) for key, value in {**tags, _GROUP: group}.items()]
             self._client.log_batch(self.id, params=given, tags=said)
 
@@ -142,11 +144,15 @@ class MlflowRun:
         self._thread = threading.Thread(target=self._send_all, name="dps-mlflow", daemon=True)
         self._thread.start()
         self._history = history
-        history.listen(self._take)
+        history.listen(self._put)
+
+    def tell_of(self, failover: Failover) -> None:
+        """Have the run say what became of a shard."""
+        self._put(failover)
 
     def close(self, numbers: Mapping[str, float], succeeded: bool) -> None:
         """End the run, with some last numbers, once it has all that was to be logged."""
-        self._history.unlisten(self._take)
+        self._history.unlisten(self._put)
         try:
             self._queue.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:
@@ -177,52 +183,45 @@ class MlflowRun:
         runs = self._client.search_runs([experiment], wanted, order_by=order)
         return next((run for run in runs if name in (None, run.info.run_name)), None)
 
-    def _take(self, numbers: Sequence[Number]) -> None:
+    def _put(self, item: _Item) -> None:
         try:
-            self._queue.put_nowait(numbers)
+            self._queue.put_nowait(item)
         except queue.Full:
             self._say("it does not keep up")
 
     def _send_all(self) -> None:
         ended = False
         while not ended:
-            numbers = self._queue.get()
+            item = self._queue.get()
             pending: list[Number] = []
-            while numbers is not None:
-                pending += numbers
+            while item is not None:
+                if isinstance(item, Failover):
+                    self._tag(item)
+                else:
+                    pending += item
                 if len(pending) >= BATCH or self._queue.empty():
                     break
-                numbers = self._queue.get()
-            ended = numbers is None
+                item = self._queue.get()
+            ended = item is None
             for start in range(0, len(pending), BATCH):
                 self._send(pending[start : start + BATCH])
+
+    def _tag(self, failover: Failover) -> None:
+        self._failovers += 1
+        try:
+            key = f"{_FAILOVER}{self._failovers}"
+            self._client.set_tag(self.id, key, str(failover)[:_TEXT])
+        except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
+            self._say(str(error))
 
     def _send(self, numbers: Sequence[Number]) -> None:
         try:
             metrics = [
-                self._metric(self._key(n), n.value, round(1000 * n.t), self._step(n))
-                for n in numbers
+                self._metric(self._key(n), n.value, round(1000 * n.t), n.step) for n in numbers
             ]
             self._client.log_batch(self.id, metrics=metrics)
         except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
             self._say(str(error))
-
-    def _step(self, number: Number) -> int:
-        """Return the step of a number in the run."""
-        if not number.incarnation:  # of an evaluator, whose steps are versions
-            return number.step
-        key = self._key(number)
-        if key not in self._last:
-            self._last[key] = self._last_logged(key)
-        offset = self._offsets.setdefault((key, number.incarnation), self._last[key])
-        step = offset + number.step
-        self._last[key] = max(step, self._last[key])
-        return step
-
-    def _last_logged(self, key: str) -> int:
-        """Return the last step that a metric has in the run that is gone on with."""
-        logged = self._client.get_metric_history(self.id, key) if self._goes_on else []
-        return max((metric.step for metric in logged), default=0)
 
     def _key(self, number: Number) -> str:
         """Return the name of a number's series in the run: its own, as far as MLflow takes it."""
@@ -235,19 +234,30 @@ class MlflowRun:
             self._keys[name] = key
             if key != name and not self._renamed:
                 self._renamed = True
-                text = (
-                    f"dps: MLflow takes no metric named {shown(name)}: it is {shown(key)} there. "
+                self._warn(
+                    f"MLflow takes no metric named {shown(name)}: it is {shown(key)} there. "
                     "Letters, digits, spaces and / . - _ : are taken"
                 )
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
         return self._keys[name]
 
     def _say(self, reason: str) -> None:
         """Warn that numbers are missing in the run, once."""
         if not self._warned:
             self._warned = True
-            text = f"dps: MLflow's run {self.id} lacks some of the history: {reason}"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+            self._warn(f"MLflow's run {self.id} lacks some of the history: {reason}")
+
+
+def flat(name: str, choice: object) -> Iterator[tuple[str, object]]:
+    """Return what was chosen, and all that it consists of, under dotted names to search by."""
+    yield name, choice
+    if is_dataclass(choice) and not isinstance(choice, type):
+        yield f"{name}.kind", type(choice).__name__
+        for field in fields(choice):
+            part = getattr(choice, field.name)
+            if is_dataclass(part):
+                yield from flat(f"{name}.{field.name}", part)
+            elif part is None or isinstance(part, str | int | float):
+                yield f"{name}.{field.name}", part
 
 
 def _in_time(uri: str, work: Callable[[], None]) -> None:

@@ -65,6 +65,10 @@ class Standing:
         Name → number that says how good it is, such as the last loss.
     lost
         Acknowledged updates that were lost, on all shards.
+    failed
+        How many of the workers have failed.
+    notes
+        Sentences about what went wrong.
     """
 
     done: int
@@ -75,6 +79,8 @@ class Standing:
     workers: int
     numbers: Mapping[str, float]
     lost: int = 0
+    failed: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def left(self) -> float | None:
@@ -100,6 +106,7 @@ class Standing:
         else:
             after = "" if self.seconds is None else f" after {duration(self.seconds)}"
             said += [f"ended{after}"]
+        said += [f"{self.failed} of {self.workers} workers failed"] if self.failed else []
         said += [f"{name} {number:.4g}" for name, number in self.numbers.items()]
         said += [f"{self.lost:,} updates lost"] if self.lost else []
         return " · ".join(said)
@@ -112,9 +119,11 @@ class Standing:
             bar = (
                 '<div style="height:0.5em;max-width:32em;border-radius:0.25em;'
                 'background:rgba(128,128,128,0.3)"><div style="height:100%;border-radius:0.25em;'
-                f'background:#4c78c8;width:{100 * fraction:.1f}%"></div></div>'
+                f"background:{'#c44e52' if self.failed else '#4c78c8'};"
+                f'width:{100 * fraction:.1f}%"></div></div>'
             )
-        return f'<div style="line-height:1.6">{bar}<span>{escape(self.line())}</span></div>'
+        lines = "<br>".join(map(escape, (self.line(), *self.notes)))
+        return f'<div style="line-height:1.6">{bar}<span>{lines}</span></div>'
 
 
 Show = Callable[[Standing], None]
@@ -123,7 +132,7 @@ Show = Callable[[Standing], None]
 @contextmanager
 def display() -> Iterator[Show]:
     """Show how far a training is, where this program is looked at; yields what is to be called."""
-    if _in_notebook():
+    if notebook() is not None:
         yield _NotebookLine()
         return
     from rich.console import Console
@@ -137,11 +146,15 @@ def _rendered(standing: Standing) -> Any:
     """A bar, if it is known how much there is, and below it what is said of it."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
+    from rich.text import Text
 
     lines = Table.grid()
     if standing.fraction is not None:
-        lines.add_row(ProgressBar(total=1.0, completed=standing.fraction, width=60))
-    lines.add_row(standing.line())
+        colour = "red" if standing.failed else "bar.complete"
+        bar = ProgressBar(1.0, standing.fraction, 60, complete_style=colour, finished_style=colour)
+        lines.add_row(bar)
+    for line in (standing.line(), *standing.notes):
+        lines.add_row(Text(line))
     return lines
 
 
@@ -160,11 +173,11 @@ class _NotebookLine:
             self._handle.update(shown)
 
 
-def _in_notebook() -> bool:
-    """Whether this program is the kernel of a notebook."""
+def notebook() -> Any:
+    """IPython's shell, if this program is the kernel of a notebook; else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return hasattr(shell, "kernel")
+    return shell if hasattr(shell, "kernel") else None
 
 
 def duration(seconds: float | None) -> str:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dps.events import Decided, Detected, Event, LossReported, Moved, RolledBack, WorkerLeft
+from dps.events import Detected, Event, Failover, LossReported, Moved, RolledBack, WorkerLeft
 
 
 def sentence(event: Event) -> str | None:
@@ -14,12 +14,8 @@ def sentence(event: Event) -> str | None:
         case Detected():
             left = "goes on with the replicas left" if event.serving else "is down"
             return f"{event.node} found lost by the {event.by}; shard {event.shard} {left}"
-        case Decided(how="restore", epoch=1):  # before that one there was nothing to be lost
-            return f"shard {event.shard} is starting at {event.node}"
-        case Decided(how="restore"):
-            return f"shard {event.shard} is to be restored at {event.node}"
-        case Decided():
-            return f"shard {event.shard} is to go on at {event.node}"
+        case Failover():
+            return str(event)
         case LossReported():
             least = "" if event.exact else "at least "
             return f"shard {event.shard} has lost {least}{event.updates} acknowledged updates"

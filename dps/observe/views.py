@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, TypeVar
 
 from dps.shown import block, brief, pairs_html, table_html
@@ -11,6 +12,7 @@ from dps.shown import block, brief, pairs_html, table_html
 T = TypeVar("T")
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
+_NAMED = 3  # of more shards that lack copies there is no more than their number
 _FOLDED = 8  # of so many shards or workers there is no more than their number, until it is opened
 
 
@@ -33,6 +35,8 @@ class ShardView:
     address
         The address of that node as Dask has it, such as "tcp://127.0.0.1:40123"; "" if the shard is
         down. `client.run(os.getpid, workers=[address])` asks it for the number of its process.
+    wanted
+        How many replicas were asked for; while there are fewer, it survives fewer losses.
     """
 
     shard: int
@@ -42,6 +46,7 @@ class ShardView:
     epoch: int
     nbytes: int
     address: str = ""
+    wanted: int = 1
 
     @property
     def serving(self) -> bool:
@@ -112,6 +117,7 @@ _SHARDS: dict[str, Callable[[ShardView], str]] = {
     "node": lambda s: s.node or "down",
     "version": lambda s: _or_dash(s.version),
     "epoch": lambda s: str(s.epoch),
+    "copies": lambda s: f"{len(s.replicas)} of {s.wanted}",
     "other replicas": lambda s: ", ".join(s.replicas[1:]) or "–",
     "size": lambda s: size(s.nbytes),
     "address": lambda s: s.address or "–",
@@ -146,8 +152,8 @@ def text_table(columns: Columns, rows: Rows) -> str:
 class Overview:
     """A parameter server at a glance.
 
-    `parameters` and `nbytes` are of the weights, once; `note` is what is worth knowing first, such
-    as that updates were lost; `choices` are name → what was chosen.
+    `parameters` and `nbytes` are of the weights, once; `notes` are what is worth knowing first,
+    such as that updates were lost; `choices` are name → what was chosen.
     """
 
     name: str
@@ -159,7 +165,7 @@ class Overview:
     choices: Mapping[str, Any]
     shards: Listing[ShardView]
     workers: Listing[WorkerView]
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def _numbers(self) -> list[str]:
@@ -170,12 +176,11 @@ class Overview:
 
     def line(self) -> str:
         """Return one line of text, as `repr` has it."""
-        down = sum(not shard.serving for shard in self.shards)
         said = [
             _many(self.arrays, "array")
             + (f" and {_many(self.tables, 'table')}" * (self.tables > 0)),
             *self._numbers,
-            _many(len(self.shards), "shard") + (f" ({down} down)" if down else ""),
+            _many(len(self.shards), "shard"),
             *(f"{name}={brief(choice)}" for name, choice in self.choices.items()),
         ]
         running = sum(worker.status == "running" for worker in self.workers)
@@ -183,7 +188,8 @@ class Overview:
             [f"{_many(len(self.workers), 'worker')} ({running} running)"] if self.workers else []
         )
         state = " closed" if self.closed else ""
-        return f"<ParameterServer {self.name}{state}: {', '.join(said)}>"
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"<ParameterServer {self.name}{state}: {', '.join(said)}{notes}>"
 
     def html(self) -> str:
         """Return a block of HTML, as notebooks show it."""
@@ -197,11 +203,23 @@ class Overview:
         return block(
             f"ParameterServer {self.name}{' (closed)' if self.closed else ''}",
             " · ".join(what),
-            f'<div style="margin:0.4em 0"><b>⚠ {self.note}</b></div>' if self.note else "",
+            *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in self.notes),
             pairs_html(choices),
             _section("Shards", self.shards),
             _section("Workers", self.workers),
         )
+
+
+def missing_copies(shards: Sequence[ShardView]) -> list[str]:
+    """Return sentences about shards that are down, or have fewer copies than were asked for."""
+    lacking = [shard for shard in shards if len(shard.replicas) < shard.wanted]
+    if len(lacking) > _NAMED:
+        return [f"{len(lacking)} shards lack copies: see ps.shards"]
+    return [
+        f"shard {shard.shard} "
+        + (f"has {len(shard.replicas)} of {shard.wanted} copies" if shard.serving else "is down")
+        for shard in lacking
+    ]
 
 
 def size(nbytes: int) -> str:

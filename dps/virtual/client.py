@@ -116,6 +116,11 @@ class VirtualClient:
         heappush(_free_disks, self._disk_number)
 
     @property
+    def status(self) -> str:
+        """Whether it is "running" or "closed"."""
+        return "closed" if self._closed else "running"
+
+    @property
     def now(self) -> float:
         """Virtual seconds since the cluster was made."""
         return self._loop.time()

@@ -165,7 +165,7 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name(name: str, wrong: floa
         (PARAMS, True, "shards=True, expected 1 or more"),
         ({"n": np.arange(3)}, 1, r"params\['n'\] is int64, expected float32 or float64"),
         ({"h": np.zeros(3, np.float16)}, 1, r"params\['h'\] is float16"),
-        ({"e": np.zeros((0, 3))}, 1, r"params\['e'\] is empty, \[0, 3\]: leave it out"),
+        ({"e": np.zeros((0, 3))}, 1, r"params\['e'\] is empty, \[0, 3\]: .*Leave it out"),
         ({"m": np.ma.masked_array([1.0], [True])}, 1, r"params\['m'\] is a masked array"),
         ({"c": np.zeros(3, np.complex128)}, 1, r"params\['c'\] is complex128"),
         ({"o": np.array([None])}, 1, r"params\['o'\] is object"),

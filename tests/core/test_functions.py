@@ -224,9 +224,9 @@ def test_arguments_and_results_come_back_as_they_were(value: Any) -> None:
     assert same(unpack(pack(value)), value)
 
 
-def test_tuples_and_numbers_of_numpy_come_back_as_plain_ones() -> None:
+def test_tuples_come_back_as_tuples_and_numbers_of_numpy_as_plain_ones() -> None:
     found = unpack(pack((np.float32(0.5), np.int64(3), np.bool_(True))))
-    assert found == [0.5, 3, True]
+    assert found == (0.5, 3, True)
     assert [type(item) for item in found] == [float, int, bool]
 
 

@@ -42,21 +42,32 @@ def reported(
 def test_the_table_has_a_row_for_each_number_in_the_order_of_time() -> None:
     history = History()
     history.add(reported("worker-1", range(2, 4)))
-    history.add(reported("worker-0", range(1, 3)))
+    history.add(reported("worker-0", range(1, 3), versions=[10, 14]))
     history.add(Evaluated(2.5, 12.4, 0.5, 0.9))
     history.add(Acked(1.0, "worker-0", 1, (1.0,), (0,), (1,), (1,), ("applied",)))
     frame = history.frame()
-    names = ["time", "source", "incarnation", "metric", "step", "value", "learning_rate"]
+    names = ["time", "source", "incarnation", "metric", "step", "value", "report", "learning_rate"]
     assert list(frame.columns) == names
     assert frame["time"].is_monotonic_increasing
     assert str(frame["time"].dt.tz) == "UTC"
     assert frame["time"][0] == pd.Timestamp(1.0, unit="s", tz="UTC")
     of_worker = frame[frame["source"] == "worker-0"]
-    np.testing.assert_array_equal(of_worker["step"], [1, 2])
+    np.testing.assert_array_equal(of_worker["step"], [10, 14])
+    np.testing.assert_array_equal(of_worker["report"], [1, 2])
+    assert set(frame[frame["source"] == "worker-1"]["step"]) == {-1}, "it had read nothing"
     np.testing.assert_array_equal(of_worker["value"], [1.0, 0.5])
     scores = frame[frame["source"] == "evaluator"].set_index("metric")["value"]
     assert scores.to_dict() == {"loss": 0.5, "accuracy": 0.9}
-    assert set(frame[frame["source"] == "evaluator"]["step"]) == {12}
+    of_evaluator = frame[frame["source"] == "evaluator"]
+    assert (set(of_evaluator["step"]), set(of_evaluator["report"])) == ({12}, {0})
+
+
+def test_a_number_that_is_none_leaves_the_history_as_it_was() -> None:
+    history = History()
+    history.add(Evaluated(1.0, 12.0, 0.5, 0.9))
+    with pytest.raises(ValueError, match="good"):
+        history.add(Evaluated(2.0, 13.0, "good", 0.9))  # type: ignore[arg-type]
+    assert history.frame()["value"].tolist() == [0.5, 0.9]
 
 
 def test_an_empty_table_has_the_same_columns_and_types() -> None:
@@ -112,7 +123,8 @@ def test_a_history_that_is_thinned_has_the_rate_of_each_number_that_is_left() ->
     history.add(reported("worker-0", range(1, 1002), versions=range(0, 2002, 2)))
     frame = history.frame()
     assert len(frame) <= 101
-    expected = [schedule.factor(2 * (step - 1)) for step in frame["step"]]
+    np.testing.assert_array_equal(frame["step"], 2 * (frame["report"] - 1))
+    expected = [schedule.factor(step) for step in frame["step"]]
     np.testing.assert_array_equal(frame["learning_rate"], expected)
 
 
@@ -122,7 +134,7 @@ def test_a_long_history_is_thinned_evenly_and_ends_with_the_last_number() -> Non
         history.add(reported("worker-0", range(begin, begin + 50)))
     history.add(reported("worker-1", range(1, 11)))
     frame = history.frame()
-    long = frame[frame["source"] == "worker-0"]["step"].to_numpy()
+    long = frame[frame["source"] == "worker-0"]["report"].to_numpy()
     assert limit / 2 - 10 <= len(long) <= limit
     assert long[0] == 1
     assert long[-1] == 10_000
@@ -160,4 +172,4 @@ def test_whoever_listens_is_told_of_what_was_before() -> None:
     history.add(reported("worker-0", range(3, 4)))
     history.unlisten(listen)
     history.add(reported("worker-0", range(4, 5)))
-    assert [number.step for number in heard] == [1, 2, 3]
+    assert [number.report for number in heard] == [1, 2, 3]

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
+from dps import Chain, Recovery
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import Evaluated
+from dps.events import Evaluated, Failover
 from dps.observe.history import History
 from dps.observe.mlflow_run import MlflowRun
 from tests.observe.test_history import reported
 from tests.support.waiting import eventually
 
 SECONDS = 120.0
+COST = ("initial", 0, "all 2 copies were gone", 12, True)
+FAILOVER = Failover(1.0, 3, 4, "server-0", "client", 0.25, "server-1", True, 1, 2, *COST)
 
 
 @pytest.mark.slow
@@ -33,9 +36,12 @@ def test_a_run_is_gone_on_with_and_its_steps_too(tmp_path: Path) -> None:
     ) -> MlflowRun:
         """Log three reports of each incarnation of a worker, and an evaluation after them."""
         history = History()
-        run = MlflowRun(history, "some", name, uri, {"shards": shards}, {}, group, before)
+        params = {"shards": shards, "recovery": Recovery(Chain(2))}
+        run = MlflowRun(history, "some", name, uri, params, {}, group, before, pytest.fail)
         for incarnation in incarnations:
-            history.add(reported("worker-0", range(1, 4), incarnation=incarnation))
+            versions = [100 * incarnation + report for report in (10, 20, 30)]
+            own = {"incarnation": incarnation, "versions": versions}
+            history.add(reported("worker-0", range(1, 4), **own))
             history.add(Evaluated(float(incarnation), 100.0 * incarnation, 0.5, 0.9))
         return run
 
@@ -49,23 +55,18 @@ def test_a_run_is_gone_on_with_and_its_steps_too(tmp_path: Path) -> None:
     later = run_of("second", "first", 3, 4, shards=4)
     assert later.id == killed.id
     assert store.get_run(killed.id).info.status == "RUNNING"
-    later.close({"updates_lost": 0}, succeeded=True)
+    later.tell_of(FAILOVER)
+    later.close({"updates_lost": 12}, succeeded=True)
     run = store.get_run(killed.id)
     assert run.info.status == "FINISHED"
-    assert run.data.params == {"shards": "2"}
+    assert run.data.params["shards"] == "2"
+    assert run.data.params["recovery"] == repr(Recovery(Chain(2)))
+    assert run.data.params["recovery.durability.kind"] == "Chain"
+    assert run.data.params["recovery.durability.replicas"] == "2"
     assert run.data.tags["dps.group"] == "second"
-    assert steps("worker-0/loss") == list(range(1, 13))
+    assert run.data.tags["dps.failover.1"] == str(FAILOVER)
+    assert steps("worker-0/loss") == [100 * n + k for n in range(1, 5) for k in (10, 20, 30)]
     assert steps("evaluator/loss") == [100, 200, 300, 400]
-    # What the first incarnation had on its way comes after the second has begun.
-    history = History()
-    late = MlflowRun(history, "late", None, uri, {}, {}, "late", None)
-    for incarnation, numbers in ((1, range(1, 4)), (2, range(1, 6)), (1, range(4, 5)), (3, [1])):
-        history.add(reported("worker-0", numbers, incarnation=incarnation))
-    late.close({}, succeeded=False)
-    assert store.get_run(late.id).info.status == "FAILED"
-    logged = store.get_metric_history(late.id, "worker-0/loss")
-    by_step = sorted(logged, key=lambda each: (each.step, each.timestamp))
-    assert [each.step for each in by_step] == [1, 2, 3, 4, 4, 5, 6, 7, 8, 9]
     # Another name, what it does not go on from any more, a new training: runs of their own.
     others = [run_of("a", "second", name="other"), run_of("b", "first"), run_of("c", None)]
     assert len({killed.id, *(run.id for run in others)}) == 4

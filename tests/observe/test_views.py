@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from dps import ASP, BSP, L1, SSP, Adam, Chain, Checkpoint, Continue, Proximal, Recovery
-from dps.observe.views import Listing, Overview, ShardView, WorkerView, size
+from dps.observe.views import Listing, Overview, ShardView, WorkerView, missing_copies, size
 from dps.shown import brief
 
 SHARDS = Listing(
     [
-        ShardView(0, "server-0", ("server-0", "replica-0-1"), 1204, 2, 3_400_000, "tcp://h:1"),
+        ShardView(0, "server-0", ("server-0", "replica-0-1"), 1204, 2, 3_400_000, "tcp://h:1", 2),
         ShardView(1, "", (), None, 3, 3_400_000),
     ]
 )
@@ -68,6 +68,7 @@ def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
         "node",
         "version",
         "epoch",
+        "copies",
         "other",
         "replicas",
         "size",
@@ -78,12 +79,15 @@ def test_a_listing_is_a_tuple_that_shows_as_a_table() -> None:
         "server-0",
         "1,204",
         "2",
+        "2",
+        "of",
+        "2",
         "replica-0-1",
         "3.4",
         "MB",
         "tcp://h:1",
     ]
-    assert lines[2].split() == ["1", "down", "–", "3", "–", "3.4", "MB", "–"]
+    assert lines[2].split() == ["1", "down", "–", "3", *["0", "of", "1", "–", "3.4", "MB", "–"]]
     assert [shard.serving for shard in SHARDS] == [True, False]
     found = Checked(WORKERS._repr_html_())
     names = ["worker", "status", "gradients", "clock", "gradients/s", "loss"]
@@ -97,14 +101,24 @@ def test_one_line_says_what_it_is() -> None:
     assert line.startswith(
         "<ParameterServer 3f9c12aa: 3 arrays and 1 table, 12,345,678 parameters in arrays, "
     )
-    assert "2 shards (1 down)" in line
+    assert "2 shards, " in line
     assert "optimizer=Adam(learning_rate=0.01)" in line
     assert line.endswith("2 workers (1 running)>")
+    noted = replace(OVERVIEW, notes=("12 updates were lost", "shard 1 is down"))
+    assert noted.line().endswith("2 workers (1 running); 12 updates were lost; shard 1 is down>")
     assert "3f9c12aa closed:" in replace(OVERVIEW, closed=True).line()
 
 
+def test_shards_that_lack_copies_are_named_unless_they_are_many() -> None:
+    lacking = replace(SHARDS[0], wanted=3)
+    assert missing_copies(SHARDS) == ["shard 1 is down"]
+    assert missing_copies([lacking, SHARDS[1]]) == ["shard 0 has 2 of 3 copies", "shard 1 is down"]
+    assert missing_copies([lacking] * 4) == ["4 shards lack copies: see ps.shards"]
+    assert "2 of 3" in repr(Listing([lacking]))
+
+
 def test_html_is_whole_escaped_and_without_scripts() -> None:
-    found = Checked(replace(OVERVIEW, note="175 updates were lost").html())
+    found = Checked(replace(OVERVIEW, notes=("175 updates were lost",)).html())
     assert "Recovery(durability=Checkpoint(every=100, path='/data/<b>&'))" in "|".join(found.text)
     assert "⚠ 175 updates were lost" in found.text
     assert found.tags.isdisjoint({"script", "style", "img", "link", "b>"})

@@ -125,7 +125,7 @@ def job_of(
     # dask-jobqueue fails where another trial makes the folder between its look and its own attempt.
     os.makedirs(logs, exist_ok=True)
     with dask.config.set(_without_amounts(queue, group)):
-        return cls(
+        job = cls(
             scheduler=scheduler,
             name=f"{node.name}{queue.again}",
             job_name=f"dps-{node.name}",
@@ -153,6 +153,8 @@ def job_of(
                 *queue.prologue,
             ],
         )
+    job._command_template = _each_once(job._command_template)
+    return job
 
 
 def script_of(
@@ -243,9 +245,18 @@ def _worker_options(queue: Queue, group: JobGroup) -> Sequence[str]:
     return (*own, *lifetime_options(queue.kind, walltime))
 
 
+def _each_once(command: str) -> str:
+    """Leave out limits of a node that are given again: dask-jobqueue takes them from its job."""
+    for option in ("--nthreads", "--memory-limit"):
+        *earlier, last = command.split(f" {option} ")
+        kept = [earlier[0], *(rest.partition(" ")[2] for rest in earlier[1:])]
+        command = f"{' '.join(kept)} {option} {last}"
+    return command
+
+
 def _options_of(node: NodeSpec) -> Sequence[str]:
-    # The last one of an option counts: a node has the threads that its role needs, however many
-    # cores its job has, and its memory is the queueing system's to limit.
+    # A node has the threads that its role needs, however many cores its job has, and its memory is
+    # the queueing system's to limit.
     return (
         *("--nthreads", str(node.threads), "--memory-limit", "0", "--no-dashboard"),
         *("--resources", f"{node.resource}={node.threads}"),

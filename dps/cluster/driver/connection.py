@@ -41,6 +41,11 @@ class SchedulerConnection:
         # Dask lets go of a stream that broke, before it connects again or gives up.
         return self._was_replaced or (self.broken and self._client.status not in CLOSED)
 
+    @property
+    def closed_here(self) -> bool:
+        """Whether the client was closed in this process: its event loop may have ended."""
+        return getattr(self._client, "status", None) in CLOSED
+
     async def until_broken(self) -> None:
         """Return as soon as it is."""
         while not self.broken:

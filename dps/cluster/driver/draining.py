@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.names import HOSTING
+from dps.cluster.node.quiet import is_told
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
@@ -108,12 +109,15 @@ class Drainer:
         """Drain a node, however long it takes until there is room for what it has."""
         while not any(hosted.node == node for hosted in self._shard_hosts.hosts):
             await asyncio.sleep(AGAIN_SECONDS)  # its host is being made
+        times = 0
         while True:
             try:
                 await self._drain(node.name)
                 return True
             except PASSING as error:
-                logger.info("%s is to leave, and waits: %s", node.name, str(error))
+                times += 1
+                if is_told(times):
+                    logger.info("%s is to leave, and waits: %s", node.name, str(error))
                 await asyncio.sleep(AGAIN_SECONDS)
             except ConfigurationError as error:
                 logger.warning("%s is to leave, but cannot be drained: %s", node.name, error)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import distributed
 
+from dps.cluster.driver.news import News
 from dps.cluster.node.drop_log import drop_topic, dropped
 from dps.cluster.node.weak import weakly
 from dps.errors import UpdatesDroppedWarning
@@ -16,9 +16,10 @@ from dps.protocol.group import Group
 class DropWatch:
     """Warns of the first updates of a group that are dropped. Used from the client's event loop."""
 
-    def __init__(self, client: distributed.Client, group: Group) -> None:
+    def __init__(self, client: distributed.Client, group: Group, news: News) -> None:
         self._client = client
         self._group = group
+        self._news = news
         self._warned = False
 
     def open(self) -> None:
@@ -32,5 +33,4 @@ class DropWatch:
     async def _told(self, event: tuple[float, Any]) -> None:
         if not self._warned:
             self._warned = True
-            text = f"dps: {dropped(self._group, str(event[1]))}"
-            warnings.warn(text, UpdatesDroppedWarning, stacklevel=2)
+            self._news.warn(dropped(self._group, str(event[1])), UpdatesDroppedWarning)

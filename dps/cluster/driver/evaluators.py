@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from distributed import KilledWorker
 
 from dps.cluster.driver.hosted import Hosted
+from dps.cluster.driver.training_function import must_be_sent
 from dps.cluster.names import Node
 from dps.cluster.node.evaluator import EvaluatorActor, Score
 from dps.cluster.platform import platform_of
@@ -76,7 +77,8 @@ class Evaluators:
 
     def look(self, alive: Collection[str]) -> None:
         """Find out which nodes were lost; `alive` are the addresses of those that were not."""
-        lost = {hosted.node.address for _, hosted in self._running} - set(alive)
+        running = [hosted for _, hosted in self._running]
+        lost = {h.node.address for h in running if h.is_lost or h.node.address not in alive}
         for address in lost:
             self._waiting += [evaluation for evaluation, _ in self._take_out(address)]
 
@@ -117,17 +119,18 @@ class Evaluators:
     async def _make(self, evaluation: Evaluation, node: Node) -> Hosted | None:
         """Make one on a node; None: it waits for another one, as that was lost."""
         key = f"dps-evaluator-{self._group.name}-{platform_of(self._client).token()}"
-        future = self._client.submit(
-            EvaluatorActor,
-            self._group,
-            evaluation.score,
-            evaluation.every,
-            node.name,
-            key,
-            key=key,
-            actor=True,
-            workers=[node.address],
-        )
+        with must_be_sent("score", "weights"):
+            future = self._client.submit(
+                EvaluatorActor,
+                self._group,
+                evaluation.score,
+                evaluation.every,
+                node.name,
+                key,
+                key=key,
+                actor=True,
+                workers=[node.address],
+            )
         try:
             await future
         except (KilledWorker, asyncio.CancelledError) as error:

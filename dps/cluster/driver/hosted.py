@@ -29,6 +29,11 @@ class Hosted:
         node = self.node
         return HostInfo(self.endpoint, node.name, node.role, node.home, node.machine)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the node's process has ended, though another one may have its address."""
+        return bool(self.future.status == "error")
+
     async def finish(self, client: distributed.Client, deadline: float) -> None:
         """Have the actor end, and its node forget it; one that was lost before has ended."""
         await self.end(client, deadline)

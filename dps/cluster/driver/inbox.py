@@ -6,11 +6,11 @@ What workers report and evaluators score goes into the history, whether anybody 
 from __future__ import annotations
 
 import asyncio
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dps.cluster.driver.news import News
 from dps.cluster.node.recorder import topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
@@ -33,6 +33,8 @@ class Inbox:
         Called with every event; None: nobody wants them, so a score that fails is warned of here.
     history
         Keeps what events hold of the course of the training; None: nobody wants it.
+    news
+        Is told if the sink or a score fails; None: nobody wants to know.
     """
 
     def __init__(
@@ -41,11 +43,13 @@ class Inbox:
         group: str,
         sink: Sink | None,
         history: History | None = None,
+        news: News | None = None,
     ) -> None:
         self._client = client
         self._topic = topic(group)
         self._sink = sink
         self._history = history or History()
+        self._news = news or News(client)
         self._warned = False
         self._markers: dict[str, int] = {}
 
@@ -91,12 +95,18 @@ class Inbox:
                 self._take(from_dict(record))
 
     def _take(self, event: Event) -> None:
-        self._history.add(event)
+        try:
+            self._history.add(event)
+        except Exception as error:  # noqa: BLE001 - a number of the user's that is none
+            self._news.failed(f"the history lacks numbers of {type(event).__name__}", error)
         if self._sink is not None:
-            self._sink(event)
+            try:
+                self._sink(event)
+            except Exception as error:  # noqa: BLE001 - the user's function
+                self._news.failed(f"on_event failed on {type(event).__name__}", error)
         elif isinstance(event, EvaluationMissed) and event.score_failed and not self._warned:
             self._warned = True
-            warnings.warn(f"dps: no evaluation, for {event.reason}", RuntimeWarning, stacklevel=2)
+            self._news.warn(f"no evaluation, for {event.reason}", RuntimeWarning)
 
 
 def _send_marker(name: str, marker: str, dask_worker: Any) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,15 +19,17 @@ from dps.errors import ConfigurationError
 from dps.observe.history import History
 from dps.observe.mlflow_run import MlflowRun
 from dps.observe.progress import display
-from dps.observe.views import Listing, Overview, ShardView, WorkerView
+from dps.observe.views import Listing, Overview, ShardView, WorkerView, missing_copies
 from dps.protocol.storage import model_files
 
 if TYPE_CHECKING:
     import distributed
     import pandas
 
+    from dps.cluster.driver.connection import SchedulerConnection
     from dps.cluster.driver.inbox import Inbox
-    from dps.cluster.driver.losses import LossWatch
+    from dps.cluster.driver.incidents import IncidentWatch
+    from dps.cluster.driver.news import News
     from dps.cluster.driver.shard_hosts import ShardHosts
     from dps.cluster.driver.training_watch import TrainingWatch
     from dps.core.consistency import Consistency
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LOOK_SECONDS = 0.5  # from one look at the progress to the next
+ERROR_TEXT = 200  # characters of an error that are shown
 
 
 class Observable(ABC):
@@ -48,12 +52,14 @@ class Observable(ABC):
     _client: distributed.Client
     _history: History
     _inbox: Inbox
+    _last_run: Sequence[str]
     _open: bool
     _runs: list[MlflowRun]
     _shard_hosts: ShardHosts
-    _stops: int
     _training: TrainingWatch
-    _watch: LossWatch
+    _watch: IncidentWatch
+    _news: News
+    _connection: SchedulerConnection
     saved: Saved | None
 
     @abstractmethod
@@ -99,7 +105,7 @@ class Observable(ABC):
         The shards are asked, as for `shards`.
         """
         self._look()
-        return self._training.workers(self._stops)
+        return self._training.workers()
 
     def history(self) -> pandas.DataFrame:
         """Return what workers reported and evaluators scored, in the order of time.
@@ -114,11 +120,12 @@ class Observable(ABC):
         history
             A row for each number, with the columns `time` (UTC), `source` (a worker's name, or
             "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric` (the name that it
-            was reported under; "loss" and "accuracy" of evaluators), `step` (of a worker, its
-            report from 1 in each incarnation; of an evaluation, the mean version of the shards),
-            `value` and `learning_rate`: that of an update of the weights that were evaluated, or
-            that the worker had been given last when it reported, without what staleness takes off;
-            NaN where there is none of all arrays, and before a worker has pulled.
+            was reported under; "loss" and "accuracy" of evaluators), `step` (the version of the
+            weights that were evaluated, or that the worker had been given last when it reported, on
+            the mean of the shards; -1 before it has pulled), `value`, `report` (of a worker, its
+            reports from 1 in each incarnation; 0 of evaluators) and `learning_rate`: that of an
+            update of these weights, without what staleness takes off; NaN where there is none of
+            all arrays, and before a worker has pulled.
 
         Raises
         ------
@@ -126,14 +133,17 @@ class Observable(ABC):
             The package pandas is not installed.
         """
         self._catch_up()
+        self._news.deliver()
         return self._history.frame()
 
     def progress(self, total: int | None = None) -> None:
         """Show how far the training is, until the workers have ended that run now.
 
-        In a terminal it is a line that changes, in a notebook a piece of HTML. Interrupting it ends
-        the showing, not the training. What workers return, or raise, is for who has their futures.
-        If none runs, it shows at once what all that were started have done.
+        In a terminal it is a line that changes, in a notebook a piece of HTML. Below it are the
+        first error of a worker that failed, shards that lack a copy, and the last failover.
+        Interrupting it ends the showing, not the training. What workers return, or raise, is for
+        who has their futures. If none runs, it shows at once what those of the last `run` have
+        done.
 
         Parameters
         ----------
@@ -154,18 +164,20 @@ class Observable(ABC):
         if total is not None:
             argument_above_zero("total", total)
         platform = platform_of(self._client)
-        known = self._training.workers(self._stops)
+        known = self._training.workers()
         running = [each.worker for each in known if not each.ended]
-        names = running or [each.worker for each in known]
+        names = running or [each.worker for each in known if each.worker in self._last_run]
         since = min((self._training.started[name].at for name in running), default=None)
         with display() as show:
             while True:
-                futures = self._training.pending(names, self._stops)
+                futures = self._training.pending(names)
                 if not futures:
                     self._catch_up()
                 self._look()
-                lost = sum(loss.updates for loss in self._watch.found)
-                show(self._training.standing(names, total, since, self._stops, lost))
+                self._news.deliver()
+                notes = self._notes_on_progress(names)
+                lost = self._lost_updates
+                show(self._training.standing(names, total, since, lost, notes))
                 if not futures:
                     return
                 platform.wait(self._client, futures, LOOK_SECONDS, every=True)
@@ -178,14 +190,14 @@ class Observable(ABC):
     ) -> str:
         """Log the training to MLflow from now on, until it is closed; return the run's id.
 
-        The run has what was chosen as its parameters, and the `history`, also of before, as its
-        metrics: "worker-0/loss", "evaluator/accuracy". Characters that MLflow does not take in a
-        name become "_", with a warning. Whatever the tracking server does not take is left out,
-        with a warning; the training goes on.
+        The run has what was chosen as its parameters, also one by one to search by them, such as
+        "recovery.durability.kind"; the `history`, also of before, as its metrics, such as
+        "worker-0/loss" or "evaluator/accuracy"; and each failover as a tag. Characters that MLflow
+        does not take in a name become "_", with a warning. Whatever the tracking server does not
+        take is left out, with a warning; the training goes on.
 
         After `resume`, this goes on with the run that the parameter server before was logged to, if
-        it is in this experiment and has this name. The steps of workers go on from the last there.
-        Parameters that the run has stay as they are.
+        it is in this experiment and has this name. Parameters that the run has stay as they are.
 
         Parameters
         ----------
@@ -209,8 +221,10 @@ class Observable(ABC):
         params = {**self._choices, "parameters": self._parameters, "shards": self._shard_count}
         of_group = self.group.name, self.saved.run.name if self.saved is not None else None
         where = experiment, run_name, tracking_uri
-        run = MlflowRun(self._history, *where, params, tags, *of_group)
+        warn = partial(self._news.warn, category=RuntimeWarning)
+        run = MlflowRun(self._history, *where, params, tags, *of_group, warn)
         self._runs.append(run)
+        self._watch.listen(run.tell_of)
         return run.id
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -258,8 +272,7 @@ class Observable(ABC):
 
     def _overview(self) -> Overview:
         layout = self.group.layout
-        lost = sum(loss.updates for loss in self._watch.found)
-        note = f"{lost:,} acknowledged updates were lost: see ps.losses" if lost else ""
+        shards = self._training.shards(self._shard_hosts.nodes)
         return Overview(
             self.group.name,
             not self._open,
@@ -268,10 +281,24 @@ class Observable(ABC):
             self._parameters,
             sum(shard.nbytes for shard in layout.shards),
             self._choices,
-            self._training.shards(self._shard_hosts.nodes),
-            self._training.workers(self._stops),
-            note,
+            shards,
+            self._training.workers(),
+            (*self._notes_on_losses, *missing_copies(shards)),
         )
+
+    @property
+    def _notes_on_losses(self) -> list[str]:
+        lost, failovers = self._lost_updates, len(self._watch.failovers)
+        notes = [f"{lost:,} acknowledged updates were lost: see ps.losses"] if lost else []
+        many = f"{failovers} failovers" if failovers > 1 else "a failover"
+        return [*notes, f"there was {many}: see ps.failovers"] if failovers else notes
+
+    def _notes_on_progress(self, names: Sequence[str]) -> tuple[str, ...]:
+        """What went wrong: the first error of these workers, missing copies, the last failover."""
+        failed = self._training.failed(names)
+        errors = [f"{name} failed: {_brief_error(future)}" for name, future in failed[:1]]
+        missing = missing_copies(self._training.shards(self._shard_hosts.nodes))
+        return (*errors, *missing, *map(str, self._watch.failovers[-1:]))
 
     @property
     def _choices(self) -> Mapping[str, Any]:
@@ -291,18 +318,41 @@ class Observable(ABC):
     def _shard_count(self) -> int:
         return len(self.group.layout.shards)
 
+    @property
+    def _can_ask(self) -> bool:
+        return self._open and not (self._client.asynchronous or self._connection.closed_here)
+
     def _look(self) -> None:
-        if self._open and not self._client.asynchronous:
+        if self._can_ask:
             self._client.sync(self._training.look)
 
+    def _look_for_incidents(self) -> None:
+        if self._can_ask:
+            self._client.sync(self._watch.look)
+        self._news.deliver()
+
     def _catch_up(self) -> None:
-        if self._open and not self._client.asynchronous:
+        if self._can_ask:
             self._client.sync(self._inbox.catch_up, self._shard_hosts.seated)
 
-    async def _end_runs(self) -> None:
-        """End the runs of MLflow that this training is logged to."""
+    @property
+    def _lost_updates(self) -> int:
+        return sum(loss.updates for loss in self._watch.losses)
+
+    def _endings(self) -> list[Callable[[], None]]:
+        """What ends the runs of MLflow that this training is logged to; workers have ended."""
         runs, self._runs = self._runs, []
-        lost = sum(loss.updates for loss in self._watch.found)
-        failed = any(each.status == "failed" for each in self._training.workers(self._stops))
-        ends = (asyncio.to_thread(run.close, {"updates_lost": lost}, not failed) for run in runs)
-        await asyncio.gather(*ends)
+        failed = any(each.status == "failed" for each in self._training.workers())
+        self._training.let_go()
+        numbers = {"updates_lost": self._lost_updates, "failovers": len(self._watch.failovers)}
+        return [partial(run.close, numbers, not failed) for run in runs]
+
+    async def _end_runs(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(end) for end in self._endings()))
+
+
+def _brief_error(future: Any) -> str:
+    """The error of a future that failed, in a line."""
+    error = future.exception()
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:ERROR_TEXT]}" if text else type(error).__name__

@@ -7,35 +7,22 @@ and it holds the initial values, which it installs wherever the coordinator asks
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import contextlib
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dps.cluster.driver.shard_hosts import ShardHosts
-from dps.cluster.names import Node
-from dps.cluster.node.worker import Worker
-from dps.core.tables.row_gradients import KEYS
-from dps.errors import CapacityError, ConfigurationError, DpsError, GroupClosed, ShardUnavailable
-from dps.protocol.client.client import Client
-from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import AuditReply, Dismiss, Drain, Scale, Table
-from dps.protocol.recovery import as_servers
-
-if TYPE_CHECKING:
-    import distributed
-import contextlib
-import warnings
-from collections.abc import Mapping
-
 from dps.cluster.driver.connection import SchedulerConnection
 from dps.cluster.driver.data_shares import refuse_futures, shares_of
 from dps.cluster.driver.draining import Drainer
 from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
-from dps.cluster.driver.losses import LossWatch
+from dps.cluster.driver.incidents import IncidentWatch
+from dps.cluster.driver.news import News
 from dps.cluster.driver.observable import Observable
 from dps.cluster.driver.setup import (
     Start,
@@ -46,12 +33,18 @@ from dps.cluster.driver.setup import (
     checked_labels,
     from_path,
 )
+from dps.cluster.driver.shard_hosts import ShardHosts
+from dps.cluster.driver.training_function import check_threads, must_be_sent
 from dps.cluster.driver.training_watch import TrainingWatch
+from dps.cluster.names import Node
+from dps.cluster.node.audit import audit_all
 from dps.cluster.node.evaluator import Score
+from dps.cluster.node.quiet import keep_quiet
 from dps.cluster.node.weak import weakly
+from dps.cluster.node.worker import Worker
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
-from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out
+from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out, widen
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
 from dps.core.arguments import check_function, explained
@@ -61,29 +54,45 @@ from dps.core.functions import Function
 from dps.core.placement.hash_ring import BALANCED, ConsistentHash
 from dps.core.ranges import argument_above_zero, shown, whole_argument
 from dps.core.rules.rule import SGD, UpdateRule
+from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import SparseSpec
 from dps.errors import (
+    CapacityError,
+    ConfigurationError,
     DeadlineExceeded,
+    DpsError,
+    GroupClosed,
     LastStateNotSavedWarning,
     RemoteError,
+    ShardUnavailable,
     StoreUnavailable,
 )
-from dps.events import Sink
+from dps.events import Failover, Sink
 from dps.observe.history import History
 from dps.observe.mlflow_run import MlflowRun
 from dps.protocol.client.bootstrap import Bootstrap
-from dps.protocol.client.client import Client as Caller
+from dps.protocol.client.client import Client
+from dps.protocol.client.routing_table import Router
 from dps.protocol.client.save_all import save_all
-from dps.protocol.messages import CloseGroup, Loss, StopTraining
-from dps.protocol.recovery import Recovery
+from dps.protocol.messages import (
+    AuditReply,
+    CloseGroup,
+    Dismiss,
+    Drain,
+    Loss,
+    Scale,
+    StopTraining,
+    Table,
+)
+from dps.protocol.recovery import Recovery, as_servers
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
+from dps.shown import brief
 
 if TYPE_CHECKING:
     import distributed
 
     from dps.cluster.backends.assignment import NodeAssignment
-from dps.cluster.node.audit import audit_all
 
 T = TypeVar("T")
 
@@ -276,23 +285,26 @@ class ParameterServer(Observable):
         self._client = client
         self._start_with = start
         self._history = History(start.group.rule)
-        self._inbox = Inbox(client, start.group.name, on_event, self._history)
+        self._news = News(client)
+        self._inbox = Inbox(client, start.group.name, on_event, self._history, self._news)
         before = start.saved.applied if start.saved is not None else {}
         clock = platform_of(client).clock
         self._training = TrainingWatch(group, self._history, clock, before)
         self._runs: list[MlflowRun] = []
-        self._shard_hosts = ShardHosts(client, group, seats)
+        self._shard_hosts = ShardHosts(client, group, seats, self._let_in)
         self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
-        self._watch = LossWatch(group)
-        self._drops = DropWatch(client, group)
-        self._stops = 0
+        self._watch = IncidentWatch(group, self._news)
+        self._drops = DropWatch(client, group, self._news)
         self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
-        self._caller: Caller | None = None
+        weakref.finalize(self, self._news.close)  # also when the program ends
+        self._caller: Client | None = None
         self._started_workers = 0
-        self._futures: set[Any] = set()
+        self._last_run: Sequence[str] = ()
         self._open = False
         self._lost = False
         self._connection = SchedulerConnection(client)
+        self._is_asynchronous = client.asynchronous  # in the event loop, that is always true
+        keep_quiet()
         if not client.asynchronous:
             client.sync(self._start)
 
@@ -372,28 +384,31 @@ class ParameterServer(Observable):
         Raises
         ------
         CapacityError
-            The worker nodes have too few threads.
+            Too few threads of the nodes for workers are free; the message says what holds them.
         ConfigurationError
-            There is no such training function, or `data` cannot be shared out.
+            `train` is no such function, or cannot be sent to a node, as it uses this parameter
+            server or the client; or `data` cannot be shared out.
         """
         self._require_open()
         workers = whole_argument("workers", workers, 1, "workers")
         refuse_futures(train)
         check_function("train", train, ["worker"] if data is None else ["worker", "data"])
-        nodes = [node for node in self.nodes if node.role == "worker"]
-        threads = sum(node.threads for node in nodes)
-        if workers > threads:
-            raise CapacityError(
-                f"workers={workers}, but the {len(nodes)} nodes left for workers have {threads} "
-                "threads in all; start more Dask workers or ask for fewer"
-            )
+        nodes = self._worker_nodes
+        own = self._training.holding()
+        check_threads(self._client, nodes, workers, self.name, own)
         shares: Sequence[Any] = [None] * workers
         if data is not None:
             shares = shares_of(self._client, data, workers, [node.address for node in nodes])
-        first, self._started_workers = self._started_workers, self._started_workers + workers
+        first = self._started_workers
         peers = [f"worker-{number}" for number in range(first, first + workers)]
+        futures = [
+            self._submit(train, peers, index, nodes, share) for index, share in enumerate(shares)
+        ]
+        self._started_workers += workers
+        self._last_run = peers
+        self._note_updates()
         self._shares.update(zip(peers, shares, strict=True))
-        return [self._submit(train, peers, index, nodes) for index in range(workers)]
+        return futures
 
     def run_again(self, train: Callable[..., T], worker: str, node: str) -> Any:
         """Start a worker again that was lost with its node; return its Dask future.
@@ -415,10 +430,10 @@ class ParameterServer(Observable):
             There is no such node.
         """
         self._require_open()
-        nodes = [known for known in self.nodes if (known.name, known.role) == (node, "worker")]
+        nodes = [known for known in self._worker_nodes if known.name == node]
         if not nodes:
             raise ConfigurationError(f"there is no node {node!r} for workers")
-        return self._submit(train, [worker], 0, nodes)
+        return self._submit(train, [worker], 0, nodes, self._shares.get(worker), only_on=node)
 
     def evaluate(self, score: Score, every: float = 1.0) -> Any:
         """Score snapshots of the weights on a node of their own, until the group is closed.
@@ -461,8 +476,7 @@ class ParameterServer(Observable):
         Returns
         -------
         results
-            What it returned on each shard: of the same kinds as `args`, 1 MiB at most; tuples come
-            as lists.
+            What it returned on each shard: of the same kinds as `args`, 1 MiB at most.
 
         Raises
         ------
@@ -552,9 +566,19 @@ class ParameterServer(Observable):
         Workers are asked what they had been told, which takes a moment. With an asynchronous
         client, these are the losses that have been heard of so far.
         """
-        if self._open and not self._client.asynchronous:
-            self._client.sync(self._watch.look)
-        return list(self._watch.found)
+        self._look_for_incidents()
+        return list(self._watch.losses)
+
+    @property
+    def failovers(self) -> list[Failover]:
+        """What has followed when shards lost their servers or replicas: the last 100 times.
+
+        Each says which nodes were lost, which one serves the shard now, after how many seconds, and
+        which updates were lost, and why; `str` makes a line of it. With an asynchronous client,
+        these are those that have been heard of so far.
+        """
+        self._look_for_incidents()
+        return list(self._watch.failovers)
 
     @property
     def updates_lost(self) -> int:
@@ -625,15 +649,6 @@ class ParameterServer(Observable):
         CapacityError
             Every thread of the nodes for workers is busy with a worker.
         """
-        self._require_open()
-        nodes = [node for node in self.nodes if node.role == "worker"]
-        threads = sum(node.threads for node in nodes)
-        busy = sum(not future.done() for future in self._futures)
-        if busy >= threads:
-            raise CapacityError(
-                f"the {len(nodes)} nodes for workers have {threads} threads in all, and {busy} "
-                "workers run there; start more Dask workers, or remove a worker before"
-            )
         return self.run(train, workers=1)[0]
 
     def remove_worker(self, name: str) -> Any:
@@ -704,7 +719,14 @@ class ParameterServer(Observable):
             it is a warning, and the checkpoint before is whole. Leaving ``with`` by an error does
             not write it.
         """
-        return self._client.sync(self._close, checkpoint)
+        if self._client.asynchronous:
+            return self._client.sync(self._close, checkpoint)
+        if self._open and self._connection.closed_here:
+            self._let_go(checkpoint)
+        elif self._open:
+            self._client.sync(self._close, checkpoint)
+        self._news.close()
+        return None
 
     def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
         self._require_open()
@@ -720,37 +742,64 @@ class ParameterServer(Observable):
         return found
 
     def _require_open(self) -> None:
+        self._news.deliver()
         if not self._open:
             raise GroupClosed("this parameter server is closed")
+        if self._connection.closed_here:
+            raise GroupClosed("the Dask client of this parameter server is closed")
+
+    @property
+    def _worker_nodes(self) -> list[Node]:
+        return [node for node in self.nodes if node.role == "worker"]
 
     def _submit(
-        self, train: Callable[..., T], peers: Sequence[str], index: int, nodes: Sequence[Node]
+        self,
+        train: Callable[..., T],
+        peers: Sequence[str],
+        index: int,
+        nodes: Sequence[Node],
+        share: list[Any] | None,
+        only_on: str | None = None,
     ) -> Any:
-        future = self._client.submit(
-            run_worker,
-            self.group,
-            train,
-            peers,
-            index,
-            "worker",
-            {node.address: node.name for node in nodes},
-            self._stops,
-            self._shares.get(peers[index]),
-            key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
-            workers=[node.address for node in nodes],
-            resources={"worker": 1} if nodes[0].resource else None,
-            pure=False,
-        )
-        self._training.submitted(peers[index], future, self._stops)
-        # Held also if the caller does not: a worker whose future is gone runs on.
-        self._futures = {each for each in self._futures if not each.done()} | {future}
+        with must_be_sent("train", "worker"):
+            future = self._client.submit(
+                run_worker,
+                self.group,
+                train,
+                peers,
+                index,
+                "worker",
+                {node.address: node.name for node in nodes},
+                self._training.stops,
+                share,
+                key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
+                workers=[node.address for node in nodes],
+                resources={"worker": 1} if nodes[0].resource else None,
+                pure=False,
+            )
+        self._training.submitted(peers[index], future, only_on)
         return future
+
+    async def _let_in(self) -> None:
+        """Have workers that wait for a node start on those that have joined since they were run.
+
+        Dask keeps a task to the addresses that there were, and a node that its nanny starts again
+        has another one.
+        """
+        if not self._connection.can_break:
+            return  # on virtual time workers end with their node
+        places = {
+            each.key: [node.address for node in self._worker_nodes if each.may_use(node)]
+            for each in self._training.started.values()
+        }
+        await self._client.run_on_scheduler(widen, places)
 
     async def _apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         if self._caller is None:
             # Whoever called before it was resumed must not be taken for this one.
             generation = self.saved.run.generation + 1 if self.saved is not None else 0
-            self._caller = Caller(self.group, self._transport, incarnation=generation)
+            self._caller = Client(self.group, self._transport, incarnation=generation)
+        self._note_updates()
         return await self._caller.apply(function, arguments)
 
     # -- up and down -----------------------------------------------------------------------------
@@ -778,7 +827,8 @@ class ParameterServer(Observable):
         self._drops.open()
         client.subscribe_topic(node_topic(name), weakly(self._shard_hosts.node_joined))
         self._drainer.open()
-        await client.register_plugin(CoordinatorPlugin(self.group, client.id))
+        with must_be_sent("what functions= or another argument holds", "parts"):
+            await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description(platform_of(client).clock.now())
         how = self._transport, self._router, start.states, start.tables
@@ -800,15 +850,26 @@ class ParameterServer(Observable):
 
     async def _checkpoint(self, limit: float) -> None:
         await save_all(self.group, self._router, self._transport, limit)
+        if not self._training.holding():
+            self._news.unsaved = ""
 
     async def _stop(self) -> None:
-        self._stops += 1
+        self._training.stops += 1
         timings = self.group.timings
-        request = StopTraining(self._stops, timings.hold)
+        request = StopTraining(self._training.stops, timings.hold)
         until = asyncio.get_running_loop().time() + timings.unavailable
         while left := (await self._router.ask(request)).left:
             if asyncio.get_running_loop().time() >= until:
                 raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
+
+    def _note_updates(self) -> None:
+        """From now on there are updates that may be in no checkpoint."""
+        durability = self.group.recovery.durability
+        if durability.writes_checkpoints:
+            self._news.unsaved = (
+                f"parameter server {self.name} was not closed: updates since its last checkpoint "
+                f"({brief(durability)}) are in none. Leave its `with`, or call ps.close()"
+            )
 
     async def _save_the_last(self) -> None:
         """Write the last state, if that is how it survives."""
@@ -818,12 +879,12 @@ class ParameterServer(Observable):
             await self._checkpoint(self.group.timings.call)
         except DpsError as error:
             text = (
-                f"dps: the last state of parameter server {self.name} is not in its checkpoints, "
-                f"for it could not be written at the end: {error}. The one before is whole, and "
+                f"the last state of parameter server {self.name} is not in its checkpoints, for it "
+                f"could not be written at the end: {error}. The one before is whole, and "
                 "ParameterServer.resume goes on from it. To be sure of the last state, call "
                 "ps.checkpoint() before the end, which waits for longer, and raises"
             )
-            warnings.warn(text, LastStateNotSavedWarning, stacklevel=2)
+            self._news.warn(text, LastStateNotSavedWarning)
 
     def _require_checkpoints(self) -> None:
         durability = self.group.recovery.durability
@@ -838,10 +899,23 @@ class ParameterServer(Observable):
             return
         self._open = False
         self._shares.clear()
+        self._news.unsaved = ""
         if not self._connection.can_break:
             await self._close_in_order(checkpoint)
         elif self._connection.broken or not await self._closed_in_time(checkpoint):
             await self._abandon(checkpoint)
+        if self._is_asynchronous:
+            self._news.close()
+
+    def _let_go(self, checkpoint: bool) -> None:
+        """Close without the client, which was closed before, and its event loop with it."""
+        self._open = False
+        self._shares.clear()
+        self._news.unsaved = ""
+        for end in self._endings():
+            end()
+        if checkpoint:
+            self._warn_of_last_state("the Dask client was closed before it")
 
     async def _closed_in_time(self, checkpoint: bool) -> bool:
         """Take the group down; return whether the scheduler was there until that was done."""
@@ -861,7 +935,6 @@ class ParameterServer(Observable):
     async def _abandon(self, checkpoint: bool) -> None:
         """Let go of what is in this process, without the scheduler, and so without the group."""
         self._lost = self._connection.lost
-        self._futures = set()
         self._watch.abandon()
         seeding = [self._seeding] if hasattr(self, "_seeding") else []
         for task in seeding:
@@ -870,13 +943,16 @@ class ParameterServer(Observable):
         await asyncio.gather(*ending, return_exceptions=True)
         self._port.exit()
         await self._end_runs()
-        if checkpoint and self.group.recovery.durability.writes_checkpoints:
+        if checkpoint:
+            self._warn_of_last_state("the connection to Dask's scheduler is gone")
+
+    def _warn_of_last_state(self, why: str) -> None:
+        if self.group.recovery.durability.writes_checkpoints:
             text = (
-                "dps: the connection to Dask's scheduler is gone, and the last state of parameter "
-                f"server {self.name} is not in its checkpoints; ParameterServer.resume goes on "
-                "from those"
+                f"{why}, and the last state of parameter server {self.name} is not in its "
+                "checkpoints; ParameterServer.resume goes on from those"
             )
-            warnings.warn(text, LastStateNotSavedWarning, stacklevel=2)
+            self._news.warn(text, LastStateNotSavedWarning)
 
     async def _close_in_order(self, checkpoint: bool) -> None:
         await asyncio.gather(self._drainer.close(), return_exceptions=True)
@@ -884,16 +960,13 @@ class ParameterServer(Observable):
         if self._caller is not None:
             await self._caller.close()
         try:
-            # Both may warn, and a warning may have been turned into an error.
-            try:
-                if checkpoint:
-                    await self._save_the_last()
-            finally:
-                await self._watch.close()
+            if checkpoint:
+                await self._save_the_last()
+            await self._watch.close()
+            if not self.group.recorded:  # who records counts messages; this is for the eye
+                await self._training.look()
         finally:
             try:
-                if not self.group.recorded:  # who records counts messages; this is for the eye
-                    await self._training.look()
                 await self._take_no_more_in()
                 await self._shard_hosts.finish_evaluators()
             finally:
@@ -963,8 +1036,7 @@ class ParameterServer(Observable):
 
     async def _end_workers(self) -> None:
         """Have the workers fail that are still running, and forget what does not end soon."""
-        left = [future for future in self._futures if not future.done()]
-        self._futures = set()
+        left = [each for each in self._training.futures if not each.done()]
         if not left:
             return
         with contextlib.suppress(TimeoutError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver import roles
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class ShardHosts:
     """The nodes of a group, and the actors that it has on them. Used from the client's event loop.
 
+    `on_adopted` is called when a node has joined and has a role.
+
     Attributes
     ----------
     nodes
@@ -38,11 +40,16 @@ class ShardHosts:
     """
 
     def __init__(
-        self, client: distributed.Client, group: Group, seats: NodeAssignment | None = None
+        self,
+        client: distributed.Client,
+        group: Group,
+        seats: NodeAssignment | None,
+        on_adopted: Callable[[], Awaitable[None]],
     ) -> None:
         self.nodes: list[Node] = []
         self._client = client
         self._seats = seats
+        self._on_adopted = on_adopted
         self.group = group
         self._hosts: dict[str, Hosted] = {}
         self._evaluators = Evaluators(client, group)
@@ -170,6 +177,7 @@ class ShardHosts:
             self.nodes += roles.by_resources({address: workers[address]})
         else:
             self.nodes.append(roles.newcomer(address, workers, self.nodes, self.group))
+        await self._on_adopted()
         await self.make_hosts([node for node in self.nodes if node.address == address])
         self._evaluators.look(workers)
         await self._evaluators.place(self.nodes)
@@ -177,9 +185,11 @@ class ShardHosts:
     def _is_known(self, address: str) -> bool:
         """Whether a Dask worker is a node of the group already, and not one in a lost one's place.
 
-        Where seats are given, a nanny may start a lost one again at the same address.
+        Its nanny may start a lost one again at the same address; Dask has lost its actor then.
         """
         here = [node.name for node in self.nodes if node.address == address]
+        if address in self._hosts and self._hosts[address].is_lost:
+            return False
         if not here or self._seats is None:
             return bool(here)
         seat = self._seats.of(address)

@@ -29,20 +29,44 @@ LOOK_SECONDS = 1.0  # a shard that takes longer is shown as it was
 class Started:
     """A worker that the driver started: when, after how many stops, with how many updates.
 
-    `future` is let go when it has ended, and `ended` says how.
+    `ended` says how it has ended. Its `future` is let go then, unless it failed: it may be retried.
+    `key` is that of its Dask task; `only_on` names the node that it is for, None: any for workers.
     """
 
     at: float
     stops: int
     before: int
     future: Any
+    key: str
+    only_on: str | None
     ended: str = ""
+
+    def may_use(self, node: Node) -> bool:
+        """Whether it may run on a node for workers."""
+        return self.only_on in (None, node.name)
+
+    def look(self, stops: int) -> None:
+        """Note how it has ended, if it has; `stops` is how often training was stopped by now."""
+        status = "pending" if self.future is None else self.future.status
+        if status == "finished" or (status == "cancelled" and not self.ended):
+            self.ended, self.future = status, None
+        elif status == "error" and not self.ended:
+            self.ended = "stopped" if self.stops < stops else "failed"
+        elif status == "pending" and self.future is not None:
+            self.ended = ""  # it may have failed before, and been retried
 
 
 class TrainingWatch:
     """Remembers the workers of a group, and what is known of its shards.
 
     `look` and `open` belong to the client's event loop, the rest may be called in any thread.
+
+    Attributes
+    ----------
+    started
+        Each worker that was started, by its name.
+    stops
+        How often the training was stopped.
     """
 
     def __init__(
@@ -57,6 +81,8 @@ class TrainingWatch:
         self._pace = Pace()
         self._seen = clock.monotonic()
         self.started: dict[str, Started] = {}
+        self.stops = 0
+        self._replaced: set[Any] = set()  # futures of workers that were started again since
 
     def open(self, router: Router, transport: Transport) -> None:
         """Begin to listen."""
@@ -71,18 +97,44 @@ class TrainingWatch:
         self._seen = self._clock.monotonic()
         self._pace.look(self._seen, self._updates())
 
-    def submitted(self, worker: str, future: Any, stops: int) -> None:
+    def submitted(self, worker: str, future: Any, only_on: str | None = None) -> None:
         """Note that a worker was started, perhaps again."""
-        self._let_go(stops)
         now, again = self._clock.monotonic(), self.started.get(worker)
         before = again.before if again else self._before.get(worker, 0)
-        self.started[worker] = Started(again.at if again else now, stops, before, future)
+        if again is not None and not self._look_at(again).ended:
+            self._replaced.add(again.future)
+        at = again.at if again else now
+        each = Started(at, self.stops, before, future, future.key, only_on)
+        self.started[worker] = each
+        # Also when nobody looks: a client that is closed takes every future for cancelled.
+        future.add_done_callback(lambda _: self._look_at(each))
 
-    def pending(self, names: Sequence[str], stops: int) -> list[Any]:
+    def pending(self, names: Sequence[str]) -> list[Any]:
         """The futures of those of these workers that have not ended."""
-        self._let_go(stops)
-        found = (self.started[name].future for name in names)
-        return [future for future in found if future is not None]
+        found = (self._look_at(self.started[name]) for name in names)
+        return [each.future for each in found if not each.ended]
+
+    def failed(self, names: Sequence[str]) -> list[tuple[str, Any]]:
+        """Those of these workers that have failed, and their futures."""
+        found = [(name, self.started[name]) for name in names]
+        return [(name, each.future) for name, each in found if each.ended == "failed"]
+
+    def holding(self) -> list[str]:
+        """The workers that hold a thread of a node, or wait for one, and were not stopped."""
+        found = ((name, self._look_at(each)) for name, each in self.started.items())
+        return [name for name, each in found if not each.ended and each.stops == self.stops]
+
+    @property
+    def futures(self) -> set[Any]:
+        """The futures of workers that have not ended, or that failed, and may be retried."""
+        held = {each.future for each in self.started.values() if each.future is not None}
+        return held | self._replaced
+
+    def let_go(self) -> None:
+        """Note how workers have ended, and hold no future any more."""
+        for each in self.started.values():
+            self._look_at(each).future = None
+        self._replaced.clear()
 
     def shards(self, nodes: Iterable[Node]) -> Listing[ShardView]:
         """How it stands with each shard, as far as is known here."""
@@ -100,27 +152,29 @@ class TrainingWatch:
                 (known.version, known.nbytes) if known else (None, self._least(layout))
             )
             head = on[0] if on else ""
-            found.append(ShardView(shard, head, on, version, epoch, nbytes, address))
+            wanted = self._group.replicas
+            found.append(ShardView(shard, head, on, version, epoch, nbytes, address, wanted))
         return Listing(found)
 
-    def workers(self, stops: int) -> Listing[WorkerView]:
-        """How it stands with each worker that was started, as far as is known here.
-
-        `stops` is how often the training was stopped by now.
-        """
-        self._let_go(stops)
+    def workers(self) -> Listing[WorkerView]:
+        """How it stands with each worker that was started, as far as is known here."""
         updates = self._updates()
         clocks = self._clocks()
         return Listing(
-            self._view(name, each, updates.get(name, each.before), clocks.get(name))
+            self._view(name, self._look_at(each), updates.get(name, each.before), clocks.get(name))
             for name, each in self.started.items()
         )
 
     def standing(
-        self, names: Sequence[str], total: int | None, since: float | None, stops: int, lost: int
+        self,
+        names: Sequence[str],
+        total: int | None,
+        since: float | None,
+        lost: int,
+        notes: tuple[str, ...],
     ) -> Standing:
         """How far these workers are, of `total` gradients, since a time if that is known."""
-        views = [view for view in self.workers(stops) if view.worker in names]
+        views = [view for view in self.workers() if view.worker in names]
         done = sum(view.updates - self.started[view.worker].before for view in views)
         losses = [view.loss for view in views if view.loss is not None]
         numbers = {"loss": sum(losses) / len(losses)} if losses else {}
@@ -135,6 +189,8 @@ class TrainingWatch:
             len(views),
             numbers,
             lost,
+            sum(view.status == "failed" for view in views),
+            notes,
         )
 
     def _view(self, name: str, each: Started, updates: int, clock: int | None) -> WorkerView:
@@ -147,14 +203,9 @@ class TrainingWatch:
         reported = self._history.last(name)
         return WorkerView(name, status, updates, clock, rate, reported)
 
-    def _let_go(self, stops: int) -> None:
-        """Note which workers have ended, and hold what they returned no longer."""
-        for each in self.started.values():
-            if each.future is not None and each.future.done():
-                failed = "stopped" if each.stops < stops else "failed"
-                status = each.future.status
-                each.ended = status if status in ("finished", "cancelled") else failed
-                each.future = None
+    def _look_at(self, each: Started) -> Started:
+        each.look(self.stops)
+        return each
 
     def _updates(self) -> dict[str, int]:
         """How many updates of each worker the shard has that has most of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dps.cluster.node.loss_log import SILENT, worker_log
+from dps.cluster.node.incident_log import SILENT, worker_log
 from dps.cluster.node.recorder import LogEvent
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group

@@ -182,6 +182,6 @@ def scored(returned: Any, read: float, version: float) -> list[Event]:
         return [EvaluationMissed(read, reason)]
     step = (round(version),)
     return [
-        Reported(read, EVALUATOR, 0, name, (read,), step, (number,), step)
+        Reported(read, EVALUATOR, 0, name, (read,), (0,), (number,), step)
         for name, number in named.items()
     ]

@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from dps.cluster.node.incident_log import worker_log
+from dps.cluster.node.quiet import is_told
 from dps.cluster.platform import SYSTEM, Platform
 from dps.cluster.transport.calls import Meter
 from dps.events import Evaluated, EvaluationMissed, Event, Reported, ResourceSampled, to_dict
@@ -49,6 +51,7 @@ class Recorder:
         self._labels = {**(labels or {}), "group": group}
         self._topic = topic(group)
         self._log_event = log_event
+        self._refused = 0
         self._buffer: list[Event] = []
         self._lock = threading.Lock()
 
@@ -61,11 +64,25 @@ class Recorder:
             self._buffer.append(event)
 
     def send(self) -> None:
-        """Send on what was recorded since the last time."""
+        """Send on what was recorded since the last time, without events that Dask does not take."""
         with self._lock:
             batch, self._buffer = self._buffer, []
-        if batch:
+        if not batch:
+            return
+        try:
             self._log_event(self._topic, [to_dict(event) for event in batch])
+        except TypeError:
+            for event in batch:
+                self._send_alone(event)
+
+    def _send_alone(self, event: Event) -> None:
+        try:
+            self._log_event(self._topic, [to_dict(event)])
+        except TypeError as error:
+            self._refused += 1
+            if is_told(self._refused):
+                kind, times = type(event).__name__, self._refused
+                worker_log.warning("dps: %s is not recorded (%d until now): %s", kind, times, error)
 
 
 def recorder_of(group: Group, log_event: LogEvent) -> Recorder:

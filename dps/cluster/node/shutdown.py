@@ -62,6 +62,7 @@ class Leave:
         self._loop = asyncio.get_running_loop()
         self._users: Counter[str] = Counter()
         self._before: Any = None
+        self._before_interrupt: Any = None
         self._timer: asyncio.TimerHandle | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -91,6 +92,10 @@ class Leave:
             return
         if threading.current_thread() is threading.main_thread() and not Client._instances:
             self._before = signal.signal(signal.SIGTERM, self._signalled)
+            if self._worker.nanny:
+                # Ctrl-C reaches every process of a terminal, and of a notebook. What is to follow
+                # is the driver's to say: a cell may be interrupted that only shows the progress.
+                self._before_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def _stop_listening(self) -> None:
         if self._timer is not None:
@@ -98,6 +103,9 @@ class Leave:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
             self._before = None
+        if self._before_interrupt is not None:
+            signal.signal(signal.SIGINT, self._before_interrupt)
+            self._before_interrupt = None
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         # Runs between any two instructions of the main thread: it must not log, nor send.

@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
+import numpy as np
 from distributed import get_worker
+from distributed.sizeof import safe_sizeof
 
 from dps.cluster.node.audit import audit
 from dps.cluster.node.columns import AckColumns, FilterCounts, ReportColumns
 from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.drop_log import DropLog, why_dropped
-from dps.cluster.node.loss_log import log_own
+from dps.cluster.node.incident_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.presence import presence_of
+from dps.cluster.node.quiet import keep_quiet
 from dps.cluster.node.recorder import record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.node.worker import Worker
@@ -28,12 +31,14 @@ from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import meter_of
 from dps.cluster.transport.port import port_of
 from dps.core.consistency import ASP
+from dps.core.functions import RESULT_BYTES, pack, unpack
 from dps.core.updates import UpdateId
-from dps.errors import ShardUnavailable, UpdatesDropped
+from dps.errors import ConfigurationError, ResultLost, ShardUnavailable, UpdatesDropped
 from dps.events import NodeJoined, ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
+from dps.protocol.messages import Returned
 from dps.protocol.transport import Transport
 
 T = TypeVar("T")
@@ -57,22 +62,12 @@ def run_worker(
     Returns what `train` returns; raises `UpdatesDropped` if most of the worker's updates were
     dropped. When `train` raises, the worker leaves the group, so that the others do not wait for
     it, and the error goes to the Dask future.
+
+    Dask computes a task again whose result was lost with its node. The work is done, so `train` is
+    not called again: the result is the one that was recorded, or `ResultLost` is raised.
     """
     task = _Task(group, peers, index, node_role, nodes, stops)
-    recording = task.on_loop(task.begin())
-    reason = "failed"
-    try:
-        worker = task.on_loop(task.enter())
-        result = train(worker) if data is None else train(worker, data)
-        reason = "finished"
-    finally:
-        task.on_loop(task.end(recording, reason))
-    if worker.dropped > worker.pushed / 2:
-        raise UpdatesDropped(
-            f"{worker.dropped} of the {worker.pushed} updates of {worker.name} were dropped, not "
-            f"applied: {why_dropped(group)}"
-        )
-    return result
+    return cast(T, task.run(train if data is None else lambda worker: train(worker, data)))
 
 
 class _Task:
@@ -94,7 +89,8 @@ class _Task:
         self._platform = platform_of(self._dask_worker)
         keep_memory(self._platform)
         self._loop = self._dask_worker.loop.asyncio_loop
-        self._key = self._dask_worker.get_current_task()
+        self._key = str(self._dask_worker.get_current_task())
+        keep_quiet()
         self._group = group
         self._peers = peers
         self._index = index
@@ -128,6 +124,32 @@ class _Task:
         """Wait in the task's thread for what the event loop does."""
         return self._platform.begin(request, self._loop).result()
 
+    def run(self, train: Callable[[Worker], Any]) -> Any:
+        """Call the training function between joining the group and leaving it."""
+        recording = self.on_loop(self.begin())
+        reason, returned = "failed", None
+        try:
+            worker = self.on_loop(self.enter())
+            if isinstance(worker, Returned):
+                reason = ""  # it did not join
+                return self._result_of(worker)
+            result = train(worker)
+            reason, returned = "finished", Returned(self._key, _packed(result))
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Dask would end the node by these, with all that others have there.
+            said = "called sys.exit" if isinstance(error, SystemExit) else "was interrupted"
+            text = f"the training function of {self._name} {said}: {error!r}. A worker ends when "
+            failure = RuntimeError(f"{text}its function returns")
+            raise failure.with_traceback(error.__traceback__) from None
+        finally:
+            self.on_loop(self.end(recording, reason, returned))
+        if worker.dropped > worker.pushed / 2:
+            raise UpdatesDropped(
+                f"{worker.dropped} of the {worker.pushed} updates of {self._name} were dropped, "
+                f"not applied: {why_dropped(self._group)}"
+            )
+        return result
+
     async def begin(self) -> asyncio.Task[None]:
         """Take the node for this task and record from now on; returns what records."""
         leave_of(self._dask_worker).enter(self._group.name)
@@ -141,10 +163,15 @@ class _Task:
             record_forever(self._recorder, every, self._flush, self._measure, keeps=True)
         )
 
-    async def enter(self) -> Worker:
-        """Join the group, under a new incarnation if one of this name was there before."""
+    async def enter(self) -> Worker | Returned:
+        """Join the group, under a new incarnation if one of this name was there before.
+
+        Or return what the training function of this very task has returned, if it has.
+        """
         client = self._client
-        await client.enter(self._dask_worker.address, self._node)
+        returned = await client.enter(self._dask_worker.address, self._node, self._key)
+        if returned is not None:
+            return returned
         for columns in (self._acks, self._reports, self._filters):
             columns.incarnation = client.incarnation
         done = 0
@@ -157,10 +184,13 @@ class _Task:
             client, self._loop, self._reports, leave, self._index, workers, self._platform, done
         )
 
-    async def end(self, recording: asyncio.Task[None], reason: str) -> None:
-        """Leave the group, and hand over what is still to be recorded."""
+    async def end(
+        self, recording: asyncio.Task[None], reason: str, returned: Returned | None
+    ) -> None:
+        """Leave the group if it was joined, and hand over what is still to be recorded."""
         try:
-            await self._client.leave(reason)
+            if reason:
+                await self._client.leave(reason, returned)
         finally:
             await self._client.close()
             recording.cancel()
@@ -170,6 +200,18 @@ class _Task:
             port_of(self._dask_worker).exit()
             self._presence.exit(self._group.name)
             leave_of(self._dask_worker).exit(self._group.name)
+
+    def _result_of(self, returned: Returned) -> Any:
+        """The recorded result of an earlier run; raises `ResultLost` if only the node had it."""
+        if returned.result is None:
+            raise ResultLost(
+                f"{self._name} had finished, and its result was lost with the node that held it. "
+                "Its updates are in the weights, so its function is not called again. A result "
+                f"outlives its node if it has {RESULT_BYTES >> 20} MiB at most and consists of "
+                "None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of "
+                "these: gather any other as soon as its future is done, or write it to a file"
+            )
+        return unpack(returned.result)
 
     def _is_cancelled(self) -> bool:
         task = self._dask_worker.state.tasks.get(self._key)
@@ -187,6 +229,28 @@ class _Task:
 
     def _measure(self) -> ResourceSampled:
         return sample(self._node, self._node_role, self._meter, platform=self._platform)
+
+
+def _packed(result: Any) -> np.ndarray | None:
+    """A result as bytes for the coordinator; None: it is large, or would come back as another."""
+    if safe_sizeof(result) > RESULT_BYTES:
+        return None
+    try:
+        packed = pack(result)
+    except (ConfigurationError, RecursionError):
+        return None
+    return packed if _alike(result, unpack(packed)) else None
+
+
+def _alike(value: Any, other: Any) -> bool:
+    """Whether two values of equal content are of the same types, but for numpy's numbers."""
+    if isinstance(value, np.generic):
+        return True
+    if isinstance(value, dict):
+        value, other = tuple(value.values()), tuple(other.values())
+    if isinstance(value, list | tuple):
+        return type(value) is type(other) and all(map(_alike, value, other))
+    return type(value) is type(other)
 
 
 async def _done_before(name: str, group: Group, client: Client, transport: Transport) -> int:

@@ -17,9 +17,9 @@ from dps.cluster.node.recorder import topic
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.errors import DpsError
 from dps.events import (
-    Decided,
     Detected,
     Event,
+    Failover,
     LossReported,
     Moved,
     RolledBack,
@@ -35,7 +35,7 @@ LOOK_SECONDS = 1.0  # a shard that takes longer is shown without its version
 RECENT = 50  # events that are kept of each group
 BATCHES = 200  # of what workers have reported last, at most, that are looked through
 # What the coordinator records of losses and of what is done about them.
-NEWS = (Decided, Detected, LossReported, Moved, RolledBack, WorkerLeft)
+NEWS = (Detected, Failover, LossReported, Moved, RolledBack, WorkerLeft)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dps.cluster.node.drop_log import drop_topic
-from dps.cluster.node.loss_log import logged
+from dps.cluster.node.incident_log import logged
 from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
@@ -130,6 +130,14 @@ class CoordinatorPlugin(SchedulerPlugin):
 
     def _sample(self) -> ResourceSampled:
         return sample("scheduler", "scheduler", self._meter, platform=self._platform)
+
+
+async def widen(places: dict[str, list[str]], dask_scheduler: Scheduler) -> None:
+    """Let tasks run on these nodes, by their keys; those start that waited for one of them."""
+    known = {key: nodes for key, nodes in places.items() if nodes and key in dask_scheduler.tasks}
+    dask_scheduler.set_restrictions(known)
+    waiting = [key for key in known if dask_scheduler.tasks[key].state == "no-worker"]
+    dask_scheduler.transitions(dict.fromkeys(waiting, "processing"), stimulus_id="dps-widen")
 
 
 async def forget(group: str, dask_scheduler: Scheduler) -> None:

@@ -29,6 +29,7 @@ from dps.cluster.transport.links import Links
 from dps.cluster.transport.port import AS_CHOSEN, Port, Way
 from dps.cluster.transport.process_state import state_of
 from dps.errors import (
+    CoordinatorGone,
     DeadlineExceeded,
     DpsError,
     GroupClosed,
@@ -139,7 +140,7 @@ class ClusterTransport:
                 raise
             raise GroupClosed("the Dask client or node that it was used from is closed") from error
         except NoSuchKey:
-            raise NotServing(f"there is no {to.key} at {to.address}") from None
+            raise _absent(to) from None
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
 
@@ -251,6 +252,16 @@ class ClusterTransport:
         self._late.discard(asking)
         if not asking.cancelled():
             asking.exception()
+
+
+def _absent(to: Endpoint) -> NotServing:
+    if not to.key.startswith(COORDINATOR_PREFIX):
+        return NotServing(f"there is no {to.key} at {to.address}")
+    name = to.key.removeprefix(COORDINATOR_PREFIX)
+    return CoordinatorGone(
+        f"parameter server {name} is closed, or its Dask scheduler was started again: it takes no "
+        "more workers, and what they ask for is not carried out"
+    )
 
 
 def _is_large(frames: wire.Frames) -> bool:

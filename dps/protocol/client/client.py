@@ -51,12 +51,14 @@ from dps.protocol.group import Group
 from dps.protocol.lease import repeat_forever
 from dps.protocol.messages import (
     STOPPED,
+    Entered,
     EnterWorker,
     ExitWorker,
     Loss,
     PullRange,
     PullRows,
     RenewWorker,
+    Returned,
     RowsAsked,
     RowsRead,
     Statement,
@@ -129,6 +131,7 @@ class Client:
         self._seq = 0
         self._calls = 0
         self._home = ("", "")
+        self._task = ""
         # Held while a request is prepared, and while the worker enters. Whoever lets go of it sends
         # at once what it has prepared, so requests reach each shard in the order they were made in.
         self._turn = asyncio.Lock()
@@ -148,21 +151,25 @@ class Client:
         self._encoder = Encoder(group)
         self.router.listen(self._heard)
 
-    async def enter(self, address: str, node: str) -> None:
-        """Take part in the training under this client's name."""
+    async def enter(self, address: str, node: str, task: str = "") -> Returned | None:
+        """Take part in the training under this client's name, as a Dask task.
+
+        If its training function has returned before, return what is known of that instead.
+        """
         await self.router.table()
         self.may_go_on()
-        self._home = (address, node)
+        self._home, self._task = (address, node), task
         async with self._turn:
-            await self._enter()
+            return await self._enter()
 
-    async def _enter(self) -> None:
+    async def _enter(self) -> Returned | None:
         """Begin a new incarnation of the worker, in turn: others wait until all shards know it."""
         self.may_go_on()  # else others would wait for one that pushes no more
-        token, (address, node) = uuid.uuid4().hex, self._home
-        watched = self._watched()
-        request = EnterWorker(self.worker, address, node, token, self._stops, watched)
-        reply = await self.router.ask(request)
+        token, watched = uuid.uuid4().hex, self._watched()
+        request = EnterWorker(self.worker, *self._home, token, self._stops, self._task, watched)
+        reply: Entered = await self.router.ask(request)
+        if reply.returned is not None:
+            return reply.returned
         self.incarnation, self._given_up = reply.incarnation, False
         self._incarnations = (*self._incarnations, self.incarnation)
         await self._take_part()
@@ -178,6 +185,7 @@ class Client:
         )
         self._seq = max(shard_client.clock for shard_client in self._shard_clients)
         await self._catch_up()
+        return None
 
     async def _catch_up(self) -> None:
         """Begin with the same clock on all shards: some may be a round behind the others."""
@@ -196,6 +204,8 @@ class Client:
         return any(shard_client.evicted for shard_client in self._shard_clients)
 
     async def _renew(self) -> None:
+        if self.router.closed:
+            return
         statement = self._statement
         request = RenewWorker(self.worker, self.incarnation, statement, self._watched())
         incarnation, deadline = self.incarnation, self._group.timings.lease
@@ -218,23 +228,30 @@ class Client:
         """The group's consistency model."""
         return self._group.consistency
 
-    async def leave(self, reason: str) -> None:
-        """Take part no longer; what is still buffered or withheld here is applied first."""
+    async def leave(self, reason: str, returned: Returned | None = None) -> None:
+        """Take part no longer; what is still buffered or withheld here is applied first.
+
+        `returned` is recorded by the coordinator, so that the same Dask task trains only once.
+        """
         try:
             if reason == "finished" and self._ended is None:
                 await self._push_withheld()
                 await self._drain()
+        except BaseException:
+            returned = None  # the task fails, and may be started again
+            raise
         finally:
             if self._ending is not None:
                 reason = self._end_reason
                 await self._ending
-            await self._exit(reason)
+            await self._exit(reason, returned)
 
-    async def _exit(self, reason: str) -> None:
+    async def _exit(self, reason: str, returned: Returned | None = None) -> None:
         """Have nobody wait for this worker any more."""
-        called = self._calls > 0
-        statement = self._statement
-        request = ExitWorker(self.worker, self.incarnation, reason, called, statement)
+        if self.router.closed and self._is_cancelled():
+            return  # it computed on after its group was taken down: there is nobody to tell
+        called, statement = self._calls > 0, self._statement
+        request = ExitWorker(self.worker, self.incarnation, reason, called, statement, returned)
         await self.router.ask(request)
 
     async def close(self) -> None:

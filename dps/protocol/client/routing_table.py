@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-from dps.errors import GroupClosed, NotServing, TransportError
+from dps.errors import CoordinatorGone, GroupClosed, NotServing, TransportError
 from dps.protocol.group import Group
 from dps.protocol.messages import GetTable, ReportFailure, ReportLink, Table, View
 from dps.protocol.tasks import Tasks, internal_error
@@ -128,15 +129,24 @@ class Router:
         finally:
             del self._calls[scope]
 
+    @property
+    def closed(self) -> bool:
+        """Whether the group is known to be closed: there is, or soon will be, nobody to ask."""
+        return self._table is not None and self._table.closed
+
     def _fail(self, error: Exception) -> None:
         self._failure = error
         self._news.set()
 
     async def _watch(self) -> None:
-        while True:
+        while not self.closed:
             version = self._table.version if self._table else -1
             try:
                 self._keep(await self._ask(GetTable(version, self._group.timings.hold)))
+            except CoordinatorGone:
+                if self._table is not None:
+                    self._keep(replace(self._table, version=version + 1, closed=True))
+                return
             except (TransportError, NotServing):
                 await asyncio.sleep(self._group.timings.retry)
             except GroupClosed as error:

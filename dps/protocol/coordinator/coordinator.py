@@ -28,6 +28,7 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
+from dps.protocol.coordinator.failovers import Failovers
 from dps.protocol.coordinator.failure_count import FailureCount
 from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.membership import Membership
@@ -52,17 +53,18 @@ from dps.protocol.messages import (
     EnterWorker,
     Evict,
     ExitWorker,
-    GetLosses,
+    GetIncidents,
     GetTable,
     HostInfo,
+    Incidents,
     Loss,
-    LossList,
     Push,
     Renewed,
     RenewLease,
     RenewWorker,
     ReportFailure,
     ReportLink,
+    Returned,
     Scale,
     Seed,
     Seeded,
@@ -127,6 +129,7 @@ class Coordinator:
             name: _Worker(incarnation, "", "", active=False)
             for name, incarnation in group.incarnations.items()
         }
+        self._returned: dict[str, Returned] = {}  # by the Dask task of the training function
         self._worker_leases = Leases[str](group.timings, clock)
         self._controllers = [
             ShardController(shard, group, transport, self)
@@ -142,6 +145,7 @@ class Coordinator:
             else None
         )
         self.losses = Losses(len(group.layout.shards), calls=bool(group.functions))
+        self.failovers = Failovers(group, clock, emit, self.losses, self.members.node)
         self._failures = FailureCount(clock)
         self._stops = 0
         self._departed = asyncio.Condition()
@@ -164,7 +168,7 @@ class Coordinator:
             Drain: self._drain,
             Dismiss: self._dismiss,
             StopTraining: self._stop_training,
-            GetLosses: self._get_losses,
+            GetIncidents: self._get_incidents,
             CloseGroup: self._close_group,
             EnterWorker: self._enter_worker,
             ExitWorker: self._exit_worker,
@@ -317,8 +321,8 @@ class Coordinator:
             pass
         return Ending(left())
 
-    async def _get_losses(self, m: GetLosses) -> LossList:
-        return LossList(self.losses.found)
+    async def _get_incidents(self, m: GetIncidents) -> Incidents:
+        return Incidents(self.losses.found, tuple(self.failovers.found))
 
     async def _close_group(self, m: CloseGroup) -> Done:
         self._closed = True
@@ -329,6 +333,8 @@ class Coordinator:
         before = self._workers.get(m.worker)
         if before is not None and before.token == m.token:
             return Entered(before.incarnation)
+        if m.task in self._returned:
+            return Entered(0, self._returned[m.task])
         if m.stops < self._stops:  # it was under way when the training was stopped
             raise TrainingStopped(STOPPED)
         incarnation = before.incarnation + 1 if before else 1
@@ -343,6 +349,9 @@ class Coordinator:
 
     async def _exit_worker(self, m: ExitWorker) -> Done:
         self._dismissed.discard(m.worker)
+        worker = self._workers.get(m.worker)
+        if m.returned is not None and worker is not None and worker.incarnation == m.incarnation:
+            self._returned[m.returned.task] = m.returned
         stated = self.losses.stated(m.worker, m.incarnation, m.statement, final=True)
         await self._tell_of(stated)
         await self._remove_worker(m.worker, m.incarnation, m.reason)
@@ -365,13 +374,14 @@ class Coordinator:
         lost = self.losses.restorations, self.losses.revision
         return Table(
             *(self._version, views, *keepers, seeds, complete, closed, wanted, leaving),
-            *(*lost, self._stops),
+            *(*lost, self._stops, self.failovers.count),
         )
 
     async def publish(self) -> None:
         """Let everybody who waits for a new table have it."""
         self.scaling.look()
         self._failures.look(sum(view.serving for view in self._views()))
+        self.failovers.look(self._views())
         async with self._published:
             self._version += 1
             self._published.notify_all()
@@ -392,6 +402,7 @@ class Coordinator:
             certain=certain,
             after=self._version,
             active=active,
+            cause=self.failovers.restored(view.shard, view.epoch, brought),
         )
         self._failures.restored()
         self._report(found)
@@ -400,13 +411,13 @@ class Coordinator:
         """Record losses of acknowledged updates."""
         now = self._clock.now()
         for loss in losses:
-            what = loss.updates, loss.exact, loss.source, loss.version
+            what = loss.updates, loss.exact, loss.source, loss.version, loss.cause
             self._emit(LossReported(now, loss.shard, loss.epoch, *what))
 
     async def _tell_of(self, losses: Sequence[Loss]) -> None:
-        """Record losses, and let everybody know."""
-        if losses:
-            self._report(losses)
+        """Record losses, and failovers whose cost is known by that, and let everybody know."""
+        self._report(losses)
+        if losses or (self.failovers.await_cost and self.losses.is_settled):
             await self.publish()
 
     def load(self, host: Endpoint) -> int:
@@ -488,6 +499,7 @@ class Coordinator:
         serving = any(not self.members.is_silent(member) for member in view.chain)
         now = self._clock.now()
         self._emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
+        self.failovers.lost(view.shard, info.node, by)
 
     def _appoint_keepers(self, lost: Endpoint | None = None) -> bool:
         """Choose who keeps states and mail; return whether that changes.

@@ -98,6 +98,7 @@ class Losses:
         certain: bool,
         after: int,
         active: Mapping[str, int],
+        cause: str = "",
     ) -> list[Loss]:
         """Take note that a shard was restored; return losses that are known by that alone.
 
@@ -109,6 +110,8 @@ class Losses:
             The version of the table in which it is not yet.
         active
             The workers that take part, with their incarnations: each is asked.
+        cause
+            As in `Restoration`.
         """
         book = self._books[shard]
         number, there = len(book.inquiries) + 1, brought.applied
@@ -117,9 +120,8 @@ class Losses:
             for earlier in _after(book, brought.based_on):
                 kept = earlier.restoration.applied
                 there = {name: min(n, kept.get(name, 0)) for name, n in there.items()}
-        told = Restoration(
-            shard, epoch, number, at, brought.source, brought.version, there, certain
-        )
+        source = brought.source, brought.version
+        told = Restoration(shard, epoch, number, at, *source, there, certain, cause)
         inquiry = _Inquiry(told, after, dict(book.acked), dict(active), set(book.doubtful))
         book.inquiries.append(inquiry)
         # What somebody was told that nobody knows is gone where all is gone that is known.

@@ -33,9 +33,9 @@ from dps.protocol.messages.checkpoint import Taken as Taken
 from dps.protocol.messages.checkpoint import WantCut as WantCut
 from dps.protocol.messages.losses import Account as Account
 from dps.protocol.messages.losses import Brought as Brought
-from dps.protocol.messages.losses import GetLosses as GetLosses
+from dps.protocol.messages.losses import GetIncidents as GetIncidents
+from dps.protocol.messages.losses import Incidents as Incidents
 from dps.protocol.messages.losses import Loss as Loss
-from dps.protocol.messages.losses import LossList as LossList
 from dps.protocol.messages.losses import Restoration as Restoration
 from dps.protocol.messages.losses import Statement as Statement
 from dps.protocol.messages.losses import brought as brought
@@ -56,6 +56,7 @@ from dps.protocol.messages.membership import RenewLease as RenewLease
 from dps.protocol.messages.membership import RenewWorker as RenewWorker
 from dps.protocol.messages.membership import ReportFailure as ReportFailure
 from dps.protocol.messages.membership import ReportLink as ReportLink
+from dps.protocol.messages.membership import Returned as Returned
 from dps.protocol.messages.membership import Scale as Scale
 from dps.protocol.messages.membership import Seeded as Seeded
 from dps.protocol.messages.membership import Sighted as Sighted

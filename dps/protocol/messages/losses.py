@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dps.core.names import restored_from
 from dps.core.shard import ShardState
+from dps.events import Failover
 from dps.protocol.wire import message
 
-_SOURCES = {
-    "initial": "its initial values",
-    "store": "the state store",
-    "worker": "a worker's copy",
-}
+message(Failover)
 
 
 @message
@@ -39,6 +37,8 @@ class Loss:
         The shard's epoch since then.
     workers
         The name of each worker that lost updates, and how many.
+    cause
+        Why the shard had to be restored.
     """
 
     shard: int
@@ -49,12 +49,12 @@ class Loss:
     version: int
     epoch: int
     workers: dict[str, int] = field(default_factory=dict, hash=False)
+    cause: str = ""
 
     @property
     def restored_from(self) -> str:
         """What the shard was restored from, in words."""
-        name = "its checkpoint" if self.source == "checkpoint" else self.source
-        return _SOURCES.get(self.source, f"{name} at version {self.version}")
+        return restored_from(self.source, self.version)
 
     def __str__(self) -> str:
         if not self.updates:
@@ -63,7 +63,8 @@ class Loss:
             some = "" if self.exact else "at least "
             plural = "update" if self.updates == 1 else "updates"
             many = f"has lost {some}{self.updates} acknowledged {plural}"
-        return f"shard {self.shard} {many}: it was restored from {self.restored_from}"
+        because = f", because {self.cause}" if self.cause else ""
+        return f"shard {self.shard} {many}: it was restored from {self.restored_from}{because}"
 
 
 @message
@@ -74,7 +75,8 @@ class Restoration:
     `number` counts the shard's restorations, `applied` the updates of each worker, or caller of
     functions, in the state, but for those that an earlier restoration had lost and that are back
     with an older copy. It is not `certain` if some of these may have entered in an earlier
-    attempt to bring the shard back, and so are none of those that the worker was told of.
+    attempt to bring the shard back, and so are none of those that the worker was told of. `cause`
+    says why the shard had to be restored.
     """
 
     shard: int
@@ -85,6 +87,7 @@ class Restoration:
     version: int
     applied: dict[str, int] = field(hash=False)
     certain: bool
+    cause: str = ""
 
 
 @message
@@ -132,16 +135,17 @@ class Statement:
 
 @message
 @dataclass(frozen=True, slots=True)
-class GetLosses:
-    """To the coordinator: ask for all losses so far. Reply: LossList."""
+class GetIncidents:
+    """To the coordinator: ask for what has happened to shards so far. Reply: Incidents."""
 
 
 @message
 @dataclass(frozen=True, slots=True)
-class LossList:
-    """The losses of a group, one for each restoration that cost any."""
+class Incidents:
+    """The losses of a group, one for each restoration that cost any, and its last failovers."""
 
     losses: tuple[Loss, ...]
+    failovers: tuple[Failover, ...]
 
 
 def brought(source: str, state: ShardState, based_on: int | None = None) -> Brought:
@@ -154,4 +158,4 @@ def loss_after(restoration: Restoration, workers: dict[str, int], certain: bool)
     """Return what a restoration cost: updates by worker; a lower bound if that is not `certain`."""
     r = restoration
     total = sum(workers.values())
-    return Loss(r.shard, r.at, total, certain, r.source, r.version, r.epoch, workers)
+    return Loss(r.shard, r.at, total, certain, r.source, r.version, r.epoch, workers, r.cause)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from dps.core.checkpoint_interval import FailureHistory
 from dps.protocol.messages.losses import Brought, Statement
 from dps.protocol.monitor import Sighting
@@ -139,7 +141,7 @@ class EnterWorker:
     """A worker loop starts, in the process at `address`. Reply: Entered.
 
     `token` is the same when the request is sent again, which is no second start. It was started
-    after the training had been stopped for `stops` times.
+    after the training had been stopped for `stops` times, as the Dask task `task`.
     """
 
     worker: str
@@ -147,15 +149,29 @@ class EnterWorker:
     node: str
     token: str
     stops: int
+    task: str = ""
     watched: Watched | None = None
 
 
 @message
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """The training function of a Dask task has returned; `result` is packed, None: not kept."""
+
+    task: str
+    result: np.ndarray | None
+
+
+@message
+@dataclass(frozen=True, slots=True)
 class Entered:
-    """The worker's incarnation: how often a worker of that name has entered."""
+    """The worker's incarnation: how often a worker of that name has entered.
+
+    It has not, if the function of its task has `returned` before.
+    """
 
     incarnation: int
+    returned: Returned | None = None
 
 
 @message
@@ -168,6 +184,7 @@ class ExitWorker:
     reason: str
     called: bool
     statement: Statement
+    returned: Returned | None = None
 
 
 @message

@@ -45,8 +45,9 @@ class Table:
     that every shard is served by all its replicas, `closed` that the group is being taken down and
     nobody may ask any more. Something is still to be moved away from the hosts that are `leaving`.
     `restorations` are the last ones of shards that were lost, `losses` the revision of what they
-    have cost. Workers that were started before the training was stopped for the last of `stops`
-    times are to end. `wanted` is what the coordinator's part of the durability asks of all workers.
+    have cost, and `failovers` how many there have been. Workers that were started before the
+    training was stopped for the last of `stops` times are to end. `wanted` is what the
+    coordinator's part of the durability asks of all workers.
     """
 
     version: int
@@ -61,6 +62,7 @@ class Table:
     restorations: tuple[Restoration, ...] = ()
     losses: int = 0
     stops: int = 0
+    failovers: int = 0
 
 
 @message

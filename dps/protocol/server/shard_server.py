@@ -323,7 +323,7 @@ class ShardServer:
         return Description(state.version, state.nbytes, applied, state.clocks, *counted)
 
     async def _can_reach(self, m: CanReach) -> Done:
-        look, deadline = LookUp(m.shard, m.epoch), self._group.timings.patience
+        look, deadline = LookUp(m.shard, m.epoch), self._group.timings.hold
         await self._transport.call(m.store, look, deadline, "store")
         return Done()
 

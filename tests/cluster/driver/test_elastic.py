@@ -81,7 +81,9 @@ def test_servers_and_workers_come_and_go_and_every_update_counts_once(
         replicas = ps.group.replicas
         futures = ps.run(partial(count_until, flag))
         futures += [ps.add_worker(count_while_wanted) for _ in range(2)]
-        with pytest.raises(CapacityError, match="3 threads in all, and 3 workers"):
+        with pytest.raises(
+            CapacityError, match="3 threads, of which 0 are free: worker-0, worker-1, worker-2"
+        ):
             ps.add_worker(count_while_wanted)
         ps.scale(servers=4)
         assert sorted(loads(ps).values()) == {1: [1, 1, 2, 2], 2: [3] * 4}[replicas]

@@ -50,7 +50,7 @@ def count_and_report(worker: Worker) -> str:
     """Push and report; return what the worker shows of itself at the end."""
     gradients = ones(worker.pull())
     for step in range(STEPS):
-        worker.push(gradients)
+        worker.push_pull(gradients)
         worker.report(loss=1.0 / (step + 1), rate=0.5)
     return repr(worker) + worker._repr_html_()
 
@@ -78,7 +78,11 @@ def test_what_workers_report_and_evaluators_score_is_kept_without_a_sink(plain: 
         for worker in ("worker-0", "worker-1"):
             own = of_workers[of_workers["source"] == worker]
             losses = own[own["metric"] == "loss"]
-            np.testing.assert_array_equal(losses["step"], np.arange(1, STEPS + 1))
+            np.testing.assert_array_equal(losses["report"], np.arange(1, STEPS + 1))
+            # The weights that it had read, as for the evaluator: with its own updates at least.
+            assert losses["step"].is_monotonic_increasing
+            assert all(losses["report"] <= losses["step"])
+            assert losses["step"].iloc[-1] <= 2 * STEPS
             np.testing.assert_array_equal(losses["value"], 1 / np.arange(1, STEPS + 1))
         assert ps.workers[0].reported == {"loss": 1 / STEPS, "rate": 0.5}
     scores = ps.history().query("source == 'evaluator' and metric == 'loss'")
@@ -276,7 +280,7 @@ def test_the_address_of_a_shard_with_replicas_is_that_of_its_head(plain: Client)
 
 
 def fail(worker: Worker) -> None:
-    raise ValueError("as it was told")
+    raise ValueError("[as] it was told")
 
 
 def test_a_worker_that_failed_or_was_stopped_is_shown_so(plain: Client, tmp_path: Path) -> None:
@@ -308,10 +312,24 @@ def test_progress_ends_with_the_workers(
         said = capsys.readouterr().out
         assert f"{2 * STEPS} of {2 * STEPS} gradients" in said
         assert f"loss {1 / STEPS:.4g}" in said
-        ps.progress()  # none runs: all that were started
-        assert f"{2 * STEPS + 3} gradients · 0.0/s · ended" in capsys.readouterr().out
+        ps.progress()  # none runs: those of the last run
+        assert f"{2 * STEPS} gradients · 0.0/s · ended" in capsys.readouterr().out
         with pytest.raises(ConfigurationError, match="total=0"):
             ps.progress(total=0)
+
+
+def test_progress_shows_who_has_failed_and_why(
+    plain: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        results(ps.run(count_and_report))
+        for future in ps.run(fail, workers=2):
+            future.exception(timeout=SECONDS)
+        ps.progress(total=STEPS)
+        said = capsys.readouterr().out
+        assert f"0 of {STEPS} gradients · 0.0/s · ended · 2 of 2 workers failed" in said
+        assert "worker-1 failed: ValueError: [as] it was told" in said
 
 
 def push_rows(worker: Worker) -> None:
@@ -383,11 +401,13 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
     run = store.get_run(run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "first")
     assert run.data.params["optimizer"] == repr(COUNTING)
+    assert run.data.params["recovery.durability.kind"] == "NoDurability"
     assert run.data.tags["dps.model"] == "counter"
-    assert run.data.metrics["updates_lost"] == 0
+    assert (run.data.metrics["updates_lost"], run.data.metrics["failovers"]) == (0, 0)
     for worker in ("worker-0", "worker-1"):
         logged = store.get_metric_history(run_id, f"{worker}/loss")
-        assert [metric.step for metric in logged] == list(range(1, STEPS + 1))
+        first = 1 if worker == "worker-0" else STEPS + 1
+        assert [metric.step for metric in logged] == list(range(first, first + STEPS))
     with patient_server(plain, params(), optimizer=COUNTING) as ps:
         run_id = ps.log_to_mlflow("counting", "fails", tracking_uri=uri)
         ps.run(fail)[0].exception(timeout=SECONDS)

@@ -78,6 +78,9 @@ def test_each_group_has_a_job_script_of_its_own(tmp_path: Path) -> None:
     assert "--tls-key FOLDER/worker_key" in found["server"]
     assert "--nthreads 1 --memory-limit 0 --no-dashboard --resources server=1" in found["server"]
     assert "--nthreads 2 --memory-limit 0 --no-dashboard --resources worker=2" in found["worker"]
+    for script in found.values():
+        assert [script.count(option) for option in ("--nthreads", "--memory-limit")] == [1, 1]
+        assert " --no-nanny --death-timeout 60 " in script
     assert "export OMP_NUM_THREADS=1\n" in found["worker"]
     assert "export DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT=2s\n" in found["worker"]
 

@@ -374,8 +374,8 @@ def test_a_group_is_shown_from_its_scheduler_alone(cluster: LocalCluster, tmp_pa
             [picture] = source.look()
             assert picture.updates, "a shard that does not answer still has what it was known to"
             said = [each.said for each in picture.recent]
-            decided = any(line.startswith("shard 0 is to go on at") for line in said)
-            return picture if decided and picture.updates > before else None
+            over = any("took over after" in line for line in said)
+            return picture if over and picture.updates > before else None
 
         after = eventually(told, SECONDS)
         assert after is not None

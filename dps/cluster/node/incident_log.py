@@ -1,11 +1,10 @@
-"""Lines about lost updates in Dask's own log, of workers and of the scheduler."""
+"""Lines about failovers and lost updates in Dask's own log, of workers and of the scheduler."""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-from dps.events import Event, LossReported, Sink
+from dps.events import Event, Failover, LossReported, Sink
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss
 
@@ -17,11 +16,12 @@ worker_log = logging.getLogger("distributed.worker.dps")
 
 
 def logged(group: Group, sink: Sink) -> Sink:
-    """A sink that also writes losses to the log of Dask's scheduler."""
+    """A sink that also writes failovers and losses to the log of Dask's scheduler."""
 
     def take(event: Event) -> None:
-        if isinstance(event, LossReported) and group.on_loss != SILENT:
-            scheduler_log.warning("%s", _line(group, event))
+        if isinstance(event, Failover | LossReported) and group.on_loss != SILENT:
+            what = event if isinstance(event, Failover) else _loss(event)
+            scheduler_log.warning("dps: %s (group %s, epoch %d)", what, group.name, event.epoch)
         sink(event)
 
     return take
@@ -33,6 +33,6 @@ def log_own(group: Group, worker: str, loss: Loss) -> None:
         worker_log.warning("dps: of the updates of %s, %s (group %s)", worker, loss, group.name)
 
 
-def _line(group: Group, event: LossReported) -> str:
-    what: Any = event.t, event.updates, event.exact, event.source, event.version, event.epoch
-    return f"dps: {Loss(event.shard, *what)} (group {group.name}, epoch {event.epoch})"
+def _loss(event: LossReported) -> Loss:
+    state = event.source, event.version, event.epoch
+    return Loss(event.shard, event.t, event.updates, event.exact, *state, {}, event.cause)

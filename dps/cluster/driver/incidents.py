@@ -1,0 +1,144 @@
+"""What the driver hears of shards: failovers, losses of acknowledged updates, and missing copies.
+
+It hears of them with the routing table, whether it records events or not. Failovers are logged, the
+others are Python warnings as well. Workers and Dask's scheduler write lines to Dask's own log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from dps.cluster.driver.news import News
+from dps.cluster.node.incident_log import SILENT
+from dps.errors import CopiesMissingWarning, DpsError, UpdatesLostWarning
+from dps.events import Failover
+from dps.protocol.client.routing_table import Router
+from dps.protocol.group import Group
+from dps.protocol.messages import GetIncidents, Loss, Table
+
+# A chain that gets its replica back sooner was never in danger for as long as a person needs.
+GRACE_SECONDS = 1.0
+
+
+class IncidentWatch:
+    """Knows a group's incidents, and tells of new ones. Used from the client's event loop.
+
+    What is known of `losses`, `failovers` and the `copies` of each shard may be read in any thread.
+    """
+
+    def __init__(self, group: Group, news: News) -> None:
+        self.losses: tuple[Loss, ...] = ()
+        self.failovers: tuple[Failover, ...] = ()
+        self.copies: dict[int, int] = {}
+        self._group = group
+        self._news = news
+        self._router: Router | None = None
+        self._told_of = (0, 0)  # the revisions that the last table had
+        self._asking: asyncio.Task[None] | None = None
+        self._whole: set[int] = set()  # shards that have had all their copies
+        self._due: dict[int, asyncio.TimerHandle] = {}  # of shards that lack a copy
+        self._warned_of: set[int] = set()
+        self._listeners: list[Callable[[Failover], None]] = []
+        self._of_group = f" (parameter server {group.name})"
+
+    def open(self, router: Router) -> None:
+        """Begin to listen."""
+        self._router = router
+        router.listen(self._heard)
+
+    def listen(self, listener: Callable[[Failover], None]) -> None:
+        """Have failovers passed on, beginning with those that are known; it must not block."""
+        self._listeners.append(listener)
+        for failover in self.failovers:
+            listener(failover)
+
+    async def close(self) -> None:
+        """Stop listening, once all is known that the coordinator knows."""
+        if self._router is None:
+            return
+        asking = self.abandon()
+        if asking is not None:
+            await asyncio.gather(asking, return_exceptions=True)
+        await self.look()
+
+    def abandon(self) -> asyncio.Task[None] | None:
+        """Stop listening, and asking; return what was asking."""
+        for timer in self._due.values():
+            timer.cancel()
+        if self._router is not None:
+            self._router.unlisten(self._heard)
+        if self._asking is not None:
+            self._asking.cancel()
+        return self._asking
+
+    async def look(self) -> bool:
+        """Ask the coordinator; return whether it has answered. If not, what is known must do."""
+        assert self._router is not None
+        try:
+            reply = await self._router.ask_once(GetIncidents(), self._group.timings.call)
+        except DpsError:
+            return False
+        failovers = [each for each in reply.failovers if each not in self.failovers]
+        losses = [each for each in reply.losses if each not in self.losses]
+        self.failovers, self.losses = reply.failovers, reply.losses
+        for listener in self._listeners:
+            for failover in failovers:
+                listener(failover)
+        if self._group.on_loss == SILENT:
+            return True
+        for failover in failovers:
+            if not self._news.scheduler_logs:
+                self._news.log(f"{failover}{self._of_group}")
+        for loss in losses:
+            text = (
+                f"{loss} (parameter server {self._group.name}, epoch {loss.epoch}). See "
+                "ps.losses; recovery= says what survives, on_loss='raise' ends a training that "
+                "has lost updates"
+            )
+            self._news.warn(text, UpdatesLostWarning, logged=self._news.scheduler_logs)
+        return True
+
+    def _heard(self, table: Table) -> None:
+        self._look_for_copies(table)
+        told_of = table.losses, table.failovers
+        news, self._told_of = told_of != self._told_of, told_of
+        if news and (self._asking is None or self._asking.done()):
+            self._asking = asyncio.create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """Look until everything is known that the tables told of, also while it was asked for."""
+        known = (0, 0)
+        while known != self._told_of:
+            told_of = self._told_of
+            if await self.look():
+                known = told_of
+            else:
+                await asyncio.sleep(self._group.timings.retry)
+
+    def _look_for_copies(self, table: Table) -> None:
+        """Warn of a shard that had all its copies, and lacks one for longer than a moment."""
+        for view in table.views:
+            shard, self.copies[view.shard] = view.shard, len(view.chain)
+            if self._group.on_loss == SILENT:
+                continue
+            if self.copies[shard] >= self._group.replicas:
+                self._whole.add(shard)
+                if (due := self._due.pop(shard, None)) is not None:
+                    due.cancel()
+                if shard in self._warned_of:
+                    self._warned_of.remove(shard)
+                    self._news.log(f"shard {shard} has all its copies again{self._of_group}")
+            elif shard in self._whole and shard not in self._due:
+                loop = asyncio.get_running_loop()
+                self._due[shard] = loop.call_later(GRACE_SECONDS, self._warn_of, shard)
+
+    def _warn_of(self, shard: int) -> None:
+        self._warned_of.add(shard)
+        there, wanted = self.copies[shard], self._group.replicas
+        state = f"has {there} of {wanted} copies" if there else "is down: no copy of it is left"
+        text = (
+            f"shard {shard} {state}{self._of_group}. It gets another copy as soon as a node for "
+            "servers is free; start a Dask worker if there is none"
+        )
+        self._news.warn(text, CopiesMissingWarning)

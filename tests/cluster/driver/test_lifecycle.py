@@ -1,0 +1,365 @@
+"""The life of a training function: where it may run, how it ends, and that it runs only once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, wait
+from distributed import LocalCluster as DaskCluster
+
+from dps import BSP, ParameterServer, Timings, Worker
+from dps.errors import CapacityError, ConfigurationError, GroupClosed, ResultLost
+from tests.support.training import (
+    COUNTING,
+    SECONDS,
+    count,
+    count_until,
+    ones,
+    params,
+    patient_server,
+    results,
+    versions,
+)
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+QUIET: dict[str, Any] = {"dashboard_address": None}
+
+
+@contextmanager
+def nannied(nodes: int) -> Iterator[Client]:
+    """A client of ordinary Dask nodes, each of which its nanny starts again."""
+    with Client(n_workers=nodes, threads_per_worker=1, dashboard_address=None) as client:
+        yield client
+
+
+def pids_of(client: Client, ps: ParameterServer, role: str) -> list[int]:
+    addresses = [node.address for node in ps.nodes if node.role == role]
+    return list(client.run(os.getpid, workers=addresses).values())
+
+
+# -- nodes that are lost ---------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_function_starts_again_on_the_nodes_that_nannies_bring_back(
+    tmp_path: Path, workers: int
+) -> None:
+    """All of the nodes for workers are killed; those in their places have other addresses."""
+    flag = tmp_path / "go on"
+    with (
+        nannied(workers + 1) as client,
+        patient_server(client, params(), servers=1, optimizer=COUNTING) as ps,
+    ):
+        futures = ps.run(partial(count_until, str(flag)), workers=workers)
+        eventually(lambda: versions(ps)[0] >= 10, SECONDS)
+        for pid in pids_of(client, ps, "worker"):
+            os.kill(pid, signal.SIGKILL)
+        there = versions(ps)[0]
+        eventually(lambda: versions(ps)[0] > there, SECONDS)
+        flag.touch()
+        assert min(results(futures)) > 0
+        assert [worker.status for worker in ps.workers] == ["finished"] * workers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["server", "worker"])
+def test_a_node_that_comes_back_at_its_old_address_is_a_new_one(role: str) -> None:
+    """So it does where nannies are given ports."""
+    first = free_port()
+    ports = f"{first}:{first + 9}"
+    with (
+        DaskCluster(2, threads_per_worker=1, worker_port=ports, **QUIET) as cluster,
+        Client(cluster) as client,
+        patient_server(client, params(), servers=1, optimizer=COUNTING) as ps,
+    ):
+        (future,) = ps.run(partial(count_slowly, 100))
+        eventually(lambda: versions(ps)[0] >= 10, SECONDS)
+        for pid in pids_of(client, ps, role):
+            os.kill(pid, signal.SIGKILL)
+        assert future.result(timeout=SECONDS) == 100
+        assert versions(ps)[0] + ps.updates_lost >= 100
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def count_slowly(steps: int, worker: Worker) -> int:
+    gradients = ones(worker.pull())
+    for _ in range(steps):
+        worker.push(gradients)
+        time.sleep(0.01)
+    return steps
+
+
+def count_and_return(size: int, worker: Worker) -> Any:
+    count(20, worker)
+    return np.zeros(size) if size else (20, worker.name, {"losses": [0.5]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [0, 1_000_000], ids=["plain", "large"])
+def test_finished_work_is_not_done_again_when_its_result_is_lost(size: int) -> None:
+    with (
+        nannied(3) as client,
+        patient_server(client, params(), servers=1, optimizer=COUNTING) as ps,
+    ):
+        futures = ps.run(partial(count_and_return, size), workers=2)
+        wait(futures, timeout=SECONDS)
+        for pid in pids_of(client, ps, "worker"):
+            os.kill(pid, signal.SIGKILL)
+        if size:
+            for future in futures:
+                with pytest.raises(ResultLost, match=r"worker-\d had finished, and its result was"):
+                    future.result(timeout=SECONDS)
+        else:
+            assert results(futures) == [(20, f"worker-{i}", {"losses": [0.5]}) for i in range(2)]
+        assert versions(ps) == [40]
+
+
+# -- what a function may raise ---------------------------------------------------------------------
+
+
+def end_with(how: type[BaseException], worker: Worker) -> int:
+    done = count(3, worker)
+    if worker.index == 0:
+        raise how("enough")
+    return done
+
+
+@pytest.mark.parametrize("how", [SystemExit, KeyboardInterrupt])
+def test_a_function_that_exits_fails_its_own_future_alone(
+    plain: Client, how: type[BaseException]
+) -> None:
+    choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": BSP()}
+    with patient_server(plain, params(), **choices) as ps:
+        before = plain.run(os.getpid)
+        exits, other = ps.run(partial(end_with, how), workers=2)
+        with pytest.raises(RuntimeError, match=r"training function of worker-0 .*enough"):
+            exits.result(timeout=SECONDS)
+        assert other.result(timeout=SECONDS) == 3
+        assert versions(ps) == [6]
+        assert plain.run(os.getpid) == before
+
+
+def fail_at_first(flag: str, worker: Worker) -> int:
+    if not Path(flag).exists():
+        Path(flag).touch()
+        raise ValueError("at first")
+    return count(2, worker)
+
+
+def test_a_worker_that_is_retried_is_shown_as_it_is_then(plain: Client, tmp_path: Path) -> None:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        (future,) = ps.run(partial(fail_at_first, str(tmp_path / "failed")))
+        assert isinstance(future.exception(timeout=SECONDS), ValueError)
+        assert [worker.status for worker in ps.workers] == ["failed"]
+        future.retry()
+        assert future.result(timeout=SECONDS) == 2
+        assert [worker.status for worker in ps.workers] == ["finished"]
+
+
+def test_a_worker_that_is_retried_after_the_end_is_told_so(plain: Client, tmp_path: Path) -> None:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        (future,) = ps.run(partial(fail_at_first, str(tmp_path / "failed")))
+        wait([future], timeout=SECONDS)
+    future.retry()
+    with pytest.raises(GroupClosed, match=f"parameter server {ps.name} is closed"):
+        future.result(timeout=SECONDS)
+
+
+# -- what may be run -------------------------------------------------------------------------------
+
+
+async def train_later(worker: Worker) -> None:
+    worker.push(ones(worker.pull()))
+
+
+def train_by_steps(worker: Worker) -> Iterator[None]:
+    yield worker.push(ones(worker.pull()))
+
+
+class Trainer:
+    async def __call__(self, worker: Worker) -> None:
+        worker.push(ones(worker.pull()))
+
+
+def without_worker() -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("train", "why"),
+    [
+        (train_later, r"a coroutine function \(async def\)"),
+        (partial(train_later), r"a coroutine function \(async def\)"),
+        (Trainer(), r"a coroutine function \(async def\)"),
+        (train_by_steps, "a generator"),
+        (without_worker, "expected a function of a worker: too many positional arguments"),
+        (3, "train=3, expected a function of a worker"),
+    ],
+    ids=["async", "partial", "object", "generator", "arguments", "number"],
+)
+def test_what_would_never_train_is_refused_at_once(plain: Client, train: Any, why: str) -> None:
+    with patient_server(plain, params()) as ps:
+        with pytest.raises(ConfigurationError, match=why):
+            ps.run(train)
+        assert ps.workers == ()
+
+
+@pytest.mark.parametrize("what", ["ps", "client", "lock", "in a partial"])
+def test_a_function_that_holds_what_stays_here_is_one_clear_error(
+    plain: Client, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        held: Any = {"client": plain, "lock": threading.Lock()}.get(what, ps)
+
+        def train(worker: Worker) -> None:
+            held.pull()
+
+        with (
+            caplog.at_level(logging.ERROR),
+            pytest.raises(ConfigurationError, match="use the worker that your function is given"),
+        ):
+            ps.run(partial(isinstance, held) if what == "in a partial" else train)
+        assert caplog.records == []
+        assert results(ps.run(partial(count, 2))) == [2]
+
+
+def test_so_is_a_score_or_a_registered_function_that_does(
+    plain: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = "cannot be sent to a node: .*that exists in this process only"
+    with patient_server(plain, params()) as ps:
+        with pytest.raises(ConfigurationError, match=f"score {refused}"):
+            ps.evaluate(lambda weights: (ps.pull(), 0.0))  # type: ignore[arg-type, return-value]
+        with pytest.raises(ConfigurationError, match=f"functions= .*{refused}"):
+            ParameterServer(plain, params(), functions={"f": lambda parts: plain.id})
+    assert "Failed to serialize" not in caplog.text
+
+
+def test_a_run_that_finds_no_free_thread_says_what_holds_them(
+    plain: Client, tmp_path: Path
+) -> None:
+    flag = tmp_path / "go on"
+    with patient_server(plain, params(), servers=2, shards=2, optimizer=COUNTING) as first:
+        futures = first.run(partial(count_until, str(flag)), workers=2)
+        eventually(lambda: min(versions(first)) > 0, SECONDS)
+        held = "have 2 threads, of which 0 are free: worker-0, worker-1 of"
+        with pytest.raises(CapacityError, match=f"{held} this parameter server run there"):
+            first.run(partial(count, 1))
+        with (
+            patient_server(plain, params(), servers=2, shards=2) as second,
+            pytest.raises(CapacityError, match=f"{held} parameter server {first.name} run there"),
+        ):
+            second.run(partial(count, 1))
+        flag.touch()
+        results(futures)
+        assert results(first.run(partial(count, 1), workers=2)) == [1, 1]
+
+
+# -- what is logged --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["stop", "close"])
+def test_workers_that_are_ended_on_purpose_leave_no_tracebacks(
+    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with nannied(3) as client:
+        with patient_server(client, params(), servers=1, optimizer=COUNTING) as ps:
+            futures = ps.run(partial(count_until, str(tmp_path / "never")), workers=2)
+            eventually(lambda: versions(ps)[0] > 5, SECONDS)
+            if way == "stop":
+                ps.stop()
+                wait(futures, timeout=SECONDS)
+        wait(futures, timeout=SECONDS)
+        logs = [line for lines in client.get_worker_logs().values() for _, line in lines]
+        assert not any("Traceback" in line for line in logs)
+        ended = [line for line in logs if "dps-worker-" in line]
+        assert len(ended) <= 2
+    assert "No handler" not in caplog.text  # of the scheduler, which is in this process
+
+
+def compute_on(flag: str, worker: Worker) -> None:
+    worker.push(ones(worker.pull()))
+    Path(f"{flag} is awaited").touch()
+    eventually(Path(flag).exists, SECONDS)
+    worker.push(ones(worker.pull()))
+
+
+def test_a_worker_that_computes_on_after_the_end_floods_no_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    flag, asked = tmp_path / "computed", 20
+    with nannied(2) as client:
+        timings = {"call": 0.2, "patience": 0.1, "lease": 0.2}
+        with ParameterServer(client, params(), servers=1, timings=Timings(**timings)) as ps:
+            ps.run(partial(compute_on, str(flag)))
+            eventually(Path(f"{flag} is awaited").exists, SECONDS)
+        time.sleep(asked * timings["lease"] / 3)  # so often it would have asked in vain
+        flag.touch()
+        left = partial(client.run, lambda dask_worker: len(dask_worker.state.tasks))
+        eventually(lambda: not any(left().values()), SECONDS)
+    assert "No handler" not in caplog.text  # of the scheduler, which is in this process
+
+
+SCRIPT = """
+import numpy as np
+from distributed import Client
+from dps import SGD, ParameterServer
+
+def train(worker):
+    while True:
+        worker.push({"w": -np.ones(8)})
+
+if __name__ == "__main__":
+    with Client(n_workers=4, threads_per_worker=1, dashboard_address=None) as client:
+        with ParameterServer(client, {"w": np.zeros(8)}, servers=1, optimizer=SGD(1.0)) as ps:
+            futures = ps.run(train, workers=3)
+            while ps.audit()[0].version < 20:
+                pass
+            print("training", flush=True)
+            WAIT
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("waiting", ["client.gather(futures)", "ps.progress()"])
+def test_ctrl_c_prints_the_traceback_of_the_program_alone(tmp_path: Path, waiting: str) -> None:
+    """It reaches every process of the terminal, and so each of the nodes."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.replace("WAIT", waiting))
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "training\n"
+        time.sleep(0.5)  # it is waiting now
+        os.killpg(program.pid, signal.SIGINT)
+        _, said = program.communicate(timeout=SECONDS)
+    assert said.count("Traceback") == 1
+    assert said.rstrip().endswith("KeyboardInterrupt")

@@ -1,0 +1,299 @@
+"""What the user of a parameter server is told: in their own thread, in their cell, at the end."""
+
+from __future__ import annotations
+
+import logging
+import re
+import subprocess
+import sys
+import threading
+import warnings
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from distributed import Client
+
+from dps import (
+    Checkpoint,
+    CopiesMissingWarning,
+    LastStateNotSavedWarning,
+    ParameterServer,
+    Recovery,
+    UpdatesLostWarning,
+    Worker,
+)
+from dps.cluster.backends.local import LocalCluster
+from dps.cluster.driver.news import News
+from dps.errors import GroupClosed
+from dps.events import Event
+from dps.testing import VirtualCluster
+from tests.cluster.driver.test_incidents import ELSEWHERE
+from tests.cluster.driver.test_losses import kill_head
+from tests.support.training import (
+    COUNTING,
+    PATIENT,
+    PRELOAD,
+    SECONDS,
+    count,
+    count_until,
+    nodes,
+    ones,
+    params,
+    patient_server,
+    results,
+    versions,
+)
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.cluster
+
+
+# -- failovers -------------------------------------------------------------------------------------
+
+
+def test_a_failover_is_shown_wherever_a_user_looks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    flag = tmp_path / "stop"
+    with (
+        LocalCluster(nodes(servers=1, replicas=1), PRELOAD) as cluster,
+        ParameterServer(cluster.client, params(), optimizer=COUNTING, recovery="chain") as ps,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        futures = ps.run(partial(count_until, str(flag)), workers=2)
+        eventually(lambda: min(versions(ps)) >= 20, SECONDS)
+        eventually(lambda: ps.shards[0].replicas[1:], SECONDS)
+        lost, other = ps.shards[0].replicas
+        kill_head(cluster, ps, 0)
+        (failover,) = eventually(lambda: ps.failovers, SECONDS)
+        assert (failover.lost, failover.node, failover.took_over) == (lost, other, True)
+        assert (failover.copies, failover.wanted, failover.updates_lost) == (1, 2, 0)
+        missing = CopiesMissingWarning
+        eventually(lambda: ps.failovers and any(w.category is missing for w in caught), SECONDS)
+        assert "1 of 2" in repr(ps.shards)
+        for shown in (repr(ps), ps._repr_html_()):
+            assert "there was a failover: see ps.failovers" in shown
+            assert "shard 0 has 1 of 2 copies" in shown
+        flag.touch()
+        ps.progress()
+        said = capsys.readouterr().out
+        assert str(failover) in said
+        assert "shard 0 has 1 of 2 copies" in said
+        results(futures)
+    assert not any(w.category is UpdatesLostWarning for w in caught)
+
+
+# -- warnings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["losses", "close"])
+def test_warnings_are_issued_in_the_thread_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    found: list[tuple[threading.Thread, str]] = []
+
+    def show(message: Any, category: Any, filename: str, *_: Any) -> None:
+        found.append((threading.current_thread(), filename))
+
+    monkeypatch.setattr(warnings, "showwarning", show)
+    with (
+        LocalCluster(nodes(servers=1, spares=1), PRELOAD) as cluster,
+        warnings.catch_warnings(),
+        ParameterServer(cluster.client, params(), optimizer=COUNTING) as ps,
+    ):
+        warnings.simplefilter("always", UpdatesLostWarning)
+        results(ps.run(partial(count, 5)))
+        kill_head(cluster, ps, 0)
+        eventually(lambda: ps.losses if by == "losses" else ps._watch.losses, SECONDS)
+    assert found
+    assert {thread for thread, _ in found} == {threading.main_thread()}
+    assert {Path(file).parent for _, file in found} == {Path(__file__).parent}, "not inside dps"
+
+
+def test_a_notebook_warns_in_the_cell_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython calls this after each cell; a notebook of its own is run below."""
+    hooks: dict[str, Any] = {}
+    events = SimpleNamespace(
+        register=hooks.setdefault, unregister=lambda name, _: hooks.pop(name, None)
+    )
+    shell = SimpleNamespace(kernel=None, events=events)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    news = News(ELSEWHERE)
+    news.warn("a shard is gone", UpdatesLostWarning)
+    with pytest.warns(UpdatesLostWarning, match="dps: a shard is gone"):
+        hooks["post_run_cell"](None)
+    news.close()
+    assert hooks == {}
+
+
+CELLS = [
+    """
+import os, signal, time
+import numpy as np
+from distributed import Client
+from dps import SGD, ParameterServer
+client = Client(n_workers=4, threads_per_worker=1, dashboard_address=None)
+ps = ParameterServer(client, {"w": np.zeros(8)}, servers=1, optimizer=SGD(1.0))
+""",
+    """
+def train(worker):
+    for _ in range(300):
+        worker.push({"w": -np.ones(8)})
+        time.sleep(0.01)
+
+futures = ps.run(train, workers=2)
+while ps.audit()[0].version < 50:
+    time.sleep(0.05)
+""",
+    """
+head = ps.table().views[0].chain[0].address
+os.kill(client.run(os.getpid, workers=[head])[head], signal.SIGKILL)
+client.gather(futures)
+""",
+    "client.close()",
+    "ps.close()\nps",
+]
+
+
+@pytest.mark.slow
+def test_so_does_a_real_one() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    client = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    client.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    texts = ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
+    assert [text.count("UpdatesLostWarning: dps: ") for text in texts] == [0, 0, 1, 0, 0]
+    assert "closed" in str(notebook.cells[-1].outputs)
+
+
+def fail_on(kind: str, seen: list[str], event: Event) -> None:
+    seen.append(type(event).__name__)
+    if seen[-1] == kind:
+        raise ZeroDivisionError("in on_event")
+
+
+def test_a_sink_that_raises_is_one_traceback_and_a_count(
+    plain: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[str] = []
+    sink = partial(fail_on, "WorkerJoined", seen)
+    with (
+        caplog.at_level(logging.WARNING, "distributed.client"),
+        warnings.catch_warnings(record=True) as caught,
+        patient_server(plain, params(), optimizer=COUNTING, on_event=sink) as ps,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(12):
+            results(ps.run(partial(count, 1)))
+    assert seen.count("WorkerJoined") == 12
+    assert "WorkerLeft" in seen
+    assert sum(record.exc_info is not None for record in caplog.records) == 1
+    kind = "on_event failed on WorkerJoined: ZeroDivisionError"
+    assert caplog.text.count(f"{kind}, 10 times until now") == 1
+    assert [str(w.message) for w in caught if kind in str(w.message)] == [
+        f"dps: {kind}: in on_event"
+    ]
+
+
+# -- a client that is closed -----------------------------------------------------------------------
+
+
+def report_once(worker: Worker) -> None:
+    worker.push(ones(worker.pull()))
+    worker.report(loss=0.5)
+
+
+def test_everything_can_be_looked_at_when_the_client_is_closed(tmp_path: Path) -> None:
+    recovery = Recovery(Checkpoint(every=1000, path=str(tmp_path)))
+    with Client(n_workers=2, threads_per_worker=1, dashboard_address=None) as client:
+        choices: dict[str, Any] = {"recovery": recovery, "timings": PATIENT}
+        ps = ParameterServer(client, params(), optimizer=COUNTING, **choices)
+        results(ps.run(report_once))
+        assert len(ps.history()) == 1
+    check_closed_client(ps)
+    with pytest.warns(LastStateNotSavedWarning, match="the Dask client was closed before it"):
+        ps.close()
+    assert ps.closed
+    check_views(ps)
+
+
+def test_so_can_one_on_virtual_time() -> None:
+    with VirtualCluster(1, 1) as cluster:
+        ps = ParameterServer(cluster, params(), optimizer=COUNTING)
+        cluster.gather(ps.run(report_once))
+        assert len(ps.history()) == 1
+    check_closed_client(ps)
+    ps.close()
+    check_views(ps)
+
+
+def check_closed_client(ps: ParameterServer) -> None:
+    check_views(ps)
+    for act in (ps.pull, ps.stop, ps.table, ps.progress, partial(ps.run, report_once)):
+        with pytest.raises(GroupClosed, match="the Dask client of this parameter server is closed"):
+            act()
+
+
+def check_views(ps: ParameterServer) -> None:
+    assert ps.name in repr(ps)
+    assert ps.name in ps._repr_html_()
+    assert [worker.status for worker in ps.workers] == ["finished"]
+    assert len(ps.shards) == 1
+    assert (ps.losses, ps.failovers, ps.updates_lost) == ([], [], 0)
+    assert ps.history()["value"].tolist() == [0.5]
+
+
+# -- programs --------------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np
+from distributed import Client, wait
+from dps import SGD, Checkpoint, ParameterServer, Recovery
+
+def train(worker):
+    for _ in range(100):
+        worker.push({"w": -np.ones(8)})
+
+if __name__ == "__main__":
+    client = Client(n_workers=3, threads_per_worker=1, dashboard_address=None)
+    recovery = Recovery(Checkpoint(every=1000, path=sys.argv[1]))
+    ps = ParameterServer(client, {"w": np.zeros(8)}, servers=1, recovery=recovery)
+    client.gather(ps.run(train))
+    END
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("pass", 1),
+        ("client.close()", 1),
+        ("ps = None", 1),
+        ("ps.checkpoint()", 0),
+        ("ps.close()", 0),
+    ],
+)
+def test_a_program_that_ends_without_closing_says_what_it_loses(
+    tmp_path: Path, end: str, said: int
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM.replace("END", end))
+    ran = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "saved")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr
+    lines = [line for line in ran.stderr.splitlines() if "LastStateNotSavedWarning" in line]
+    assert len(lines) == said, ran.stderr
+    for line in lines:
+        assert re.search(r"was not closed: updates since its last checkpoint \(Checkpoint\(", line)
