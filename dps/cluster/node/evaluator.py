@@ -14,13 +14,13 @@ from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
 from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.recorder import joined, record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter
 from dps.cluster.transport.port import port_of
 from dps.errors import DpsError
-from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, NodeJoined, ResourceSampled
+from dps.events import SCORE_RAISED, Evaluated, EvaluationMissed, ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.group import Group
 
@@ -59,8 +59,7 @@ class EvaluatorActor:
         self._recorder = recorder_of(group, dask_worker.log_event)
         transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
         self._client = Client(group, transport)
-        now = self._clock.now()
-        self._recorder(NodeJoined(now, node, "evaluator", platform.pid, platform.host))
+        self._recorder(joined(node, "evaluator", platform))
         dask_worker.loop.add_callback(self._start)
 
     async def read(self) -> None:

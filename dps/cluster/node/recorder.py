@@ -13,7 +13,15 @@ from typing import Any
 
 from dps.cluster.platform import SYSTEM, Platform
 from dps.cluster.transport.calls import Meter
-from dps.events import Evaluated, EvaluationMissed, Event, Reported, ResourceSampled, to_dict
+from dps.events import (
+    Evaluated,
+    EvaluationMissed,
+    Event,
+    NodeJoined,
+    Reported,
+    ResourceSampled,
+    to_dict,
+)
 from dps.events.lines import log
 from dps.protocol.group import Group
 
@@ -71,6 +79,12 @@ def recorder_of(group: Group, log_event: LogEvent) -> Recorder:
     return Recorder(group.name, log_event, group.recorded, group.labels)
 
 
+def joined(node: str, role: str, platform: Platform) -> NodeJoined:
+    """Return the event that this process became part of a group."""
+    now = platform.clock.now()
+    return NodeJoined(now, node, role, platform.pid, platform.host, platform.started)
+
+
 def sample(
     node: str, role: str, meter: Meter, stored: int = 0, platform: Platform = SYSTEM
 ) -> ResourceSampled:
@@ -86,6 +100,8 @@ def sample(
         sent=dict(meter.sent),
         received=dict(meter.received),
         stored=stored,
+        host=platform.host,
+        started=platform.started,
     )
 
 

@@ -20,7 +20,7 @@ from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.drop_log import DropLog
 from dps.cluster.node.loss_log import log_own
 from dps.cluster.node.malloc import keep_memory
-from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.recorder import joined, record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of
@@ -29,7 +29,7 @@ from dps.cluster.transport.port import port_of
 from dps.core.consistency import ASP
 from dps.core.updates import UpdateId
 from dps.errors import ShardUnavailable
-from dps.events import NodeJoined, ResourceSampled
+from dps.events import ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
@@ -123,8 +123,7 @@ class _Task:
         """Take the node for this task and record from now on; returns what records."""
         leave_of(self._dask_worker).enter(self._group.name)
         port_of(self._dask_worker).enter()
-        now, platform = self._platform.clock.now(), self._platform
-        self._recorder(NodeJoined(now, self._node, self._node_role, platform.pid, platform.host))
+        self._recorder(joined(self._node, self._node_role, self._platform))
         every = self._group.timings.flush
         return asyncio.create_task(
             record_forever(self._recorder, every, self._flush, self._measure, keeps=True)
