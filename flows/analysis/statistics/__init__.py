@@ -171,9 +171,9 @@ def difference(
     if data.size < 2:
         return Difference(float(data[0]), None, 1)
     if _constant(data):
-        same = np.full(_subsets(data.size), data[0])
+        same = np.full(subsets_of(data.size), data[0])
         return Difference(float(data[0]), 0.0, data.size, same)
-    points = _subset_means(data, rng) if counts else None
+    points = np.sort(subset_means(data, rng)) if counts else None
     return Difference(float(data.mean()), float(data.std(ddof=1)), data.size, points)
 
 
@@ -239,6 +239,44 @@ def are_apart(one: Interval, other: Interval) -> bool:
     return more.mean - less.mean > math.hypot(more.mean - more.low, less.high - less.mean)
 
 
+def subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the means of subsets of the values, of each row: Hartigan's typical values.
+
+    To flip the signs of a subset of the values less a bound leaves their sum as it was or more, if
+    and only if the mean of the subset is at most the bound. So these means are what the sign-flip
+    test counts, whatever the bound, and each interval between two neighbours is equally likely to
+    cover the centre of a symmetric distribution.
+
+    Parameters
+    ----------
+    data
+        Values, or samples of n values in rows.
+    rng
+        Draws the subsets, where there are more than 13 values.
+    """
+    n = data.shape[-1]
+    if n <= MOST_ENUMERATED:
+        members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
+    else:
+        members = rng.integers(0, 2, size=(SUBSETS, n))
+        members[~members.any(axis=1)] = 1
+    return np.asarray(data @ members.T / members.sum(axis=1))
+
+
+def subsets_of(n: int) -> int:
+    """Return how many subsets of n values the sign-flip test looks at."""
+    return 2**n - 1 if n <= MOST_ENUMERATED else SUBSETS
+
+
+def rank_of_bound(subsets: int, level: float) -> int:
+    """Return the rank, from 1, of the subset mean that bounds the interval; 0: there is no bound.
+
+    The bound is the largest value that the sign-flip test excludes at a two-sided level.
+    """
+    # Twice the one-sided p-value, which is at least (1 + rank) / (1 + subsets), is below the level.
+    return math.ceil(level * (1 + subsets) / 2 - ROUNDING) - 1
+
+
 # -- parts -------------------------------------------------------------------------------------
 
 
@@ -253,31 +291,7 @@ def _quantile(n: int, confidence: float) -> float:
     return float(stats.t.ppf((1 + confidence) / 2, n - 1))
 
 
-def _subsets(n: int) -> int:
-    """How many subsets of n values are looked at."""
-    return 2**n - 1 if n <= MOST_ENUMERATED else SUBSETS
-
-
-def _subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The means of the subsets in order, none of them empty: Hartigan's typical values.
-
-    To flip the signs of a subset of the values less a bound leaves their sum as it was or more, if
-    and only if the mean of the subset is at most the bound. So these means are what the sign-flip
-    test counts, whatever the bound, and each interval between two neighbours is equally likely to
-    cover the centre of a symmetric distribution.
-    """
-    n = data.size
-    if n <= MOST_ENUMERATED:
-        members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
-    else:
-        members = rng.integers(0, 2, size=(SUBSETS, n))
-        members[~members.any(axis=1)] = 1
-    return np.sort(members @ data / members.sum(axis=1))
-
-
 def _ranked(points: np.ndarray, confidence: float) -> tuple[float, float] | None:
     """The bounds that the sign-flip test leaves at a level; None where it excludes nothing."""
-    # Twice the one-sided p-value, which is at least (1 + rank) / (1 + points), is below the level.
-    excluded = (1 - confidence) * (1 + len(points)) / 2
-    rank = math.ceil(excluded - ROUNDING) - 1
+    rank = rank_of_bound(len(points), 1 - confidence)
     return None if rank < 1 else (float(points[rank - 1]), float(points[-rank]))
