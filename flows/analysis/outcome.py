@@ -50,38 +50,11 @@ from flows.analysis.throughput import Pace, pace
 from flows.analysis.transports import transports
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.analysis.virtual_time import profile
+from flows.metrics import BY_KEY
 from flows.metrics.metric import LINKS, Period
 from flows.metrics.resources import OF_LINKS, OF_ROLES
 from flows.metrics.score import ACCURACY, Score, score_of
 from flows.records.record import Record
-
-# What a record that begins in the middle of a training cannot tell: what adds up from the start.
-_OF_THE_WHOLE = frozenset(
-    {
-        *("accuracy_area_time", "accuracy_area_gradients", "target_seconds", "target_gradients"),
-        *("objective_target_seconds", "objective_target_gradients"),
-        *("target_usd", "evaluations", "evaluations_missed"),
-        *(
-            f"updates_{name}"
-            for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
-        ),
-        *("updates_duplicates", "updates_unrecorded", "updates_audit_mismatches"),
-        *("gradients_pushed", "gradients_per_second", "gradients_together"),
-        *("gradients_steady", "outages", "outages_unrecovered", "downtime_seconds"),
-        *("downtime_shard_seconds", "recovery_median_seconds", "recovery_max_seconds"),
-        *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
-    }
-)
-_SUMS = (
-    "filter_",
-    "cpu_seconds_",
-    "peak_bytes_",
-    "sent_bytes_",
-    "received_bytes_",
-    "checkpoint_",
-    "cost_",
-)
-
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
@@ -223,8 +196,8 @@ class Outcome:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
 
         Recovery times and accuracy before and after are those of `first_loss`. `flows.metrics`
-        defines each name. What adds up from the start of the training is None for a trial that was
-        resumed.
+        defines each name. For a trial that was resumed, whose record begins in the middle, figures
+        of the whole training are None.
         """
         return self._row
 
@@ -252,7 +225,9 @@ class Outcome:
             **self._usage_row(),
             **self._cost_row(),
         }
-        return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
+        if self.whole:
+            return row
+        return {key: None if BY_KEY[key].whole else value for key, value in row.items()}
 
     def _effects_row(self) -> dict[str, Any]:
         found = self.effects
@@ -431,10 +406,6 @@ def _spent_until(record: Record, prices: Prices, seconds: float | None) -> float
 def _first_loss(faults: Sequence[FaultTimes]) -> FaultTimes | None:
     felt = (fault for fault in faults if fault.shard is not None)
     return next(felt, faults[0] if faults else None)
-
-
-def _adds_up(key: str) -> bool:
-    return key in _OF_THE_WHOLE or key.startswith(_SUMS)
 
 
 def _without_end(record: Record) -> str:

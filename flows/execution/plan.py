@@ -20,7 +20,6 @@ from flows.config.experiment import ExperimentConfig
 from flows.config.faults.text import brief, full, late_line
 from flows.config.own_data import OwnDataSection
 from flows.config.trials import Trial
-from flows.metrics import needs_fault
 from flows.monitor.estimate import Durations, about, seconds_of, trials_told
 from flows.quoting import listed, quoted
 from flows.records.record import Record
@@ -172,7 +171,7 @@ def claims_without_faults(experiment: ExperimentConfig, trials: Sequence[Trial])
     """Return which claims are of what only faults do, under a condition without any."""
     found: list[str] = []
     for number, claim in enumerate(experiment.claims):
-        if not needs_fault(claim.metric):
+        if not claim.column.of_faults:
             continue
         for strategy, condition in claim.sides:
             of_side = [trial for trial in trials if _is_of(trial, strategy, condition)]

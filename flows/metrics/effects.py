@@ -45,6 +45,7 @@ def _effects() -> tuple[Metric, ...]:
                 better="higher",
                 signed=True,
                 of_score=True,
+                of_faults=True,
             ),
             Metric(
                 f"effect_{over}_end",
@@ -55,6 +56,7 @@ def _effects() -> tuple[Metric, ...]:
                 better="higher",
                 signed=True,
                 of_score=True,
+                of_faults=True,
             ),
         ]
     return tuple(found)
@@ -69,7 +71,7 @@ def _other(
     of_score: bool = False,
 ) -> Metric:
     name = f"effect/{key.removeprefix('effect_')}"
-    return Metric(key, label, unit, definition, name, better, signed=True, of_score=of_score)
+    return Metric(key, label, unit, definition, name, better, True, of_score, of_faults=True)
 
 
 EFFECTS = (
@@ -97,6 +99,7 @@ EFFECTS = (
         "s",
         "Length of the span of time over which the effect is told.",
         "effect/time_span",
+        of_faults=True,
     ),
     _other(
         "gradients_deficit",

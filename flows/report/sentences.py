@@ -117,7 +117,7 @@ def without_fault(group: Group, baseline: Group | None) -> Sentence:
 
 def plan(groups: Sequence[Group]) -> str:
     """Say what the faults were, over all the groups they hit."""
-    trials = [trial.faults for group in groups for trial in group.trials]
+    trials = [trial.faults for group in groups for trial in group.trials if trial.whole]
     struck = [faults for faults in trials if faults]
     if not struck:
         return ""
@@ -324,12 +324,15 @@ def _and(parts: Sequence[str]) -> str:
 
 
 def _recovery(group: Group) -> str:
-    if all(fault.shard is None for trial in group.trials for fault in trial.faults):
+    trials = [trial for trial in group.trials if trial.whole]
+    if not trials:
+        return "What its faults did is not known: its trials were resumed."
+    if all(fault.shard is None for trial in trials for fault in trial.faults):
         return "Every shard went on serving."
     times = span(group, "rto_seconds", " s")
     if times is None:
         return "The shard did not come back."
-    sources = {trial.first_loss.source for trial in group.trials if trial.first_loss}
+    sources = {trial.first_loss.source for trial in trials if trial.first_loss}
     how = " or ".join(_SOURCES.get(s, s) for s in sorted(s for s in sources if s))
     waiting = group.spread("wait_capacity_seconds")
     of_which = ""
