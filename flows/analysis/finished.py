@@ -16,8 +16,9 @@ from rich.text import Text
 from dps.errors import ConfigurationError, RecordDamaged
 from flows.analysis.effects.controls import Setup, controls, setup
 from flows.analysis.effects.course import Course, course
-from flows.analysis.effects.difference import effects
+from flows.analysis.effects.difference import Effects, effects
 from flows.analysis.groups import Group, place, ranked, summarize
+from flows.analysis.left_out import NO_CONTROL, remedies_in, without_effect
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
 from flows.analysis.transports import described
@@ -244,14 +245,25 @@ def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
     A trial has none where there is no such control, or either is not valid or was resumed, so that
     its record begins in the middle.
     """
+    named = {each.outcome.identity.trial: each for each in found}
+    setups = {name: _setup(each) for name, each in named.items()}
     usable = {
-        each.outcome.identity.trial: each
-        for each in found
-        if each.outcome.valid and each.outcome.whole
+        name: each for name, each in named.items() if each.outcome.valid and each.outcome.whole
     }
-    control_of = controls({name: _setup(each) for name, each in usable.items()})
+    control_of = controls({name: setups[name] for name in usable})
+    unusable = controls(setups)
     courses: dict[str, Course | None] = {}  # a control may be that of many
-    return [_with_effects(each, usable, control_of, courses, prices) for each in found]
+    told = []
+    for each in found:
+        name = each.outcome.identity.trial
+        if usable.get(name) is each and name in control_of:
+            told.append(_with_effects(each, usable[control_of[name]], courses, prices))
+        elif each.outcome.valid and setups[name].plans_faults:
+            why = _lacking(each, named.get(unusable.get(name, "")))
+            told.append(_replaced(each, Effects(lacking=why)))
+        else:
+            told.append(each)
+    return told
 
 
 def _setup(done: Finished) -> Setup:
@@ -260,41 +272,29 @@ def _setup(done: Finished) -> Setup:
 
 
 def _with_effects(
-    done: Finished,
-    usable: Mapping[str, Finished],
-    control_of: Mapping[str, str],
-    courses: dict[str, Course | None],
-    prices: Prices,
+    done: Finished, control: Finished, courses: dict[str, Course | None], prices: Prices
 ) -> Finished:
-    name = done.outcome.identity.trial
-    control = control_of.get(name)
-    if control is None or usable[name] is not done:
-        return done
-    if control not in courses:
-        courses[control] = course(usable[control].record, prices)
-    mine, theirs = course(done.record, prices), courses[control]
+    name = control.outcome.identity.trial
+    if name not in courses:
+        courses[name] = course(control.record, prices)
+    mine, theirs = course(done.record, prices), courses[name]
     if mine is None or theirs is None:
-        return done
-    return replace(done, outcome=replace(done.outcome, effects=effects(mine, theirs, control)))
+        return _replaced(done, Effects(lacking="nothing was evaluated in it or in its control"))
+    return _replaced(done, effects(mine, theirs, name))
 
 
-def lacks_control(outcome: Outcome) -> bool:
-    """Whether a valid trial had faults, and nothing tells their effect, as it has no control."""
-    return outcome.valid and bool(outcome.faults) and outcome.effects.control is None
+def _replaced(done: Finished, found: Effects) -> Finished:
+    return replace(done, outcome=replace(done.outcome, effects=found))
 
 
-def without_control(outcomes: Iterable[Outcome]) -> str:
-    """Say of how many trials with faults the effect cannot be told; nothing where of all."""
-    faulted = [outcome for outcome in outcomes if outcome.valid and outcome.faults]
-    lacking = sum(lacks_control(outcome) for outcome in faulted)
-    if not lacking:
-        return ""
-    number = f"{lacking} of {len(faulted)} valid trials with faults"
-    return (
-        f"{number} {'has' if lacking == 1 else 'have'} no control, so that the effect of the "
-        "faults is not known: a valid trial that is the same, seed included, but for an empty "
-        "fault plan. An axis of faults with “no fault: []” makes one of each."
-    )
+def _lacking(done: Finished, control: Finished | None) -> str:
+    """Why the effect of a valid trial's faults is not known."""
+    if not done.outcome.whole:
+        return "it was resumed"
+    if control is None:
+        return NO_CONTROL
+    name, status = control.outcome.identity.trial, control.outcome.status
+    return f"its control {name} {'was resumed' if control.outcome.valid else f'is {status}'}"
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:
@@ -377,14 +377,20 @@ def print_time(outcomes: Iterable[Outcome], console: Console) -> None:
 
 
 def print_left_out(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Name the trials that enter no statistics, and say why; and how many have no effect."""
+    """Name the trials that enter no statistics, and those without an effect; say why."""
     for each in outcomes:
         if not each.valid:
             why = f": {each.reason}" if each.reason else ""
             line = f"{each.identity.trial} is {each.status} and left out{why}"
             console.print(Text(line, style="yellow"))
-    if lacking := without_control(outcomes):
+    if lacking := without_effect(outcomes):
         console.print(Text(lacking, style="yellow"))
+
+
+def print_remedies(folder: Path, outcomes: Sequence[Outcome], console: Console) -> None:
+    """Print which commands run the trials of an experiment that do not count."""
+    for line in remedies_in(folder, outcomes):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
 
 
 def failed_before(outcome: Outcome) -> str:

@@ -109,6 +109,7 @@ def run_experiment(
     resume: bool = True,
     also_fixed: Mapping[str, int] = MappingProxyType({}),
     written: str = "",
+    command: str = "",
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
@@ -138,6 +139,9 @@ def run_experiment(
         those: claims by which others judge it.
     written
         The configuration as somebody has written it, to be kept beside the records; "": nobody has.
+    command
+        The command line that runs the experiment, without options for this run alone; "": there is
+        none.
 
     Raises
     ------
@@ -178,7 +182,8 @@ def run_experiment(
                 if trial.name not in known:
                     set_aside(trial, folder / trial.name, view.say)
             names = (trial.name for trial in in_order)
-            write_grid(folder, names, experiment.order_seed, labels_in_order(trials))
+            labels = labels_in_order(trials)
+            write_grid(folder, names, experiment.order_seed, labels, command)
             write_comparison(folder, experiment.comparison)
             write_claims(folder, experiment.claims)
             write_configuration(folder, written)

@@ -33,6 +33,7 @@ CONFIGURATION_FILE = "configuration.yaml"
 RESERVE_FILE = ".reserve"  # beside a record that is being written: room for its end
 RESERVE_BYTES = 1 << 14
 EARLIER = "earlier"  # beside the trials: the records that others took the place of
+UNKNOWN_COMMAND = "dps run CONFIG"  # where nothing was noted
 FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
 
 # What is computed with, and of which type it must be; a damaged record may hold anything.
@@ -249,10 +250,12 @@ def write_grid(
     trials: Iterable[str],
     order_seed: int,
     labels: Mapping[str, Sequence[str]] | None = None,
+    command: str = "",
 ) -> None:
     """Note which trials make up the experiment in `folder`, as of its last run, in their order.
 
-    `labels` are those of each axis, in the order of the configuration.
+    `labels` are those of each axis, in the order of the configuration; `command` is the command
+    line that ran them.
 
     Raises
     ------
@@ -262,6 +265,8 @@ def write_grid(
     noted: dict[str, Any] = {"order_seed": order_seed, "trials": list(trials)}
     if labels:
         noted["labels"] = {axis: list(names) for axis, names in labels.items()}
+    if command.isprintable() and command:
+        noted["command"] = masked(command)
     text = json.dumps(noted, indent=1)
     write_whole(folder / GRID_FILE, sealed(text), "the list of trials")
 
@@ -342,6 +347,20 @@ def labels_of(folder: Path) -> Mapping[str, Sequence[str]]:
     """
     grid = folder / GRID_FILE
     return _noted_in(grid).get("labels", {}) if grid.exists() else {}
+
+
+def command_of(folder: Path) -> str:
+    """The command line that ran the experiment last, without options for one run.
+
+    Raises
+    ------
+    ConfigurationError
+        What was noted by `write_grid` cannot be read.
+    """
+    grid = folder / GRID_FILE
+    return (
+        str(_noted_in(grid).get("command", UNKNOWN_COMMAND)) if grid.exists() else UNKNOWN_COMMAND
+    )
 
 
 def read_start(path: Path) -> TrialStarted | None:
@@ -516,13 +535,16 @@ def _noted_in(grid: Path) -> dict[str, Any]:
         if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
             raise ValueError("it has no list of trials")
         # Such as what is left of a checksum whose own key was damaged.
-        if unknown := found.keys() - {"order_seed", "trials", "labels"}:
+        if unknown := found.keys() - {"order_seed", "trials", "labels", "command"}:
             raise ValueError(f"it has an unknown key {quoted(min(unknown))}")
         for name in found["trials"]:
             if not is_folder_name(name):
                 raise ValueError(f"{quoted(name)} is no name of a trial")
         if not _are_labels(found.get("labels", {})):
             raise ValueError("its labels are no lists of names, one for each axis")
+        command = found.get("command", "")
+        if not (isinstance(command, str) and command.isprintable()):
+            raise ValueError(f"{quoted(command)} is no command line")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "

@@ -15,9 +15,9 @@ from flows.analysis.finished import (
     Finished,
     failed_before,
     read_experiment,
-    without_control,
 )
 from flows.analysis.groups import Group, place, ranked, strategies, summarize
+from flows.analysis.left_out import remedies_in, without_effect
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import JudgedClaim, judge, read_claims
@@ -191,8 +191,11 @@ def write_report(
     smallest = {each.metric: each.smallest for each in coarsest_first}
     drawn = chapters(found, compared.baseline, smallest)
     going = under_way(folder, recorded)
+    running = {standing.trial for standing in going}
+    outcomes = [as_it_stands(result, running) for _, result in found]
     redaction = Redaction.of([record for record, _ in found]) if public else None
-    page = render(found, prices, compared, drawn, unusable, going, claims, redaction)
+    todo = remedies_in(folder, outcomes)
+    page = render(found, prices, compared, drawn, unusable, going, claims, redaction, todo)
     for name in redaction.found_in(page) if redaction else ():
         warn(
             f"the page still has the word {name!r}, which names this machine, its user or a host "
@@ -231,13 +234,15 @@ def render(
     going: Sequence[Standing] = (),
     claims: Sequence[ClaimSection] = (),
     redaction: Redaction | None = None,
+    remedies: Sequence[str] = (),
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say of the `claims`.
 
     What else they say, by the `comparison`, is exploratory.
 
-    `unusable` says which records are left out and why, `going` which trials are running. Texts are
-    those that the `redaction` leaves; with one, none is quoted that dps has not worded.
+    `unusable` says which records are left out and why, `going` which trials are running,
+    `remedies` which command runs trials that do not count. Texts are those that the `redaction`
+    leaves; with one, none is quoted that dps has not worded.
     """
     import numpy as np
 
@@ -278,7 +283,8 @@ def render(
         told=_told(groups, baseline),
         caution=words.caution(groups),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
-        without_control=without_control(outcomes),
+        without_effect=without_effect(outcomes),
+        remedies=[say(said) for said in remedies],
         failed_before=[failed_before(o) for o in outcomes if o.failed_before],
         resumed=[words.resumed(record, o) for record, o in trials if not whole(record)],
         checks=_checks(outcomes),

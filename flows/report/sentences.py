@@ -384,8 +384,8 @@ def _effect(group: Group) -> str:
     ]
     if not parts:
         return (
-            f"What that did to {_score(group).name} is not known: there is no trial of the same "
-            "seed without the fault."
+            f"What that did to {_score(group).name} is not known: no trial of the same seed "
+            "without the fault counts."
         )
     deficit = group.spread("gradients_deficit")
     missing = ""

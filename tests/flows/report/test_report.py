@@ -21,13 +21,12 @@ from dps.events import Disturbed, Killed, TrialEnded, TrialResumed
 from flows.analysis.effects.difference import UNKNOWN
 from flows.analysis.faults import FaultTimes
 from flows.analysis.finished import (
-    lacks_control,
     print_comparison,
     read_experiment,
-    without_control,
 )
 from flows.analysis.groups import Group, conditions, ranked, strategies, summarize
 from flows.analysis.learning import evaluations
+from flows.analysis.left_out import without_effect
 from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.series import series
@@ -285,16 +284,19 @@ def test_the_words_of_each_strategy(outcomes: list[Outcome]) -> None:
 def test_where_there_is_no_control_no_effect_is_told(
     folder: Path, outcomes: list[Outcome], tmp_path: Path
 ) -> None:
-    assert without_control(outcomes) == ""
+    assert without_effect(outcomes) == ""
     for name in ("chain.kill.seed-0", "chain.kill.seed-1", "chain.no-fault.seed-0"):
         shutil.copytree(folder / name, tmp_path / name)
     alone = [outcome for _, outcome in read_trials(tmp_path, load_prices())]
-    assert without_control(alone).startswith("1 of 2 valid trials with faults has no control")
+    said = "The effect of the faults is not known of 1 of 2 valid trials: chain.kill.seed-1 (it has"
+    assert without_effect(alone).startswith(said)
     page = write_report(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "1 of 2 valid trials with faults has no control" in page
-    [lacking] = [outcome for outcome in alone if lacks_control(outcome)]
+    assert said in page
+    [lacking] = [outcome for outcome in alone if outcome.effects.lacking]
     killed = dataclasses.replace(group(alone, "chain", "kill"), trials=(lacking,))
-    assert "accuracy is not known: there is no trial" in words.through_fault(killed, None).text
+    assert (
+        "accuracy is not known: no trial of the same seed" in words.through_fault(killed, None).text
+    )
 
 
 def test_a_training_that_ends_within_an_outage_is_said_to(outcomes: list[Outcome]) -> None:
