@@ -68,7 +68,7 @@ def plan(
         grid = _show_grid(experiment, trials, models)
         tell_of_claims_left_out(document, settings, experiment)
         score = score_of(trials[0].config.model_dump(mode="json"))
-        resolved = _show_resolution(document, settings, experiment, pilot, score)
+        resolved = _show_resolution(document, settings, experiment, trials, pilot, score)
         out.write(documents.plan(experiment.experiment, trials, *grid, resolved))
 
 
@@ -110,6 +110,7 @@ def _show_resolution(
     document: Document,
     settings: Sequence[str],
     experiment: ExperimentConfig,
+    trials: Sequence[Trial],
     pilot: str | None,
     score: Score,
 ) -> tuple[PlannedClaim, ...]:
@@ -118,17 +119,16 @@ def _show_resolution(
 
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import planned
-    from flows.execution.pilot import PROFILE, VIRTUAL, find_pilot, run_pilot
+    from flows.execution.pilot import VIRTUAL, find_pilot, run_pilot
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
 
     console = _console()
     if pilot == VIRTUAL:
         view = view_for(console)
-        outcomes = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
-        name = f"a pilot on virtual time (profile {PROFILE})"
+        outcomes, name = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
     else:
-        outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
+        outcomes, name = find_pilot(pilot, experiment, trials, Path.cwd(), load_prices(), _warn)
     print()
     resolved = planned(experiment.claims, len(experiment.seeds), outcomes, default_rng(0), score)
     print_plan(resolved, len(experiment.seeds), name, console)

@@ -1,7 +1,8 @@
 """The pilot of an experiment: trials that tell how much its figures differ from seed to seed.
 
-Any records of trials with the same labels will do: those of an earlier run, of the experiment
-itself, or of a few seeds on virtual time, which are run for it under a name of their own.
+Any records of trials with the same labels and settings will do, whatever their seeds: those of an
+earlier run, of the experiment itself, or of a few seeds on virtual time, which are run for it under
+a name of their own.
 """
 
 from __future__ import annotations
@@ -13,22 +14,27 @@ from pathlib import Path
 
 from dps.errors import ConfigurationError
 from flows.analysis.effects.controls import Setup, setup
-from flows.analysis.finished import RESULTS, experiment_folder, read_experiment
+from flows.analysis.finished import RESULTS, Finished, experiment_folder, read_experiment
 from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.prices import Prices
 from flows.config.claims import ClaimSection
-from flows.config.experiment import ExperimentConfig
-from flows.config.trials import Trial, load_trials
+from flows.config.experiment import ExperimentConfig, TrialConfig
+from flows.config.trials import Trial, decisive_settings, flat, load_trials
 from flows.config.yaml_document import Document
 from flows.execution.drivers import Drivers
 from flows.execution.experiment import run_experiment
 from flows.execution.plan import at_once_by_default
 from flows.metrics.effects import EFFECTS
 from flows.monitor.progress import PlainView
+from flows.quoting import quoted
+from flows.records.settings import trial_from
 
 VIRTUAL = "virtual"  # the pilot that is run for it
 PROFILE = "laptop"
 SEEDS = 10
+# What may differ between a pilot and what is planned, besides labels.
+FREE = ("experiment", "seed", "time_limit")
+MOST_NAMED = 4  # settings
 
 
 def twin_name(experiment: str) -> str:
@@ -39,6 +45,7 @@ def twin_name(experiment: str) -> str:
 def find_pilot(
     named: str | None,
     experiment: ExperimentConfig,
+    trials: Sequence[Trial],
     here: Path,
     prices: Prices,
     warn: Callable[[str], None],
@@ -50,21 +57,35 @@ def find_pilot(
     named
         A folder of records, or an experiment that is recorded here; None: the experiment itself,
         or else a virtual pilot of it that was run before; without either there are no trials.
+    experiment, trials
+        What is planned.
+    here
+        The working directory.
+    prices
+        What figures of money are computed by.
+    warn
+        Is told of records that cannot be used.
 
     Raises
     ------
     ConfigurationError
-        Nothing of that name is recorded.
+        Nothing of that name is recorded, or only trials of another configuration.
     """
     if named is not None:
         folder = Path(named)
         if not (folder.is_dir() and any(folder.glob("*/events.jsonl"))):
             folder = experiment_folder(named, here)
-        return _outcomes(folder, experiment, prices, warn), named
+        pilot = read_experiment(folder, prices, warn)
+        if unlike := _unlike(pilot, trials):
+            raise ConfigurationError(f"--pilot {named}: {unlike}")
+        return _as_of_experiment(pilot, experiment, named)
     for name in (experiment.experiment, twin_name(experiment.experiment)):
         folder = here / RESULTS / name
-        if folder.is_dir() and (found := _outcomes(folder, experiment, prices, warn)):
-            return found, name
+        pilot = read_experiment(folder, prices, warn) if folder.is_dir() else []
+        if pilot and (unlike := _unlike(pilot, trials)):
+            warn(f"what is recorded as {name} is no pilot for this: {unlike}")
+        elif pilot:
+            return _as_of_experiment(pilot, experiment, name)
     return [], ""
 
 
@@ -107,12 +128,12 @@ def run_pilot(
     here: Path,
     view: PlainView,
     store: str | None,
-) -> list[Outcome]:
-    """Run a virtual pilot, but for what is recorded of it, and return its trials."""
+) -> tuple[list[Outcome], str]:
+    """Run a virtual pilot, but for what is recorded of it; return its trials, and what it is."""
     twin, trials = virtual_pilot(document, settings, experiment)
     with Drivers(at_once_by_default(trials)) as drivers:
         ran = run_experiment(twin, here, view, drivers, store, trials=trials)
-    return [_as_of(outcome, experiment) for outcome in ran.outcomes]
+    return _as_of_experiment(ran.trials, experiment, "a pilot")
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -148,13 +169,48 @@ def _is_about(claim: ClaimSection, trial: Trial) -> bool:
     return claim.side_of(strategy, trial.labels) is not None
 
 
-def _outcomes(
-    folder: Path, experiment: ExperimentConfig, prices: Prices, warn: Callable[[str], None]
-) -> list[Outcome]:
-    found = read_experiment(folder, prices, warn)
-    return [_as_of(done.outcome, experiment) for done in found]
+def _unlike(pilot: Sequence[Finished], trials: Sequence[Trial]) -> str:
+    """Say in what trials of a pilot differ from planned ones with the same labels; "": nothing."""
+    planned = {tuple(trial.labels.items()): trial.config for trial in reversed(trials)}
+    for done in pilot:
+        if done.record.started is None:
+            continue
+        own = trial_from(done.record.started.settings, str(done.events_file))
+        config = planned.pop(tuple(own.labels.items()), None)  # of one seed: the others are alike
+        if config is not None and (differing := _differing(own.config, config)):
+            more = len(differing) - MOST_NAMED
+            told = "; ".join([*differing[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
+            return (
+                f"its trial {own.name} has another configuration: {told}. Such trials may differ "
+                "by more or less from seed to seed. Name a run with these settings, or run a few "
+                f"seeds with --pilot {VIRTUAL}"
+            )
+    return ""
 
 
-def _as_of(outcome: Outcome, experiment: ExperimentConfig) -> Outcome:
-    """A trial of the pilot as if it were one of the experiment, whose name may be a strategy."""
-    return replace(outcome, identity=replace(outcome.identity, experiment=experiment.experiment))
+def _differing(pilot: TrialConfig, planned: TrialConfig) -> list[str]:
+    """Name settings with both values; the cluster counts where both are on virtual time."""
+    both_virtual = pilot.cluster.kind == planned.cluster.kind == VIRTUAL
+    free = FREE if both_virtual else (*FREE, "cluster")
+    theirs, ours = (
+        flat({key: v for key, v in decisive_settings(each).items() if key not in free})
+        for each in (pilot, planned)
+    )
+    return [
+        f"{key} is {quoted(theirs.get(key))} there and {quoted(ours.get(key))} here"
+        for key in dict.fromkeys([*theirs, *ours])
+        if theirs.get(key) != ours.get(key)
+    ]
+
+
+def _as_of_experiment(
+    pilot: Sequence[Finished], experiment: ExperimentConfig, name: str
+) -> tuple[list[Outcome], str]:
+    """Trials of a pilot as if they were of the experiment, whose name may be a strategy."""
+    outcomes = [
+        replace(each, identity=replace(each.identity, experiment=experiment.experiment))
+        for each in (done.outcome for done in pilot)
+    ]
+    profiles = dict.fromkeys(each.virtual for each in outcomes if each.virtual)
+    on = f" on virtual time (profile {' and '.join(profiles)})" if profiles else ""
+    return outcomes, f"{name}{on}"
