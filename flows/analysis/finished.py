@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError, RecordDamaged
+from dps.events import Event
 from flows.analysis.effects.controls import Setup, controls, setup
 from flows.analysis.effects.course import Course, course
 from flows.analysis.effects.difference import Effects, effects
@@ -183,13 +185,15 @@ def is_recorded(trial: Identified, folder: Path) -> bool:
     return whole_record(trial, folder) is not None
 
 
-def whole_record(trial: Identified, folder: Path) -> Record | None:
-    """Return the record of a trial if it `is_recorded`."""
+def whole_record(
+    trial: Identified, folder: Path, without: Collection[type[Event]] = ()
+) -> Record | None:
+    """Return the record of a trial if it `is_recorded`, `without` events of some kinds."""
     events_file = folder / trial.name / EVENTS_FILE
     if not events_file.exists():
         return None
     try:
-        record = read_trial(events_file)
+        record = read_trial(events_file, without)
     except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
         return None
     started = record.started
@@ -239,31 +243,39 @@ def read_whole(
     return with_effects(found, prices)
 
 
+def read_outcomes(
+    events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
+) -> list[Outcome]:
+    """Read what came of trials, as `read_whole` does, and keep none of the records.
+
+    An experiment of hundreds of trials has a gigabyte of them.
+    """
+    outcomes, setups, courses = list[Outcome](), list[Setup](), list[Course | None]()
+    for path in events_files:
+        try:
+            done = finished(path, read_trial(path), prices)
+        except RecordDamaged as error:
+            warn(damaged(path, error))
+            continue
+        outcomes.append(done.outcome)
+        setups.append(_setup(done))
+        courses.append(course(done.record, prices))
+    return _with_effects(outcomes, setups, courses.__getitem__)
+
+
 def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
     """Return trials with the effects of their faults, each against its control among them.
 
     A trial has none where there is no such control, or either is not valid or was resumed, so that
     its record begins in the middle.
     """
-    named = {each.outcome.identity.trial: each for each in found}
-    setups = {name: _setup(each) for name, each in named.items()}
-    usable = {
-        name: each for name, each in named.items() if each.outcome.valid and each.outcome.whole
-    }
-    control_of = controls({name: setups[name] for name in usable})
-    unusable = controls(setups)
-    courses: dict[str, Course | None] = {}  # a control may be that of many
-    told = []
-    for each in found:
-        name = each.outcome.identity.trial
-        if usable.get(name) is each and name in control_of:
-            told.append(_with_effects(each, usable[control_of[name]], courses, prices))
-        elif each.outcome.valid and setups[name].plans_faults:
-            why = _lacking(each, named.get(unusable.get(name, "")))
-            told.append(_replaced(each, Effects(lacking=why)))
-        else:
-            told.append(each)
-    return told
+
+    @cache  # a control may be that of many
+    def course_of(index: int) -> Course | None:
+        return course(found[index].record, prices)
+
+    outcomes = _with_effects([e.outcome for e in found], [_setup(e) for e in found], course_of)
+    return [replace(each, outcome=new) for each, new in zip(found, outcomes, strict=True)]
 
 
 def _setup(done: Finished) -> Setup:
@@ -272,29 +284,49 @@ def _setup(done: Finished) -> Setup:
 
 
 def _with_effects(
-    done: Finished, control: Finished, courses: dict[str, Course | None], prices: Prices
-) -> Finished:
-    name = control.outcome.identity.trial
-    if name not in courses:
-        courses[name] = course(control.record, prices)
-    mine, theirs = course(done.record, prices), courses[name]
-    if mine is None or theirs is None:
-        return _replaced(done, Effects(lacking="nothing was evaluated in it or in its control"))
-    return _replaced(done, effects(mine, theirs, name))
+    outcomes: Sequence[Outcome],
+    setups: Sequence[Setup],
+    course_of: Callable[[int], Course | None],
+) -> list[Outcome]:
+    """Trials with the effects of their faults; courses are asked for by index."""
+    indices = {each.identity.trial: index for index, each in enumerate(outcomes)}
+    every = {name: setups[index] for name, index in indices.items()}
+    usable = {
+        name: setup
+        for name, setup in every.items()
+        if outcomes[indices[name]].valid and outcomes[indices[name]].whole
+    }
+    control_of, any_control_of = controls(usable), controls(every)
+    told = []
+    for index, each in enumerate(outcomes):
+        name = each.identity.trial
+        if indices[name] == index and name in control_of:
+            other = indices[control_of[name]]
+            own = _effects(course_of(index), course_of(other), control_of[name])
+            told.append(replace(each, effects=own))
+        elif each.valid and setups[index].plans_faults:
+            control = any_control_of.get(name)
+            why = _lacking(each, None if control is None else outcomes[indices[control]])
+            told.append(replace(each, effects=Effects(lacking=why)))
+        else:
+            told.append(each)
+    return told
 
 
-def _replaced(done: Finished, found: Effects) -> Finished:
-    return replace(done, outcome=replace(done.outcome, effects=found))
+def _effects(own: Course | None, control: Course | None, name: str) -> Effects:
+    if own is None or control is None:
+        return Effects(lacking="nothing was evaluated in it or in its control")
+    return effects(own, control, name)
 
 
-def _lacking(done: Finished, control: Finished | None) -> str:
+def _lacking(outcome: Outcome, control: Outcome | None) -> str:
     """Why the effect of a valid trial's faults is not known."""
-    if not done.outcome.whole:
+    if not outcome.whole:
         return "it was resumed"
     if control is None:
         return NO_CONTROL
-    name, status = control.outcome.identity.trial, control.outcome.status
-    return f"its control {name} {'was resumed' if control.outcome.valid else f'is {status}'}"
+    status = "was resumed" if control.valid else f"is {control.status}"
+    return f"its control {control.identity.trial} {status}"
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:

@@ -45,7 +45,7 @@ from flows.workloads import (
 from flows.workloads.own_code import OwnCode
 from flows.workloads.own_code import find as find_code
 from flows.workloads.python_model import Model, PythonModel
-from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
+from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch, side_of_images
 
 FEWER = "expected a batch of so many at most"
 MOST_FILTERS = 4096
@@ -361,6 +361,8 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
     dataset, section = config.dataset, config.workload
     if section.kind == "linear" and not dataset.shape.regression:
         return "workload.kind", "linear predicts numbers; it needs data with task: regression"
+    if section.kind == "cnn":
+        side_of_images(dataset.shape)
     if not isinstance(dataset, OwnDataSection):
         return None
     data, shape = dataset.whole.data, dataset.shape

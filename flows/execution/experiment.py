@@ -43,6 +43,7 @@ from flows.execution.attempt import (
     take_back,
 )
 from flows.execution.plan import recorded_in
+from flows.monitor.estimate import Durations
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
 from flows.records.record import EVENTS_FILE, write_configuration, write_grid
@@ -158,7 +159,8 @@ def run_experiment(
         with view:
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
-            records, durations = recorded_in(folder, trials)
+            durations = Durations()
+            records = dict(recorded_in(folder, trials, durations))
             prices = load_prices()
             found = (
                 (name, finished(folder / name / EVENTS_FILE, record, prices))

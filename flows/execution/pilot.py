@@ -8,25 +8,25 @@ a name of their own.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, RecordDamaged
+from dps.events import TrialStarted
 from flows.analysis.effects.controls import Setup, setup
-from flows.analysis.finished import RESULTS, Finished, experiment_folder, read_experiment
-from flows.analysis.outcome import Identity, Outcome
+from flows.analysis.finished import RESULTS, damaged, experiment_folder, read_outcomes
+from flows.analysis.outcome import Identity, Outcome, identity
 from flows.analysis.prices import Prices
 from flows.config.claims import ClaimSection
 from flows.config.experiment import ExperimentConfig, TrialConfig
 from flows.config.trials import Trial, decisive_settings, flat, load_trials
 from flows.config.yaml_document import Document
-from flows.execution.drivers import Drivers
-from flows.execution.experiment import run_experiment
 from flows.execution.plan import at_once_by_default
 from flows.metrics.effects import EFFECTS
 from flows.monitor.progress import PlainView
 from flows.quoting import quoted
+from flows.records.record import Record, event_files, read_start
 from flows.records.settings import trial_from
 
 VIRTUAL = "virtual"  # the pilot that is run for it
@@ -56,7 +56,8 @@ def find_pilot(
     ----------
     named
         A folder of records, or an experiment that is recorded here; None: the experiment itself,
-        or else a virtual pilot of it that was run before; without either there are no trials.
+        or else a virtual pilot of it that was run before. Without either, or without claims to
+        plan, there are no trials.
     experiment, trials
         What is planned.
     here
@@ -75,17 +76,16 @@ def find_pilot(
         folder = Path(named)
         if not (folder.is_dir() and any(folder.glob("*/events.jsonl"))):
             folder = experiment_folder(named, here)
-        pilot = read_experiment(folder, prices, warn)
-        if unlike := _unlike(pilot, trials):
+        started = _started(folder, warn)
+        if unlike := _unlike(started, trials):
             raise ConfigurationError(f"--pilot {named}: {unlike}")
-        return _as_of_experiment(pilot, experiment, named)
+        return _read(started, experiment, named, prices, warn)
     for name in (experiment.experiment, twin_name(experiment.experiment)):
-        folder = here / RESULTS / name
-        pilot = read_experiment(folder, prices, warn) if folder.is_dir() else []
-        if pilot and (unlike := _unlike(pilot, trials)):
+        started = _started(here / RESULTS / name, warn) if experiment.claims else {}
+        if started and (unlike := _unlike(started, trials)):
             warn(f"what is recorded as {name} is no pilot for this: {unlike}")
-        elif pilot:
-            return _as_of_experiment(pilot, experiment, name)
+        elif started:
+            return _read(started, experiment, name, prices, warn)
     return [], ""
 
 
@@ -118,7 +118,8 @@ def virtual_pilot(
         changes["cluster"] = {"kind": VIRTUAL, "profile": PROFILE}
     written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     twin, trials = load_trials(document, [*settings, *written])
-    return twin, _telling(trials, experiment.claims) if experiment.claims else trials
+    about = _telling({trial.name: _about(trial) for trial in trials}, experiment.claims)
+    return twin, tuple(trial for trial in trials if trial.name in about or not experiment.claims)
 
 
 def run_pilot(
@@ -130,54 +131,98 @@ def run_pilot(
     store: str | None,
 ) -> tuple[list[Outcome], str]:
     """Run a virtual pilot, but for what is recorded of it; return its trials, and what it is."""
+    # Here: `dps plan` mostly runs nothing, and need not wait for what runs, tracks and reports.
+    from flows.execution.drivers import Drivers
+    from flows.execution.experiment import run_experiment
+
     twin, trials = virtual_pilot(document, settings, experiment)
     with Drivers(at_once_by_default(trials)) as drivers:
         ran = run_experiment(twin, here, view, drivers, store, trials=trials)
-    return _as_of_experiment(ran.trials, experiment, "a pilot")
+    return _as_of_experiment(ran.outcomes, experiment, "a pilot")
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _telling(trials: Sequence[Trial], claims: Sequence[ClaimSection]) -> tuple[Trial, ...]:
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What tells whether a trial is of use to claims, recorded or not."""
+
+    identity: Identity
+    setup: Setup
+
+
+def _about(trial: Trial) -> _About:
+    config = trial.config.model_dump(mode="json")
+    return _About(
+        Identity(trial.name, trial.experiment, trial.labels, trial.seed, trial.digest),
+        setup({"config": config, "experiment": trial.experiment, "seed": trial.seed}),
+    )
+
+
+def _telling(trials: Mapping[str, _About], claims: Sequence[ClaimSection]) -> set[str]:
     """The trials that claims are about and, for the effects of faults, the controls of these."""
-    about = {trial.name for trial in trials if any(_is_about(claim, trial) for claim in claims)}
-    setups = {trial.name: _setup(trial) for trial in trials}
+    about = {name for name, each in trials.items() if any(_is_about(c, each) for c in claims)}
     effects = [claim for claim in claims if claim.column in EFFECTS]
     told_beside = {
-        setups[trial.name].but_for_faults
-        for trial in trials
-        if any(_is_about(claim, trial) for claim in effects)
+        each.setup.but_for_faults
+        for each in trials.values()
+        if any(_is_about(claim, each) for claim in effects)
     }
-    controls = {
+    return about | {
         name
-        for name, each in setups.items()
-        if not each.plans_faults and each.but_for_faults in told_beside
+        for name, each in trials.items()
+        if not each.setup.plans_faults and each.setup.but_for_faults in told_beside
     }
-    return tuple(trial for trial in trials if trial.name in about | controls)
 
 
-def _setup(trial: Trial) -> Setup:
-    config = trial.config.model_dump(mode="json")
-    return setup({"config": config, "experiment": trial.experiment, "seed": trial.seed})
-
-
-def _is_about(claim: ClaimSection, trial: Trial) -> bool:
-    who = Identity(trial.name, trial.experiment, trial.labels, trial.seed, trial.digest)
+def _is_about(claim: ClaimSection, trial: _About) -> bool:
+    who = trial.identity
     # Without axes the experiment is the strategy, and its pilot has another name.
-    strategy = who.strategy if trial.labels else claim.strategy
-    return claim.side_of(strategy, trial.labels) is not None
+    strategy = who.strategy if who.labels else claim.strategy
+    return claim.side_of(strategy, who.labels) is not None
 
 
-def _unlike(pilot: Sequence[Finished], trials: Sequence[Trial]) -> str:
+def _started(folder: Path, warn: Callable[[str], None]) -> dict[Path, TrialStarted]:
+    """The start of each record in a folder; damaged ones are left out, and `warn` is told."""
+    started = {}
+    for path in event_files(folder):
+        try:
+            start = read_start(path)
+        except RecordDamaged as error:
+            warn(damaged(path, error))
+            continue
+        if start is not None:
+            started[path] = start
+    return started
+
+
+def _read(
+    started: Mapping[Path, TrialStarted],
+    experiment: ExperimentConfig,
+    name: str,
+    prices: Prices,
+    warn: Callable[[str], None],
+) -> tuple[list[Outcome], str]:
+    """Read those of the recorded trials that the claims are about."""
+    trials = {
+        str(path): _About(identity(Record((start,))), setup(start.settings))
+        for path, start in started.items()
+    }
+    telling = _telling(trials, experiment.claims)
+    files = [path for path in started if str(path) in telling]
+    return _as_of_experiment(read_outcomes(files, prices, warn), experiment, name)
+
+
+def _unlike(pilot: Mapping[Path, TrialStarted], trials: Sequence[Trial]) -> str:
     """Say in what trials of a pilot differ from planned ones with the same labels; "": nothing."""
     planned = {tuple(trial.labels.items()): trial.config for trial in reversed(trials)}
-    for done in pilot:
-        if done.record.started is None:
+    for path, start in pilot.items():
+        if tuple(identity(Record((start,))).labels.items()) not in planned:
             continue
-        own = trial_from(done.record.started.settings, str(done.events_file))
-        config = planned.pop(tuple(own.labels.items()), None)  # of one seed: the others are alike
-        if config is not None and (differing := _differing(own.config, config)):
+        own = trial_from(start.settings, str(path))
+        config = planned.pop(tuple(own.labels.items()))  # of one seed: the others are alike
+        if differing := _differing(own.config, config):
             more = len(differing) - MOST_NAMED
             told = "; ".join([*differing[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
             return (
@@ -204,12 +249,12 @@ def _differing(pilot: TrialConfig, planned: TrialConfig) -> list[str]:
 
 
 def _as_of_experiment(
-    pilot: Sequence[Finished], experiment: ExperimentConfig, name: str
+    pilot: Sequence[Outcome], experiment: ExperimentConfig, name: str
 ) -> tuple[list[Outcome], str]:
     """Trials of a pilot as if they were of the experiment, whose name may be a strategy."""
     outcomes = [
         replace(each, identity=replace(each.identity, experiment=experiment.experiment))
-        for each in (done.outcome for done in pilot)
+        for each in pilot
     ]
     profiles = dict.fromkeys(each.virtual for each in outcomes if each.virtual)
     on = f" on virtual time (profile {' and '.join(profiles)})" if profiles else ""

@@ -23,7 +23,6 @@ from flows.config.workload import workload_of
 from flows.execution.plan import at_once_by_default
 from flows.workloads.model_checks import check_model, example_batch
 from flows.workloads.own_data import FunctionDataset, call, called
-from flows.workloads.with_torch import KINDS
 
 
 def check_deployments(
@@ -56,7 +55,7 @@ def check_deployments(
 
 
 def check_models(trials: Sequence[Trial]) -> list[str]:
-    """Check the models that are the user's own, or of torch, each on a batch of its data.
+    """Check the models that are the user's own, each on a batch of its data.
 
     Returns a line for each, which says what was checked.
 
@@ -72,7 +71,7 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
         config = trial.config
         if isinstance(config.dataset, PythonDataSection):
             sources[config.dataset.source] = None
-        if config.workload.kind in ("python", *KINDS):
+        if config.workload.kind in ("python", "torch"):
             key = config.workload.model_dump_json(), config.dataset, config.training.batch_size
             if key not in checked:
                 checked[key] = f"Model: {_check_model(config)}."

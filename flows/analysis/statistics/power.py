@@ -128,12 +128,12 @@ def repeats_needed(
 @lru_cache(maxsize=1024)
 def _reaches(n: int, level: float, exact: bool) -> tuple[np.ndarray, np.ndarray]:
     """How far intervals reach down and up from the means of samples of a standard normal."""
-    from scipy import stats
+    from scipy import special
 
     shares = (np.arange(SPREADS) + 0.5) / SPREADS
-    spreads = np.sqrt(stats.chi2.ppf(shares, n - 1) / (n - 1))
+    spreads = np.sqrt(special.chdtri(n - 1, 1 - shares) / (n - 1))
     if not exact:
-        reach = stats.t.isf(level / 2, n - 1) * spreads / np.sqrt(n)
+        reach = -special.stdtrit(n - 1, level / 2) * spreads / np.sqrt(n)
         return reach, reach
     rng, rank = np.random.default_rng(n), rank_of_bound(subsets_of(n), level)
     if n < MANY_COUNTS:
@@ -141,7 +141,7 @@ def _reaches(n: int, level: float, exact: bool) -> tuple[np.ndarray, np.ndarray]
         down, up = drawn * rng.permutation(spreads)
     else:
         tails = rng.beta(rank, subsets_of(n) + 1 - rank, size=(2, SPREADS))
-        down, up = stats.t.isf(tails, n - 1) * spreads / np.sqrt(n)
+        down, up = -special.stdtrit(n - 1, tails) * spreads / np.sqrt(n)
     return np.append(down, up), np.append(up, down)  # a sample's mirror image is as likely
 
 

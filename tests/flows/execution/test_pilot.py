@@ -34,7 +34,10 @@ def toy() -> ExperimentConfig:
         "recovery": list(STRATEGIES),
         "faults": {"no fault": [], "kill": [fault.model_dump() for fault in kill]},
     }
-    return ExperimentConfig.model_validate({**base, "axes": axes, "seeds": [7, 8]})
+    claim = {**CLAIM, "metric": "accuracy_final", "strategy": "chain", "against": "none"}
+    return ExperimentConfig.model_validate(
+        {**base, "axes": axes, "seeds": [7, 8], "claims": [claim]}
+    )
 
 
 def pilot_of(
@@ -49,11 +52,11 @@ def test_a_pilot_is_what_is_recorded_or_what_is_named(
 ) -> None:
     assert pilot_of(toy, tmp_path) == (0, "")
     write_experiment(tmp_path / "results" / "demo-pilot")
-    assert pilot_of(toy, tmp_path) == (16, "demo-pilot")
+    assert pilot_of(toy, tmp_path) == (4, "demo-pilot")  # those that the claim is about
     write_experiment(tmp_path / "results" / "demo")
-    assert pilot_of(toy, tmp_path) == (16, "demo")
+    assert pilot_of(toy, tmp_path) == (4, "demo")
     folder = str(write_experiment(tmp_path / "elsewhere"))
-    assert pilot_of(toy, tmp_path, folder) == (16, folder)
+    assert pilot_of(toy, tmp_path, folder) == (4, folder)
     with pytest.raises(ConfigurationError, match="did you mean 'demo'"):
         pilot_of(toy, tmp_path, "dmo")
 
@@ -90,7 +93,8 @@ def test_a_virtual_pilot_is_known_by_its_profile(tmp_path: Path) -> None:
         ({"kind": "virtual", "profile": "laptop"}, ""),
         ({"kind": "virtual", "profile": "cluster-25gbit"}, "cluster.profile.* there and .* here"),
     ):
-        written = {**BASE, "cluster": cluster, "seeds": [1]}
+        claim = {"metric": "accuracy_final", "strategy": "virtual", "direction": "more"}
+        written = {**BASE, "cluster": cluster, "seeds": [1], "claims": [{**claim, "smallest": 0.1}]}
         del written["seed"]
         planned = ExperimentConfig.model_validate(written)
         folder = str(tmp_path / "pilot")
