@@ -8,7 +8,7 @@ only, so both can be made again at any time, and an outage of MLflow's server lo
 from __future__ import annotations
 
 import fcntl
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +33,7 @@ from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import fixed, write_claims
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand, in_blocks, labels_in_order
+from flows.config.workload import batch_objection
 from flows.execution.attempt import (
     Again,
     Attempt,
@@ -295,12 +296,26 @@ def _again(view: PlainView, resume: bool) -> Again:
 
 
 def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
-    """Load each data set once, so that missing data are found before anything runs.
+    """Load each data set once, so that missing or too few data are found before anything runs.
 
     The digests are found by the sections of the configurations, as JSON.
+
+    Raises
+    ------
+    ConfigurationError
+        Data are missing, or a trial's batches are larger.
     """
-    sections = {trial.config.dataset.model_dump_json(): trial.config.dataset for trial in trials}
-    return {key: section.load().digest for key, section in sections.items()}
+    trials_of: defaultdict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        trials_of[trial.config.dataset.model_dump_json()].append(trial)
+    digests = {}
+    for key, those in trials_of.items():
+        data = those[0].config.dataset.load()
+        for trial in those:
+            if unfit := batch_objection(trial.config.training, data.name, len(data.y_train)):
+                raise ConfigurationError(f"{trial.name}: training.batch_size: {unfit}")
+        digests[key] = data.digest
+    return digests
 
 
 @contextmanager

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dps.core.blocks import Layout
+from dps.core.rules.rule import by_rows
 from dps.errors import ConfigurationError
 from flows.config.cluster import QueueSection
 from flows.config.experiment import TrialConfig
@@ -22,6 +24,7 @@ from flows.config.trials import Trial
 from flows.config.workload import workload_of
 from flows.execution.plan import at_once_by_default
 from flows.workloads.model_checks import check_model, example_batch
+from flows.workloads.own_code import refusing
 from flows.workloads.own_data import FunctionDataset, call, called
 
 
@@ -55,15 +58,15 @@ def check_deployments(
 
 
 def check_models(trials: Sequence[Trial]) -> list[str]:
-    """Check the models that are the user's own, each on a batch of its data.
+    """Check the models that are the user's own on a batch of their data, and all for their shards.
 
-    Returns a line for each, which says what was checked.
+    Returns a line for each of the user's own, which says what was checked.
 
     Raises
     ------
     ConfigurationError
-        One fails, does not fit its data, or its gradient is none; or a function that makes data
-        makes others when it is called again.
+        One fails, does not fit its data, or its gradient is none; or it is too small for its
+        shards; or a function that makes data makes others when it is called again.
     """
     checked: dict[object, str] = {}
     sources: dict[FunctionDataset, None] = {}
@@ -81,7 +84,26 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
                 f"{source.code.reference} returned other data when it was called again; draw from "
                 "a generator with a seed"
             )
+    _check_shards(trials)
     return [*dict.fromkeys(checked.values())]
+
+
+def _check_shards(trials: Sequence[Trial]) -> None:
+    """Have the arrays of each model placed on its shards, which may be too many for them."""
+    placed = set[object]()
+    for trial in trials:
+        config = trial.config
+        rule, shards = config.build_optimizer(), config.server.shards
+        key = config.workload.model_dump_json(), config.dataset.shape, shards, by_rows(rule)
+        if key in placed or config.workload.kind == "cnn":  # which fits, and takes torch to make
+            continue
+        placed.add(key)
+        with refusing(config.workload.kind, "cannot draw its initial parameters"):
+            params = workload_of(config).initial(np.random.default_rng(0))
+        try:
+            Layout.of(params, shards, whole_rows=by_rows(rule))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{trial.name}: server.shards: {error}") from error
 
 
 def _check_model(config: TrialConfig) -> str:

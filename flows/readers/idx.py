@@ -49,12 +49,21 @@ def read_idx(path: Path, dimensions: int) -> Array:
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
 
 
-def _read(path: Path) -> bytes:
+def count_idx(path: Path) -> int:
+    """Return the first dimension of an idx file, of which no more than the header is read.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read.
+    """
+    return int.from_bytes(_read(path, 8)[4:], "big")
+
+
+def _read(path: Path, most: int = -1) -> bytes:
     try:
-        if path.suffix == ".gz":
-            with gzip.open(path) as file:
-                return file.read()
-        return path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            return file.read(most)
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigurationError(
             f"{path} cannot be read as an idx file: {error}; get the file again"
