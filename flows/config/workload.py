@@ -42,12 +42,13 @@ from flows.workloads import (
     find_dataset,
     load_dataset,
 )
+from flows.workloads.base import side_of_images
 from flows.workloads.datasets import DIGITS_TRAIN_EXAMPLES
 from flows.workloads.fashion_mnist import train_rows
 from flows.workloads.own_code import OwnCode
 from flows.workloads.own_code import find as find_code
 from flows.workloads.python_model import Model, PythonModel
-from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch, side_of_images
+from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 
 FEWER = "expected a batch of at most that many"
 MOST_FILTERS = 4096

@@ -21,9 +21,8 @@ import torch
 from torch import nn
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
+from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape, side_of_images
 from flows.workloads.losses import EVALUATION_ROWS, r_squared
-from flows.workloads.with_torch import side_of_images
 
 Module = Any  # an `nn.Module`
 Tensors = dict[str, Any]

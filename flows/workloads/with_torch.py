@@ -6,7 +6,6 @@ the working directory are found as well.
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -64,23 +63,6 @@ def cnn(shape: DatasetShape, relu_logits: bool = False) -> Workload:
     from flows.workloads.torch_module import ConvNet, TorchWorkload
 
     return TorchWorkload(shape, ConvNet(relu_logits))
-
-
-def side_of_images(shape: DatasetShape) -> int:
-    """Return the side of the images that `cnn` takes, in pixels.
-
-    Raises
-    ------
-    ConfigurationError
-        The examples are no such images.
-    """
-    side = math.isqrt(shape.features)
-    if side * side != shape.features or side % 4:
-        raise ConfigurationError(
-            f"cnn: images of {shape.features} pixels, expected squares with sides that are "
-            "multiples of 4"
-        )
-    return side
 
 
 def need_torch() -> None:
