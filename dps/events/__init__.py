@@ -580,6 +580,18 @@ class Rescaled(Event):
 
 @recorded
 @dataclass(frozen=True, slots=True)
+class LoadMeasured(Event):
+    """The load average of the last minute on the machine that drives a trial, with its `cores`.
+
+    It is recorded when the trial begins and when it ends, unless time is virtual.
+    """
+
+    load: float
+    cores: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
 class TrialEnded(Event):
     """A trial ended; `status` is "valid", "invalid" (a fault did not happen) or "failed"."""
 

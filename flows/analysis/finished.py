@@ -23,6 +23,7 @@ from flows.analysis.groups import Group, place, ranked, summarize
 from flows.analysis.left_out import NO_CONTROL, remedies_in, without_effect
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
+from flows.analysis.quiet import unquiet
 from flows.analysis.transports import described
 from flows.analysis.virtual_time import told
 from flows.config.errors import suggest
@@ -402,10 +403,12 @@ def print_trials(outcomes: Sequence[Outcome], console: Console) -> None:
     print_failed_before(outcomes, console)
 
 
-def print_time(outcomes: Iterable[Outcome], console: Console) -> None:
-    """Say it where trials ran on virtual time; nothing where all did on real nodes."""
+def print_time(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Say what times and money are worth: of virtual time, and where the machine was not quiet."""
     if time := told([outcome.virtual for outcome in outcomes]):
         console.print(Text(f"Time: {time}.", style="yellow"))
+    if busy := unquiet(outcomes):
+        console.print(Text(f"{busy}.", style="yellow"))
 
 
 def print_left_out(outcomes: Sequence[Outcome], console: Console) -> None:

@@ -40,6 +40,8 @@ from flows.analysis.resources import (
     Usage,
     cost,
     filtering,
+    is_overloaded,
+    load_average,
     sent_by_link,
     storage,
     total_usage,
@@ -140,6 +142,8 @@ class Outcome:
     whole
         Whether the record is of the whole training; False for a trial that was resumed after an
         interruption, whose record begins there.
+    load_average, overloaded
+        Of the machine that drove it, and whether that was more than its cores and processes.
     circumstances
         What its results do not depend on: how many trials ran at once, how many seeds were planned,
         which claims were fixed when it began.
@@ -175,6 +179,8 @@ class Outcome:
     rmse: float | None = None
     circumstances: Mapping[str, int] = field(default_factory=dict)
     faults_skipped: int = 0
+    load_average: float | None = None
+    overloaded: bool = False
 
     @property
     def valid(self) -> bool:
@@ -318,6 +324,7 @@ class Outcome:
             "gradients_steady": self.pace.steady,
             "goodput": self.pace.goodput,
             "idle_share": self.pace.idle_share,
+            "load_average": self.load_average,
         }
 
     def _cost_row(self) -> dict[str, Any]:
@@ -380,6 +387,8 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         target_usd=_spent_until(record, prices, wanted.seconds),
         score=score_of(record.config),
         rmse=rmse(record),
+        load_average=load_average(record),
+        overloaded=is_overloaded(record),
     )
 
 

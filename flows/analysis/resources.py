@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dps.core.names import ROLES, original
-from dps.events import CheckpointWritten, Filtered, NodeJoined, ResourceSampled
+from dps.events import CheckpointWritten, Filtered, LoadMeasured, NodeJoined, ResourceSampled
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from flows.analysis.faults import training_span
 from flows.analysis.prices import Prices
@@ -20,6 +20,7 @@ from flows.records.record import Record
 
 FloatArray = NDArray[np.float64]
 
+OTHER_PROCESSES = 2  # of a trial, besides its nodes: the scheduler and the driver
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
 BYTES_PER_GB = 1e9
@@ -302,6 +303,17 @@ def busiest(record: Record) -> float | None:
 def cores_used(record: Record) -> float | None:
     """Return how many cores all nodes together used on average during the training."""
     return sum(used for _, used in _cores(record)) or None
+
+
+def load_average(record: Record) -> float | None:
+    """Return the load average of the driver's machine, the larger of start and end of a trial."""
+    return max((event.load for event in record.of(LoadMeasured)), default=None)
+
+
+def is_overloaded(record: Record) -> bool:
+    """Whether more processes wanted a core than there are cores, and than the trial has."""
+    own = len({event.node for event in record.of(NodeJoined)}) + OTHER_PROCESSES
+    return any(event.load > max(own, event.cores) for event in record.of(LoadMeasured))
 
 
 # -- parts -------------------------------------------------------------------------------------

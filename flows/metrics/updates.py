@@ -221,4 +221,12 @@ SPEED = (
         "final/idle_share",
         better="lower",
     ),
+    Metric(
+        "load_average",
+        "load average",
+        "",
+        "Processes that wanted a core of the machine that drives the trial, on average over a "
+        "minute: when the trial began or when it ended, whichever is more. Empty on virtual time.",
+        "final/load_average",
+    ),
 )

@@ -20,6 +20,7 @@ from flows.analysis.groups import Group, place, ranked, strategies, summarize
 from flows.analysis.left_out import remedies_in, without_effect
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
+from flows.analysis.quiet import unquiet
 from flows.analysis.statistics.claims import JudgedClaim, judge, read_claims
 from flows.analysis.transports import described
 from flows.analysis.virtual_time import told
@@ -283,6 +284,7 @@ def render(
         told=_told(groups, baseline),
         caution=words.caution(groups),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
+        unquiet=unquiet(outcomes),
         without_effect=without_effect(outcomes),
         remedies=[say(said) for said in remedies],
         failed_before=[failed_before(o) for o in outcomes if o.failed_before],

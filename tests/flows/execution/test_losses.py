@@ -15,6 +15,7 @@ from dps.events import (
     CapacityRestored,
     Disturbed,
     Killed,
+    LoadMeasured,
     Paused,
     ResourceSampled,
     Resumed,
@@ -165,6 +166,14 @@ def test_samples_starts_and_deaths_name_the_same_processes(folder: Path) -> None
     assert sampled <= joins(record).keys()
     assert all(0 < joins(record)[each].t - each.started < 60 for each in sampled)
     assert {process.node for process in deaths(record)} == {"worker-1", "store-0"}
+
+
+def test_the_load_of_the_machine_is_recorded_at_both_ends(folder: Path) -> None:
+    record = record_of(folder, "replaced.seed-0")
+    first, last = record.of(LoadMeasured)
+    assert record.events.index(first) == 1
+    assert record.events.index(last) == len(record.events) - 2
+    assert first.cores >= 1
 
 
 def test_the_loss_of_a_store_is_recorded(folder: Path) -> None:
