@@ -8,6 +8,10 @@ CONTROL = (
     "the trial of the same experiment with the same seed and settings, but for its fault plan, "
     "which is empty"
 )
+LEVEL = (
+    "During an outage the curve is level; if accuracy is worse after it, it drops where the outage "
+    "began. Straight lines between evaluations would show a smaller effect"
+)
 _SPANS = {
     "time": (
         "same time",
@@ -40,7 +44,7 @@ def _effects() -> tuple[Metric, ...]:
                 f"effect, {label}",
                 "points",
                 f"Accuracy minus that of the control {how}: mean over the span. That is {span}. "
-                f"Control: {CONTROL}.",
+                f"{LEVEL}, of no recovery little more than half. Control: {CONTROL}.",
                 f"effect/{over}_mean",
                 better="higher",
                 signed=True,

@@ -28,6 +28,7 @@ from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
+from flows.metrics.effects import LEVEL
 from flows.monitor.status import RUNNING, Standing, as_it_stands, under_way
 from flows.records.record import labels_of
 from flows.report import claims as in_words
@@ -275,6 +276,7 @@ def render(
         facts=[(name, say(value)) for name, value in _facts(trials)],
         glance=(glance := tables.glance(groups, baseline)),
         glances_shown=GLANCES_SHOWN,
+        level_rule=score.said(LEVEL),
         effects_told=any(BY_KEY["effect_time_mean"].label in each.headings for each in glance),
         short=[say(said) for said in _in_short(groups, baseline, judged)],
         strategies=[(name, say(told)) for name, told in strategy_notes(records, names)],

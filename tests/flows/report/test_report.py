@@ -281,6 +281,15 @@ def test_the_words_of_each_strategy(outcomes: list[Outcome]) -> None:
     assert "significant" not in " ".join(said.values())
 
 
+def test_the_rule_of_curves_in_outages_stands_where_effects_do(
+    folder: Path, tmp_path: Path
+) -> None:
+    said = "if accuracy is worse after it, it drops where the outage began"
+    assert said in BY_KEY["effect_time_mean"].definition
+    page = parsed(write_report(folder, tmp_path / "r.html").read_text()).text
+    assert page.count(said) >= 2  # below the table at a glance, and among the definitions
+
+
 def test_where_there_is_no_control_no_effect_is_told(
     folder: Path, outcomes: list[Outcome], tmp_path: Path
 ) -> None:
