@@ -139,6 +139,8 @@ def decisive_settings(config: TrialConfig) -> dict[str, Any]:
     """Return the settings that a trial's results depend on, without such as paths of files."""
     written = config.model_dump(mode="json")
     written |= decisive(config, written)
+    for fault in written["faults"]:
+        fault.pop("csv", None)  # of a trace, whose rows are there
     cluster = config.cluster.decisive(written.pop("cluster"))
     return {**written, "cluster": cluster} if cluster else written
 

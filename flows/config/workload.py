@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from flows.config.base import KIND_ALONE, Section, TrainingSection, is_of_record
+from flows.config.base import KIND_ALONE, InputPath, Section, TrainingSection, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.own_data import (
@@ -245,7 +245,7 @@ class FashionMnistSection(_DatasetSection):
     """
 
     kind: Literal["fashion_mnist"]
-    folder: str | None = None
+    folder: InputPath | None = None
     pixels: Literal["symmetric", "unit"] = "symmetric"
     test_examples: Annotated[int, Field(ge=1, le=10_000)] | None = None
 

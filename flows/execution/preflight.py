@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dps.core.blocks import Layout
 from dps.core.rules.rule import by_rows
 from dps.errors import ConfigurationError
 from flows.config.cluster import QueueSection
@@ -21,7 +20,7 @@ from flows.config.experiment import TrialConfig
 from flows.config.faults.text import line
 from flows.config.own_data import OwnDataSection, PythonDataSection
 from flows.config.trials import Trial
-from flows.config.workload import workload_of
+from flows.config.workload import MlpSection, RicaSection, workload_of
 from flows.execution.plan import at_once_by_default
 from flows.workloads.model_checks import check_model, example_batch
 from flows.workloads.own_code import refusing
@@ -89,21 +88,37 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
 
 
 def _check_shards(trials: Sequence[Trial]) -> None:
-    """Have the arrays of each model placed on its shards, which may be too many for them."""
-    placed = set[object]()
+    """Refuse more shards than a model has elements, or rows where its optimizer needs whole ones.
+
+    Initial parameters are drawn for that only where they may be too few, of a small model.
+    """
+    checked = set[object]()
     for trial in trials:
-        config = trial.config
-        rule, shards = config.build_optimizer(), config.server.shards
-        key = config.workload.model_dump_json(), config.dataset.shape, shards, by_rows(rule)
-        if key in placed or config.workload.kind == "cnn":  # which fits, and takes torch to make
+        config, shards = trial.config, trial.config.server.shards
+        rows = by_rows(config.build_optimizer())
+        key = config.workload.model_dump_json(), config.dataset.shape, shards, rows
+        if key in checked or shards <= _fewest_rows(config):
             continue
-        placed.add(key)
+        checked.add(key)
         with refusing(config.workload.kind, "cannot draw its initial parameters"):
-            params = workload_of(config).initial(np.random.default_rng(0))
-        try:
-            Layout.of(params, shards, whole_rows=by_rows(rule))
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{trial.name}: server.shards: {error}") from error
+            arrays = workload_of(config).initial(np.random.default_rng(0)).values()
+        units = sum(len(each) if rows and each.ndim else each.size for each in arrays)
+        if shards > units:
+            unit = "rows, which the optimizer needs whole" if rows else "elements"
+            raise ConfigurationError(
+                f"{trial.name}: server.shards: {shards} shards, but the parameters have only "
+                f"{units} {unit}"
+            )
+
+
+def _fewest_rows(config: TrialConfig) -> int:
+    """Rows that the arrays of a workload have at least; of the user's own, 0."""
+    section, features = config.workload, config.dataset.shape.features
+    if isinstance(section, MlpSection):
+        return features + sum(section.hidden)
+    if isinstance(section, RicaSection):
+        return section.filters
+    return 0 if section.kind in ("python", "torch") else features
 
 
 def _check_model(config: TrialConfig) -> str:
