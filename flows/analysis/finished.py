@@ -20,7 +20,7 @@ from flows.analysis.effects.controls import Setup, controls, setup
 from flows.analysis.effects.course import Course, course
 from flows.analysis.effects.difference import Effects, effects
 from flows.analysis.groups import Group, place, ranked, summarize
-from flows.analysis.left_out import NO_CONTROL, remedies_in, without_effect
+from flows.analysis.left_out import NO_CONTROL, remedies_in, short_of_target, without_effect
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
 from flows.analysis.quiet import unquiet
@@ -418,8 +418,9 @@ def print_left_out(outcomes: Sequence[Outcome], console: Console) -> None:
             why = f": {each.reason}" if each.reason else ""
             line = f"{each.identity.trial} is {each.status} and left out{why}"
             console.print(Text(line, style="yellow"))
-    if lacking := without_effect(outcomes):
-        console.print(Text(lacking, style="yellow"))
+    for said in (short_of_target(outcomes), without_effect(outcomes)):
+        if said:
+            console.print(Text(said, style="yellow"))
 
 
 def print_remedies(folder: Path, outcomes: Sequence[Outcome], console: Console) -> None:

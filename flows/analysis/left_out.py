@@ -46,6 +46,22 @@ def without_effect(outcomes: Sequence[Outcome]) -> str:
     return told
 
 
+def short_of_target(outcomes: Sequence[Outcome]) -> str:
+    """Say how many trials reached the target of the score; "" where all did, or there is none."""
+    aimed = [e for e in outcomes if e.valid and e.whole and e.target.accuracy is not None]
+    reached = sum(each.target.seconds is not None for each in aimed)
+    if reached == len(aimed):
+        return ""
+    score = aimed[0].score
+    targets = {score.text(each.target.accuracy) for each in aimed if each.target.accuracy}
+    best = score.best(e.accuracy.best for e in aimed if e.accuracy.best is not None)
+    seen = "" if best is None else f"; the best evaluation was {score.text(best)}"
+    return (
+        f"{reached or 'None'} of {len(aimed)} valid trials reached the target, {score.name} of "
+        f"{' or '.join(sorted(targets))}{seen}."
+    )
+
+
 def remedies(
     outcomes: Sequence[Outcome], planned: Collection[str], command: str
 ) -> tuple[str, ...]:

@@ -84,7 +84,7 @@ def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
     if not trials:
         return "Nothing is left to run."
     learnt = f"going by {trials_told(durations.known, 'recorded ')}"
-    basis = learnt if durations.known else "guessed from the settings"
+    basis = learnt if durations.known else "guessed from the settings, for a quiet machine"
     seconds = durations.total(trials, at_once_by_default(trials))
     return f"About {about(seconds)} of running, {basis}."
 

@@ -17,7 +17,7 @@ from flows.analysis.finished import (
     read_experiment,
 )
 from flows.analysis.groups import Group, place, ranked, strategies, summarize
-from flows.analysis.left_out import remedies_in, without_effect
+from flows.analysis.left_out import remedies_in, short_of_target, without_effect
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
 from flows.analysis.quiet import unquiet
@@ -287,7 +287,7 @@ def render(
         caution=words.caution(groups),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
         unquiet=unquiet(outcomes),
-        without_effect=without_effect(outcomes),
+        doubts=[said for said in (short_of_target(outcomes), without_effect(outcomes)) if said],
         remedies=[say(said) for said in remedies],
         failed_before=[failed_before(o) for o in outcomes if o.failed_before],
         resumed=[words.resumed(record, o) for record, o in trials if not whole(record)],

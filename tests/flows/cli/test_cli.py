@@ -168,7 +168,7 @@ def test_plan_tells_order_and_time(dps: Command) -> None:
     assert (
         "Order: a block for each of the seeds 0, 1, 2, shuffled within (order_seed 5)." in ended.out
     )
-    assert "of running, guessed from the settings." in ended.out
+    assert "of running, guessed from the settings, for a quiet machine." in ended.out
 
 
 def test_plan_speaks_of_a_single_trial(dps: Command, config: Path) -> None:
