@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from flows.analysis.outcome import Outcome
@@ -13,6 +13,7 @@ from flows.records.record import command_of, trial_names
 
 MOST_NAMED = 8
 NO_CONTROL = "it has no control"
+RESUMED = "resumed, so that figures of the whole training are missing"
 _EFFECTS = frozenset(metric.key for metric in EFFECTS)
 
 
@@ -77,31 +78,17 @@ def remedies(
         The command line that runs it.
     """
     recorded = {each.identity.trial for each in outcomes}
-    kinds: tuple[tuple[list[str], str, str], ...] = (
-        (
-            [name for name in planned if name not in recorded],
-            "missing or damaged; to run {}",
-            command,
-        ),
-        (
-            _named(outcomes, lambda each: each.status == "failed"),
-            "failed; to run {} again",
-            command,
-        ),
-        (
-            _named(outcomes, lambda each: each.status == "invalid"),
-            "invalid; to run {} again",
-            f"{command} --retry-invalid",
-        ),
-        (
-            _named(outcomes, lambda each: each.valid and not each.whole),
-            "resumed, so figures of the whole training are missing; to run {} from the start",
-            f"{command} --no-resume",
-        ),
-    )
+    named = {
+        "missing or damaged": [name for name in planned if name not in recorded],
+        "failed": [each.identity.trial for each in outcomes if each.status == "failed"],
+        "invalid": [each.identity.trial for each in outcomes if each.status == "invalid"],
+        RESUMED: [each.identity.trial for each in outcomes if each.valid and not each.whole],
+    }
+    options = {"invalid": " --retry-invalid", RESUMED: " --no-resume"}
     return tuple(
-        f"{_count(names, len(planned))} {said.format('it' if len(names) == 1 else 'them')}: {run}"
-        for names, said, run in kinds
+        f"{some(names)} ({len(names)} of {len(planned)} trials): {what}; to run "
+        f"{'it' if len(names) == 1 else 'them'} again: {command}{options.get(what, '')}"
+        for what, names in named.items()
         if names
     )
 
@@ -126,15 +113,3 @@ def some(told: Sequence[str]) -> str:
     """Join texts with commas; of many, the first 8 and how many there are more."""
     more = len(told) - MOST_NAMED
     return ", ".join(told[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-# -- parts -------------------------------------------------------------------------------------
-
-
-def _named(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> list[str]:
-    return [each.identity.trial for each in outcomes if wanted(each)]
-
-
-def _count(names: Sequence[str], planned: int) -> str:
-    verb = "is" if len(names) == 1 else "are"
-    return f"{some(names)} ({len(names)} of {planned} trials) {verb}"

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from dps.errors import ConfigurationError, RecordDamaged
 from dps.events import TrialStarted
 from flows.analysis.effects.controls import Setup, setup
 from flows.analysis.finished import RESULTS, damaged, experiment_folder, read_outcomes
-from flows.analysis.outcome import Identity, Outcome, identity
+from flows.analysis.left_out import some
+from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.prices import Prices
 from flows.config.claims import ClaimSection
 from flows.config.experiment import ExperimentConfig, TrialConfig
@@ -26,15 +28,15 @@ from flows.execution.plan import at_once_by_default
 from flows.metrics.effects import EFFECTS
 from flows.monitor.progress import PlainView
 from flows.quoting import quoted
-from flows.records.record import Record, event_files, read_start
-from flows.records.settings import trial_from
+from flows.records.record import event_files, read_start
+from flows.records.settings import settings, trial_from
 
 VIRTUAL = "virtual"  # the pilot that is run for it
 PROFILE = "laptop"
 SEEDS = 10
 # What may differ between a pilot and what is planned, besides labels.
 FREE = ("experiment", "seed", "time_limit")
-MOST_NAMED = 4  # settings
+K = TypeVar("K")
 
 
 def twin_name(experiment: str) -> str:
@@ -90,7 +92,7 @@ def find_pilot(
 
 
 def virtual_pilot(
-    document: Document, settings: Sequence[str], experiment: ExperimentConfig
+    document: Document, overrides: Sequence[str], experiment: ExperimentConfig
 ) -> tuple[ExperimentConfig, tuple[Trial, ...]]:
     """Return a few seeds of an experiment on virtual time, none of them planned for itself.
 
@@ -117,14 +119,17 @@ def virtual_pilot(
     if experiment.cluster.kind != VIRTUAL:
         changes["cluster"] = {"kind": VIRTUAL, "profile": PROFILE}
     written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    twin, trials = load_trials(document, [*settings, *written])
-    about = _telling({trial.name: _about(trial) for trial in trials}, experiment.claims)
-    return twin, tuple(trial for trial in trials if trial.name in about or not experiment.claims)
+    twin, trials = load_trials(document, [*overrides, *written])
+    if experiment.claims:
+        setups = {trial.name: setup(settings(trial, {})) for trial in trials}
+        telling = {*_telling(setups, experiment.claims)}
+        trials = tuple(trial for trial in trials if trial.name in telling)
+    return twin, trials
 
 
 def run_pilot(
     document: Document,
-    settings: Sequence[str],
+    overrides: Sequence[str],
     experiment: ExperimentConfig,
     here: Path,
     view: PlainView,
@@ -135,7 +140,7 @@ def run_pilot(
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
 
-    twin, trials = virtual_pilot(document, settings, experiment)
+    twin, trials = virtual_pilot(document, overrides, experiment)
     with Drivers(at_once_by_default(trials)) as drivers:
         ran = run_experiment(twin, here, view, drivers, store, trials=trials)
     return _as_of_experiment(ran.outcomes, experiment, "a pilot")
@@ -144,43 +149,23 @@ def run_pilot(
 # -- parts -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _About:
-    """What tells whether a trial is of use to claims, recorded or not."""
-
-    identity: Identity
-    setup: Setup
-
-
-def _about(trial: Trial) -> _About:
-    config = trial.config.model_dump(mode="json")
-    return _About(
-        Identity(trial.name, trial.experiment, trial.labels, trial.seed, trial.digest),
-        setup({"config": config, "experiment": trial.experiment, "seed": trial.seed}),
-    )
-
-
-def _telling(trials: Mapping[str, _About], claims: Sequence[ClaimSection]) -> set[str]:
+def _telling(trials: Mapping[K, Setup], claims: Sequence[ClaimSection]) -> list[K]:
     """The trials that claims are about and, for the effects of faults, the controls of these."""
-    about = {name for name, each in trials.items() if any(_is_about(c, each) for c in claims)}
     effects = [claim for claim in claims if claim.column in EFFECTS]
-    told_beside = {
-        each.setup.but_for_faults
-        for each in trials.values()
-        if any(_is_about(claim, each) for claim in effects)
-    }
-    return about | {
-        name
-        for name, each in trials.items()
-        if not each.setup.plans_faults and each.setup.but_for_faults in told_beside
-    }
+    controlled = {each.but_for_faults for each in trials.values() if _is_about(effects, each)}
+    return [
+        key
+        for key, each in trials.items()
+        if _is_about(claims, each) or (not each.plans_faults and each.but_for_faults in controlled)
+    ]
 
 
-def _is_about(claim: ClaimSection, trial: _About) -> bool:
-    who = trial.identity
+def _is_about(claims: Sequence[ClaimSection], trial: Setup) -> bool:
+    """Whether a trial is on a side of any claim."""
+    labels = dict(trial.labels)
     # Without axes the experiment is the strategy, and its pilot has another name.
-    strategy = who.strategy if who.labels else claim.strategy
-    return claim.side_of(strategy, who.labels) is not None
+    strategy = Identity("", "", labels, None, "").strategy if labels else None
+    return any(claim.side_of(strategy or claim.strategy, labels) is not None for claim in claims)
 
 
 def _started(folder: Path, warn: Callable[[str], None]) -> dict[Path, TrialStarted]:
@@ -205,12 +190,8 @@ def _read(
     warn: Callable[[str], None],
 ) -> tuple[list[Outcome], str]:
     """Read those of the recorded trials that the claims are about."""
-    trials = {
-        str(path): _About(identity(Record((start,))), setup(start.settings))
-        for path, start in started.items()
-    }
-    telling = _telling(trials, experiment.claims)
-    files = [path for path in started if str(path) in telling]
+    setups = {path: setup(start.settings) for path, start in started.items()}
+    files = _telling(setups, experiment.claims)
     return _as_of_experiment(read_outcomes(files, prices, warn), experiment, name)
 
 
@@ -218,17 +199,15 @@ def _unlike(pilot: Mapping[Path, TrialStarted], trials: Sequence[Trial]) -> str:
     """Say in what trials of a pilot differ from planned ones with the same labels; "": nothing."""
     planned = {tuple(trial.labels.items()): trial.config for trial in reversed(trials)}
     for path, start in pilot.items():
-        if tuple(identity(Record((start,))).labels.items()) not in planned:
+        labels = tuple(setup(start.settings).labels.items())
+        if (config := planned.pop(labels, None)) is None:  # or of another seed: they are alike
             continue
         own = trial_from(start.settings, str(path))
-        config = planned.pop(tuple(own.labels.items()))  # of one seed: the others are alike
         if differing := _differing(own.config, config):
-            more = len(differing) - MOST_NAMED
-            told = "; ".join([*differing[:MOST_NAMED], *([f"{more} more"] if more > 0 else [])])
             return (
-                f"its trial {own.name} has another configuration: {told}. Such trials may differ "
-                "by more or less from seed to seed. Name a run with these settings, or run a few "
-                f"seeds with --pilot {VIRTUAL}"
+                f"its trial {own.name} has another configuration: {some(differing)}. Its spread "
+                "may be another as well. Name a run with these settings, or run a few seeds with "
+                f"--pilot {VIRTUAL}"
             )
     return ""
 

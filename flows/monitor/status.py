@@ -262,16 +262,12 @@ def headline(status: Status) -> str:
 
 def _next_commands(status: Status) -> list[str]:
     """The commands that run what is not done, or is invalid, of an experiment that does not run."""
+    if status.owner is not None:
+        return []
     left = status.count("missing", "interrupted", "damaged", "failed")
     invalid = status.count("invalid")
-    return [
-        f"{count} {what}; to run {'it' if count == 1 else 'them'}: {command}"
-        for count, what, command in (
-            (left, "missing, interrupted, damaged or failed", status.command),
-            (invalid, "invalid", f"{status.command} --retry-invalid"),
-        )
-        if count and status.owner is None
-    ]
+    again = [f"{invalid} invalid: {status.command} --retry-invalid"] if invalid else []
+    return [f"{left} missing or failed: {status.command}", *again] if left else again
 
 
 def as_table(status: Status, now: float) -> Table:

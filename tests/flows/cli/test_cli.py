@@ -308,17 +308,16 @@ def test_results_and_report_name_the_command_for_each_trial_that_does_not_count(
     write_events(folder / "none.no-fault.seed-0", [*toy[0][:-1], TrialResumed(start, "c", 5), end])
     write_events(folder / "none.no-fault.seed-1", missed(toy[1]))
     names = [f"none.no-fault.seed-{seed}" for seed in range(3)]
-    write_grid(folder, names, 0, command="dps run a.yaml --set seeds=[0,1,2]")
+    command = "dps run a.yaml --set seeds=[0,1,2]"
+    write_grid(folder, names, 0, command=command)
     shown, page = dps("results", "demo").out, dps("report", "demo")
     text = html.unescape((folder / "report.html").read_text())
-    for line in (
-        f"{names[2]} (1 of 3 trials) is missing or damaged; to run it: "
-        "dps run a.yaml --set seeds=[0,1,2]",
-        f"{names[1]} (1 of 3 trials) is invalid; to run it again: "
-        "dps run a.yaml --set seeds=[0,1,2] --retry-invalid",
-        f"{names[0]} (1 of 3 trials) is resumed, so figures of the whole training are missing; "
-        "to run it from the start: dps run a.yaml --set seeds=[0,1,2] --no-resume",
+    for name, what, option in (
+        (names[2], "missing or damaged", ""),
+        (names[1], "invalid", " --retry-invalid"),
+        (names[0], "resumed, so that figures of the whole training are missing", " --no-resume"),
     ):
+        line = f"{name} (1 of 3 trials): {what}; to run it again: {command}{option}"
         assert f"{line}\n" in shown
         assert line in text, page.err
 

@@ -200,10 +200,10 @@ def test_experiments_that_do_not_run_are_listed_with_what_is_left_of_them(
     show(statuses(tmp_path), Console(file=out, width=120))
     assert out.getvalue().splitlines() == [
         "demo: 4 trials: 2 done, 1 interrupted, 1 missing; it does not run",
-        "  3 missing, interrupted, damaged or failed; to run them: dps run mine.yaml",
+        "  3 missing or failed: dps run mine.yaml",
         "other: 2 trials: 1 done, 1 damaged; it does not run",
-        "  1 missing, interrupted, damaged or failed; to run it: dps run CONFIG",
-        "  1 invalid; to run it: dps run CONFIG --retry-invalid",
+        "  1 missing or failed: dps run CONFIG",
+        "  1 invalid: dps run CONFIG --retry-invalid",
     ]
     with at_work(other):
         assert [status.experiment for status in statuses(tmp_path)] == ["other", "demo"]
@@ -282,4 +282,4 @@ def test_beside_a_real_run(tmp_path: Path) -> None:
     after = status()
     assert (after.returncode, after.stderr) == (0, "")
     assert "small: 2 trials: 1 interrupted, 1 missing; it does not run" in after.stdout
-    assert "to run them: dps run small.yaml\n" in after.stdout
+    assert "2 missing or failed: dps run small.yaml\n" in after.stdout
