@@ -41,7 +41,6 @@ from flows.report.figures.gallery import chapters, drawings, opening
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.report.public import FREE_TEXT, Redaction
 from flows.report.reproduce import experiment_yaml, versions
-from flows.report.sentences import Sentence
 from flows.report.strategies import strategy_notes
 from flows.report.terms import TERMS
 
@@ -76,15 +75,6 @@ CONSISTENCY = {
     "bsp": "synchronous (BSP)",
     "ssp": "bounded staleness (SSP)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What is said in words about one condition."""
-
-    condition: str
-    opening: str
-    sentences: tuple[Sentence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +273,6 @@ def render(
         contents=_contents(sections, bool(groups), any(row.p for row in rows)),
         claims=[_claim(each, say) for each in judged],
         claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
-        told=_told(groups, baseline),
         caution=words.caution(groups),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
         unquiet=unquiet(outcomes),
@@ -398,20 +387,6 @@ def _in_short(
     return in_words.in_short(judged) if judged else words.in_short(groups, baseline)
 
 
-def _told(groups: Sequence[Group], baseline: str | None) -> list[Told]:
-    told = list[Told]()
-    for condition in dict.fromkeys(group.condition for group in groups):
-        members = [group for group in groups if group.condition == condition]
-        if any(group.faulty for group in members):
-            said = [words.through_fault(group, words.quiet(groups, group)) for group in members]
-            told.append(Told(condition, words.plan(members), tuple(said)))
-        else:
-            base = words.baseline_of(members, baseline) or words.baseline_of(members)
-            said = [words.without_fault(group, base) for group in members]
-            told.append(Told(condition, "", tuple(said)))
-    return told
-
-
 def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
     rows = [outcome.row() for outcome in outcomes]
     return [
@@ -465,7 +440,6 @@ def _contents(sections: Sequence[Section], valid: bool, tested: bool) -> list[Li
         Link("claims", "Claims"),
         Link("checks", "Checks"),
         *(Link(section.chapter.name, section.chapter.title) for section in sections),
-        *([Link("words", "In words")] if valid else []),
         *([Link("statistics", "Exploratory statistics")] if tested else []),
         *([Link("comparison", "All metrics")] if valid else []),
         Link("trials", "Every trial"),
