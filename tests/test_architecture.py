@@ -152,14 +152,6 @@ def test_a_module_opens_with_a_paragraph_about_itself() -> None:
         assert paragraph.endswith("."), module
 
 
-def test_no_package_shows_more_names_than_one_can_take_in() -> None:
-    for folder in {path.parent for path in MODULES.values()}:
-        names = [
-            path for path in folder.iterdir() if path.name not in ("__pycache__", "__init__.py")
-        ]
-        assert len(names) <= 20, f"{folder.relative_to(ROOT)} has {len(names)} names"
-
-
 @pytest.mark.parametrize(
     ("module", "source", "wrong"),
     [

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 import psutil
@@ -151,6 +152,11 @@ class Platform:
         """The name of its host."""
         return socket.gethostname()
 
+    @property
+    def started(self) -> float:
+        """When the process began, in seconds since the Unix epoch."""
+        return _started(self.pid)
+
     def usage(self) -> Usage:
         """Measure what the process has used."""
         times = psutil.Process().cpu_times()
@@ -226,6 +232,12 @@ class Platform:
 
 
 SYSTEM = Platform()
+
+
+@cache
+def _started(pid: int) -> float:
+    # Once: psutil adds the time of boot, which moves when the system's clock is corrected.
+    return float(psutil.Process(pid).create_time())
 
 
 def platform_of(holder: object) -> Platform:

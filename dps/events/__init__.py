@@ -165,12 +165,17 @@ class WorkerLeft(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
-    """A process became part of the group; `role` is what it was brought up for."""
+    """A process became part of the group; `role` is what it was brought up for.
+
+    `started` is when the process began. It tells apart processes of one node name and pid: node
+    names come back, and containers have the same pids.
+    """
 
     node: str
     role: str
     pid: int
     host: str
+    started: float = 0.0
 
 
 @recorded
@@ -557,7 +562,8 @@ class ResourceSampled(Event):
 
     `cpu_seconds` is user + system; `peak_bytes` the largest resident set; `sent` and `received`
     are the bytes of dps messages by link kind ("train", "replicate", "store", "control");
-    `stored` is the bytes this node holds for others (store, mailbox) now.
+    `stored` is the bytes this node holds for others (store, mailbox) now. `host` and `started`
+    identify the process, as in `NodeJoined`.
     """
 
     node: str
@@ -568,6 +574,8 @@ class ResourceSampled(Event):
     sent: dict[str, int]
     received: dict[str, int]
     stored: int
+    host: str = ""
+    started: float = 0.0
 
 
 @recorded
@@ -632,6 +640,18 @@ class Rescaled(Event):
     servers: int | None
     workers: int | None
     updates: int
+
+
+@recorded
+@dataclass(frozen=True, slots=True)
+class LoadMeasured(Event):
+    """The load average of the last minute on the machine that drives a trial, with its `cores`.
+
+    It is recorded when the trial begins and when it ends, unless time is virtual.
+    """
+
+    load: float
+    cores: int
 
 
 @recorded

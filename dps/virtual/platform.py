@@ -94,6 +94,11 @@ class VirtualPlatform(Platform):
         """The name of its host: it has one of its own."""
         return f"host-of-{self._process.name}"
 
+    @property
+    def started(self) -> float:
+        """Nothing: no two virtual processes have the same number."""
+        return 0.0
+
     def usage(self) -> Usage:
         """What the profile says of its messages; of memory it says nothing."""
         return Usage(self._busy(), 0)

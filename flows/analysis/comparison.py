@@ -21,6 +21,7 @@ import numpy as np
 from dps.errors import ConfigurationError
 from dps.protocol.durabilities.presets import PRESETS
 from flows.analysis.groups import conditions, strategies
+from flows.analysis.left_out import why_unknown
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import (
     FEWEST_SEEDS,
@@ -200,13 +201,12 @@ def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str 
 
 
 def known(outcome: Outcome) -> Mapping[str, Any]:
-    """Return a trial's figures, without those that its record cannot tell.
+    """Return a trial's figures, without those that it cannot tell (see `why_unknown`).
 
-    What is None came not to be, as a target that was not reached. In a record that begins in the
-    middle of a training, that cannot be told from what it does not hold.
+    What is None did not happen, such as reaching the target.
     """
     row = outcome.row()
-    return row if outcome.whole else {k: v for k, v in row.items() if v is not None}
+    return {k: v for k, v in row.items() if v is not None or not why_unknown(outcome, k)}
 
 
 def write_comparison(folder: Path, section: ComparisonSection) -> None:

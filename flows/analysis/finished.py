@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,12 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError, RecordDamaged
+from dps.events import Event
 from flows.analysis.effects.controls import Setup, controls, setup
 from flows.analysis.effects.course import Course, course
-from flows.analysis.effects.difference import effects
+from flows.analysis.effects.difference import Effects, effects
 from flows.analysis.groups import Group, place, ranked, summarize
+from flows.analysis.left_out import NO_CONTROL, remedies_in, short_of_target, without_effect
 from flows.analysis.outcome import Outcome, outcome, status
 from flows.analysis.prices import Prices
+from flows.analysis.quiet import unquiet
 from flows.analysis.transports import described
 from flows.analysis.virtual_time import told
 from flows.config.errors import suggest
@@ -182,13 +186,15 @@ def is_recorded(trial: Identified, folder: Path) -> bool:
     return whole_record(trial, folder) is not None
 
 
-def whole_record(trial: Identified, folder: Path) -> Record | None:
-    """Return the record of a trial if it `is_recorded`."""
+def whole_record(
+    trial: Identified, folder: Path, without: Collection[type[Event]] = ()
+) -> Record | None:
+    """Return the record of a trial if it `is_recorded`, `without` events of some kinds."""
     events_file = folder / trial.name / EVENTS_FILE
     if not events_file.exists():
         return None
     try:
-        record = read_trial(events_file)
+        record = read_trial(events_file, without)
     except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
         return None
     started = record.started
@@ -238,20 +244,39 @@ def read_whole(
     return with_effects(found, prices)
 
 
+def read_outcomes(
+    events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
+) -> list[Outcome]:
+    """Read what came of trials, as `read_whole` does, and keep none of the records.
+
+    An experiment of hundreds of trials has a gigabyte of them.
+    """
+    outcomes, setups, courses = list[Outcome](), list[Setup](), list[Course | None]()
+    for path in events_files:
+        try:
+            done = finished(path, read_trial(path), prices)
+        except RecordDamaged as error:
+            warn(damaged(path, error))
+            continue
+        outcomes.append(done.outcome)
+        setups.append(_setup(done))
+        courses.append(course(done.record, prices))
+    return _with_effects(outcomes, setups, courses.__getitem__)
+
+
 def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
     """Return trials with the effects of their faults, each against its control among them.
 
     A trial has none where there is no such control, or either is not valid or was resumed, so that
     its record begins in the middle.
     """
-    usable = {
-        each.outcome.identity.trial: each
-        for each in found
-        if each.outcome.valid and each.outcome.whole
-    }
-    control_of = controls({name: _setup(each) for name, each in usable.items()})
-    courses: dict[str, Course | None] = {}  # a control may be that of many
-    return [_with_effects(each, usable, control_of, courses, prices) for each in found]
+
+    @cache  # a control may be that of many
+    def course_of(index: int) -> Course | None:
+        return course(found[index].record, prices)
+
+    outcomes = _with_effects([e.outcome for e in found], [_setup(e) for e in found], course_of)
+    return [replace(each, outcome=new) for each, new in zip(found, outcomes, strict=True)]
 
 
 def _setup(done: Finished) -> Setup:
@@ -260,41 +285,49 @@ def _setup(done: Finished) -> Setup:
 
 
 def _with_effects(
-    done: Finished,
-    usable: Mapping[str, Finished],
-    control_of: Mapping[str, str],
-    courses: dict[str, Course | None],
-    prices: Prices,
-) -> Finished:
-    name = done.outcome.identity.trial
-    control = control_of.get(name)
-    if control is None or usable[name] is not done:
-        return done
-    if control not in courses:
-        courses[control] = course(usable[control].record, prices)
-    mine, theirs = course(done.record, prices), courses[control]
-    if mine is None or theirs is None:
-        return done
-    return replace(done, outcome=replace(done.outcome, effects=effects(mine, theirs, control)))
+    outcomes: Sequence[Outcome],
+    setups: Sequence[Setup],
+    course_of: Callable[[int], Course | None],
+) -> list[Outcome]:
+    """Trials with the effects of their faults; courses are asked for by index."""
+    indices = {each.identity.trial: index for index, each in enumerate(outcomes)}
+    every = {name: setups[index] for name, index in indices.items()}
+    usable = {
+        name: setup
+        for name, setup in every.items()
+        if outcomes[indices[name]].valid and outcomes[indices[name]].whole
+    }
+    control_of, any_control_of = controls(usable), controls(every)
+    told = []
+    for index, each in enumerate(outcomes):
+        name = each.identity.trial
+        if indices[name] == index and name in control_of:
+            other = indices[control_of[name]]
+            own = _effects(course_of(index), course_of(other), control_of[name])
+            told.append(replace(each, effects=own))
+        elif each.valid and setups[index].plans_faults:
+            control = any_control_of.get(name)
+            why = _lacking(each, None if control is None else outcomes[indices[control]])
+            told.append(replace(each, effects=Effects(lacking=why)))
+        else:
+            told.append(each)
+    return told
 
 
-def lacks_control(outcome: Outcome) -> bool:
-    """Whether a valid trial had faults, and nothing tells their effect, as it has no control."""
-    return outcome.valid and bool(outcome.faults) and outcome.effects.control is None
+def _effects(own: Course | None, control: Course | None, name: str) -> Effects:
+    if own is None or control is None:
+        return Effects(lacking="nothing was evaluated in it or in its control")
+    return effects(own, control, name)
 
 
-def without_control(outcomes: Iterable[Outcome]) -> str:
-    """Say of how many trials with faults the effect cannot be told; nothing where of all."""
-    faulted = [outcome for outcome in outcomes if outcome.valid and outcome.faults]
-    lacking = sum(lacks_control(outcome) for outcome in faulted)
-    if not lacking:
-        return ""
-    number = f"{lacking} of {len(faulted)} valid trials with faults"
-    return (
-        f"{number} {'has' if lacking == 1 else 'have'} no control, so that the effect of the "
-        "faults is not known: a valid trial that is the same, seed included, but for an empty "
-        "fault plan. An axis of faults with “no fault: []” makes one of each."
-    )
+def _lacking(outcome: Outcome, control: Outcome | None) -> str:
+    """Why the effect of a valid trial's faults is not known."""
+    if not outcome.whole:
+        return "it was resumed"
+    if control is None:
+        return NO_CONTROL
+    status = "was resumed" if control.valid else f"is {control.status}"
+    return f"its control {control.identity.trial} {status}"
 
 
 def damaged(events_file: Path, error: RecordDamaged) -> str:
@@ -370,21 +403,30 @@ def print_trials(outcomes: Sequence[Outcome], console: Console) -> None:
     print_failed_before(outcomes, console)
 
 
-def print_time(outcomes: Iterable[Outcome], console: Console) -> None:
-    """Say it where trials ran on virtual time; nothing where all did on real nodes."""
+def print_time(outcomes: Sequence[Outcome], console: Console) -> None:
+    """Say what times and money are worth: of virtual time, and where the machine was not quiet."""
     if time := told([outcome.virtual for outcome in outcomes]):
         console.print(Text(f"Time: {time}.", style="yellow"))
+    if busy := unquiet(outcomes):
+        console.print(Text(f"{busy}.", style="yellow"))
 
 
 def print_left_out(outcomes: Sequence[Outcome], console: Console) -> None:
-    """Name the trials that enter no statistics, and say why; and how many have no effect."""
+    """Name the trials that enter no statistics, and those without an effect; say why."""
     for each in outcomes:
         if not each.valid:
             why = f": {each.reason}" if each.reason else ""
             line = f"{each.identity.trial} is {each.status} and left out{why}"
             console.print(Text(line, style="yellow"))
-    if lacking := without_control(outcomes):
-        console.print(Text(lacking, style="yellow"))
+    for said in (short_of_target(outcomes), without_effect(outcomes)):
+        if said:
+            console.print(Text(said, style="yellow"))
+
+
+def print_remedies(folder: Path, outcomes: Sequence[Outcome], console: Console) -> None:
+    """Print which commands run the trials of an experiment that do not count."""
+    for line in remedies_in(folder, outcomes):
+        console.print(Text(line, style="yellow"), soft_wrap=True)
 
 
 def failed_before(outcome: Outcome) -> str:

@@ -40,6 +40,8 @@ from flows.analysis.resources import (
     Usage,
     cost,
     filtering,
+    is_overloaded,
+    load_average,
     sent_by_link,
     storage,
     total_usage,
@@ -50,38 +52,11 @@ from flows.analysis.throughput import Pace, pace
 from flows.analysis.transports import transports
 from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.analysis.virtual_time import profile
+from flows.metrics import BY_KEY
 from flows.metrics.metric import LINKS, Period
 from flows.metrics.resources import OF_LINKS, OF_ROLES
 from flows.metrics.score import ACCURACY, Score, score_of
 from flows.records.record import Record
-
-# What a record that begins in the middle of a training cannot tell: what adds up from the start.
-_OF_THE_WHOLE = frozenset(
-    {
-        *("accuracy_area_time", "accuracy_area_gradients", "target_seconds", "target_gradients"),
-        *("objective_target_seconds", "objective_target_gradients"),
-        *("target_usd", "evaluations", "evaluations_missed"),
-        *(
-            f"updates_{name}"
-            for name in ("attempted", "acked", "lost", "buffered", "replayed", "dropped")
-        ),
-        *("updates_duplicates", "updates_unrecorded", "updates_audit_mismatches"),
-        *("gradients_pushed", "gradients_per_second", "gradients_together"),
-        *("gradients_steady", "outages", "outages_unrecovered", "downtime_seconds"),
-        *("downtime_shard_seconds", "recovery_median_seconds", "recovery_max_seconds"),
-        *("training_seconds", "goodput", "idle_share", "store_bytes", "stored_bytes"),
-    }
-)
-_SUMS = (
-    "filter_",
-    "cpu_seconds_",
-    "peak_bytes_",
-    "sent_bytes_",
-    "received_bytes_",
-    "checkpoint_",
-    "cost_",
-)
-
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
@@ -167,6 +142,8 @@ class Outcome:
     whole
         Whether the record is of the whole training; False for a trial that was resumed after an
         interruption, whose record begins there.
+    load_average, overloaded
+        Of the machine that drove it, and whether that was more than its cores and processes.
     circumstances
         What its results do not depend on: how many trials ran at once, how many seeds were planned,
         which claims were fixed when it began.
@@ -202,6 +179,8 @@ class Outcome:
     rmse: float | None = None
     circumstances: Mapping[str, int] = field(default_factory=dict)
     faults_skipped: int = 0
+    load_average: float | None = None
+    overloaded: bool = False
 
     @property
     def valid(self) -> bool:
@@ -223,8 +202,8 @@ class Outcome:
         """Return every figure under a flat name, JSON-ready, with the same names for all trials.
 
         Recovery times and accuracy before and after are those of `first_loss`. `flows.metrics`
-        defines each name. What adds up from the start of the training is None for a trial that was
-        resumed.
+        defines each name. For a trial that was resumed, whose record begins in the middle, figures
+        of the whole training are None.
         """
         return self._row
 
@@ -252,7 +231,9 @@ class Outcome:
             **self._usage_row(),
             **self._cost_row(),
         }
-        return row if self.whole else {k: None if _adds_up(k) else v for k, v in row.items()}
+        if self.whole:
+            return row
+        return {key: None if BY_KEY[key].whole else value for key, value in row.items()}
 
     def _effects_row(self) -> dict[str, Any]:
         found = self.effects
@@ -343,6 +324,7 @@ class Outcome:
             "gradients_steady": self.pace.steady,
             "goodput": self.pace.goodput,
             "idle_share": self.pace.idle_share,
+            "load_average": self.load_average,
         }
 
     def _cost_row(self) -> dict[str, Any]:
@@ -405,6 +387,8 @@ def outcome(record: Record, prices: Prices) -> Outcome:
         target_usd=_spent_until(record, prices, wanted.seconds),
         score=score_of(record.config),
         rmse=rmse(record),
+        load_average=load_average(record),
+        overloaded=is_overloaded(record),
     )
 
 
@@ -431,10 +415,6 @@ def _spent_until(record: Record, prices: Prices, seconds: float | None) -> float
 def _first_loss(faults: Sequence[FaultTimes]) -> FaultTimes | None:
     felt = (fault for fault in faults if fault.shard is not None)
     return next(felt, faults[0] if faults else None)
-
-
-def _adds_up(key: str) -> bool:
-    return key in _OF_THE_WHOLE or key.startswith(_SUMS)
 
 
 def _without_end(record: Record) -> str:

@@ -10,15 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dps.core.names import ROLES, original
-from dps.events import CheckpointWritten, Filtered, Killed, NodeJoined, ResourceSampled
+from dps.events import CheckpointWritten, Filtered, LoadMeasured, NodeJoined, ResourceSampled
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from flows.analysis.faults import training_span
 from flows.analysis.prices import Prices
+from flows.analysis.processes import Process, deaths, joins, process_of
 from flows.metrics.metric import LINKS
 from flows.records.record import Record
 
 FloatArray = NDArray[np.float64]
 
+OTHER_PROCESSES = 2  # of a trial, besides its nodes: the scheduler and the driver
 SECONDS_PER_HOUR = 3600.0
 SECONDS_PER_MONTH = 30 * 24 * SECONDS_PER_HOUR
 BYTES_PER_GB = 1e9
@@ -295,13 +297,23 @@ class Spending:
 
 def busiest(record: Record) -> float | None:
     """Return what the busiest server used of a core during the training, as a share."""
-    servers = (used for (_, role), used in _cores(record).items() if role == "server")
-    return max(servers, default=None)
+    return max((used for role, used in _cores(record) if role == "server"), default=None)
 
 
 def cores_used(record: Record) -> float | None:
     """Return how many cores all nodes together used on average during the training."""
-    return sum(_cores(record).values()) or None
+    return sum(used for _, used in _cores(record)) or None
+
+
+def load_average(record: Record) -> float | None:
+    """Return the load average of the driver's machine, the larger of start and end of a trial."""
+    return max((event.load for event in record.of(LoadMeasured)), default=None)
+
+
+def is_overloaded(record: Record) -> bool:
+    """Whether more processes wanted a core than there are cores, and than the trial has."""
+    own = len({event.node for event in record.of(NodeJoined)}) + OTHER_PROCESSES
+    return any(event.load > max(own, event.cores) for event in record.of(LoadMeasured))
 
 
 # -- parts -------------------------------------------------------------------------------------
@@ -313,38 +325,39 @@ def _node_spans(record: Record) -> list[tuple[str, float, float]]:
     if span is None:
         return []
     start, end = span
-    killed = {event.pid: event.t for event in record.of(Killed)}
-    # A node on which one worker runs after another tells of each.
-    first = {(node.node, node.pid): node for node in reversed(record.of(NodeJoined))}
-    spans = ((n.role, max(start, n.t), min(end, killed.get(n.pid, end))) for n in first.values())
+    died = deaths(record)
+    spans = (
+        (event.role, max(start, event.t), min(end, died.get(process, end)))
+        for process, event in joins(record).items()
+    )
     return [(role, came, max(came, went)) for role, came, went in spans]
 
 
 def _sent_over_time(record: Record, end: float) -> list[tuple[FloatArray, FloatArray]]:
     """Moments and bytes sent by then of each process; all that it sends is sent by the `end`."""
-    joined = {(node.node, node.pid): node.t for node in reversed(record.of(NodeJoined))}
-    found: defaultdict[tuple[str, int], dict[float, float]] = defaultdict(dict)
+    joined = {process: event.t for process, event in joins(record).items()}
+    sent: defaultdict[Process, dict[float, float]] = defaultdict(dict)
     for sample in record.of(ResourceSampled):
-        process = sample.node, sample.pid
-        if process not in found and joined.get(process, sample.t) < sample.t:
-            found[process][joined[process]] = 0.0
-        found[process][min(sample.t, end)] = float(sum(sample.sent.values()))
-    in_order = (sorted(samples.items()) for samples in found.values())
+        process = process_of(sample)
+        if process not in sent and joined.get(process, sample.t) < sample.t:
+            sent[process][joined[process]] = 0.0
+        sent[process][min(sample.t, end)] = float(sum(sample.sent.values()))
+    in_order = (sorted(samples.items()) for samples in sent.values())
     return [(np.array([t for t, _ in each]), np.array([b for _, b in each])) for each in in_order]
 
 
 def _unseen_over_time(
     record: Record, span: tuple[float, float], total: float
 ) -> list[tuple[FloatArray, FloatArray]]:
-    """Moments and bytes sent by then, of what no sample tells: sent by those that were killed.
+    """Moments and bytes sent by then, of bytes in no sample: sent by processes that ended early.
 
-    Evenly between the last sample of each and its death, or without any kill, over the training.
+    Evenly between the last sample of each and its death, or if all lived, over the training.
     """
     start, end = span
-    told = {node.pid: node.t for node in record.of(NodeJoined)}
-    told |= {sample.pid: sample.t for sample in record.of(ResourceSampled)}
+    last = {process: event.t for process, event in joins(record).items()}
+    last |= {process_of(sample): sample.t for sample in record.of(ResourceSampled)}
     silent = [
-        (max(start, told.get(kill.pid, start)), min(end, kill.t)) for kill in record.of(Killed)
+        (max(start, last[process]), min(end, died)) for process, died in deaths(record).items()
     ]
     silent = [(since, until) for since, until in silent if until > since] or [span]
     share = total / max(sum(until - since for since, until in silent), 1e-9)
@@ -369,28 +382,29 @@ def _price(seconds: Mapping[str, float], hour: Mapping[str, float]) -> float:
     return sum(hour[role] * s / SECONDS_PER_HOUR for role, s in seconds.items())
 
 
-def _cores(record: Record) -> dict[tuple[int, str], float]:
-    """The cores that each process used on average, by its number and role.
+def _cores(record: Record) -> list[tuple[str, float]]:
+    """The role of each process, and the cores that it used on average.
 
     From the last sample before the training, or its own first, to its last one.
     """
     span = training_span(record)
-    seen: defaultdict[tuple[int, str], list[ResourceSampled]] = defaultdict(list)
+    samples_of: defaultdict[Process, list[ResourceSampled]] = defaultdict(list)
     for sample in record.of(ResourceSampled):
-        seen[sample.pid, sample.role].append(sample)
-    found = {}
-    for process, samples in seen.items():
+        samples_of[process_of(sample)].append(sample)
+    cores = []
+    for samples in samples_of.values():
         samples.sort(key=lambda sample: sample.t)
         before = [sample for sample in samples if span and sample.t <= span[0]]
         first, last = before[-1] if before else samples[0], samples[-1]
         if last.t > first.t:
-            found[process] = (last.cpu_seconds - first.cpu_seconds) / (last.t - first.t)
-    return found
+            used = (last.cpu_seconds - first.cpu_seconds) / (last.t - first.t)
+            cores.append((last.role, used))
+    return cores
 
 
 def _last_samples(record: Record) -> list[ResourceSampled]:
     # Samples are cumulative, so the last one of a process holds everything it used.
-    last = {(s.node, s.pid): s for s in record.of(ResourceSampled)}
+    last = {process_of(sample): sample for sample in record.of(ResourceSampled)}
     return list(last.values())
 
 

@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from dps.events import Killed, ResourceSampled
+from dps.events import ResourceSampled
+from flows.analysis.processes import Process, deaths, process_of
 from flows.analysis.series import Point
 from flows.records.record import Record
 
@@ -50,21 +51,21 @@ def system_metrics(record: Record) -> Iterator[Point]:
 
 def _windows(record: Record) -> Iterator[tuple[float, Mapping[str, Used]]]:
     """Yield the end of each window, and what was used until then by role; "" stands for all."""
-    killed = {event.pid: event.t for event in record.of(Killed)}
-    latest: dict[tuple[str, int], ResourceSampled] = {}
+    died = deaths(record)
+    latest: dict[Process, ResourceSampled] = {}
     end: float | None = None
     for sample in sorted(record.of(ResourceSampled), key=lambda sample: sample.t):
         if end is not None and sample.t >= end:
-            yield end, _by_role(latest, killed, end)
+            yield end, _by_role(latest, died, end)
             end = None
-        latest[sample.node, sample.pid] = sample
+        latest[process_of(sample)] = sample
         end = end or (sample.t // WINDOW_SECONDS + 1) * WINDOW_SECONDS
     if end is not None:
-        yield end, _by_role(latest, killed, end)
+        yield end, _by_role(latest, died, end)
 
 
 def _by_role(
-    latest: Mapping[tuple[str, int], ResourceSampled], killed: Mapping[int, float], t: float
+    latest: Mapping[Process, ResourceSampled], died: Mapping[Process, float], t: float
 ) -> dict[str, Used]:
     groups: defaultdict[str, list[ResourceSampled]] = defaultdict(list)
     for sample in latest.values():
@@ -73,7 +74,7 @@ def _by_role(
     return {
         role: Used(
             cpu_seconds=sum(s.cpu_seconds for s in samples),
-            memory=sum(s.peak_bytes for s in samples if killed.get(s.pid, t) >= t),
+            memory=sum(s.peak_bytes for s in samples if died.get(process_of(s), t) >= t),
             sent=sum(sum(s.sent.values()) for s in samples),
             received=sum(sum(s.received.values()) for s in samples),
         )

@@ -219,20 +219,20 @@ def status(
     experiment: Annotated[
         str | None,
         typer.Argument(
-            help="One experiment; without, all that run here.",
+            help="One experiment; without, all that are recorded here.",
             autocompletion=completion.experiments,
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far experiments are that are running: what is done, running and waiting.
+    """Show how far experiments are: what is done, running, waiting, missing and damaged.
 
     It reads their files only, so it may run on another host that sees them.
     """
     from flows.cli import documents
-    from flows.monitor.status import running, show
+    from flows.monitor.status import show, statuses
 
-    found = running(Path.cwd(), experiment)
+    found = statuses(Path.cwd(), experiment)
     with _json_output(as_json) as out:
         if not out.wanted:
             show(found, _console())

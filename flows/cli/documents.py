@@ -210,11 +210,12 @@ def plan(
 
 
 def status(statuses: Iterable[Status]) -> list[dict[str, Any]]:
-    """How it stands with experiments that run."""
+    """How it stands with experiments; `owner` is null for one that does not run."""
     return [
         {
             "experiment": each.experiment,
             "owner": each.owner,
+            "command": each.command,
             "trials": [_standing(trial) for trial in each.trials],
         }
         for each in statuses

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from flows.config.trials import Trial
     from flows.config.yaml_document import Document
     from flows.metrics.score import Score
-    from flows.records.record import Record
 
 
 def plan(
@@ -68,16 +67,18 @@ def plan(
         grid = _show_grid(experiment, trials, models)
         tell_of_claims_left_out(document, settings, experiment)
         score = score_of(trials[0].config.model_dump(mode="json"))
-        resolved = _show_resolution(document, settings, experiment, pilot, score)
-        out.write(documents.plan(experiment.experiment, trials, *grid, resolved))
+        resolved = _show_resolution(document, settings, experiment, trials, pilot, score)
+        if out.wanted:
+            out.write(documents.plan(experiment.experiment, trials, *grid, resolved))
 
 
 def _show_grid(
     experiment: ExperimentConfig, trials: Sequence[Trial], models: Sequence[str]
-) -> tuple[Mapping[str, Record], float, Sequence[str]]:
+) -> tuple[Container[str], float, Sequence[str]]:
     """Show the trials and what they need; return which are recorded, the time, and objections."""
     from flows.analysis.finished import RESULTS
     from flows.execution.plan import (
+        BULK,
         at_once_by_default,
         budgets_told,
         claims_without_faults,
@@ -90,9 +91,10 @@ def _show_grid(
         time_needed,
         warnings,
     )
-    from flows.monitor.estimate import trials_told
+    from flows.monitor.estimate import Durations, trials_told
 
-    recorded, durations = recorded_in(Path.cwd() / RESULTS / experiment.experiment, trials)
+    folder, durations = Path.cwd() / RESULTS / experiment.experiment, Durations()
+    recorded = {name for name, _ in recorded_in(folder, trials, durations, BULK)}
     to_run = [trial for trial in trials if trial.name not in recorded]
     _console().print(plan_table(trials, recorded))
     print(f"\n{trials_told(len(trials))}, {len(to_run)} to run. {nodes_needed(trials)}")
@@ -110,6 +112,7 @@ def _show_resolution(
     document: Document,
     settings: Sequence[str],
     experiment: ExperimentConfig,
+    trials: Sequence[Trial],
     pilot: str | None,
     score: Score,
 ) -> tuple[PlannedClaim, ...]:
@@ -118,17 +121,16 @@ def _show_resolution(
 
     from flows.analysis.prices import load_prices
     from flows.analysis.statistics.claims import planned
-    from flows.execution.pilot import PROFILE, VIRTUAL, find_pilot, run_pilot
+    from flows.execution.pilot import VIRTUAL, find_pilot, run_pilot
     from flows.monitor.progress import view_for
     from flows.report.claims import print_plan
 
     console = _console()
     if pilot == VIRTUAL:
         view = view_for(console)
-        outcomes = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
-        name = f"a pilot on virtual time (profile {PROFILE})"
+        outcomes, name = run_pilot(document, settings, experiment, Path.cwd(), view, _store())
     else:
-        outcomes, name = find_pilot(pilot, experiment, Path.cwd(), load_prices(), _warn)
+        outcomes, name = find_pilot(pilot, experiment, trials, Path.cwd(), load_prices(), _warn)
     print()
     resolved = planned(experiment.claims, len(experiment.seeds), outcomes, default_rng(0), score)
     print_plan(resolved, len(experiment.seeds), name, console)

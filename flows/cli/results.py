@@ -83,6 +83,7 @@ def results(
     from flows.analysis.comparison import compared, read_comparison
     from flows.analysis.finished import (
         experiment_folder,
+        print_remedies,
         print_trials,
         read_experiment,
         to_csv,
@@ -115,6 +116,7 @@ def results(
     print_claims(judged, console)
     console.print()
     print_trials(outcomes, console)
+    print_remedies(folder, outcomes, console)
     print_exploratory(rows, console, *(each.score for each in outcomes[:1]))
 
 

@@ -86,7 +86,7 @@ def _run_experiment(
     from numpy.random import default_rng
 
     from flows.analysis.comparison import compared
-    from flows.analysis.finished import print_comparison
+    from flows.analysis.finished import RESULTS, print_comparison, print_remedies
     from flows.analysis.statistics.claims import judge
     from flows.cli import documents
     from flows.config.trials import load_trials
@@ -110,6 +110,7 @@ def _run_experiment(
             "and costs only between trials that ran alone",
             file=sys.stderr,
         )
+    command = _command(config, settings, parallel, yes)
     try:
         with Drivers(at_once) as drivers:
             done = run_experiment(
@@ -122,9 +123,10 @@ def _run_experiment(
                 retry_invalid=retry_invalid,
                 resume=not no_resume,
                 written=as_written(document, settings),
+                command=command,
             )
     except KeyboardInterrupt:
-        again = _command(config, settings, parallel, yes, retry_invalid, no_resume)
+        again = command + " --retry-invalid" * retry_invalid + " --no-resume" * no_resume
         print(
             "dps: interrupted; what was recorded is kept. To go on with the trials that are "
             f"missing: {again}",
@@ -140,27 +142,19 @@ def _run_experiment(
     print_claims(judged, console)
     console.print()
     print_comparison(done.outcomes, console)
+    print_remedies(Path.cwd() / RESULTS / experiment.experiment, done.outcomes, console)
     print_exploratory(rows, console, done.outcomes[0].score)
     print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
     _exit_if_failed(done.outcomes)
 
 
-def _command(
-    config: str,
-    settings: Sequence[str],
-    parallel: int | None,
-    yes: bool,
-    retry_invalid: bool,
-    no_resume: bool,
-) -> str:
-    """The command line that goes on with a run."""
+def _command(config: str, settings: Sequence[str], parallel: int | None, yes: bool) -> str:
+    """The command line that runs an experiment, without options for one run."""
     return shlex.join(
         [
             *("dps", "run", config, *(w for text in settings for w in ("--set", text))),
             *(("--parallel", str(parallel)) if parallel else ()),
             *(("--yes",) if yes else ()),
-            *(("--retry-invalid",) if retry_invalid else ()),
-            *(("--no-resume",) if no_resume else ()),
         ]
     )
 

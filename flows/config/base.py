@@ -43,7 +43,7 @@ from dps.protocol.transport import TransportChoice
 from flows.config.errors import refuse, refusing, suggest
 from flows.config.limits import LONGEST_NAME, MOST_NODES
 from flows.config.plugins import Group, Registered
-from flows.config.yaml_document import EVERY_ENTRY
+from flows.config.yaml_document import EVERY_ENTRY, FromCommandLine
 from flows.metrics import COLUMNS
 from flows.metrics.score import ACCURACY, SCORES
 from flows.quoting import quoted
@@ -67,10 +67,18 @@ def in_folder(folder: Path) -> dict[str, Any]:
     return {"folder": folder}
 
 
-def absolute(path: str, info: ValidationInfo) -> str:
-    """Return a path that a section names, seen from the folder of the configuration."""
+def absolute(path: Any, info: ValidationInfo) -> Any:
+    """Return a path as absolute: see `InputPath`."""
+    if not isinstance(path, str) or is_of_record(info):
+        return path
+    folder = Path() if isinstance(path, FromCommandLine) else folder_of(info)
     # Unlike that of pathlib, it leaves the name of a user whom nobody knows as it is.
-    return str(Path(folder_of(info), os.path.expanduser(path)).absolute())
+    return str(Path(folder, os.path.expanduser(path)).absolute())
+
+
+# A file or folder that is read: relative to the configuration file, or if --set names it, to the
+# working directory. It is recorded as absolute.
+InputPath = Annotated[str, BeforeValidator(absolute)]
 
 
 def folder_of(info: ValidationInfo) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import (
@@ -22,9 +23,9 @@ from pydantic import (
 
 from dps.core.faults.plan import Way
 from dps.errors import ConfigurationError
-from flows.config.base import KIND_ALONE, Section, is_of_record
+from flows.config.base import KIND_ALONE, Section, absolute, is_of_record
 from flows.config.errors import refuse, refusing
-from flows.config.profile import load_profile
+from flows.config.profile import load_profile, shipped
 from flows.config.tls import CertificateSection, Tls, security_of
 from flows.quoting import quoted
 
@@ -181,6 +182,14 @@ class VirtualSection(_AnyCluster):
     kind: Literal["virtual"]
     profile: str = "laptop"
     patience: PositiveFloat = 1800.0
+
+    @field_validator("profile", mode="before")
+    @classmethod
+    def _absolute_if_it_is_a_file(cls, profile: Any, info: ValidationInfo) -> Any:
+        if not isinstance(profile, str) or profile in shipped():
+            return profile
+        path = absolute(profile, info)
+        return path if Path(path).is_file() else profile
 
     @field_validator("profile")
     @classmethod

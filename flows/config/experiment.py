@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -412,7 +412,7 @@ class TrialConfig(_Settings):
 
     @cached_property
     def _expanded(self) -> Expanded:
-        return expand(self._fault_entries(), self.seed)
+        return _expansion(tuple(self._fault_entries()), self.seed)
 
     def _fault_entries(self) -> list[Entry]:
         nodes: defaultdict[str, list[str]] = defaultdict(list)
@@ -445,6 +445,11 @@ class TrialConfig(_Settings):
             self.training.updates,
             self.time_limit,
         )
+
+
+@lru_cache(maxsize=4096)  # strategies with the same nodes have the same faults
+def _expansion(entries: tuple[Entry, ...], seed: int) -> Expanded:
+    return expand(entries, seed)
 
 
 class ExperimentConfig(_Settings):

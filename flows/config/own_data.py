@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
 from dps.errors import ConfigurationError
-from flows.config.base import Section, absolute, is_of_record
+from flows.config.base import InputPath, Section, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.quoting import quoted
 from flows.readers.svmlight import ZeroBased
@@ -44,7 +44,7 @@ class SplitSection(Section):
 
     test: Annotated[float, Field(gt=0, lt=1)] = 0.2
     seed: NonNegativeInt = 0
-    path: str | None = None
+    path: InputPath | None = None
     sha256: Sha256 | None = None
 
     @model_validator(mode="after")
@@ -53,7 +53,6 @@ class SplitSection(Section):
             drawn = self.model_fields_set & {"test", "seed"}
             if drawn:
                 refuse("with a file of its own, no rows are drawn; leave this out", key=min(drawn))
-            self.__dict__["path"] = absolute(self.path, info)
         return self
 
 
@@ -107,15 +106,13 @@ class _FileSection(OwnDataSection):
     """
 
     format: ClassVar[Format]
-    path: str
+    path: InputPath
     sha256: Sha256 | None = None
 
     @model_validator(mode="after")
     def _can_be_read(self, info: ValidationInfo) -> _FileSection:
         if is_of_record(info):
             return self
-        # Not as if it had been written: what is read later may be another file.
-        self.__dict__["path"] = absolute(self.path, info)
         self._is_known(self, "path")
         self._is_known(self.split, "split.path")
         with refusing("path"):

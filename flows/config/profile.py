@@ -6,7 +6,7 @@ where its figures come from.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -81,9 +81,10 @@ class ProfileSection(Section):
         )
 
 
-def shipped() -> list[str]:
+@cache
+def shipped() -> tuple[str, ...]:
     """Return the names of the profiles that come with dps."""
-    return sorted(path.stem for path in _folder().glob("*.yaml"))
+    return tuple(sorted(path.stem for path in _folder().glob("*.yaml")))
 
 
 def load_profile(path_or_name: str) -> ProfileSection:

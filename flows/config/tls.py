@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Tag, ValidationInfo, model_validator
 
 from dps.errors import ConfigurationError
-from flows.config.base import Section, is_of_record
+from flows.config.base import InputPath, Section, is_of_record
 from flows.config.errors import refuse
 from flows.quoting import quoted
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 class CertificateSection(Section):
     """A certificate of the user's own: files in PEM format; the key may be in that of `cert`."""
 
-    ca_file: str
-    cert: str
-    key: str | None = None
+    ca_file: InputPath
+    cert: InputPath
+    key: InputPath | None = None
 
     @model_validator(mode="after")
     def _go_together(self, info: ValidationInfo) -> CertificateSection:

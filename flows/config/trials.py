@@ -131,13 +131,18 @@ def trial_name(labels: Mapping[str, str], seed: int) -> str:
 
 def digest(config: TrialConfig) -> str:
     """Return a short SHA-256 of what a trial's resolved configuration says of its results."""
+    text = json.dumps(decisive_settings(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+
+
+def decisive_settings(config: TrialConfig) -> dict[str, Any]:
+    """Return the settings that a trial's results depend on, without such as paths of files."""
     written = config.model_dump(mode="json")
     written |= decisive(config, written)
+    for fault in written["faults"]:
+        fault.pop("csv", None)  # of a trace, whose rows are there
     cluster = config.cluster.decisive(written.pop("cluster"))
-    if cluster:
-        written["cluster"] = cluster
-    text = json.dumps(written, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
+    return {**written, "cluster": cluster} if cluster else written
 
 
 def _part(axis: str, label: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import (
     Field,
@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from flows.config.base import KIND_ALONE, Section, TrainingSection, is_of_record
+from flows.config.base import KIND_ALONE, InputPath, Section, TrainingSection, is_of_record
 from flows.config.errors import refuse, refusing
 from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.own_data import (
@@ -42,12 +42,15 @@ from flows.workloads import (
     find_dataset,
     load_dataset,
 )
+from flows.workloads.base import side_of_images
+from flows.workloads.datasets import DIGITS_TRAIN_EXAMPLES
+from flows.workloads.fashion_mnist import train_rows
 from flows.workloads.own_code import OwnCode
 from flows.workloads.own_code import find as find_code
 from flows.workloads.python_model import Model, PythonModel
 from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
 
-FEWER = "expected a batch of so many at most"
+FEWER = "expected a batch of at most that many"
 MOST_FILTERS = 4096
 MOST_PATCHES = 1_000_000
 TAKES_SPARSE = ("softmax", "mlp", "logistic", "linear")  # their layers are no more than products
@@ -230,6 +233,7 @@ class DigitsSection(_DatasetSection):
     """
 
     kind: Literal["digits"]
+    train_rows: ClassVar[int] = DIGITS_TRAIN_EXAMPLES
     test_examples: Annotated[int, Field(ge=1, le=360)] | None = None
 
 
@@ -241,9 +245,14 @@ class FashionMnistSection(_DatasetSection):
     """
 
     kind: Literal["fashion_mnist"]
-    folder: str | None = None
+    folder: InputPath | None = None
     pixels: Literal["symmetric", "unit"] = "symmetric"
     test_examples: Annotated[int, Field(ge=1, le=10_000)] | None = None
+
+    @property
+    def train_rows(self) -> int | None:
+        """How many examples there are to train on; None: the files are not here yet."""
+        return train_rows(self.folder)
 
     @field_validator("folder")
     @classmethod
@@ -278,6 +287,11 @@ class PatchesSection(Section):
         """The shape of the data."""
         return self._made().shape
 
+    @property
+    def train_rows(self) -> int:
+        """How many examples there are to train on."""
+        return self.count
+
     def load(self, part: Part = "both") -> Dataset:
         """Load the data set, or a part of it."""
         return self._made().load(part)
@@ -288,6 +302,8 @@ class PatchesSection(Section):
 
 class _RegisteredDataset(Registered, Section):
     """A data set that an installed package registers."""
+
+    train_rows: ClassVar[None] = None  # known when it is loaded
 
     @property
     def shape(self) -> DatasetShape:
@@ -350,8 +366,17 @@ def decisive(config: Trained, written: dict[str, Any]) -> dict[str, Any]:
     return {"workload": workload, "dataset": dataset}
 
 
+def batch_objection(training: TrainingSection, name: str, rows: int) -> str | None:
+    """Say why batches cannot be drawn from so many rows of a data set, if they cannot."""
+    by_class = training.partition == "by_class"
+    each = rows // training.workers if by_class else rows
+    if training.batch_size <= each:
+        return None
+    return f"{name} has {each:,} rows to train on{' for each worker' * by_class}; {FEWER}"
+
+
 def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None:
-    """Say why a model cannot be trained on data of the user's own, with the key to change.
+    """Say why a model cannot be trained on the data, with the key to change.
 
     Raises
     ------
@@ -361,13 +386,15 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
     dataset, section = config.dataset, config.workload
     if section.kind == "linear" and not dataset.shape.regression:
         return "workload.kind", "linear predicts numbers; it needs data with task: regression"
+    if section.kind == "cnn":
+        side_of_images(dataset.shape)
     if not isinstance(dataset, OwnDataSection):
-        return None
+        rows = dataset.train_rows
+        unfit = None if rows is None else batch_objection(training, dataset.kind, rows)
+        return None if unfit is None else ("training.batch_size", unfit)
     data, shape = dataset.whole.data, dataset.shape
-    rows = len(data.y_train) // (training.workers if training.partition == "by_class" else 1)
-    if training.batch_size > rows:
-        each = " for each worker" if training.partition == "by_class" else ""
-        return "training.batch_size", f"{data.name} has {rows:,} rows to train on{each}; {FEWER}"
+    if unfit := batch_objection(training, data.name, len(data.y_train)):
+        return "training.batch_size", unfit
     if shape.regression and section.kind not in PREDICTS_NUMBERS:
         told = f"{section.kind} predicts no numbers; use {', '.join(PREDICTS_NUMBERS)}"
         return "workload.kind", told

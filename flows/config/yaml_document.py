@@ -91,6 +91,12 @@ class Override:
         return f"--set {shown(self.text)}"
 
 
+class FromCommandLine(str):
+    """A text that --set has set: if it is a path, it is relative to the working directory."""
+
+    __slots__ = ()
+
+
 class _Loader(yaml.SafeLoader):
     """Safe loader that reads plain data only, and refuses what is too much while it reads.
 
@@ -274,7 +280,16 @@ def parse_override(text: str) -> Override:
         raise ConfigurationError(
             f"{place}: there is no such key; expected one such as training.updates"
         )
-    return Override(key.strip(), _parse(value, f"--set {shown(text)}")[0], text)
+    read = _parse(value, f"--set {shown(text)}")[0]
+    return Override(key.strip(), _from_command_line(read), text)
+
+
+def _from_command_line(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _from_command_line(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_from_command_line(each) for each in value]
+    return FromCommandLine(value) if isinstance(value, str) else value
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:

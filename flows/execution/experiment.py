@@ -8,7 +8,7 @@ only, so both can be made again at any time, and an outage of MLflow's server lo
 from __future__ import annotations
 
 import fcntl
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +33,7 @@ from flows.analysis.prices import Prices, load_prices
 from flows.analysis.statistics.claims import fixed, write_claims
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand, in_blocks, labels_in_order
+from flows.config.workload import batch_objection
 from flows.execution.attempt import (
     Again,
     Attempt,
@@ -44,6 +45,7 @@ from flows.execution.attempt import (
 )
 from flows.execution.plan import recorded_in
 from flows.files import open_own
+from flows.monitor.estimate import Durations
 from flows.monitor.progress import PlainView
 from flows.records.owner import noted
 from flows.records.record import EVENTS_FILE, write_configuration, write_grid
@@ -110,6 +112,7 @@ def run_experiment(
     resume: bool = True,
     also_fixed: Mapping[str, int] = MappingProxyType({}),
     written: str = "",
+    command: str = "",
 ) -> Ran:
     """Run the trials of an experiment that are not recorded yet, track all, and write the report.
 
@@ -139,6 +142,9 @@ def run_experiment(
         those: claims by which others judge it.
     written
         The configuration as somebody has written it, to be kept beside the records; "": nobody has.
+    command
+        The command line that runs the experiment, without options for this run alone; "": there is
+        none.
 
     Raises
     ------
@@ -155,7 +161,8 @@ def run_experiment(
         with view:
             for trial in trials:
                 take_back(trial, folder / trial.name, view.say)
-            records, durations = recorded_in(folder, trials)
+            durations = Durations()
+            records = dict(recorded_in(folder, trials, durations))
             prices = load_prices()
             found = (
                 (name, finished(folder / name / EVENTS_FILE, record, prices))
@@ -179,7 +186,8 @@ def run_experiment(
                 if trial.name not in known:
                     set_aside(trial, folder / trial.name, view.say)
             names = (trial.name for trial in in_order)
-            write_grid(folder, names, experiment.order_seed, labels_in_order(trials))
+            labels = labels_in_order(trials)
+            write_grid(folder, names, experiment.order_seed, labels, command)
             write_comparison(folder, experiment.comparison)
             write_claims(folder, experiment.claims)
             write_configuration(folder, written)
@@ -289,12 +297,26 @@ def _again(view: PlainView, resume: bool) -> Again:
 
 
 def dataset_digests(trials: Sequence[Trial]) -> dict[str, str]:
-    """Load each data set once, so that missing data are found before anything runs.
+    """Load each data set once, so that missing or too few data are found before anything runs.
 
     The digests are found by the sections of the configurations, as JSON.
+
+    Raises
+    ------
+    ConfigurationError
+        Data are missing, or a trial's batches are larger.
     """
-    sections = {trial.config.dataset.model_dump_json(): trial.config.dataset for trial in trials}
-    return {key: section.load().digest for key, section in sections.items()}
+    trials_of: defaultdict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        trials_of[trial.config.dataset.model_dump_json()].append(trial)
+    digests = {}
+    for key, those in trials_of.items():
+        data = those[0].config.dataset.load()
+        for trial in those:
+            if unfit := batch_objection(trial.config.training, data.name, len(data.y_train)):
+                raise ConfigurationError(f"{trial.name}: training.batch_size: {unfit}")
+        digests[key] = data.digest
+    return digests
 
 
 @contextmanager

@@ -1,34 +1,42 @@
 """The pilot of an experiment: trials that tell how much its figures differ from seed to seed.
 
-Any records of trials with the same labels will do: those of an earlier run, of the experiment
-itself, or of a few seeds on virtual time, which are run for it under a name of their own.
+Any records of trials with the same labels and settings will do, whatever their seeds: those of an
+earlier run, of the experiment itself, or of a few seeds on virtual time, which are run for it under
+a name of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from dps.errors import ConfigurationError
+from dps.errors import ConfigurationError, RecordDamaged
+from dps.events import TrialStarted
 from flows.analysis.effects.controls import Setup, setup
-from flows.analysis.finished import RESULTS, experiment_folder, read_experiment
+from flows.analysis.finished import RESULTS, damaged, experiment_folder, read_outcomes
+from flows.analysis.left_out import some
 from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.prices import Prices
 from flows.config.claims import ClaimSection
-from flows.config.experiment import ExperimentConfig
-from flows.config.trials import Trial, load_trials
+from flows.config.experiment import ExperimentConfig, TrialConfig
+from flows.config.trials import Trial, decisive_settings, flat, load_trials
 from flows.config.yaml_document import Document
-from flows.execution.drivers import Drivers
-from flows.execution.experiment import run_experiment
 from flows.execution.plan import at_once_by_default
 from flows.metrics.effects import EFFECTS
 from flows.monitor.progress import PlainView
+from flows.quoting import quoted
+from flows.records.record import event_files, read_start
+from flows.records.settings import settings, trial_from
 
 VIRTUAL = "virtual"  # the pilot that is run for it
 PROFILE = "laptop"
 SEEDS = 10
+# What may differ between a pilot and what is planned, besides labels.
+FREE = ("experiment", "seed", "time_limit")
+K = TypeVar("K")
 
 
 def twin_name(experiment: str) -> str:
@@ -39,6 +47,7 @@ def twin_name(experiment: str) -> str:
 def find_pilot(
     named: str | None,
     experiment: ExperimentConfig,
+    trials: Sequence[Trial],
     here: Path,
     prices: Prices,
     warn: Callable[[str], None],
@@ -49,27 +58,41 @@ def find_pilot(
     ----------
     named
         A folder of records, or an experiment that is recorded here; None: the experiment itself,
-        or else a virtual pilot of it that was run before; without either there are no trials.
+        or else a virtual pilot of it that was run before. Without either, or without claims to
+        plan, there are no trials.
+    experiment, trials
+        What is planned.
+    here
+        The working directory.
+    prices
+        What figures of money are computed by.
+    warn
+        Is told of records that cannot be used.
 
     Raises
     ------
     ConfigurationError
-        Nothing of that name is recorded.
+        Nothing of that name is recorded, or only trials of another configuration.
     """
     if named is not None:
         folder = Path(named)
         if not (folder.is_dir() and any(folder.glob("*/events.jsonl"))):
             folder = experiment_folder(named, here)
-        return _outcomes(folder, experiment, prices, warn), named
+        started = _started(folder, warn)
+        if unlike := _unlike(started, trials):
+            raise ConfigurationError(f"--pilot {named}: {unlike}")
+        return _read(started, experiment, named, prices, warn)
     for name in (experiment.experiment, twin_name(experiment.experiment)):
-        folder = here / RESULTS / name
-        if folder.is_dir() and (found := _outcomes(folder, experiment, prices, warn)):
-            return found, name
+        started = _started(here / RESULTS / name, warn) if experiment.claims else {}
+        if started and (unlike := _unlike(started, trials)):
+            warn(f"what is recorded as {name} is no pilot for this: {unlike}")
+        elif started:
+            return _read(started, experiment, name, prices, warn)
     return [], ""
 
 
 def virtual_pilot(
-    document: Document, settings: Sequence[str], experiment: ExperimentConfig
+    document: Document, overrides: Sequence[str], experiment: ExperimentConfig
 ) -> tuple[ExperimentConfig, tuple[Trial, ...]]:
     """Return a few seeds of an experiment on virtual time, none of them planned for itself.
 
@@ -96,65 +119,122 @@ def virtual_pilot(
     if experiment.cluster.kind != VIRTUAL:
         changes["cluster"] = {"kind": VIRTUAL, "profile": PROFILE}
     written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    twin, trials = load_trials(document, [*settings, *written])
-    return twin, _telling(trials, experiment.claims) if experiment.claims else trials
+    twin, trials = load_trials(document, [*overrides, *written])
+    if experiment.claims:
+        setups = {trial.name: setup(settings(trial, {})) for trial in trials}
+        telling = {*_telling(setups, experiment.claims)}
+        trials = tuple(trial for trial in trials if trial.name in telling)
+    return twin, trials
 
 
 def run_pilot(
     document: Document,
-    settings: Sequence[str],
+    overrides: Sequence[str],
     experiment: ExperimentConfig,
     here: Path,
     view: PlainView,
     store: str | None,
-) -> list[Outcome]:
-    """Run a virtual pilot, but for what is recorded of it, and return its trials."""
-    twin, trials = virtual_pilot(document, settings, experiment)
+) -> tuple[list[Outcome], str]:
+    """Run a virtual pilot, but for what is recorded of it; return its trials, and what it is."""
+    # Here: `dps plan` mostly runs nothing, and need not wait for what runs, tracks and reports.
+    from flows.execution.drivers import Drivers
+    from flows.execution.experiment import run_experiment
+
+    twin, trials = virtual_pilot(document, overrides, experiment)
     with Drivers(at_once_by_default(trials)) as drivers:
         ran = run_experiment(twin, here, view, drivers, store, trials=trials)
-    return [_as_of(outcome, experiment) for outcome in ran.outcomes]
+    return _as_of_experiment(ran.outcomes, experiment, "a pilot")
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _telling(trials: Sequence[Trial], claims: Sequence[ClaimSection]) -> tuple[Trial, ...]:
+def _telling(trials: Mapping[K, Setup], claims: Sequence[ClaimSection]) -> list[K]:
     """The trials that claims are about and, for the effects of faults, the controls of these."""
-    about = {trial.name for trial in trials if any(_is_about(claim, trial) for claim in claims)}
-    setups = {trial.name: _setup(trial) for trial in trials}
     effects = [claim for claim in claims if claim.column in EFFECTS]
-    told_beside = {
-        setups[trial.name].but_for_faults
-        for trial in trials
-        if any(_is_about(claim, trial) for claim in effects)
-    }
-    controls = {
-        name
-        for name, each in setups.items()
-        if not each.plans_faults and each.but_for_faults in told_beside
-    }
-    return tuple(trial for trial in trials if trial.name in about | controls)
+    controlled = {each.but_for_faults for each in trials.values() if _is_about(effects, each)}
+    return [
+        key
+        for key, each in trials.items()
+        if _is_about(claims, each) or (not each.plans_faults and each.but_for_faults in controlled)
+    ]
 
 
-def _setup(trial: Trial) -> Setup:
-    config = trial.config.model_dump(mode="json")
-    return setup({"config": config, "experiment": trial.experiment, "seed": trial.seed})
-
-
-def _is_about(claim: ClaimSection, trial: Trial) -> bool:
-    who = Identity(trial.name, trial.experiment, trial.labels, trial.seed, trial.digest)
+def _is_about(claims: Sequence[ClaimSection], trial: Setup) -> bool:
+    """Whether a trial is on a side of any claim."""
+    labels = dict(trial.labels)
     # Without axes the experiment is the strategy, and its pilot has another name.
-    strategy = who.strategy if trial.labels else claim.strategy
-    return claim.side_of(strategy, trial.labels) is not None
+    strategy = Identity("", "", labels, None, "").strategy if labels else None
+    return any(claim.side_of(strategy or claim.strategy, labels) is not None for claim in claims)
 
 
-def _outcomes(
-    folder: Path, experiment: ExperimentConfig, prices: Prices, warn: Callable[[str], None]
-) -> list[Outcome]:
-    found = read_experiment(folder, prices, warn)
-    return [_as_of(done.outcome, experiment) for done in found]
+def _started(folder: Path, warn: Callable[[str], None]) -> dict[Path, TrialStarted]:
+    """The start of each record in a folder; damaged ones are left out, and `warn` is told."""
+    started = {}
+    for path in event_files(folder):
+        try:
+            start = read_start(path)
+        except RecordDamaged as error:
+            warn(damaged(path, error))
+            continue
+        if start is not None:
+            started[path] = start
+    return started
 
 
-def _as_of(outcome: Outcome, experiment: ExperimentConfig) -> Outcome:
-    """A trial of the pilot as if it were one of the experiment, whose name may be a strategy."""
-    return replace(outcome, identity=replace(outcome.identity, experiment=experiment.experiment))
+def _read(
+    started: Mapping[Path, TrialStarted],
+    experiment: ExperimentConfig,
+    name: str,
+    prices: Prices,
+    warn: Callable[[str], None],
+) -> tuple[list[Outcome], str]:
+    """Read those of the recorded trials that the claims are about."""
+    setups = {path: setup(start.settings) for path, start in started.items()}
+    files = _telling(setups, experiment.claims)
+    return _as_of_experiment(read_outcomes(files, prices, warn), experiment, name)
+
+
+def _unlike(pilot: Mapping[Path, TrialStarted], trials: Sequence[Trial]) -> str:
+    """Say in what trials of a pilot differ from planned ones with the same labels; "": nothing."""
+    planned = {tuple(trial.labels.items()): trial.config for trial in reversed(trials)}
+    for path, start in pilot.items():
+        labels = tuple(setup(start.settings).labels.items())
+        if (config := planned.pop(labels, None)) is None:  # or of another seed: they are alike
+            continue
+        own = trial_from(start.settings, str(path))
+        if differing := _differing(own.config, config):
+            return (
+                f"its trial {own.name} has another configuration: {some(differing)}. Its spread "
+                "may be another as well. Name a run with these settings, or run a few seeds with "
+                f"--pilot {VIRTUAL}"
+            )
+    return ""
+
+
+def _differing(pilot: TrialConfig, planned: TrialConfig) -> list[str]:
+    """Name settings with both values; the cluster counts where both are on virtual time."""
+    both_virtual = pilot.cluster.kind == planned.cluster.kind == VIRTUAL
+    free = FREE if both_virtual else (*FREE, "cluster")
+    theirs, ours = (
+        flat({key: v for key, v in decisive_settings(each).items() if key not in free})
+        for each in (pilot, planned)
+    )
+    return [
+        f"{key} is {quoted(theirs.get(key))} there and {quoted(ours.get(key))} here"
+        for key in dict.fromkeys([*theirs, *ours])
+        if theirs.get(key) != ours.get(key)
+    ]
+
+
+def _as_of_experiment(
+    pilot: Sequence[Outcome], experiment: ExperimentConfig, name: str
+) -> tuple[list[Outcome], str]:
+    """Trials of a pilot as if they were of the experiment, whose name may be a strategy."""
+    outcomes = [
+        replace(each, identity=replace(each.identity, experiment=experiment.experiment))
+        for each in pilot
+    ]
+    profiles = dict.fromkeys(each.virtual for each in outcomes if each.virtual)
+    on = f" on virtual time (profile {' and '.join(profiles)})" if profiles else ""
+    return outcomes, f"{name}{on}"

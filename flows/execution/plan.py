@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from dps.core.faults.plan import FaultPlan
 from dps.core.names import role_of
 from dps.errors import ConfigurationError
+from dps.events import Applied, Event, Filtered, Reported, ResourceSampled
 from dps.protocol.executor import available_cores
 from flows.analysis.finished import whole_record
 from flows.config.cluster import QueueSection
@@ -20,14 +22,16 @@ from flows.config.experiment import ExperimentConfig
 from flows.config.faults.text import brief, full, late_line
 from flows.config.own_data import OwnDataSection
 from flows.config.trials import Trial
-from flows.metrics import needs_fault
 from flows.monitor.estimate import Durations, about, seconds_of, trials_told
 from flows.quoting import listed, quoted
 from flows.records.record import Record
 
 MANY = 1000
+# What nobody needs to know whether a trial is recorded, and what most of a record is.
+BULK = (Applied, Filtered, Reported, ResourceSampled)
 SERVING_ROLES = ("server", "replica", "spare", "store")
 MOST_NAMED = 8  # trials or seeds in a line
+MOST_ROWS = 100  # of the table of trials: rich takes a second for a thousand
 
 
 def confirm_many(trials: int) -> None:
@@ -50,16 +54,22 @@ def confirm_many(trials: int) -> None:
         raise ConfigurationError(f"{told}; nothing was done")
 
 
-def recorded_in(folder: Path, trials: Sequence[Trial]) -> tuple[dict[str, Record], Durations]:
-    """Return what is recorded in a folder, by trial, and how long such trials take."""
-    recorded, durations = dict[str, Record](), Durations()
+def recorded_in(
+    folder: Path,
+    trials: Sequence[Trial],
+    durations: Durations,
+    without: Collection[type[Event]] = (),
+) -> Iterator[tuple[str, Record]]:
+    """Yield what is recorded in a folder, by trial; `durations` learn how long such trials take.
+
+    Records are read `without` events of some kinds.
+    """
     for trial in trials:
-        record = whole_record(trial, folder)
+        record = whole_record(trial, folder, without)
         if record is not None:
-            recorded[trial.name] = record
             if trial.config.cluster.kind != "virtual":  # whose records know nothing of real time
                 durations.note(trial, seconds_of(record))
-    return recorded, durations
+            yield trial.name, record
 
 
 def at_once_by_default(trials: Sequence[Trial]) -> int:
@@ -74,7 +84,7 @@ def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
     if not trials:
         return "Nothing is left to run."
     learnt = f"going by {trials_told(durations.known, 'recorded ')}"
-    basis = learnt if durations.known else "guessed from the settings"
+    basis = learnt if durations.known else "guessed from the settings, for a quiet machine"
     seconds = durations.total(trials, at_once_by_default(trials))
     return f"About {about(seconds)} of running, {basis}."
 
@@ -89,12 +99,12 @@ def order_told(experiment: ExperimentConfig) -> str:
 
 
 def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
-    """Return one line per trial; `recorded` are the names of those that a run would skip."""
+    """Return one line per trial, of the first 100; `recorded` are those that a run would skip."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in ("#", "trial", *trials[0].labels, "seed", "fault plan", "nodes", "state"):
         numeric = heading in ("#", "seed", "nodes")
         table.add_column(Text(heading), justify="right" if numeric else "left")
-    for number, trial in enumerate(trials, 1):
+    for number, trial in enumerate(trials[:MOST_ROWS], 1):
         state = "recorded" if trial.name in recorded else "to run"
         cells = [
             str(number),
@@ -104,6 +114,8 @@ def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
             brief(trial.config.build_faults()),
         ]
         table.add_row(*map(Text, [*cells, str(len(trial.config.node_names)), state]))
+    if (more := len(trials) - MOST_ROWS) > 0:
+        table.add_row("", f"… and {more:,} more, which --json lists")
     return table
 
 
@@ -172,7 +184,7 @@ def claims_without_faults(experiment: ExperimentConfig, trials: Sequence[Trial])
     """Return which claims are of what only faults do, under a condition without any."""
     found: list[str] = []
     for number, claim in enumerate(experiment.claims):
-        if not needs_fault(claim.metric):
+        if not claim.column.of_faults:
             continue
         for strategy, condition in claim.sides:
             of_side = [trial for trial in trials if _is_of(trial, strategy, condition)]
@@ -189,14 +201,13 @@ def claims_without_faults(experiment: ExperimentConfig, trials: Sequence[Trial])
 
 def fault_plans(trials: Sequence[Trial]) -> list[str]:
     """Return the faults one by one, with how long each lasts, for which the table has no room."""
-    trials_of: defaultdict[tuple[str, ...], list[str]] = defaultdict(list)
+    trials_of: defaultdict[FaultPlan, list[str]] = defaultdict(list)
     for trial in trials:
-        plan = trial.config.build_faults()
-        if plan:
-            trials_of[tuple(full(plan))].append(trial.name)
+        if plan := trial.config.build_faults():
+            trials_of[plan].append(trial.name)
     lines = []
-    for told, names in trials_of.items():
-        lines += [f"Faults of {listed(names, MOST_NAMED)}:", *(f"  {line}" for line in told)]
+    for plan, names in trials_of.items():
+        lines += [f"Faults of {listed(names, MOST_NAMED)}:", *(f"  {each}" for each in full(plan))]
     return lines
 
 

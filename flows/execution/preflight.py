@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from dps.core.rules.rule import by_rows
 from dps.errors import ConfigurationError
 from flows.config.cluster import QueueSection
 from flows.config.experiment import TrialConfig
 from flows.config.faults.text import line
 from flows.config.own_data import OwnDataSection, PythonDataSection
 from flows.config.trials import Trial
-from flows.config.workload import workload_of
+from flows.config.workload import MlpSection, RicaSection, workload_of
 from flows.execution.plan import at_once_by_default
 from flows.workloads.model_checks import check_model, example_batch
+from flows.workloads.own_code import refusing
 from flows.workloads.own_data import FunctionDataset, call, called
-from flows.workloads.with_torch import KINDS
 
 
 def check_deployments(
@@ -56,15 +57,15 @@ def check_deployments(
 
 
 def check_models(trials: Sequence[Trial]) -> list[str]:
-    """Check the models that are the user's own, or of torch, each on a batch of its data.
+    """Check the models that are the user's own on a batch of their data, and all for their shards.
 
-    Returns a line for each, which says what was checked.
+    Returns a line for each of the user's own, which says what was checked.
 
     Raises
     ------
     ConfigurationError
-        One fails, does not fit its data, or its gradient is none; or a function that makes data
-        makes others when it is called again.
+        One fails, does not fit its data, or its gradient is none; or it is too small for its
+        shards; or a function that makes data makes others when it is called again.
     """
     checked: dict[object, str] = {}
     sources: dict[FunctionDataset, None] = {}
@@ -72,7 +73,7 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
         config = trial.config
         if isinstance(config.dataset, PythonDataSection):
             sources[config.dataset.source] = None
-        if config.workload.kind in ("python", *KINDS):
+        if config.workload.kind in ("python", "torch"):
             key = config.workload.model_dump_json(), config.dataset, config.training.batch_size
             if key not in checked:
                 checked[key] = f"Model: {_check_model(config)}."
@@ -82,7 +83,42 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
                 f"{source.code.reference} returned other data when it was called again; draw from "
                 "a generator with a seed"
             )
+    _check_shards(trials)
     return [*dict.fromkeys(checked.values())]
+
+
+def _check_shards(trials: Sequence[Trial]) -> None:
+    """Refuse more shards than a model has elements, or rows where its optimizer needs whole ones.
+
+    Initial parameters are drawn for that only where they may be too few, of a small model.
+    """
+    checked = set[object]()
+    for trial in trials:
+        config, shards = trial.config, trial.config.server.shards
+        rows = by_rows(config.build_optimizer())
+        key = config.workload.model_dump_json(), config.dataset.shape, shards, rows
+        if key in checked or shards <= _fewest_rows(config):
+            continue
+        checked.add(key)
+        with refusing(config.workload.kind, "cannot draw its initial parameters"):
+            arrays = workload_of(config).initial(np.random.default_rng(0)).values()
+        units = sum(len(each) if rows and each.ndim else each.size for each in arrays)
+        if shards > units:
+            unit = "rows, which the optimizer needs whole" if rows else "elements"
+            raise ConfigurationError(
+                f"{trial.name}: server.shards: {shards} shards, but the parameters have only "
+                f"{units} {unit}"
+            )
+
+
+def _fewest_rows(config: TrialConfig) -> int:
+    """Rows that the arrays of a workload have at least; of the user's own, 0."""
+    section, features = config.workload, config.dataset.shape.features
+    if isinstance(section, MlpSection):
+        return features + sum(section.hidden)
+    if isinstance(section, RicaSection):
+        return section.filters
+    return 0 if section.kind in ("python", "torch") else features
 
 
 def _check_model(config: TrialConfig) -> str:

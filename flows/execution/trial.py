@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import traceback
 import uuid
 from collections import defaultdict, deque
@@ -43,12 +44,14 @@ from dps.events import (
     DashboardServed,
     Event,
     FaultMissed,
+    LoadMeasured,
     Sink,
     TrainingStarted,
     TrialEnded,
     TrialResumed,
     TrialStarted,
 )
+from dps.protocol.executor import available_cores
 from dps.protocol.recovery import with_checkpoint_path
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock
@@ -148,6 +151,7 @@ def run_trial(
         told = settings(trial, circumstances or {})
         software = versions(needs_torch(trial.config), distributions(trial.config))
         record(TrialStarted(clock.now(), trial.name, told, software))
+        _measure_load(trial.config, clock, record)
         try:
             failure = _train(trial, folder, record, path, tell, plan, lost, unrecorded, clock)
         except SchedulerLost as error:
@@ -165,10 +169,17 @@ def run_trial(
         elif missed:
             reason = "; ".join(f"fault on {m.target}: {m.reason}" for m in missed)
             status = "invalid"
+        if write.failure is None:
+            _measure_load(trial.config, clock, record)
         ended = without_secrets(TrialEnded(clock.now(), status, reason))
         log(ended)
         sink(ended)
         write.end(ended)
+
+
+def _measure_load(config: TrialConfig, clock: Clock, record: Sink) -> None:
+    if config.cluster.kind != "virtual":
+        record(LoadMeasured(clock.now(), os.getloadavg()[0], available_cores()))
 
 
 class _RecordClock:

@@ -8,6 +8,10 @@ CONTROL = (
     "the trial of the same experiment with the same seed and settings, but for its fault plan, "
     "which is empty"
 )
+LEVEL = (
+    "During an outage the curve is level; if accuracy is worse after it, it drops where the outage "
+    "began. Straight lines between evaluations would show a smaller effect"
+)
 _SPANS = {
     "time": (
         "same time",
@@ -40,11 +44,12 @@ def _effects() -> tuple[Metric, ...]:
                 f"effect, {label}",
                 "points",
                 f"Accuracy minus that of the control {how}: mean over the span. That is {span}. "
-                f"Control: {CONTROL}.",
+                f"{LEVEL}, of no recovery little more than half. Control: {CONTROL}.",
                 f"effect/{over}_mean",
                 better="higher",
                 signed=True,
                 of_score=True,
+                of_faults=True,
             ),
             Metric(
                 f"effect_{over}_end",
@@ -55,6 +60,7 @@ def _effects() -> tuple[Metric, ...]:
                 better="higher",
                 signed=True,
                 of_score=True,
+                of_faults=True,
             ),
         ]
     return tuple(found)
@@ -69,7 +75,7 @@ def _other(
     of_score: bool = False,
 ) -> Metric:
     name = f"effect/{key.removeprefix('effect_')}"
-    return Metric(key, label, unit, definition, name, better, signed=True, of_score=of_score)
+    return Metric(key, label, unit, definition, name, better, True, of_score, of_faults=True)
 
 
 EFFECTS = (
@@ -97,6 +103,7 @@ EFFECTS = (
         "s",
         "Length of the span of time over which the effect is told.",
         "effect/time_span",
+        of_faults=True,
     ),
     _other(
         "gradients_deficit",

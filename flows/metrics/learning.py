@@ -16,6 +16,7 @@ ACCURACY = (
         "final/accuracy",
         better="higher",
         of_score=True,
+        whole=False,
     ),
     Metric(
         "accuracy_best",
@@ -34,6 +35,7 @@ ACCURACY = (
         "the first by which a shard was not served for a time, else the first of all.",
         "fault/accuracy_before",
         of_score=True,
+        of_faults=True,
     ),
     Metric(
         "accuracy_before_mean",
@@ -42,6 +44,7 @@ ACCURACY = (
         "Description, not an effect: mean of the last 3 evaluations before the fault.",
         "fault/accuracy_before_mean",
         of_score=True,
+        of_faults=True,
     ),
     Metric(
         "accuracy_after",
@@ -52,6 +55,7 @@ ACCURACY = (
         "fault/accuracy_after",
         better="higher",
         of_score=True,
+        of_faults=True,
     ),
     Metric(
         "accuracy_drop",
@@ -64,6 +68,7 @@ ACCURACY = (
         better="lower",
         signed=True,
         of_score=True,
+        of_faults=True,
     ),
     Metric(
         "accuracy_lowest_after",
@@ -73,6 +78,7 @@ ACCURACY = (
         "fault/accuracy_lowest_after",
         better="higher",
         of_score=True,
+        of_faults=True,
     ),
     Metric(
         "regain_seconds",
@@ -83,6 +89,7 @@ ACCURACY = (
         "between evaluations; empty when there is none.",
         "fault/regain_seconds",
         better="lower",
+        of_faults=True,
     ),
     Metric(
         "accuracy_area_time",
@@ -111,6 +118,7 @@ ACCURACY = (
         "The accuracy that `evaluation.target` names.",
         "target/accuracy",
         of_score=True,
+        whole=False,
     ),
     Metric(
         "target_seconds",
@@ -145,6 +153,7 @@ ACCURACY = (
         "Test loss: mean of the last 3 evaluations; empty where one is not finite.",
         "final/loss",
         better="lower",
+        whole=False,
     ),
     Metric(
         "rmse_final",
@@ -155,6 +164,7 @@ ACCURACY = (
         "the loss as the score, and where targets are classes.",
         "final/rmse",
         better="lower",
+        whole=False,
     ),
     Metric(
         "loss_lowest",
@@ -172,6 +182,7 @@ ACCURACY = (
         "evaluations; empty where one is not finite, and without `evaluation.objective`.",
         "final/objective",
         better="lower",
+        whole=False,
     ),
     Metric(
         "objective_lowest",
@@ -189,6 +200,7 @@ ACCURACY = (
         "final/objective_excess",
         better="lower",
         signed=True,
+        whole=False,
     ),
     Metric(
         "objective_target_seconds",
@@ -217,6 +229,7 @@ ACCURACY = (
         "`evaluation.objective`.",
         "final/stationarity",
         better="lower",
+        whole=False,
     ),
     Metric(
         "stationarity_lowest",

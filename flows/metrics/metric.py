@@ -42,6 +42,10 @@ class Metric:
     of_score
         Whether it is a value of what the model is scored by, or a difference of two. Unit and
         `better` are those of a share then; `Score.of` returns it as it is for another score.
+    whole
+        Whether it takes a record of the whole training: a trial that was resumed has no value.
+    of_faults
+        Whether a trial without faults never has a value.
     """
 
     key: str
@@ -52,6 +56,8 @@ class Metric:
     better: Better | None = None
     signed: bool = False
     of_score: bool = False
+    whole: bool = True
+    of_faults: bool = False
 
     @property
     def shown_unit(self) -> str:

@@ -63,6 +63,7 @@ OUTAGES = (
         "that was not over counts as longer than any other; empty where the median is such a one.",
         "recovery/median_seconds",
         better="lower",
+        of_faults=True,
     ),
     Metric(
         "recovery_max_seconds",
@@ -71,6 +72,7 @@ OUTAGES = (
         "The same, the longest of all outages; empty where one was not over.",
         "recovery/max_seconds",
         better="lower",
+        of_faults=True,
     ),
 )
 
@@ -90,6 +92,7 @@ RECOVERY = (
         "count",
         "Updates that the shards had applied when it was sent.",
         "recovery/fault_at_updates",
+        of_faults=True,
     ),
     Metric(
         "detected_by",
@@ -115,6 +118,7 @@ RECOVERY = (
         "From the fault until the coordinator knew of the loss.",
         "recovery/detect_seconds",
         better="lower",
+        of_faults=True,
     ),
     Metric(
         "wait_capacity_seconds",
@@ -123,6 +127,7 @@ RECOVERY = (
         "The part of “restore” that passed until a fresh node was there; set by the fault plan, "
         "not by the strategy. 0 where none was needed.",
         "recovery/wait_capacity_seconds",
+        of_faults=True,
     ),
     Metric(
         "restore_seconds",
@@ -132,6 +137,7 @@ RECOVERY = (
         "node included.",
         "recovery/restore_seconds",
         better="lower",
+        of_faults=True,
     ),
     Metric(
         "first_applied_seconds",
@@ -140,6 +146,7 @@ RECOVERY = (
         "From the moment the shard served again until it had applied an update.",
         "recovery/first_applied_seconds",
         better="lower",
+        of_faults=True,
     ),
     Metric(
         "rto_seconds",
@@ -149,5 +156,6 @@ RECOVERY = (
         "served again (RTO): detect + restore + first update.",
         "recovery/rto_seconds",
         better="lower",
+        of_faults=True,
     ),
 )

@@ -29,6 +29,7 @@ UPDATES = (
         "Updates in the final state: the sum of the shards' last versions.",
         "updates/applied",
         better="higher",
+        whole=False,
     ),
     Metric(
         "updates_lost",
@@ -78,6 +79,7 @@ UPDATES = (
         "count",
         "Applications of an update that the surviving state already held. Must be 0.",
         "updates/applied_twice",
+        whole=False,
     ),
     Metric(
         "updates_replica_conflicts",
@@ -85,6 +87,7 @@ UPDATES = (
         "count",
         "Versions at which two replicas of a shard applied different updates. Must be 0.",
         "updates/replica_conflicts",
+        whole=False,
     ),
     Metric(
         "updates_audit_mismatches",
@@ -100,6 +103,7 @@ UPDATES = (
         "The most updates that one fault lost, acked and buffered, on all shards together (RPO).",
         "recovery/rpo_updates",
         better="lower",
+        of_faults=True,
     ),
     Metric(
         "updates_unrecorded",
@@ -132,6 +136,7 @@ def _staleness() -> Iterator[Metric]:
                 f"{definition}{when}.",
                 f"{metric}{name}",
                 better="lower",
+                of_faults=period in ("during", "after"),
             )
 
 
@@ -215,5 +220,13 @@ SPEED = (
         "other.",
         "final/idle_share",
         better="lower",
+    ),
+    Metric(
+        "load_average",
+        "load average",
+        "",
+        "Processes that wanted a core of the machine that drives the trial, on average over a "
+        "minute: when the trial began or when it ended, whichever is more. Empty on virtual time.",
+        "final/load_average",
     ),
 )

@@ -375,7 +375,7 @@ def _ending(outcome: Outcome) -> str:
         return f"{outcome.status}: {outcome.reason}"
     final = outcome.accuracy.final
     score = "" if final is None else f", {outcome.score.name} {outcome.score.text(final)}"
-    seconds = outcome.pace.seconds
+    seconds = outcome.row()["training_seconds"]
     return f"valid{score}" + ("" if seconds is None else f", {seconds:.1f} s of training")
 
 

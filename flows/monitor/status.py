@@ -1,4 +1,4 @@
-"""`dps status`: how far the experiments are that run in a directory, from their files alone.
+"""`dps status`: how far the experiments of a directory are, from their files alone.
 
 So it runs beside them, and on any host that sees the files. It asks no process of theirs; that a
 trial is running is told by the note of who is at work (`flows.records.owner`) and by its record,
@@ -26,12 +26,21 @@ from flows.config.errors import suggest
 from flows.monitor.estimate import about, trials_told
 from flows.monitor.progress import Course
 from flows.records.owner import Owner, owner_of
-from flows.records.record import EVENTS_FILE, Record, read_end, read_trial, trial_names
+from flows.records.record import (
+    EVENTS_FILE,
+    Record,
+    command_of,
+    read_end,
+    read_trial,
+    trial_names,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-State = Literal["valid", "invalid", "failed", "damaged", "running", "interrupted", "waiting"]
+State = Literal[
+    "valid", "invalid", "failed", "damaged", "running", "interrupted", "waiting", "missing"
+]
 RUNNING: State = "running"
 DONE: tuple[State, ...] = ("valid", "invalid", "failed")
 ENDS: Mapping[str, State] = {"valid": "valid", "invalid": "invalid", "failed": "failed"}
@@ -67,11 +76,23 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How it stands with an experiment; `owner` is whose note is there, if it is not known dead."""
+    """How it stands with an experiment.
+
+    Attributes
+    ----------
+    owner
+        Who is at work on it; None: it does not run.
+    killed
+        Who was at work on it, and was killed.
+    command
+        The command line that ran it last.
+    """
 
     experiment: str
     trials: tuple[Standing, ...]
     owner: Owner | None
+    killed: Owner | None
+    command: str
 
     def count(self, *states: State) -> int:
         """How many trials are in one of these states."""
@@ -86,29 +107,52 @@ def status_of(folder: Path) -> Status:
     ConfigurationError
         The note of who is at work, or the list of trials, is damaged; the message says which.
     """
-    owner = _at_work(folder)
+    owner, noted = _at_work(folder), owner_of(folder)
     trials = tuple(_standing(folder / name, owner) for name in trial_names(folder))
-    return Status(folder.name, trials, owner)
+    killed = noted if owner is None else None
+    return Status(folder.name, trials, owner, killed, command_of(folder))
 
 
-def running(here: Path, experiment: str | None = None) -> list[Status]:
-    """Return how it stands with the experiment, or with all that run in a working directory.
+def statuses(here: Path, experiment: str | None = None) -> list[Status]:
+    """Return how it stands with the experiment, or with all of a working directory.
+
+    Those that run come first.
 
     Raises
     ------
     ConfigurationError
-        None does, or not this one; the message says what there is instead.
+        There is none, or not this one; the message says what there is instead.
     """
     root = here / RESULTS
     known = sorted(path.name for path in root.glob("*") if path.is_dir())
     if experiment is not None and experiment not in known:
         there = suggest(experiment, known) if known else "nothing is recorded there"
         raise ConfigurationError(f"no experiment {experiment!r} in {root}; {there}")
+    if not known:
+        raise ConfigurationError(
+            f"no experiment is running or recorded in {root}. `dps run CONFIG` starts one; one "
+            "that runs elsewhere is seen from the directory in which it was started"
+        )
     wanted = known if experiment is None else [experiment]
-    found = [status_of(root / name) for name in wanted if owner_of(root / name) is not None]
+    return sorted((status_of(root / name) for name in wanted), key=lambda s: s.owner is None)
+
+
+def running(here: Path, experiment: str | None = None) -> list[Status]:
+    """Return how it stands with the experiment, or with all of a working directory, that run.
+
+    Raises
+    ------
+    ConfigurationError
+        None does, or not this one; the message says what there is instead.
+    """
+    found = statuses(here, experiment)
     at_work = [status for status in found if status.owner is not None]
     if not at_work:
-        raise ConfigurationError(_nothing_runs(root, experiment, known))
+        raise ConfigurationError(
+            f"no experiment is running in {here / RESULTS}; {'; '.join(map(headline, found))}"
+            if experiment is None
+            else headline(found[0])
+        )
     return at_work
 
 
@@ -171,42 +215,31 @@ def _standing(folder: Path, owner: Owner | None, record: Record | None = None) -
             return Standing(folder.name, "waiting", "interrupted before")
         return Standing(folder.name, "running", going=going_of(record or read_trial(path), heard))
     except FileNotFoundError:
-        return Standing(folder.name, "waiting")
+        return Standing(folder.name, "missing" if owner is None else "waiting")
     except OSError as error:  # such as a link to itself
         return Standing(folder.name, "damaged", f"{path}: {error.strerror or error}")
     except RecordDamaged as error:
         return Standing(folder.name, "damaged", str(error))
 
 
-def _nothing_runs(root: Path, experiment: str | None, known: Sequence[str]) -> str:
-    if experiment is None:
-        there = f"recorded there: {', '.join(known)}" if known else "nothing is recorded there"
-        return (
-            f"no experiment is running in {root}; {there}. `dps run CONFIG` starts one or goes on "
-            "with it; one that runs elsewhere is seen from the directory in which it was started"
-        )
-    status = status_of(root / experiment)
-    killed = owner_of(root / experiment)
-    ended = f" ({killed} was at work on it, and was killed)" if killed is not None else ""
-    left = status.count("waiting", "interrupted", "damaged")
-    done = f"{status.count(*DONE)} of {trials_told(len(status.trials))} are done"
-    go_on = "`dps run` with its configuration goes on; " if left else ""
-    return (
-        f"{experiment} is not running{ended}: {done}. {go_on}`dps results {experiment}` shows what "
-        "is recorded"
-    )
-
-
 # -- showing -----------------------------------------------------------------------------------
 
 
 def show(statuses: Sequence[Status], console: Console) -> None:
-    """Print how it stands with experiments, a line for each trial."""
+    """Print how it stands with experiments, with a line for each trial of one that runs.
+
+    Of a single one there are lines for its trials in any case.
+    """
     now = time.time()
     for number, status in enumerate(statuses):
-        if number:
+        detailed = status.owner is not None or len(statuses) == 1
+        if number and detailed:
             console.print()
         console.print(Text(headline(status)), soft_wrap=True)
+        for line in _next_commands(status):
+            console.print(Text(f"  {line}"), soft_wrap=True)
+        if not detailed:
+            continue
         console.print(as_table(status, now))
         for trial in status.trials:
             for line in _remarks(trial, now):
@@ -214,13 +247,27 @@ def show(statuses: Sequence[Status], console: Console) -> None:
 
 
 def headline(status: Status) -> str:
-    """Say in a line what is done, running and waiting, and who is at work."""
+    """Say in a line what is done, running, waiting or missing, and who is at work."""
     counts = Counter("done" if t.state in DONE else t.state for t in status.trials)
-    shown = ("done", "running", "waiting", "damaged")
+    shown = ("done", "running", "interrupted", "waiting", "missing", "damaged")
     told = ", ".join(f"{counts[s]} {s}" for s in shown if counts[s])
-    idle = "" if counts["running"] else "; it is getting ready, or writes its report"
-    since = f", by {status.owner}, since {_moment(status.owner.since)}" if status.owner else ""
-    return f"{status.experiment}: {trials_told(len(status.trials))}: {told}{since}{idle}"
+    who = "; it does not run"
+    if status.owner is not None:
+        idle = "" if counts["running"] else "; it is getting ready, or writes its report"
+        who = f", by {status.owner}, since {_moment(status.owner.since)}{idle}"
+    elif status.killed is not None:
+        who += f": {status.killed} was at work on it, and was killed"
+    return f"{status.experiment}: {trials_told(len(status.trials))}: {told}{who}"
+
+
+def _next_commands(status: Status) -> list[str]:
+    """The commands that run what is not done, or is invalid, of an experiment that does not run."""
+    if status.owner is not None:
+        return []
+    left = status.count("missing", "interrupted", "damaged", "failed")
+    invalid = status.count("invalid")
+    again = [f"{invalid} invalid: {status.command} --retry-invalid"] if invalid else []
+    return [f"{left} missing or failed: {status.command}", *again] if left else again
 
 
 def as_table(status: Status, now: float) -> Table:

@@ -47,3 +47,15 @@ def read_idx(path: Path, dimensions: int) -> Array:
             f"announces {' x '.join(map(str, shape))}; get the file again"
         )
     return np.frombuffer(data, np.uint8, offset=header).reshape(shape)
+
+
+def count_idx(path: Path) -> int:
+    """Return the first dimension of an idx file, of which no more than the header is read.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read.
+    """
+    with opened(path) as file:
+        return int.from_bytes(file.read(8)[4:], "big")

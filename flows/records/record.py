@@ -13,7 +13,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -35,6 +35,7 @@ CONFIGURATION_FILE = "configuration.yaml"
 RESERVE_FILE = ".reserve"  # beside a record that is being written: room for its end
 RESERVE_BYTES = 1 << 14
 EARLIER = "earlier"  # beside the trials: the records that others took the place of
+UNKNOWN_COMMAND = "dps run CONFIG"  # where nothing was noted
 FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
 
 # What is computed with, and of which type it must be; a damaged record may hold anything.
@@ -254,10 +255,12 @@ def write_grid(
     trials: Iterable[str],
     order_seed: int,
     labels: Mapping[str, Sequence[str]] | None = None,
+    command: str = "",
 ) -> None:
     """Note which trials make up the experiment in `folder`, as of its last run, in their order.
 
-    `labels` are those of each axis, in the order of the configuration.
+    `labels` are those of each axis, in the order of the configuration; `command` is the command
+    line that ran them.
 
     Raises
     ------
@@ -267,6 +270,8 @@ def write_grid(
     noted: dict[str, Any] = {"order_seed": order_seed, "trials": list(trials)}
     if labels:
         noted["labels"] = {axis: list(names) for axis, names in labels.items()}
+    if command.isprintable() and command:
+        noted["command"] = masked(command)
     text = json.dumps(noted, indent=1)
     write_whole(folder / GRID_FILE, sealed(text), "the list of trials")
 
@@ -349,6 +354,20 @@ def labels_of(folder: Path) -> Mapping[str, Sequence[str]]:
     return _noted_in(grid).get("labels", {}) if grid.exists() else {}
 
 
+def command_of(folder: Path) -> str:
+    """The command line that ran the experiment last, without options for one run.
+
+    Raises
+    ------
+    ConfigurationError
+        What was noted by `write_grid` cannot be read.
+    """
+    grid = folder / GRID_FILE
+    return (
+        str(_noted_in(grid).get("command", UNKNOWN_COMMAND)) if grid.exists() else UNKNOWN_COMMAND
+    )
+
+
 def read_start(path: Path) -> TrialStarted | None:
     """Return the event that opens a record, without reading the rest; None if it is not whole.
 
@@ -390,8 +409,10 @@ def read_end(path: Path) -> TrialEnded | None:
     return event if isinstance(event, TrialEnded) else None
 
 
-def read_record(path: Path) -> Record:
-    """Read a record written by `EventWriter`.
+def read_record(path: Path, without: Collection[type[Event]] = ()) -> Record:
+    """Read a record written by `EventWriter`; kinds of events `without` which it may be read.
+
+    Of these, which save time, only the checksums are looked at.
 
     Raises
     ------
@@ -402,7 +423,7 @@ def read_record(path: Path) -> Record:
     """
     *lines, rest = _lines(path)
     # What is after the last newline was never finished, even if it happens to be valid JSON.
-    return Record(_parse(path, lines), torn=rest != b"")
+    return Record(_parse(path, lines, without), torn=rest != b"")
 
 
 class RecordReader:
@@ -442,7 +463,7 @@ class RecordReader:
         return tuple(found), anew
 
 
-def read_trial(path: Path) -> Record:
+def read_trial(path: Path, without: Collection[type[Event]] = ()) -> Record:
     """Read a record as `read_record` does, and make sure that it begins as that of a trial.
 
     One that holds nothing but an end is that of a trial that failed before it could begin.
@@ -454,7 +475,7 @@ def read_trial(path: Path) -> Record:
     RecordDamaged
         A line is not an event, the first one starts no trial, or its settings are of other types.
     """
-    record = read_record(path)
+    record = read_record(path, without)
     if record.events:
         first = record.events[0]
         if isinstance(first, TrialEnded) and len(record.events) == 1:
@@ -522,13 +543,16 @@ def _noted_in(grid: Path) -> dict[str, Any]:
         if not isinstance(found, dict) or not isinstance(found.get("trials"), list):
             raise ValueError("it has no list of trials")
         # Such as what is left of a checksum whose own key was damaged.
-        if unknown := found.keys() - {"order_seed", "trials", "labels"}:
+        if unknown := found.keys() - {"order_seed", "trials", "labels", "command"}:
             raise ValueError(f"it has an unknown key {quoted(min(unknown))}")
         for name in found["trials"]:
             if not is_folder_name(name):
                 raise ValueError(f"{quoted(name)} is no name of a trial")
         if not _are_labels(found.get("labels", {})):
             raise ValueError("its labels are no lists of names, one for each axis")
+        command = found.get("command", "")
+        if not (isinstance(command, str) and command.isprintable()):
+            raise ValueError(f"{quoted(command)} is no command line")
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"{grid} does not name the trials of the experiment ({type(error).__name__}: {error}). "
@@ -553,10 +577,16 @@ def _unreadable(path: Path, error: OSError) -> ConfigurationError | RecordDamage
     return RecordDamaged(f"{told}. `dps run` sets such a record aside and runs the trial again.")
 
 
-def _parse(path: Path, lines: Sequence[bytes]) -> tuple[Event, ...]:
+def _parse(
+    path: Path, lines: Sequence[bytes], without: Collection[type[Event]] = ()
+) -> tuple[Event, ...]:
     """The events of whole lines: all of them have a checksum, or none, as if changed by hand."""
     events, had = list[Event](), False
+    passed_over = tuple(f'{{"event":"{kind.__name__}"'.encode() for kind in without)
     for number, line in enumerate(lines, 1):
+        if line.startswith(passed_over):
+            had |= _unsealed(path, number, line)[1]
+            continue
         event, has = _event(path, number, line)
         if had and not has:
             raise _damaged(path, number, "is without the checksum that the lines before it have")

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.analysis.comparison import p_text, uneven_told
+from flows.analysis.left_out import some
 from flows.analysis.statistics import CONFIDENCE, FEWEST_SEEDS
 from flows.analysis.statistics.claims import JudgedClaim, PlannedClaim, is_count
 from flows.analysis.statistics.power import POWER, fewest_seeds
@@ -132,8 +133,10 @@ def reason(judged: JudgedClaim) -> str:
 
 
 def warnings(judged: JudgedClaim) -> tuple[str, ...]:
-    """Say what speaks against taking a verdict for that of a claim fixed beforehand."""
+    """Say which seeds do not count, and what speaks against a claim fixed beforehand."""
     told = []
+    if judged.unusable:
+        told.append(f"seeds of these trials do not count: {some(judged.unusable)}")
     if judged.late:
         told.append(
             f"fixed after the data: {judged.late} of its {judged.trials} trials had begun before"

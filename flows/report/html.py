@@ -15,11 +15,12 @@ from flows.analysis.finished import (
     Finished,
     failed_before,
     read_experiment,
-    without_control,
 )
 from flows.analysis.groups import Group, place, ranked, strategies, summarize
+from flows.analysis.left_out import remedies_in, short_of_target, without_effect
 from flows.analysis.outcome import Outcome
 from flows.analysis.prices import Prices, load_prices
+from flows.analysis.quiet import unquiet
 from flows.analysis.statistics.claims import JudgedClaim, judge, read_claims
 from flows.analysis.transports import described
 from flows.analysis.virtual_time import told
@@ -27,6 +28,7 @@ from flows.config.base import ComparisonSection
 from flows.config.claims import ClaimSection
 from flows.files import write_whole
 from flows.metrics import BY_KEY, Metric
+from flows.metrics.effects import LEVEL
 from flows.monitor.status import RUNNING, Standing, as_it_stands, under_way
 from flows.records.record import labels_of
 from flows.report import claims as in_words
@@ -38,7 +40,6 @@ from flows.report.figures.figure import PRINT, SCREEN, Chapter, Drawing, Width, 
 from flows.report.figures.gallery import chapters, drawings, opening
 from flows.report.figures.style import STRATEGY_COLOURS, for_page, looks
 from flows.report.reproduce import experiment_yaml, versions
-from flows.report.sentences import Sentence
 from flows.report.strategies import strategy_notes
 from flows.report.terms import TERMS
 
@@ -72,15 +73,6 @@ CONSISTENCY = {
     "bsp": "synchronous (BSP)",
     "ssp": "bounded staleness (SSP)",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """What is said in words about one condition."""
-
-    condition: str
-    opening: str
-    sentences: tuple[Sentence, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +177,10 @@ def write_report(
     smallest = {each.metric: each.smallest for each in coarsest_first}
     drawn = chapters(found, smallest)
     going = under_way(folder, recorded)
-    page = render(found, prices, compared, drawn, unusable, going, claims)
+    running = {standing.trial for standing in going}
+    outcomes = [as_it_stands(result, running) for _, result in found]
+    todo = remedies_in(folder, outcomes)
+    page = render(found, prices, compared, drawn, unusable, going, claims, todo)
     if figures is not None:
         write_files(drawings(drawn), figures, kinds, width)
     write_whole(output, page, "the report")
@@ -218,12 +213,14 @@ def render(
     unusable: Sequence[str] = (),
     going: Sequence[Standing] = (),
     claims: Sequence[ClaimSection] = (),
+    remedies: Sequence[str] = (),
 ) -> str:
     """Return the page: what was `drawn` of the trials, and what they say of the `claims`.
 
     What else they say, by the `comparison`, is exploratory.
 
-    `unusable` says which records are left out and why, `going` which trials are running.
+    `unusable` says which records are left out and why, `going` which trials are running,
+    `remedies` which command runs trials that do not count.
     """
     import numpy as np
 
@@ -248,16 +245,18 @@ def render(
         facts=_facts(trials),
         glance=(glance := tables.glance(groups, baseline)),
         glances_shown=GLANCES_SHOWN,
+        level_rule=score.said(LEVEL),
         effects_told=any(BY_KEY["effect_time_mean"].label in each.headings for each in glance),
         short=_in_short(groups, baseline, judged),
         strategies=strategy_notes(records, names),
         contents=_contents(sections, bool(groups), any(row.p for row in rows)),
         claims=[_claim(each) for each in judged],
         claims_legend=in_words.legend(judged) if judged else in_words.NO_CLAIMS,
-        told=_told(groups, baseline),
         caution=words.caution(groups),
         left_out=[o for o in outcomes if not o.valid and o.status != RUNNING],
-        without_control=without_control(outcomes),
+        unquiet=unquiet(outcomes),
+        doubts=[said for said in (short_of_target(outcomes), without_effect(outcomes)) if said],
+        remedies=remedies,
         failed_before=[failed_before(o) for o in outcomes if o.failed_before],
         resumed=[words.resumed(record, o) for record, o in trials if not whole(record)],
         checks=_checks(outcomes),
@@ -363,20 +362,6 @@ def _in_short(
     return in_words.in_short(judged) if judged else words.in_short(groups, baseline)
 
 
-def _told(groups: Sequence[Group], baseline: str | None) -> list[Told]:
-    told = list[Told]()
-    for condition in dict.fromkeys(group.condition for group in groups):
-        members = [group for group in groups if group.condition == condition]
-        if any(group.faulty for group in members):
-            said = [words.through_fault(group, words.quiet(groups, group)) for group in members]
-            told.append(Told(condition, words.plan(members), tuple(said)))
-        else:
-            base = words.baseline_of(members, baseline) or words.baseline_of(members)
-            said = [words.without_fault(group, base) for group in members]
-            told.append(Told(condition, "", tuple(said)))
-    return told
-
-
 def _checks(outcomes: Sequence[Outcome]) -> list[Check]:
     rows = [outcome.row() for outcome in outcomes]
     return [
@@ -430,7 +415,6 @@ def _contents(sections: Sequence[Section], valid: bool, tested: bool) -> list[Li
         Link("claims", "Claims"),
         Link("checks", "Checks"),
         *(Link(section.chapter.name, section.chapter.title) for section in sections),
-        *([Link("words", "In words")] if valid else []),
         *([Link("statistics", "Exploratory statistics")] if tested else []),
         *([Link("comparison", "All metrics")] if valid else []),
         Link("trials", "Every trial"),

@@ -1,4 +1,4 @@
-"""The report's sentences: what each strategy cost, in words, computed from the outcomes.
+"""The report's sentences: what it opens with, and notes of figures, computed from the outcomes.
 
 The wording stays with what was seen: ranges over a few seeds are given as ranges. What they show
 of strategies elsewhere is said of claims alone (`flows.report.claims`).
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,11 +26,6 @@ MUST_BE_ZERO = ("updates_applied_twice", "updates_replica_conflicts", "updates_a
 
 MOST_PLANNED = 3
 MOST_LISTED = 6
-_OVER = {
-    "time": "at the same times",
-    "gradients": "after as many gradients",
-    "money": "for as much money",
-}
 
 _DONE = {
     "kill": "killed with SIGKILL",
@@ -52,14 +46,6 @@ _SOURCES = {
     "others": "the head went on with the replicas left",
     "resumed": "the pause or cut was over before the node was given up",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Sentence:
-    """What is said of one strategy."""
-
-    strategy: str
-    text: str
 
 
 def span(group: Group, key: str, unit: str = "") -> str | None:
@@ -95,29 +81,9 @@ def in_short(groups: Sequence[Group], baseline: str | None = None) -> tuple[str,
     return tuple(sentence for sentence in said if sentence)
 
 
-def through_fault(group: Group, quiet: Group | None) -> Sentence:
-    """Say what a fault did to one strategy; `quiet` is the same strategy without a fault."""
-    sentences = [
-        _recovery(group),
-        _outages(group),
-        _ended_within(group),
-        _effect(group),
-        _updates(group),
-        _end(group, quiet),
-        _money(group, quiet),
-    ]
-    return Sentence(group.strategy, " ".join(s for s in sentences if s))
-
-
-def without_fault(group: Group, baseline: Group | None) -> Sentence:
-    """Say what one strategy cost while nothing failed, compared with `baseline`."""
-    sentences = [_end(group, None), _price(group, baseline)]
-    return Sentence(group.strategy, " ".join(s for s in sentences if s))
-
-
 def plan(groups: Sequence[Group]) -> str:
     """Say what the faults were, over all the groups they hit."""
-    trials = [trial.faults for group in groups for trial in group.trials]
+    trials = [trial.faults for group in groups for trial in group.trials if trial.whole]
     struck = [faults for faults in trials if faults]
     if not struck:
         return ""
@@ -323,77 +289,6 @@ def _and(parts: Sequence[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def _recovery(group: Group) -> str:
-    if all(fault.shard is None for trial in group.trials for fault in trial.faults):
-        return "Every shard went on serving."
-    times = span(group, "rto_seconds", " s")
-    if times is None:
-        return "The shard did not come back."
-    sources = {trial.first_loss.source for trial in group.trials if trial.first_loss}
-    how = " or ".join(_SOURCES.get(s, s) for s in sorted(s for s in sources if s))
-    waiting = group.spread("wait_capacity_seconds")
-    of_which = ""
-    if waiting and waiting.mean > 0:
-        of_which = f", of which {span(group, 'wait_capacity_seconds', ' s')} waiting for a node"
-    return (
-        f"{how[:1].upper()}{how[1:]} and applied the next update {times} after the fault{of_which}."
-    )
-
-
-def _outages(group: Group) -> str:
-    """What all faults came to, where a trial has more than one."""
-    met = group.spread("faults")
-    if met is None or met.high <= 1:
-        return ""
-    met_text = f"{span(group, 'faults')} faults{_skipped(group)}"
-    if (outages := group.spread("outages")) is None or outages.high == 0:
-        return f"Each trial met {met_text}, and no shard went down."
-    return (
-        f"Each trial met {met_text}; in {span(group, 'outages')} outages, a "
-        f"shard was down for {span(group, 'downtime_seconds', ' s')} in all."
-    )
-
-
-def _ended_within(group: Group) -> str:
-    """In how many trials the training was through before a shard had recovered."""
-    cut = sum(bool(trial.row()["outages_unrecovered"]) for trial in group.trials)
-    if not cut:
-        return ""
-    return (
-        f"{cut} of {len(group.trials)} trials ended within an outage: a shard had applied no "
-        "update again, so that what they end with shows nothing of that recovery."
-    )
-
-
-def _skipped(group: Group) -> str:
-    """How many more there would have been; nothing where none was skipped."""
-    skipped = group.spread("faults_skipped")
-    if skipped is None or skipped.high == 0:
-        return ""
-    return f" ({span(group, 'faults_skipped')} more found nobody there to be hit)"
-
-
-def _effect(group: Group) -> str:
-    parts = [
-        f"{span(group, f'effect_{over}_mean', _unit(group, f'effect_{over}_mean'))} {how}"
-        for over, how in _OVER.items()
-        if group.spread(f"effect_{over}_mean")
-    ]
-    if not parts:
-        return (
-            f"What that did to {_score(group).name} is not known: there is no trial of the same "
-            "seed without the fault."
-        )
-    deficit = group.spread("gradients_deficit")
-    missing = ""
-    if deficit is not None and deficit.low > 0:
-        missing = f"; {span(group, 'gradients_deficit')} fewer gradients were computed in that time"
-    return (
-        f"From the fault on, {_measured(group)} differed from the same seed without the fault, on "
-        f"average over that time, by {', '.join(parts)}{missing}."
-    )
-
-
 def _score(group: Group) -> Score:
     """What the trials of a group are scored by."""
     every = (*group.trials, *group.left_out)
@@ -408,89 +303,6 @@ def _unit(group: Group, key: str) -> str:
     """The unit of a figure, as it follows a number in a sentence."""
     unit = _column(group, key).unit
     return unit if unit in ("", "%") else f" {unit}"
-
-
-def _updates(group: Group) -> str:
-    lost, replayed = group.spread("updates_lost"), group.spread("updates_replayed")
-    if lost is None or replayed is None:
-        return ""
-    said = (
-        f"It lost {span(group, 'updates_lost')} of {_safe(group)} updates"
-        if lost.high > 0
-        else "It lost no acknowledged update"
-    )
-    if replayed.high > 0:
-        said += (
-            f"; {span(group, 'updates_replayed')} updates computed during the outage were "
-            "applied after it"
-        )
-    return f"{said}."
-
-
-def _safe(group: Group) -> str:
-    """The updates that workers took for safe."""
-    acked = f"{span(group, 'updates_acked')} acknowledged"
-    buffered = group.spread("updates_buffered")
-    if buffered is None or buffered.high == 0:
-        return acked
-    return f"{acked} and {span(group, 'updates_buffered')} buffered"
-
-
-def _end(group: Group, quiet: Group | None) -> str:
-    final = span(group, "accuracy_final", _unit(group, "accuracy_final"))
-    if final is None:
-        return ""
-    compared = span(quiet, "accuracy_final", _unit(quiet, "accuracy_final")) if quiet else None
-    label = _column(group, "accuracy_final").label
-    said = f"{label[0].upper()}{label[1:]} {final}"
-    return f"{said} ({compared} without the fault)." if compared else f"{said}."
-
-
-def _money(group: Group, quiet: Group | None) -> str:
-    spent = span(group, "cost_usd", " USD")
-    if spent is None:
-        return ""
-    compared = span(quiet, "cost_usd", " USD") if quiet else None
-    return f"It cost {spent}" + (f" ({compared} without the fault)." if compared else ".")
-
-
-def _price(group: Group, baseline: Group | None) -> str:
-    if baseline is None or baseline is group:
-        return _absolute_price(group)
-    found = [
-        (value, what)
-        for key, what in (
-            ("gradients_per_second", "the gradients per second"),
-            ("cpu_seconds_all", "the processor time"),
-            ("sent_bytes_all", "the bytes sent"),
-            ("cost_usd", "the money"),
-        )
-        if (value := ratio(group, baseline, key)) is not None
-    ]
-    if not found:
-        return ""
-    ratios = ", ".join(f"{_factor(value)} × {what}" for value, what in found)
-    intervals = " with 95% intervals" if any(_bounded(value) for value, _ in found) else ""
-    return f"Against {baseline.strategy}, on average{intervals}: {ratios}."
-
-
-def _factor(ratio: Interval) -> str:
-    return f"{ratio.mean:.2f}" + (f" ({ratio.low:.2f}–{ratio.high:.2f})" if _bounded(ratio) else "")
-
-
-def _bounded(ratio: Interval) -> bool:
-    """Whether there are enough seeds for an interval that tells something."""
-    return ratio.n >= FEWEST_SEEDS and ratio.low is not None
-
-
-def _absolute_price(group: Group) -> str:
-    if group.spread("gradients_per_second") is None:
-        return ""
-    return (
-        f"It took {span(group, 'gradients_per_second')} gradients per second, "
-        f"{span(group, 'cpu_seconds_all', ' s')} of processor time, "
-        f"{span(group, 'sent_bytes_all', ' MB')} sent, {span(group, 'cost_usd', ' USD')}."
-    )
 
 
 def ratio(group: Group, baseline: Group, key: str) -> Interval | None:

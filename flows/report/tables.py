@@ -96,6 +96,7 @@ COMPARED: Mapping[str, Sequence[str]] = {
         "gradients_steady",
         "goodput",
         "idle_share",
+        "load_average",
         *(
             f"{used}_{role}"
             for used in ("cpu_seconds", "peak_bytes", "sent_bytes")

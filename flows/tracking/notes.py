@@ -146,7 +146,7 @@ def _faults(record: Record, outcome: Outcome) -> Iterable[str]:
         yield words.told(fault, origin)
     if (more := len(outcome.faults) - MOST_FAULTS) > 0:
         yield f"{more} more faults"
-    if not outcome.faults and not outcome.reason:
+    if not outcome.faults and not outcome.reason and outcome.whole:
         yield "nothing failed"
 
 

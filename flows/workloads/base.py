@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -133,6 +134,23 @@ class Dataset:
 def _dense_arrays(part: Any) -> tuple[Array, ...]:
     """An array, or those that a sparse one is made of."""
     return (part,) if isinstance(part, np.ndarray) else (part.data, part.indices, part.indptr)
+
+
+def side_of_images(shape: DatasetShape) -> int:
+    """Return the side of the images that the workload `cnn` takes, in pixels.
+
+    Raises
+    ------
+    ConfigurationError
+        The examples are no such images.
+    """
+    side = math.isqrt(shape.features)
+    if side * side != shape.features or side % 4:
+        raise ConfigurationError(
+            f"cnn: images of {shape.features} pixels, expected squares with sides that are "
+            "multiples of 4"
+        )
+    return side
 
 
 def batches(rng: np.random.Generator, n: int, batch_size: int) -> Iterator[Array]:

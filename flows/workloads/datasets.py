@@ -39,6 +39,7 @@ SHAPES = {
     "fashion_mnist": fashion_mnist.SHAPE,
 }
 
+DIGITS_TRAIN_EXAMPLES = 1437
 DIGITS_TEST_EXAMPLES = 360
 DIGITS_SPLIT_SEED = 0
 

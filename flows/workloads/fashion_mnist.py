@@ -21,7 +21,7 @@ import numpy as np
 
 from dps.errors import ConfigurationError
 from flows.files import NO_HOME
-from flows.readers.idx import read_idx
+from flows.readers.idx import count_idx, read_idx
 from flows.workloads.base import Array, DatasetShape
 
 Pixels = Literal["symmetric", "unit"]
@@ -92,6 +92,18 @@ def ensure(folder: str | Path | None, sources: Sources) -> Path:
     if found is None:
         _download(sources)
     return found or sources.cache
+
+
+def train_rows(folder: str | None) -> int | None:
+    """Return how many images there are to train on; None where the files are not here.
+
+    Raises
+    ------
+    ConfigurationError
+        The folder has not all the files, or the file of images cannot be read.
+    """
+    found = find(folder, Sources())
+    return None if found is None else count_idx(_path(found, IMAGES["train"]))
 
 
 def read(

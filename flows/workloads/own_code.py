@@ -78,24 +78,26 @@ class OwnCode:
 
 
 def find(reference: str, folder: Path) -> OwnCode:
-    """Find a module: in a file of the folder of a configuration, or else as an installed one.
+    """Find a module: beside the configuration, in the working directory, or an installed one.
 
     Raises
     ------
     ConfigurationError
-        It is in neither, or `reference` names nothing.
+        It is in none of these, or `reference` names nothing.
     """
     place, _ = module_and_name(reference)
-    beside = Path(folder, f"{place}.py").absolute()
-    if beside.is_file():
-        return code_at(reference, str(beside))
+    beside, here = (Path(each, f"{place}.py").absolute() for each in (folder, Path()))
+    for path in (beside, here):
+        if path.is_file():
+            return code_at(reference, str(path))
     try:
         return code_at(reference, None)
     except ConfigurationError as error:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and place.startswith(missing.name or "?"):
             raise ConfigurationError(
-                f"there is no module {place!r}: neither {beside} nor one that is installed"
+                f"there is no module {place!r}: neither {beside}"
+                f"{f' nor {here}' * (here != beside)} nor one that is installed"
             ) from error
         raise
 

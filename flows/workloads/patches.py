@@ -23,6 +23,7 @@ Images = npt.NDArray[np.uint8]
 
 CONTRAST = 0.05  # standard deviation below which a patch shows nothing; pixels are from 0 to 1
 SIDES = {"digits": 8, "fashion_mnist": 28}  # pixels of the images, either way
+SMALLEST_VARIANCE = 1e-12  # of a component, as a share of the largest
 VARIANCE = 0.99  # what share of the patches' variance is kept
 
 
@@ -104,6 +105,11 @@ class PatchDataset:
                 f"patches: components={self.components}, expected 1 to {self.size**2 - 1}, as "
                 f"patches of {self.size} × {self.size} pixels without their mean have"
             )
+        if self.count < self.components:
+            raise ConfigurationError(
+                f"patches: count={self.count}, expected at least the {self.components} components "
+                "that they are whitened to"
+            )
         if self.images == "fashion_mnist" and fashion() is None:
             raise ConfigurationError(
                 "patches: Fashion-MNIST is not installed; `dps doctor` says where it is looked for"
@@ -153,6 +159,11 @@ def load_patches(source: PatchSource) -> Patches:
     variances, directions = variances[::-1], directions[:, ::-1]
     explaining = 1 + int(np.searchsorted(np.cumsum(variances) / variances.sum(), VARIANCE))
     kept = source.components or explaining
+    if variances[kept - 1] <= SMALLEST_VARIANCE * variances[0]:
+        raise ConfigurationError(
+            f"{source.named}: patches of {source.size} × {source.size} pixels do not vary in "
+            f"{kept} components; ask for fewer, or for more or other patches"
+        )
     deviations = np.sqrt(variances[:kept])
     return Patches(
         pixels @ (directions[:, :kept] / deviations), (directions[:, :kept] * deviations).T

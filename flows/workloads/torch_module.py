@@ -8,7 +8,6 @@ for it who use it.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ import torch
 from torch import nn
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape
+from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape, side_of_images
 from flows.workloads.losses import EVALUATION_ROWS, r_squared
 
 Module = Any  # an `nn.Module`
@@ -160,12 +159,7 @@ class ConvNet:
 
     def __call__(self, shape: DatasetShape) -> Module:
         """Return the module for square images of this many pixels."""
-        side = math.isqrt(shape.features)
-        if side * side != shape.features or side % 4:
-            raise ConfigurationError(
-                f"cnn: images of {shape.features} pixels, expected squares with sides that are "
-                "multiples of 4"
-            )
+        side = side_of_images(shape)
         layers = OrderedDict[str, Any](
             image=nn.Unflatten(1, (1, side, side)),
             conv1=nn.Conv2d(1, 16, 3, padding=1),

@@ -289,6 +289,7 @@ class ToyTrial:
                     sent=links,
                     received={"train": size},
                     stored=40_000 if role == "store" else 0,
+                    host="localhost",
                 )
             )
 

@@ -16,14 +16,20 @@ from dps.cluster.node.connecting import transport_of
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.metrics import publish
 from dps.cluster.node.presence import presence_of
-from dps.cluster.node.recorder import record_forever, recorded_tasks, recorder_of, sample
+from dps.cluster.node.recorder import (
+    joined,
+    record_forever,
+    recorded_tasks,
+    recorder_of,
+    sample,
+)
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter, answer
 from dps.cluster.transport.links import links_of
 from dps.cluster.transport.port import port_of
 from dps.core.shard import ShardState
-from dps.events import NodeJoined, ResourceSampled
+from dps.events import ResourceSampled
 from dps.protocol import wire
 from dps.protocol.executor import Cores
 from dps.protocol.group import Group
@@ -61,7 +67,7 @@ class HostActor:
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
         self._tasks = recorded_tasks(self._recorder, clock, node)
-        self._recorder(NodeJoined(clock.now(), node, role, platform.pid, platform.host))
+        self._recorder(joined(node, role, platform))
         dask_worker.loop.add_callback(self._start)
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:

@@ -15,7 +15,7 @@ from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
 from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.recorder import joined, record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter
@@ -30,7 +30,6 @@ from dps.events import (
     Evaluated,
     EvaluationMissed,
     Event,
-    NodeJoined,
     Reported,
     ResourceSampled,
 )
@@ -71,8 +70,7 @@ class EvaluatorActor:
         self._recorder = recorder_of(group, dask_worker.log_event)
         transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
         self._client = Client(group, transport)
-        now = self._clock.now()
-        self._recorder(NodeJoined(now, node, "evaluator", platform.pid, platform.host))
+        self._recorder(joined(node, "evaluator", platform))
         dask_worker.loop.add_callback(self._start)
 
     async def read(self) -> None:

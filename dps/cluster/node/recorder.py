@@ -15,7 +15,15 @@ from dps.cluster.node.incident_log import worker_log
 from dps.cluster.node.quiet import is_told
 from dps.cluster.platform import SYSTEM, Platform
 from dps.cluster.transport.calls import Meter
-from dps.events import Evaluated, EvaluationMissed, Event, Reported, ResourceSampled, to_dict
+from dps.events import (
+    Evaluated,
+    EvaluationMissed,
+    Event,
+    NodeJoined,
+    Reported,
+    ResourceSampled,
+    to_dict,
+)
 from dps.events.lines import log
 from dps.protocol.group import Group
 from dps.protocol.tasks import Tasks, task_failed
@@ -90,6 +98,12 @@ def recorder_of(group: Group, log_event: LogEvent) -> Recorder:
     return Recorder(group.name, log_event, group.recorded, group.labels)
 
 
+def joined(node: str, role: str, platform: Platform) -> NodeJoined:
+    """Return the event that this process became part of a group."""
+    now = platform.clock.now()
+    return NodeJoined(now, node, role, platform.pid, platform.host, platform.started)
+
+
 def sample(
     node: str, role: str, meter: Meter, stored: int = 0, platform: Platform = SYSTEM
 ) -> ResourceSampled:
@@ -105,6 +119,8 @@ def sample(
         sent=dict(meter.sent),
         received=dict(meter.received),
         stored=stored,
+        host=platform.host,
+        started=platform.started,
     )
 
 

@@ -24,7 +24,7 @@ from dps.cluster.node.incident_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.presence import presence_of
 from dps.cluster.node.quiet import keep_quiet
-from dps.cluster.node.recorder import record_forever, recorder_of, sample
+from dps.cluster.node.recorder import joined, record_forever, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of
@@ -34,7 +34,7 @@ from dps.core.consistency import ASP
 from dps.core.functions import RESULT_BYTES, pack, unpack
 from dps.core.updates import UpdateId
 from dps.errors import ConfigurationError, ResultLost, ShardUnavailable, UpdatesDropped
-from dps.events import NodeJoined, ResourceSampled
+from dps.events import ResourceSampled
 from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
@@ -156,8 +156,7 @@ class _Task:
         self._presence.enter(self._group.name)
         port_of(self._dask_worker).enter()
         await self._presence.registered()
-        now, platform = self._platform.clock.now(), self._platform
-        self._recorder(NodeJoined(now, self._node, self._node_role, platform.pid, platform.host))
+        self._recorder(joined(self._node, self._node_role, self._platform))
         every = self._group.timings.flush
         return asyncio.create_task(
             record_forever(self._recorder, every, self._flush, self._measure, keeps=True)

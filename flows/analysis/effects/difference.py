@@ -45,7 +45,9 @@ class Effects:
     Attributes
     ----------
     control
-        The name of the control; None: there is none.
+        The name of the control; None: there is none that can be used.
+    lacking
+        Why there is none, for a trial that plans faults.
     time, gradients, money
         The difference in the score over the same seconds, gradients and money.
     deficit
@@ -61,6 +63,7 @@ class Effects:
     deficit: float | None = None
     seconds: float | None = None
     cost: float | None = None
+    lacking: str = ""
 
 
 UNKNOWN = Effects()

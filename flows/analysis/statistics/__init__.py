@@ -6,7 +6,8 @@ test leaves: it excludes a number if, and only if, the test does at that level. 
 tested by Student's t, counts by the exact sign-flip test. `decisions` judges claims by these,
 `power` says what a number of seeds resolves, and `claims` applies both to an experiment.
 
-What needs scipy imports it: that takes a second, and every process of a trial imports this module.
+Functions import `scipy.special` where they need it, as every process of a trial imports this
+module, and not `scipy.stats`, which takes a second to import and 50 MB.
 """
 
 from __future__ import annotations
@@ -81,9 +82,7 @@ class Difference:
         if self.subset_means is not None:
             below = int(np.searchsorted(self.subset_means, bound, side="right"))
             return (1 + below) / (1 + len(self.subset_means))
-        from scipy import stats
-
-        return float(stats.t.sf((self.mean - bound) / self._standard_error, self.n - 1))
+        return student_cdf((bound - self.mean) / self._standard_error, self.n - 1)
 
     def p_less(self, bound: float) -> float:
         """Return the one-sided p-value against a true mean of `bound` or more."""
@@ -93,9 +92,7 @@ class Difference:
             points = self.subset_means
             above = len(points) - int(np.searchsorted(points, bound, side="left"))
             return (1 + above) / (1 + len(points))
-        from scipy import stats
-
-        return float(stats.t.cdf((self.mean - bound) / self._standard_error, self.n - 1))
+        return student_cdf((self.mean - bound) / self._standard_error, self.n - 1)
 
     def bounds(self, confidence: float = CONFIDENCE) -> tuple[float, float] | None:
         """Return the interval of the true mean; None where there are too few seeds for any."""
@@ -171,9 +168,9 @@ def difference(
     if data.size < 2:
         return Difference(float(data[0]), None, 1)
     if _constant(data):
-        same = np.full(_subsets(data.size), data[0])
+        same = np.full(subsets_of(data.size), data[0])
         return Difference(float(data[0]), 0.0, data.size, same)
-    points = _subset_means(data, rng) if counts else None
+    points = np.sort(subset_means(data, rng)) if counts else None
     return Difference(float(data.mean()), float(data.std(ddof=1)), data.size, points)
 
 
@@ -213,6 +210,13 @@ def student_reach(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndar
     return np.asarray(_quantile(n, confidence) * values.std(axis=0, ddof=1) / math.sqrt(n))
 
 
+def student_cdf(t: float, freedom: int) -> float:
+    """Return the probability that a value of Student's distribution is at most `t`."""
+    from scipy import special
+
+    return float(special.stdtr(freedom, t))
+
+
 def paired(
     values: Mapping[int, float],
     baseline: Mapping[int, float],
@@ -239,6 +243,44 @@ def are_apart(one: Interval, other: Interval) -> bool:
     return more.mean - less.mean > math.hypot(more.mean - more.low, less.high - less.mean)
 
 
+def subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the means of subsets of the values, of each row: Hartigan's typical values.
+
+    To flip the signs of a subset of the values less a bound leaves their sum as it was or more, if
+    and only if the mean of the subset is at most the bound. So these means are what the sign-flip
+    test counts, whatever the bound, and each interval between two neighbours is equally likely to
+    cover the centre of a symmetric distribution.
+
+    Parameters
+    ----------
+    data
+        Values, or samples of n values in rows.
+    rng
+        Draws the subsets, where there are more than 13 values.
+    """
+    n = data.shape[-1]
+    if n <= MOST_ENUMERATED:
+        members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
+    else:
+        members = rng.integers(0, 2, size=(SUBSETS, n))
+        members[~members.any(axis=1)] = 1
+    return np.asarray(data @ members.T / members.sum(axis=1))
+
+
+def subsets_of(n: int) -> int:
+    """Return how many subsets of n values the sign-flip test looks at."""
+    return 2**n - 1 if n <= MOST_ENUMERATED else SUBSETS
+
+
+def rank_of_bound(subsets: int, level: float) -> int:
+    """Return the rank, from 1, of the subset mean that bounds the interval; 0: there is no bound.
+
+    The bound is the largest value that the sign-flip test excludes at a two-sided level.
+    """
+    # Twice the one-sided p-value, which is at least (1 + rank) / (1 + subsets), is below the level.
+    return math.ceil(level * (1 + subsets) / 2 - ROUNDING) - 1
+
+
 # -- parts -------------------------------------------------------------------------------------
 
 
@@ -248,36 +290,12 @@ def _constant(data: np.ndarray) -> bool:
 
 
 def _quantile(n: int, confidence: float) -> float:
-    from scipy import stats
+    from scipy import special
 
-    return float(stats.t.ppf((1 + confidence) / 2, n - 1))
-
-
-def _subsets(n: int) -> int:
-    """How many subsets of n values are looked at."""
-    return 2**n - 1 if n <= MOST_ENUMERATED else SUBSETS
-
-
-def _subset_means(data: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """The means of the subsets in order, none of them empty: Hartigan's typical values.
-
-    To flip the signs of a subset of the values less a bound leaves their sum as it was or more, if
-    and only if the mean of the subset is at most the bound. So these means are what the sign-flip
-    test counts, whatever the bound, and each interval between two neighbours is equally likely to
-    cover the centre of a symmetric distribution.
-    """
-    n = data.size
-    if n <= MOST_ENUMERATED:
-        members = (np.arange(1, 2**n)[:, None] >> np.arange(n)) & 1
-    else:
-        members = rng.integers(0, 2, size=(SUBSETS, n))
-        members[~members.any(axis=1)] = 1
-    return np.sort(members @ data / members.sum(axis=1))
+    return float(special.stdtrit(n - 1, (1 + confidence) / 2))
 
 
 def _ranked(points: np.ndarray, confidence: float) -> tuple[float, float] | None:
     """The bounds that the sign-flip test leaves at a level; None where it excludes nothing."""
-    # Twice the one-sided p-value, which is at least (1 + rank) / (1 + points), is below the level.
-    excluded = (1 - confidence) * (1 + len(points)) / 2
-    rank = math.ceil(excluded - ROUNDING) - 1
+    rank = rank_of_bound(len(points), 1 - confidence)
     return None if rank < 1 else (float(points[rank - 1]), float(points[-rank]))

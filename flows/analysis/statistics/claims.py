@@ -18,6 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from flows.analysis.comparison import Trials, Uneven, known, uneven, values_of
+from flows.analysis.left_out import why_unknown
 from flows.analysis.outcome import Outcome
 from flows.analysis.statistics import SIGNIFICANCE, Difference, paired
 from flows.analysis.statistics.decisions import (
@@ -71,6 +72,8 @@ class JudgedClaim:
         How many seeds were planned when these trials began; several numbers if they grew.
     score
         What the models of the trials are scored by.
+    unusable
+        Trials whose seed does not count, each with why.
     """
 
     claim: ClaimSection
@@ -83,6 +86,7 @@ class JudgedClaim:
     trials: int
     planned: tuple[int, ...]
     score: Score = ACCURACY
+    unusable: tuple[str, ...] = ()
 
     @property
     def column(self) -> Metric:
@@ -182,6 +186,7 @@ def judge(
             len(each.used),
             each.planned,
             outcomes[0].score if outcomes else ACCURACY,
+            each.unusable,
         )
         for each, decision in zip(evidence, decide(family), strict=True)
     )
@@ -248,17 +253,23 @@ class _Evidence:
     used: tuple[Outcome, ...]
     difference: Difference | None
     uneven: Uneven | None
+    unusable: tuple[str, ...]
 
     @classmethod
     def of(
         cls, claim: ClaimSection, outcomes: Sequence[Outcome], rng: np.random.Generator
     ) -> _Evidence:
         sides: tuple[dict[int, Outcome], ...] = tuple({} for _ in claim.sides)
+        unusable = list[str]()
         for each in outcomes:
             who = each.identity
             side = claim.side_of(who.strategy, who.labels)
-            if each.valid and who.seed is not None and side is not None:
+            if who.seed is None or side is None:
+                continue
+            if each.valid:
                 sides[side][who.seed] = each
+            if why := why_unknown(each, claim.metric):
+                unusable.append(f"{who.trial} ({why})")
         shared = set(sides[0]).intersection(*sides)
         tellers = tuple(each for side in sides for seed, each in side.items() if seed in shared)
         mine = _figures(sides[0])
@@ -267,9 +278,10 @@ class _Evidence:
             base = _figures(sides[1])
         gap = uneven(mine, base, claim.metric)
         if gap is not None:
-            return cls(claim, tellers, None, gap)
+            return cls(claim, tellers, None, gap, tuple(unusable))
         values, others = (values_of(trials, claim.metric) for trials in (mine, base))
-        return cls(claim, tellers, paired(values, others, rng, is_count(claim)), None)
+        difference = paired(values, others, rng, is_count(claim))
+        return cls(claim, tellers, difference, None, tuple(unusable))
 
     @property
     def late(self) -> int:

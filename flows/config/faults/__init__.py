@@ -40,7 +40,7 @@ from dps.core.faults.expansion import (
     Unit,
 )
 from dps.core.names import NODE_ROLES
-from flows.config.base import Section
+from flows.config.base import InputPath, Section
 from flows.config.errors import refuse, refusing, suggest
 from flows.config.faults.failure_models import FAILURE_MODELS
 from flows.config.faults.trace import Row, check_row, fault_of, read_trace
@@ -482,7 +482,7 @@ class TraceSection(Section):
     """The faults of a recorded trace, a CSV file; the rows that were read are part of the trial."""
 
     kind: Literal["trace"]
-    csv: str
+    csv: InputPath
     rows: Annotated[tuple[Row, ...] | None, Field(strict=False)] = None
 
     @field_validator("rows")

@@ -22,6 +22,7 @@ from dps.errors import ConfigurationError
 from dps.events import ResourceSampled
 from flows.analysis.faults import fault_times
 from flows.analysis.finished import Finished
+from flows.analysis.processes import Process, process_of
 from flows.config.limits import MOST_CURVE_BYTES
 from flows.files import read_bytes
 from flows.replication.ttf.measures import delivered, strategy_of
@@ -283,19 +284,19 @@ def _cpu(done: Finished) -> Curve:
 
 def _memory(done: Finished) -> Curve:
     """Largest resident sets so far of all processes that had been started."""
-    began, latest, times, values = start(done.record), dict[int, int](), [], []
+    began, latest, times, values = start(done.record), dict[Process, int](), [], []
     for sample in sorted(done.record.of(ResourceSampled), key=lambda s: s.t):
-        latest[sample.pid] = sample.peak_bytes
+        latest[process_of(sample)] = sample.peak_bytes
         times.append(sample.t - began)
         values.append(sum(latest.values()) / MEGABYTE)
     return times, values
 
 
-def _samples(done: Finished) -> dict[int, list[ResourceSampled]]:
-    found: defaultdict[int, list[ResourceSampled]] = defaultdict(list)
-    for sample in done.record.of(ResourceSampled):
-        found[sample.pid].append(sample)
-    return {pid: sorted(mine, key=lambda s: s.t) for pid, mine in found.items()}
+def _samples(done: Finished) -> dict[Process, list[ResourceSampled]]:
+    samples_of: defaultdict[Process, list[ResourceSampled]] = defaultdict(list)
+    for sample in sorted(done.record.of(ResourceSampled), key=lambda s: s.t):
+        samples_of[process_of(sample)].append(sample)
+    return samples_of
 
 
 def _look(label: str) -> tuple[str, str, Any]:

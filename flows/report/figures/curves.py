@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dps.events import EvaluationMissed, Killed, Rescaled, ResourceSampled, TrainingStarted
+from dps.events import EvaluationMissed, Rescaled, ResourceSampled, TrainingStarted
 from flows.analysis.learning import evaluations
 from flows.analysis.ledger import applied_rows
+from flows.analysis.processes import Process, deaths, process_of
 from flows.analysis.series import WINDOW_SECONDS, series
 from flows.analysis.steps import Steps
 from flows.metrics.score import Score
@@ -343,16 +344,16 @@ def _staleness(trial: Trial) -> Points:
 
 
 def _totals(value: Callable[[ResourceSampled], float], trial: Trial, gone: bool = False) -> Points:
-    """Sum samples up over all processes; `gone`: killed ones count no more."""
+    """Sum samples up over all processes; `gone`: those that have ended count no more."""
     record, _ = trial
     origin, points = start(record), list[tuple[float, float]]()
-    killed = {event.pid: event.t for event in record.of(Killed)} if gone else {}
-    latest: defaultdict[tuple[str, int], float] = defaultdict(float)
+    died = deaths(record) if gone else {}
+    latest: dict[Process, float] = {}
     samples = record.of(ResourceSampled)
     for sample in sorted(samples, key=lambda sample: sample.t):
-        latest[sample.node, sample.pid] = value(sample)
-        for place in [place for place in latest if killed.get(place[1], sample.t) < sample.t]:
-            del latest[place]
+        latest[process_of(sample)] = value(sample)
+        for process in [each for each in latest if died.get(each, sample.t) < sample.t]:
+            del latest[process]
         if sample.t >= origin:
             points.append((sample.t - origin, sum(latest.values())))
     return points

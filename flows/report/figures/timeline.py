@@ -8,16 +8,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dps.core.names import ROLES
-from dps.events import (
-    CheckpointWritten,
-    Killed,
-    NodeJoined,
-    Replayed,
-    ReplicaAdded,
-    Restored,
-)
+from dps.events import CheckpointWritten, Replayed, ReplicaAdded, Restored
 from flows.analysis.faults import FaultTimes
 from flows.analysis.groups import Group
+from flows.analysis.processes import deaths, joins, process_of
 from flows.records.record import Record
 from flows.report import sentences as words
 from flows.report.figures.bars import RECOVERY_PARTS
@@ -151,10 +145,10 @@ def _recovery(lane: str, fault: FaultTimes, last: float) -> Iterator[Stretch]:
 
 def _nodes(record: Record, faults: Sequence[FaultTimes], last: float) -> Iterator[Stretch]:
     """When each node was up, and what was done to it."""
-    killed = {event.pid: event.t for event in record.of(Killed)}
-    joined = sorted(record.of(NodeJoined), key=lambda node: (_order(node.role), node.node, node.t))
-    for node in joined:
-        yield Stretch(node.node, UP, node.t, killed.get(node.pid, last), node.role)
+    died = deaths(record)
+    joined = sorted(joins(record).values(), key=lambda e: (_order(e.role), e.node, e.t))
+    for event in joined:
+        yield Stretch(event.node, UP, event.t, died.get(process_of(event), last), event.role)
     for fault in faults:
         # What damages the files of a shard has that as its node.
         lane = fault.node.replace("shard-", "shard ")

@@ -13,6 +13,7 @@ from rich.console import Console
 from scipy import stats
 
 from dps.errors import ConfigurationError
+from flows.analysis.effects.difference import Effect, Effects
 from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.statistics.claims import (
@@ -233,6 +234,38 @@ def test_the_seeds_that_it_takes_are_those_at_the_level_of_all_claims() -> None:
         plan = planned(claims, 10, trials(FOUR), rng)[0]
         assert plan.needed == at_level(level)
         assert plan.power == power_of_claim(more(0.01), 10, sd, 0.01, level)
+
+
+def test_a_claim_names_the_trials_whose_seed_does_not_count_and_why() -> None:
+    """A resumed trial keeps its final accuracy, and loses what is of the whole training."""
+    each = trials(FOUR)
+    each[0] = dataclasses.replace(each[0], whole=False)
+    each[5] = dataclasses.replace(each[5], status="invalid", reason="the machine was too busy")
+    final, seconds = one(each, claim()), one(each, claim(metric="training_seconds", smallest=1))
+    assert final.difference is not None
+    assert (final.difference.n, len(final.unusable)) == (3, 1)
+    assert seconds.difference is not None
+    assert seconds.difference.n == 2
+    names = [outcome.identity.trial for outcome in (each[0], each[5])]
+    assert warnings(seconds)[0] == (
+        f"seeds of these trials do not count: {names[0]} (it was resumed), "
+        f"{names[1]} (it is invalid)"
+    )
+
+
+@pytest.mark.parametrize("why", ["its control none.no-fault.seed-0 was resumed", ""])
+def test_a_seed_whose_effect_is_unknown_is_lost_and_the_others_are_judged(why: str) -> None:
+    known = Effects("quiet", *[Effect(1.0, 0.05, 0.05)] * 3)
+    each = [
+        dataclasses.replace(outcome, effects=Effects(lacking=why) if seed == 0 else known)
+        for seed, outcome in enumerate(trials([0.8] * 4)[:4])
+    ]
+    against_0 = claim(metric="effect_time_mean", against=None)
+    judged = one(each, against_0)
+    assert judged.uneven is None
+    assert judged.difference is not None
+    assert judged.difference.n == 3
+    assert judged.unusable[0].endswith(f"({why or 'it has no control'})")
 
 
 def test_only_valid_trials_of_the_condition_enter() -> None:

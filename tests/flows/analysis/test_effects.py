@@ -33,7 +33,6 @@ from flows.analysis.faults import FaultTimes
 from flows.analysis.finished import (
     Finished,
     finished,
-    lacks_control,
     read_experiment,
     with_effects,
 )
@@ -308,7 +307,7 @@ def test_a_plan_that_struck_nothing_had_no_effect() -> None:
     planned = trial(lambda t: rising(t) + 0.1, faults=[{**FAULT, "every": {"mtbf": 1e6}}])
     [found, _] = effects_of(planned, trial(rising))
     assert found.effects.time == Effect(0.0, 0.0, 0.0)
-    assert not lacks_control(found)
+    assert found.effects.lacking == ""
 
 
 def test_a_fault_after_the_end_of_the_control_has_no_span_of_time() -> None:
@@ -334,7 +333,7 @@ def test_a_fault_after_the_end_of_the_control_has_no_span_of_time() -> None:
 def test_what_differs_by_more_than_its_faults_is_no_control(changes: dict[str, Any]) -> None:
     [found, _] = effects_of(trial(rising, struck=STRUCK), trial(rising, **changes))
     assert found.row()["control"] is None
-    assert lacks_control(found)
+    assert found.effects.lacking == "it has no control"
     assert all(found.row()[key] is None for key in ACCURACY)
 
 
@@ -367,8 +366,9 @@ def test_a_control_that_is_invalid_or_was_resumed_is_none() -> None:
     control = trial(rising)
     invalid = Record((*control.events[:-1], TrialEnded(START + 99, "invalid", "busy")))
     resumed = Record((control.events[0], TrialResumed(START, "there", 5), *control.events[1:]))
-    for unfit in (invalid, resumed):
-        assert lacks_control(effects_of(trial(rising, struck=STRUCK), unfit)[0])
+    for unfit, why in ((invalid, "is invalid"), (resumed, "was resumed")):
+        [found, _] = effects_of(trial(rising, struck=STRUCK), unfit)
+        assert found.effects.lacking == f"its control control {why}"
 
 
 def test_the_toy_server_s_trials_have_the_effects_of_their_strategies(tmp_path: Path) -> None:

@@ -23,12 +23,14 @@ from flows.analysis.finished import (
     to_json,
     to_table,
 )
-from flows.analysis.outcome import Outcome
+from flows.analysis.learning import Target
+from flows.analysis.left_out import short_of_target
+from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
 from flows.config.experiment import load_experiment
 from flows.config.trials import Trial, expand
 from flows.metrics import BY_KEY
-from flows.records.record import EVENTS_FILE, GRID_FILE
+from flows.records.record import EVENTS_FILE, GRID_FILE, Record
 from tests.support.synthetic import demo_trials, missed, toy_events, write_events, write_experiment
 
 
@@ -199,3 +201,18 @@ def test_a_damaged_experiment_holds_up_no_other(tmp_path: Path) -> None:
 def test_the_demo_is_what_the_toy_records_are_of() -> None:
     packaged = expand(load_experiment("demo", ["seeds=[0, 1]"]))
     assert [trial.labels for trial in packaged] == [trial.labels for trial in demo_trials()]
+
+
+def test_a_target_that_is_not_reached_is_said() -> None:
+    records = [Record(tuple(toy_events("chain", "no fault", seed))) for seed in (0, 1)]
+    found = [outcome(record, load_prices()) for record in records]
+    assert short_of_target(found) == ""
+    short = [replace(each, target=Target(0.99, None, None)) for each in found]
+    told = short_of_target(short)
+    assert told.startswith("None of 2 valid trials reached the target, accuracy of 99.0%; the best")
+    some = [replace(found[0], target=Target(0.9, 1.0, 100)), short[1]]
+    assert short_of_target(some).startswith("1 of 2 valid trials reached the target")
+    console = Console(file=io.StringIO(), width=200)
+    print_comparison(short, console)
+    assert isinstance(console.file, io.StringIO)
+    assert told in console.file.getvalue()

@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dps.events import (
-    FaultMissed,
-    TrialEnded,
-)
+from dps.events import FaultMissed, Killed, TrialEnded, TrialResumed
 from flows.analysis.outcome import Outcome, outcome
 from flows.metrics import BY_KEY, COLUMNS
 from flows.records.record import Record
@@ -49,6 +46,23 @@ def test_an_empty_record_still_has_every_figure() -> None:
     row = outcome(Record(()), PRICES).row()
     assert row.keys() == BY_KEY.keys()
     assert row["status"] == "failed"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_resumed_trial_tells_what_its_end_shows_and_nothing_of_the_whole(strategy: str) -> None:
+    """Its record begins in the middle: no figure may take that part for all of it."""
+    events = toy_events(strategy, "kill")
+    middle = next(event.t for event in events if isinstance(event, Killed)) + 2 * BACK_AFTER
+    resumed = [
+        events[0],
+        TrialResumed(middle, "checkpoints", UPDATES // 2),
+        *(event for event in events[1:] if event.t > middle),
+    ]
+    whole, row = (outcome(Record(tuple(each)), PRICES).row() for each in (events, resumed))
+    assert {key for key in row if row[key] is not None and BY_KEY[key].whole} == set()
+    told = {key: value for key, value in row.items() if not BY_KEY[key].whole}
+    assert told == {key: whole[key] for key in told}
+    assert told["accuracy_final"] is not None
 
 
 def toy(strategy: str, fault: str, seed: int = 0) -> Outcome:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from flows.analysis.statistics.decisions import Region, equivalent, more
+from flows.analysis.statistics import difference
+from flows.analysis.statistics.decisions import Region, decide, equivalent, less, more
 from flows.analysis.statistics.power import (
     fewest_seeds,
     power_of_claim,
-    power_of_difference,
     repeats_needed,
     seeds_needed,
 )
@@ -68,8 +68,50 @@ def test_no_more_repeats_are_told_than_anybody_can_run() -> None:
 def test_the_sign_flip_test_shows_nothing_by_few_seeds() -> None:
     assert [fewest_seeds(exact=True), fewest_seeds(0.05 / 4, exact=True)] == [6, 8]
     assert fewest_seeds() == 3
-    assert power_of_difference(5, 1.0, 100.0, exact=True) == 0
-    assert power_of_difference(6, 1.0, 100.0, exact=True) == pytest.approx(1)
+    assert power_of_claim(more(1.0), 5, 1.0, 100.0, exact=True) == 0
+    assert power_of_claim(more(1.0), 6, 1.0, 100.0, exact=True) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("effect", [0.5, 1.0, 1.5, 1.8, 2.5])
+def test_six_counts_have_to_go_the_same_way(effect: float) -> None:
+    """The probability that all six are positive is Φ(effect)^6; the t-test finds more."""
+    power = power_of_claim(Region(above=0.0), 6, 1.0, effect, exact=True)
+    assert power == pytest.approx(stats.norm.cdf(effect) ** 6, abs=0.01)
+
+
+KINDS = {"more": more, "less": less, "equivalent": equivalent}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("n", "claims"),
+    [(6, 1), (7, 3), (8, 1), (10, 20), (13, 3), (14, 1), (20, 100), (30, 3), (31, 1), (40, 20)],
+)
+def test_claims_about_counts_hold_as_often_as_is_planned(kind: str, n: int, claims: int) -> None:
+    """Among claims that hold nothing, so that Holm's method divides the level by all of them."""
+    level, rng, repetitions = 0.05 / claims, np.random.default_rng(n), 400
+    margin = (3.0 if kind == "equivalent" else 1.0) * float(stats.t.isf(level / 2, n - 1)) / n**0.5
+    region = KINDS[kind](1.3 * margin)
+    effect = {"more": 1.3, "less": -1.3, "equivalent": 0.0}[kind] * margin
+    others = [(None, region)] * (claims - 1)
+    held = sum(
+        decide([(difference(rng.normal(effect, 1.0, n), rng, counts=True), region), *others])[
+            0
+        ].verdict
+        == "holds"
+        for _ in range(repetitions)
+    )
+    power = power_of_claim(region, n, 1.0, effect, level, exact=True)
+    stated = 0.02 if level < 0.005 else 0.01
+    chance = 3 * (max(power * (1 - power), 0.01) / repetitions) ** 0.5
+    assert held / repetitions == pytest.approx(power, abs=stated + chance)
+
+
+@pytest.mark.parametrize("level", [0.05, 0.05 / 4, 0.05 / 20])
+def test_repeats_of_counts_are_the_first_number_that_is_enough(level: float) -> None:
+    needed = repeats_needed(1.0, 1.2, level=level, exact=True)
+    powers = {n: power_of_claim(more(1e-9), n, 1.0, 1.2, level, exact=True) for n in range(3, 20)}
+    assert needed == next(n for n, power in powers.items() if power >= 0.8)
 
 
 @pytest.mark.parametrize("n", [3, 5, 20, 400])
@@ -78,7 +120,6 @@ def test_the_sign_flip_test_shows_nothing_by_few_seeds() -> None:
 def test_the_power_of_a_direction_is_the_noncentral_t(n: int, effect: float, level: float) -> None:
     """A claim is that, less the cases in which it is shown to be too small to matter."""
     known = stats.nct.sf(stats.t.ppf(1 - level / 2, n - 1), n - 1, np.sqrt(n) * effect)
-    assert power_of_difference(n, 1.0, effect, level) == pytest.approx(known)
     assert power_of_claim(Region(above=0.0), n, 1.0, effect, level) == pytest.approx(
         known, abs=2e-3
     )

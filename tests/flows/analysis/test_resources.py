@@ -32,7 +32,7 @@ from tests.support.records import PRICES
 
 def sample(node: str, role: str, pid: int, cpu: float, peak: int, stored: int = 0) -> Event:
     sent = {"train": 1_000_000_000, "control": 0}
-    return ResourceSampled(50.0, node, role, pid, cpu, peak, sent, {"train": 5}, stored)
+    return ResourceSampled(50.0, node, role, pid, cpu, peak, sent, {"train": 5}, stored, "h")
 
 
 def test_the_last_sample_of_each_process_counts() -> None:
@@ -98,7 +98,7 @@ def test_money_counts_nodes_only_while_they_are_up_during_the_training() -> None
 
 def test_money_is_spent_as_nodes_live_and_bytes_are_sent() -> None:
     def sent(t: float, pid: int, size: int) -> Event:
-        return ResourceSampled(t, f"n-{pid}", "server", pid, 1.0, 1, {"train": size}, {}, 0)
+        return ResourceSampled(t, f"n-{pid}", "server", pid, 1.0, 1, {"train": size}, {}, 0, "h")
 
     record = Record(
         (
@@ -136,7 +136,7 @@ def killed_unseen(first: float) -> Record:
     def of(
         t: float, node: str, role: str, pid: int, sent: dict[str, int], heard: dict[str, int]
     ) -> Event:
-        return ResourceSampled(t, node, role, pid, 1.0, 1, sent, heard, 0)
+        return ResourceSampled(t, node, role, pid, 1.0, 1, sent, heard, 0, "h")
 
     lived = int(first - 10)
     return Record(

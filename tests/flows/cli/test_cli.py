@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import os
@@ -22,9 +23,10 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from dps import __version__
-from dps.events import TrialStarted
+from dps.events import TrialResumed, TrialStarted
 from flows.cli import app, main
-from tests.support.synthetic import toy_events, write_events, write_experiment
+from flows.records.record import write_grid
+from tests.support.synthetic import missed, toy_events, write_events, write_experiment
 
 CONFIG = {
     "experiment": "small",
@@ -166,7 +168,7 @@ def test_plan_tells_order_and_time(dps: Command) -> None:
     assert (
         "Order: a block for each of the seeds 0, 1, 2, shuffled within (order_seed 5)." in ended.out
     )
-    assert "of running, guessed from the settings." in ended.out
+    assert "of running, guessed from the settings, for a quiet machine." in ended.out
 
 
 def test_plan_speaks_of_a_single_trial(dps: Command, config: Path) -> None:
@@ -295,6 +297,29 @@ def test_results_say_why_a_trial_is_left_out(dps: Command, tmp_path: Path) -> No
     write_events(tmp_path / "results" / "demo" / "one", toy_events("chain", "kill", 0)[:-1])
     shown = " ".join(dps("results", "demo").out.split())
     assert "is failed and left out: its record has no end: it is running" in shown
+
+
+def test_results_and_report_name_the_command_for_each_trial_that_does_not_count(
+    dps: Command, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results" / "demo"
+    toy = {seed: toy_events("none", "no fault", seed) for seed in (0, 1)}
+    start, end = toy[0][0].t, toy[0][-1]
+    write_events(folder / "none.no-fault.seed-0", [*toy[0][:-1], TrialResumed(start, "c", 5), end])
+    write_events(folder / "none.no-fault.seed-1", missed(toy[1]))
+    names = [f"none.no-fault.seed-{seed}" for seed in range(3)]
+    command = "dps run a.yaml --set seeds=[0,1,2]"
+    write_grid(folder, names, 0, command=command)
+    shown, page = dps("results", "demo").out, dps("report", "demo")
+    text = html.unescape((folder / "report.html").read_text())
+    for name, what, option in (
+        (names[2], "missing or damaged", ""),
+        (names[1], "invalid", " --retry-invalid"),
+        (names[0], "resumed, so that figures of the whole training are missing", " --no-resume"),
+    ):
+        line = f"{name} (1 of 3 trials): {what}; to run it again: {command}{option}"
+        assert f"{line}\n" in shown
+        assert line in text, page.err
 
 
 @pytest.mark.slow

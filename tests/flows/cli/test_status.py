@@ -25,11 +25,11 @@ from typer.testing import CliRunner
 from dps.errors import ConfigurationError
 from dps.events import DashboardServed, Event, TrialEnded
 from flows.cli import app
-from flows.monitor.status import State, Status, running, show, status_of
+from flows.monitor.status import State, Status, running, show, status_of, statuses
 from flows.records.owner import NOTE, noted, owner_of
 from flows.records.record import EVENTS_FILE, EventWriter, read_end, write_grid
 from flows.report.html import write_report
-from tests.support.synthetic import toy_events, write_events
+from tests.support.synthetic import missed, toy_events, write_events
 from tests.support.waiting import eventually
 
 DONE, FAILED, GOING, WAITING = "none.kill.seed-0", "none.kill.seed-1", "chain.kill.seed-0", "last"
@@ -95,7 +95,7 @@ def test_what_was_left_before_is_waiting_and_what_is_written_now_is_running(
 ) -> None:
     assert states(status_of(folder)) == {
         GOING: "interrupted",
-        WAITING: "waiting",
+        WAITING: "missing",
         DONE: "valid",
         FAILED: "failed",
     }
@@ -105,6 +105,7 @@ def test_what_was_left_before_is_waiting_and_what_is_written_now_is_running(
     with at_work(folder):
         before = states(status_of(folder))
         assert (before[GOING], before[FAILED], before[DONE]) == ("waiting", "waiting", "valid")
+        assert before[WAITING] == "waiting"
         assert "it is getting ready, or writes its report" in shown(tmp_path)
         go_on(folder, DashboardServed(time.time(), "http://127.0.0.1:8787/status"))
         (status,) = running(tmp_path)
@@ -156,11 +157,12 @@ def test_one_that_was_killed_is_not_running(folder: Path, tmp_path: Path) -> Non
         process.send_signal(signal.SIGKILL)
         process.wait(10)
         for experiment in (None, "demo"):
-            with pytest.raises(ConfigurationError, match="running") as caught:
+            with pytest.raises(ConfigurationError, match="was killed") as caught:
                 running(tmp_path, experiment)
-    told = str(caught.value)
-    assert told.startswith(f"demo is not running (process {process.pid} on {socket.gethostname()}")
-    assert "2 of 4 trials are done. `dps run` with its configuration goes on" in told
+    assert str(caught.value) == (
+        "demo: 4 trials: 2 done, 1 interrupted, 1 missing; it does not run: process "
+        f"{process.pid} on {socket.gethostname()} was at work on it, and was killed"
+    )
 
 
 def test_a_process_of_the_same_number_is_not_taken_for_it(folder: Path, tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_a_process_of_the_same_number_is_not_taken_for_it(folder: Path, tmp_path
         assert running(tmp_path, "demo")
     assert not (folder / NOTE).exists()
     (folder / NOTE).write_text(json.dumps({**note, "began": note["began"] - 100}))
-    with pytest.raises(ConfigurationError, match="demo is not running"):
+    with pytest.raises(ConfigurationError, match=r"demo: .* it does not run"):
         running(tmp_path, "demo")
 
 
@@ -185,16 +187,42 @@ def test_one_on_another_host_is_judged_by_its_files(folder: Path, tmp_path: Path
     assert f"{GOING}: nothing was heard of it for 2 min" in shown(tmp_path)
 
 
-def test_where_nothing_runs_it_says_what_there_is(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no experiment is running in .*there: demo"):
+def test_experiments_that_do_not_run_are_listed_with_what_is_left_of_them(
+    folder: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "results" / "other"
+    write_events(other / DONE, missed(toy_events("none")))
+    write_events(other / FAILED, toy_events("none", seed=1))
+    damaged = other / FAILED / EVENTS_FILE
+    damaged.write_text(damaged.read_text().replace("TrialEnded", "TrialBegun", 1))
+    write_grid(folder, [GOING, WAITING, DONE, FAILED], 0, command="dps run mine.yaml")
+    out = io.StringIO()
+    show(statuses(tmp_path), Console(file=out, width=120))
+    assert out.getvalue().splitlines() == [
+        "demo: 4 trials: 2 done, 1 interrupted, 1 missing; it does not run",
+        "  3 missing or failed: dps run mine.yaml",
+        "other: 2 trials: 1 done, 1 damaged; it does not run",
+        "  1 missing or failed: dps run CONFIG",
+        "  1 invalid: dps run CONFIG --retry-invalid",
+    ]
+    with at_work(other):
+        assert [status.experiment for status in statuses(tmp_path)] == ["other", "demo"]
+    (one,) = statuses(tmp_path, "demo")
+    out = io.StringIO()
+    show([one], Console(file=out, width=120))
+    assert f"{WAITING}" in out.getvalue()
+
+
+def test_where_nothing_is_recorded_it_says_so(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no experiment is running in .*; demo: 4 trials"):
         running(tmp_path)
     with pytest.raises(ConfigurationError, match=r"no experiment 'dmo' .* did you mean 'demo'"):
-        running(tmp_path, "dmo")
-    with pytest.raises(ConfigurationError, match="nothing is recorded there"):
-        running(tmp_path / "nowhere")
+        statuses(tmp_path, "dmo")
+    with pytest.raises(ConfigurationError, match="no experiment is running or recorded in"):
+        statuses(tmp_path / "nowhere")
     (folder / NOTE).write_text("{")
     with pytest.raises(ConfigurationError, match="does not say who is at work here"):
-        running(tmp_path)
+        statuses(tmp_path)
 
 
 def test_the_end_of_a_record_is_found(folder: Path) -> None:
@@ -252,6 +280,6 @@ def test_beside_a_real_run(tmp_path: Path) -> None:
         process.wait(30)
     assert not psutil.pid_exists(process.pid)
     after = status()
-    assert (after.returncode, after.stdout) == (2, "")
-    assert after.stderr.startswith("dps: no experiment is running in ")
-    assert after.stderr.count("\n") == 1
+    assert (after.returncode, after.stderr) == (0, "")
+    assert "small: 2 trials: 1 interrupted, 1 missing; it does not run" in after.stdout
+    assert "2 missing or failed: dps run small.yaml\n" in after.stdout

@@ -265,7 +265,10 @@ def test_where_rows_to_score_are_given_one_row_of_a_class_is_enough(tmp_path: Pa
         ({"features": ["sl", "species"]}, "is the target, which no feature may tell"),
         ({"features": ["sl", "petals"]}, r"dataset\.features: .*there is no column 'petals'"),
         ({"target": "sl", "features": ["sw"]}, "the target is 5.1 in row 1"),
-        ({"split": {"test": 0.99}}, "has 3 rows to train on; expected a batch of so many at most"),
+        (
+            {"split": {"test": 0.99}},
+            "has 3 rows to train on; expected a batch of at most that many",
+        ),
         ({"split": {"path": "iris.csv", "seed": 1}}, "no rows are drawn; leave this out"),
         ({"split": {"path": "other.csv"}}, "the class 'rose' is in the file of the test part only"),
         ({"kind": "svmlight"}, "unknown key"),
@@ -287,7 +290,7 @@ def test_what_is_wrong_is_said_before_anything_runs(
     [
         (ROWS[:50], "all 50 rows are of the class 'setosa'; expected two classes"),
         (ROWS[:51], "too few rows of a class: 'versicolor' has 1"),
-        (ROWS[40:60], "has 16 rows to train on; expected a batch of so many at most"),
+        (ROWS[40:60], "has 16 rows to train on; expected a batch of at most that many"),
         ([*ROWS, [1, 2, "x", 4, "setosa"]], "line 152: column 'pl' is 'x', expected a number"),
         ([*ROWS, [1, 2, "nan", 4, "setosa"]], "line 152: column 'pl' is 'nan'"),
         ([*ROWS, [1, 2, 1e300, 4, "setosa"]], "a value is beyond 3.40282e"),

@@ -12,10 +12,10 @@ from flows.config.profile import load_profile, shipped
 
 
 def test_profiles_come_with_dps_each_with_its_sources() -> None:
-    assert shipped() == [
+    assert shipped() == (
         *("cluster-25gbit", "cluster-25gbit-double", "cluster-25gbit-half", "cluster-25mbit"),
         *("cluster-object-store", "laptop"),
-    ]
+    )
     for name in shipped():
         section = load_profile(name)
         assert section.name == name

@@ -25,7 +25,7 @@ from flows.config.base import ComparisonSection
 from flows.config.trials import Trial, digest, load_trials
 from flows.config.workload import workload_of
 from flows.execution.trial import Scorer, run_trial
-from flows.metrics import BY_KEY, COLUMNS, needs_fault
+from flows.metrics import BY_KEY, COLUMNS
 from flows.metrics.score import SCORES
 from flows.records.record import EVENTS_FILE
 from flows.report.compare import figures_of_two
@@ -241,7 +241,7 @@ def test_all_that_is_told_of_a_trial_has_the_name_of_its_score(
     print_comparison(outcomes, console)
     assert said in " ".join(console.export_text().split())
     quiet, struck = sorted((outcome.row() for outcome in outcomes), key=lambda row: row["faults"])
-    of_faults = [column.key for column in COLUMNS if needs_fault(column.key)]
+    of_faults = [column.key for column in COLUMNS if column.of_faults]
     assert [key for key in of_faults if quiet[key] is not None] == []
     gained = {
         column.key

@@ -15,6 +15,7 @@ from dps.events import (
     CapacityRestored,
     Disturbed,
     Killed,
+    LoadMeasured,
     Paused,
     ResourceSampled,
     Resumed,
@@ -23,6 +24,7 @@ from dps.events import (
     WorkerJoined,
 )
 from flows.analysis.faults import training_span
+from flows.analysis.processes import deaths, joins, process_of
 from flows.analysis.resources import node_seconds
 from flows.execution.workers import shares_of
 from flows.records.record import Record, read_record
@@ -156,6 +158,22 @@ def test_a_fresh_node_goes_on_with_the_share_of_the_lost_worker(folder: Path) ->
     assert {event.node for event in record.of(CapacityRestored)} == {"worker-1-b", "store-0-b"}
     applied = record.of(Audited)[0].applied
     assert max(applied.values()) - min(applied.values()) <= 2
+
+
+def test_samples_starts_and_deaths_name_the_same_processes(folder: Path) -> None:
+    record = record_of(folder, "replaced.seed-0")
+    sampled = {process_of(s) for s in record.of(ResourceSampled) if s.role != "scheduler"}
+    assert sampled <= joins(record).keys()
+    assert all(0 < joins(record)[each].t - each.started < 60 for each in sampled)
+    assert {process.node for process in deaths(record)} == {"worker-1", "store-0"}
+
+
+def test_the_load_of_the_machine_is_recorded_at_both_ends(folder: Path) -> None:
+    record = record_of(folder, "replaced.seed-0")
+    first, last = record.of(LoadMeasured)
+    assert record.events.index(first) == 1
+    assert record.events.index(last) == len(record.events) - 2
+    assert first.cores >= 1
 
 
 def test_the_loss_of_a_store_is_recorded(folder: Path) -> None:

@@ -3,33 +3,107 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dps.errors import ConfigurationError
 from flows.analysis.prices import load_prices
-from flows.config.experiment import find_document, load_experiment
+from flows.config.experiment import ExperimentConfig, find_document, load_experiment
+from flows.config.trials import expand
 from flows.execution.pilot import find_pilot, virtual_pilot
-from tests.support.synthetic import write_experiment
+from tests.support.synthetic import STRATEGIES, demo_trials, write_experiment
+from tests.support.virtual_trials import BASE, virtual_trial
+
+Warn = Callable[[str], object]
 
 DEMO = str(Path(__file__).parents[3] / "configs" / "demo.yaml")
 PRICES = load_prices()
 CLAIM = {"against": "none-given", "condition": "kill", "direction": "less", "smallest": 1.0}
 
 
-def test_a_pilot_is_what_is_recorded_or_what_is_named(tmp_path: Path) -> None:
-    demo = load_experiment(DEMO)
-    assert find_pilot(None, demo, tmp_path, PRICES, print) == ([], "")
+@pytest.fixture
+def toy() -> ExperimentConfig:
+    """The experiment of which `write_experiment` writes trials, with other seeds."""
+    base = demo_trials()[0].config.model_dump(exclude={"seed", "recovery", "faults"})
+    kill = next(t for t in demo_trials() if t.labels["faults"] == "kill").config.faults
+    axes = {
+        "recovery": list(STRATEGIES),
+        "faults": {"no fault": [], "kill": [fault.model_dump() for fault in kill]},
+    }
+    claim = {**CLAIM, "metric": "accuracy_final", "strategy": "chain", "against": "none"}
+    return ExperimentConfig.model_validate(
+        {**base, "axes": axes, "seeds": [7, 8], "claims": [claim]}
+    )
+
+
+def pilot_of(
+    experiment: ExperimentConfig, here: Path, named: str | None = None, warn: Warn = print
+) -> tuple[int, str]:
+    found, name = find_pilot(named, experiment, expand(experiment), here, PRICES, warn)
+    return len(found), name
+
+
+def test_a_pilot_is_what_is_recorded_or_what_is_named(
+    toy: ExperimentConfig, tmp_path: Path
+) -> None:
+    assert pilot_of(toy, tmp_path) == (0, "")
     write_experiment(tmp_path / "results" / "demo-pilot")
-    assert find_pilot(None, demo, tmp_path, PRICES, print)[1] == "demo-pilot"
+    assert pilot_of(toy, tmp_path) == (4, "demo-pilot")  # those that the claim is about
     write_experiment(tmp_path / "results" / "demo")
-    found, name = find_pilot(None, demo, tmp_path, PRICES, print)
-    assert (len(found), name) == (16, "demo")
+    assert pilot_of(toy, tmp_path) == (4, "demo")
     folder = str(write_experiment(tmp_path / "elsewhere"))
-    assert find_pilot(folder, demo, tmp_path, PRICES, print)[1] == folder
+    assert pilot_of(toy, tmp_path, folder) == (4, folder)
     with pytest.raises(ConfigurationError, match="did you mean 'demo'"):
-        find_pilot("dmo", demo, tmp_path, PRICES, print)
+        pilot_of(toy, tmp_path, "dmo")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"training": {"updates": 400}}, "training.updates is 800 there and 400 here"),
+        ({"optimizer": {"kind": "sgd", "learning_rate": 0.2}}, "learning_rate is 0.1 there and"),
+        ({"server": {"shards": 3}}, "server.shards is 2 there and 3 here"),
+    ],
+)
+def test_a_pilot_of_another_configuration_is_refused_or_left_out(
+    toy: ExperimentConfig, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    write_experiment(tmp_path / "results" / "demo")
+    written = toy.model_dump(exclude_unset=True)
+    for section, values in changes.items():
+        written[section] = {**written.get(section, {}), **values}
+    planned = ExperimentConfig.model_validate(written)
+    with pytest.raises(ConfigurationError, match=rf"--pilot demo: .*{re.escape(said)}.*--pilot v"):
+        pilot_of(planned, tmp_path, "demo")
+    told = list[str]()
+    assert pilot_of(planned, tmp_path, warn=told.append) == (0, "")
+    assert len(told) == 1
+    assert said in told[0]
+
+
+def test_a_virtual_pilot_is_known_by_its_profile(tmp_path: Path) -> None:
+    """It may be that of a real experiment, but not of one with another profile."""
+    virtual_trial(tmp_path / "pilot" / "a-trial", cluster={"kind": "virtual", "profile": "laptop"})
+    for cluster, told in (
+        ({"kind": "local"}, ""),
+        ({"kind": "virtual", "profile": "laptop"}, ""),
+        ({"kind": "virtual", "profile": "cluster-25gbit"}, "cluster.profile.* there and .* here"),
+    ):
+        claim = {"metric": "accuracy_final", "strategy": "virtual", "direction": "more"}
+        written = {**BASE, "cluster": cluster, "seeds": [1], "claims": [{**claim, "smallest": 0.1}]}
+        del written["seed"]
+        planned = ExperimentConfig.model_validate(written)
+        folder = str(tmp_path / "pilot")
+        if told:
+            with pytest.raises(ConfigurationError, match=told):
+                pilot_of(planned, tmp_path, folder)
+        else:
+            called = f"{folder} on virtual time (profile laptop)"
+            assert pilot_of(planned, tmp_path, folder) == (1, called)
 
 
 def test_a_virtual_pilot_has_seeds_of_its_own() -> None:

@@ -149,6 +149,7 @@ def test_a_kill_that_never_comes_makes_the_trial_invalid(
     ended = finish(words, tmp_path)
     assert ended.returncode == 0
     assert "seed-0 is invalid and left out" in ended.stdout
+    assert "to run it again: dps run small.yaml --retry-invalid\n" in ended.stdout
     (row,) = rows(tmp_path)
     assert row["status"] == "invalid"
     assert "invalid" in (tmp_path / "results" / "small" / "report.html").read_text()

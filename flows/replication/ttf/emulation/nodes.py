@@ -7,8 +7,6 @@ task would make Dask end the task together with the actor.
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -21,10 +19,10 @@ from distributed import get_worker
 from distributed.protocol import to_serialize
 from distributed.utils import sync
 
-from dps.cluster.node.recorder import Recorder, sample
-from dps.cluster.platform import SystemClock
+from dps.cluster.node.recorder import Recorder, joined, sample
+from dps.cluster.platform import SYSTEM, SystemClock
 from dps.cluster.transport.calls import Meter
-from dps.events import Acked, Applied, CheckpointWritten, Evaluated, NodeJoined, Reported
+from dps.events import Acked, Applied, CheckpointWritten, Evaluated, Reported
 from flows.analysis.throughput import COMPUTE
 from flows.config.workload import workload_of
 from flows.replication.ttf.emulation.settings import PublishedConfig
@@ -91,7 +89,7 @@ class Member:
         self.record = Recorder(group, self.dask.log_event)
         self._about = (node, role)
         self.node = node
-        self.record(NodeJoined(self.clock.now(), node, role, os.getpid(), socket.gethostname()))
+        self.record(joined(node, role, SYSTEM))
         self.dask.loop.add_callback(self._start)
 
     def stored_bytes(self) -> int:
