@@ -30,7 +30,7 @@ NEEDED = {
     **{"rules": (("w", dps.SGD(0.1)),), "name": "t", "rows": np.ones((2, 2)), "above": dps.Chain()},
 }
 # What dps makes itself, and a user reads.
-MADE = (dps.Changed, dps.Loss, dps.Part, dps.Sending)
+MADE = (dps.Changed, dps.Failover, dps.Loss, dps.Part, dps.Sending)
 CHOICES = [
     found
     for found in map(partial(getattr, dps), dps.__all__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -75,10 +76,10 @@ def test_a_run_is_gone_on_with_and_its_steps_too(tmp_path: Path) -> None:
 NAMES = ["loss", "recall@10", "recall%10", "a,b[0]", "at//end/", "../up", "x" * 400, "x" * 300]
 
 
-def logged_at(uri: str) -> MlflowRun:
+def logged_at(uri: str, warn: Callable[[str], None]) -> MlflowRun:
     """Log three numbers under each name, and three that are none."""
     history = History()
-    run = MlflowRun(history, "some", None, uri, {}, {}, "group", None)
+    run = MlflowRun(history, "some", None, uri, {}, {}, "group", None, warn)
     for name in NAMES:
         history.add(reported("worker-0", range(1, 4), name))
     history.add(replace(reported("worker-0", range(1, 4), "odd"), values=(nan, inf, -inf)))
@@ -91,11 +92,10 @@ def logged_at(uri: str) -> MlflowRun:
 def test_names_and_numbers_that_mlflow_does_not_take_cost_no_others(tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    with pytest.warns(RuntimeWarning) as told:
-        run = logged_at(uri)
-    ours = [str(each.message) for each in told if str(each.message).startswith("dps")]
-    assert ours == [
-        "dps: MLflow takes no metric named 'worker-0/recall@10': it is 'worker-0/recall_10' there. "
+    told: list[str] = []
+    run = logged_at(uri, told.append)
+    assert told == [
+        "MLflow takes no metric named 'worker-0/recall@10': it is 'worker-0/recall_10' there. "
         "Letters, digits, spaces and / . - _ : are taken"
     ]
     store = mlflow.MlflowClient(uri)
@@ -104,11 +104,11 @@ def test_names_and_numbers_that_mlflow_does_not_take_cost_no_others(tmp_path: Pa
     assert {f"worker-0/{name}" for name in expected} <= logged.keys()
     assert sorted(len(name) for name in logged)[-2:] == [244, 250]
     for name in logged:
-        assert [each.step for each in store.get_metric_history(run.id, name)] == [1, 2, 3]
+        assert len(store.get_metric_history(run.id, name)) == 3
 
 
 def run_at(uri: Any, experiment: Any = "some", name: Any = None) -> MlflowRun:
-    return MlflowRun(History(), experiment, name, uri, {}, {}, "group", None)
+    return MlflowRun(History(), experiment, name, uri, {}, {}, "group", None, pytest.fail)
 
 
 def test_a_store_that_cannot_be_had_is_told_with_what_to_do(tmp_path: Path) -> None:
