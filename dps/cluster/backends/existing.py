@@ -47,7 +47,8 @@ from dps.cluster.names import NodeSpec, Offer
 from dps.cluster.node.cleanup import occupied, tidy
 from dps.cluster.scheduler import reservations
 from dps.cluster.scheduler.reservations import Found, look, take
-from dps.errors import CapacityError, ConfigurationError, DpsError
+from dps.errors import CapacityError, ConfigurationError
+from dps.protocol.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ class ExistingCluster(RemoteNodes):
         self._open: list[NodeSpec] = []
         self._deaf: set[str] = set()
         self._filling = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(_not_filled)
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             self.client = stack.enter_context(connected(address, security))
@@ -236,17 +237,12 @@ class ExistingCluster(RemoteNodes):
 
     def _fill_soon(self) -> None:
         """Look who can take the places that are open; called in the client's event loop."""
-        task = asyncio.ensure_future(self._fill())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._fill())
 
     async def _fill(self) -> None:
-        try:
-            async with self._filling:
-                while self._open and await self._fill_one():
-                    pass
-        except (DpsError, OSError, TimeoutError) as error:
-            logger.warning("a place could not be given to another Dask worker: %s", error)
+        async with self._filling:
+            while self._open and await self._fill_one():
+                pass
 
     async def _fill_one(self) -> bool:
         """Give a place that is open to whom is free; False: there is nobody for any of them."""
@@ -391,3 +387,7 @@ def _of_certificates(address: str) -> str:
 
 async def _end_at_once() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _not_filled(error: Exception) -> None:
+    logger.warning("a place could not be given to another Dask worker: %s", error)

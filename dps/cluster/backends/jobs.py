@@ -29,7 +29,8 @@ from dps.cluster.backends.jobqueue import (
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.remote import Placed, RemoteNodes, check_scheduler, look_at
 from dps.cluster.names import NodeSpec, Offer
-from dps.errors import CapacityError, ConfigurationError, DpsError
+from dps.errors import CapacityError, ConfigurationError
+from dps.protocol.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class JobCluster(RemoteNodes):
         self._handing_in: set[asyncio.Future[None]] = set()
         self._unusable: list[str] = []
         self._specs: dict[str, NodeSpec] = {}
-        self._welcoming: set[asyncio.Task[None]] = set()
+        self._welcoming = Tasks(self._not_welcomed)
         host = address_on(self._interface)
         with contextlib.ExitStack() as stack:
             self._head = stack.enter_context(
@@ -202,20 +203,19 @@ class JobCluster(RemoteNodes):
                 with self._lock:
                     self._lost |= {n for n, node in self._nodes.items() if node.address == address}
             case {"action": "add-worker", "worker": str(address)}:
-                task = asyncio.ensure_future(self._welcome(address))
-                self._welcoming.add(task)
-                task.add_done_callback(self._welcoming.discard)
+                self._welcoming.start(self._welcome(address))
 
     async def _welcome(self, address: str) -> None:
-        try:
-            while (known := (await self._present()).get(address)) is not None:
-                if await self._join(str(known["name"]), address):
-                    return
-        except DpsError as error:
+        while (known := (await self._present()).get(address)) is not None:
+            if await self._join(str(known["name"]), address):
+                return
+
+    def _not_welcomed(self, error: Exception) -> None:
+        if isinstance(error, OSError):
+            logger.warning("the scheduler cannot be asked who has joined: %s", error)
+        else:
             self._unusable.append(f"a job has started, and cannot become a node: {error}")
             logger.warning("%s", self._unusable[-1])
-        except OSError as error:
-            logger.warning("the scheduler cannot be asked who has joined: %s", error)
 
     async def _present(self) -> dict[str, Any]:
         present: dict[str, Any] = (await self.client.scheduler.identity(n_workers=-1))["workers"]

@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dps.cluster.driver.news import News
 from dps.cluster.names import HOSTING
 from dps.cluster.node.quiet import is_told
 from dps.cluster.node.shutdown import leaving_topic
@@ -20,6 +22,7 @@ from dps.cluster.platform import platform_of
 from dps.errors import CapacityError, ConfigurationError, NotServing, ShardUnavailable
 from dps.events import Event, NodeDrained, NodeLeaving, NodeLeft, Sink
 from dps.events.lines import log
+from dps.protocol.tasks import Tasks
 
 if TYPE_CHECKING:
     import distributed
@@ -44,6 +47,8 @@ class Drainer:
         Moves away what a node of this name holds.
     sink
         Called with the events of nodes that leave; None: nobody wants them.
+    news
+        Told of a node that cannot be emptied.
 
     Attributes
     ----------
@@ -57,6 +62,7 @@ class Drainer:
         hosting: ShardHosts,
         drain: Callable[[str], Awaitable[None]],
         sink: Sink | None,
+        news: News,
     ) -> None:
         self._client = client
         self._shard_hosts = hosting
@@ -65,7 +71,7 @@ class Drainer:
         self._clock = platform_of(client).clock
         self._leaving: dict[str, list[Node]] = {}
         self.names: set[str] = set()
-        self._emptying: set[asyncio.Task[None]] = set()
+        self._emptying = Tasks(partial(news.failed, "a node that is to leave was not emptied"))
 
     @property
     def _topic(self) -> str:
@@ -78,9 +84,7 @@ class Drainer:
     async def close(self) -> None:
         """Stop listening, and moving things."""
         self._client.unsubscribe_topic(self._topic)
-        for task in self._emptying:
-            task.cancel()
-        await asyncio.gather(*self._emptying, return_exceptions=True)
+        await self._emptying.close()
 
     async def _told(self, event: tuple[float, Any]) -> None:
         address, what = str(event[1]["address"]), str(event[1]["what"])
@@ -93,9 +97,7 @@ class Drainer:
             self.names |= {node.name for node in here}
             for node in here:
                 self._emit(NodeLeaving(self._clock.now(), node.name, node.role, what))
-            task = asyncio.create_task(self._empty(address, here))
-            self._emptying.add(task)
-            task.add_done_callback(self._emptying.discard)
+            self._emptying.start(self._empty(address, here))
 
     async def _empty(self, address: str, nodes: list[Node]) -> None:
         began = self._clock.monotonic()

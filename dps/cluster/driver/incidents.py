@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from dps.cluster.driver.news import News
 from dps.cluster.node.incident_log import SILENT
@@ -16,6 +17,7 @@ from dps.events import Failover
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import GetIncidents, Loss, Table
+from dps.protocol.tasks import Tasks
 
 # A chain that gets its replica back sooner was never in danger for as long as a person needs.
 GRACE_SECONDS = 1.0
@@ -35,6 +37,7 @@ class IncidentWatch:
         self._news = news
         self._router: Router | None = None
         self._told_of = (0, 0)  # the revisions that the last table had
+        self._tasks = Tasks(partial(news.failed, "incidents are not told of"))
         self._asking: asyncio.Task[None] | None = None
         self._whole: set[int] = set()  # shards that have had all their copies
         self._due: dict[int, asyncio.TimerHandle] = {}  # of shards that lack a copy
@@ -104,7 +107,7 @@ class IncidentWatch:
         told_of = table.losses, table.failovers
         news, self._told_of = told_of != self._told_of, told_of
         if news and (self._asking is None or self._asking.done()):
-            self._asking = asyncio.create_task(self._catch_up())
+            self._asking = self._tasks.start(self._catch_up())
 
     async def _catch_up(self) -> None:
         """Look until everything is known that the tables told of, also while it was asked for."""

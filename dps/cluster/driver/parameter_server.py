@@ -291,8 +291,8 @@ class ParameterServer(Observable):
         clock = platform_of(client).clock
         self._training = TrainingWatch(group, self._history, clock, before)
         self._runs: list[MlflowRun] = []
-        self._shard_hosts = ShardHosts(client, group, seats, self._let_in)
-        self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event)
+        self._shard_hosts = ShardHosts(client, group, seats, self._let_in, self._news)
+        self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event, self._news)
         self._watch = IncidentWatch(group, self._news)
         self._drops = DropWatch(client, group, self._news)
         self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker

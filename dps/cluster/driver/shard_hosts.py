@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver import roles
 from dps.cluster.driver.evaluators import Evaluators
 from dps.cluster.driver.hosted import Hosted
+from dps.cluster.driver.news import News
 from dps.cluster.names import HOSTING, Node, resource_in
 from dps.cluster.node.actor import HostActor
 from dps.cluster.node.evaluator import Score
@@ -16,6 +18,7 @@ from dps.cluster.platform import platform_of
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import AddHosts
+from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -27,7 +30,8 @@ if TYPE_CHECKING:
 class ShardHosts:
     """The nodes of a group, and the actors that it has on them. Used from the client's event loop.
 
-    `on_adopted` is called when a node has joined and has a role.
+    `on_adopted` is called when a node has joined and has a role; `news` are told of one that cannot
+    be used.
 
     Attributes
     ----------
@@ -45,6 +49,7 @@ class ShardHosts:
         group: Group,
         seats: NodeAssignment | None,
         on_adopted: Callable[[], Awaitable[None]],
+        news: News,
     ) -> None:
         self.nodes: list[Node] = []
         self._client = client
@@ -53,7 +58,7 @@ class ShardHosts:
         self.group = group
         self._hosts: dict[str, Hosted] = {}
         self._evaluators = Evaluators(client, group)
-        self._adopting: set[asyncio.Task[None]] = set()
+        self._adopting = Tasks(partial(news.failed, "a node that joined is not used"))
 
     async def assign(self, router: Router) -> None:
         """Give each node its role; raises `CapacityError` if there are too few.
@@ -88,9 +93,7 @@ class ShardHosts:
 
     async def node_joined(self, event: tuple[float, Any]) -> None:
         """Have a node taken in that joined the cluster: the event names its address."""
-        task = asyncio.create_task(self._adopt(str(event[1])))
-        self._adopting.add(task)
-        task.add_done_callback(self._adopting.discard)
+        self._adopting.start(self._adopt(str(event[1])))
 
     async def close_to_workers(self, address: str) -> None:
         """Start nothing more on a node that holds nothing; evaluators there go on elsewhere."""
@@ -102,9 +105,7 @@ class ShardHosts:
         """Take no further nodes in."""
         if self._seats is not None:
             self._seats.unlisten(self._seated)
-        for task in self._adopting:
-            task.cancel()
-        await asyncio.gather(*self._adopting, return_exceptions=True)
+        await self._adopting.close()
 
     async def finish_evaluators(self) -> None:
         """Have the evaluators score once more, and end."""

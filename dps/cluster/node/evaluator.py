@@ -15,7 +15,7 @@ from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
 from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.recorder import joined, record_forever, recorder_of, sample
+from dps.cluster.node.recorder import joined, record_forever, recorded_tasks, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter
@@ -70,6 +70,7 @@ class EvaluatorActor:
         self._recorder = recorder_of(group, dask_worker.log_event)
         transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
         self._client = Client(group, transport)
+        self._tasks = recorded_tasks(self._recorder, self._clock, node)
         self._recorder(joined(node, "evaluator", platform))
         dask_worker.loop.add_callback(self._start)
 
@@ -83,7 +84,7 @@ class EvaluatorActor:
             return
         self._finished = True
         self._last.set()
-        await self._evaluating
+        await asyncio.wait([self._evaluating])
         await self._client.close()
         self._recording.cancel()
         self._recorder(self._sample())
@@ -95,11 +96,9 @@ class EvaluatorActor:
         leave_of(self._dask_worker).enter(self._group.name)
         port_of(self._dask_worker).enter()
         self._last = asyncio.Event()
-        self._evaluating = asyncio.ensure_future(self._evaluate_forever())
-        self._watching = asyncio.ensure_future(
-            finish_when_let_go(self._dask_worker, self._key, self.finish)
-        )
-        self._recording = asyncio.ensure_future(
+        self._evaluating = self._tasks.start(self._evaluate_forever())
+        self._tasks.start(finish_when_let_go(self._dask_worker, self._key, self.finish))
+        self._recording = self._tasks.start(
             record_forever(
                 self._recorder, self._group.timings.flush, lambda: None, self._sample, keeps=True
             )

@@ -89,7 +89,7 @@ class NodePresence:
         while True:
             try:
                 await self._register()
-            except (OSError, ValueError, TimeoutError) as error:
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without
                 if not told:
                     _log.warning(
                         "dps: no monitor watches the processes on this host, so one that is busy "

@@ -24,7 +24,7 @@ from dps.cluster.node.incident_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.presence import presence_of
 from dps.cluster.node.quiet import keep_quiet
-from dps.cluster.node.recorder import joined, record_forever, recorder_of, sample
+from dps.cluster.node.recorder import joined, record_forever, recorded_tasks, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of
@@ -108,6 +108,7 @@ class _Task:
         self._acks = AckColumns(self._name, self._recorder, clock)
         self._reports = ReportColumns(self._name, self._recorder, clock)
         presence = self._presence = presence_of(self._dask_worker)
+        self._tasks = recorded_tasks(self._recorder, clock, self._node)
         self._client = Client(
             group,
             self._transport,
@@ -158,7 +159,7 @@ class _Task:
         await self._presence.registered()
         self._recorder(joined(self._node, self._node_role, self._platform))
         every = self._group.timings.flush
-        return asyncio.create_task(
+        return self._tasks.start(
             record_forever(self._recorder, every, self._flush, self._measure, keeps=True)
         )
 

@@ -69,7 +69,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         means = self._transport, clock, sink, self._monitors
         self._coordinator = Coordinator(self._group, *means)
         every = self._group.timings.flush
-        self._recording = asyncio.create_task(
+        self._recording = self._coordinator.tasks.start(
             record_forever(self._recorder, every, lambda: None, self._sample)
         )
         scheduler.handlers[self.name] = weakly(self.handle)
@@ -94,7 +94,7 @@ class CoordinatorPlugin(SchedulerPlugin):
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """Close the group if its driver is gone and has not done so."""
         if client == self._driver:
-            self._ending = asyncio.create_task(self._end())
+            self._coordinator.tasks.start(self._end())
 
     async def handle(self, link: str, frames: list[bytes]) -> list[bytes]:
         """Carry out one message for the coordinator; called by whoever calls the scheduler."""

@@ -40,6 +40,7 @@ from dps.cluster.transport.sockets import MOST_DESCRIPTORS, Line
 from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
+from dps.protocol.tasks import Tasks
 
 LARGE_BYTES = 1 << 16  # of a frame from which on a segment costs less than the socket
 JOIN_BYTES = 1 << 14  # of a whole message that is better copied than sent in parts
@@ -120,7 +121,7 @@ class Connection:
         self._writing = False
         self._requests = count(1)
         self._waiting: dict[int, asyncio.Future[wire.Frames]] = {}
-        self._tasks: set[asyncio.Future[None]] = set()
+        self._replies = Tasks(lambda error: self._lose(f"a reply could not be sent: {error}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
         self._received = self._bytes_sent = 0
@@ -350,7 +351,7 @@ class Connection:
         if handler is None:
             self._sent(Kind.NOBODY, number, Description(about.text))
             return
-        self._keep(self._reply(number, handler, about.link, frames))
+        self._replies.start(self._reply(number, handler, about.link, frames))
 
     async def _reply(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
         try:
@@ -365,11 +366,6 @@ class Connection:
             _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
             if not self.lost:
                 self._sent(Kind.FAILED, number, Description(f"{type(error).__name__}: {error}"))
-
-    def _keep(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _tell_news(self) -> None:
         """Say which loans have ended where no other message has; look again while there are any."""

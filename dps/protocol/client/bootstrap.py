@@ -65,7 +65,7 @@ class Bootstrap:
     async def run(self) -> None:
         """Serve until cancelled. A host that does not answer holds up its own shard only."""
         try:
-            await self._follow()
+            await self._tasks.keep(self._follow, self._group.timings.retry)
         finally:
             await self._tasks.close()
 
