@@ -42,6 +42,7 @@ class MonitorLinks:
         self._told = told
         self._tasks = Tasks(on_failure)
         self._following: set[str] = set()
+        self._asked: set[Watched] = set()
         self._writers: dict[str, tuple[asyncio.StreamWriter, Signed]] = {}
 
     def follow(self, monitor: str) -> None:
@@ -55,6 +56,15 @@ class MonitorLinks:
         if watched.monitor not in self._writers:
             raise Unreachable(f"the monitor at {_place(watched.monitor)} is not connected")
         writer, signed = self._writers[watched.monitor]
+        if watched not in self._asked:  # which is repeated where it may not be killed
+            self._asked.add(watched)
+            _log.warning(
+                "dps: process %d at the monitor %s is stopped, and is killed if it still is after %g s: "
+                "others take over what it has",
+                watched.number,
+                _place(watched.monitor),
+                stopped,
+            )
         writer.write(signed.line([watched.number, stopped]))
 
     async def close(self) -> None:
