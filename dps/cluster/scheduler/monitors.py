@@ -59,8 +59,8 @@ class MonitorLinks:
         if watched not in self._asked:  # which is repeated where it may not be killed
             self._asked.add(watched)
             _log.warning(
-                "dps: process %d at the monitor %s is stopped, and killed if it is for %g s: others "
-                "take over what it has",
+                "dps: process %d at the monitor %s is stopped, and killed if it is for %g s: "
+                "others take over what it has",
                 watched.number,
                 _place(watched.monitor),
                 stopped,
