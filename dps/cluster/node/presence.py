@@ -56,6 +56,7 @@ class NodePresence:
         self._uses[group] += 1
         self._tell(self._standing)
         if self._staying is None and monitor.is_supported():
+            self._tried.clear()
             self._staying = asyncio.create_task(self._stay())
 
     async def registered(self) -> None:

@@ -253,3 +253,20 @@ def monitors_of(cluster: LocalCluster) -> set[int]:
 def monitor_of(dask_worker: distributed.Worker) -> int:
     writer = getattr(presence_of(dask_worker), "_writer", None)
     return peer_of(writer.get_extra_info("socket"))[0] if writer is not None else 0
+
+
+async def watched_in_turn(dask_worker: distributed.Worker) -> list[bool]:
+    """Whether a process is watched when it has been registered, by one group after another."""
+    presence, found = presence_of(dask_worker), []
+    for group in ("first", "second"):
+        presence.enter(group)
+        await presence.registered()
+        found.append(presence.watched is not None)
+        presence.exit(group)
+    return found
+
+
+def test_a_process_is_watched_from_the_first_moment_of_each_group() -> None:
+    with LocalCluster(nodes(workers=1)) as cluster:
+        watched = cluster.client.run(watched_in_turn)
+        assert all(all(found) for found in watched.values())
