@@ -70,7 +70,7 @@ class NodePresence:
         self._tell(self._standing)
         if not self._uses.total() and self._staying is not None:
             self._staying.cancel()
-            self._staying = None
+            self._staying = self.watched = None
 
     def silence(self, seconds: float) -> None:
         """Have the monitor say nothing of this process for a while, as if both were cut off."""

@@ -37,6 +37,7 @@ from dps.cluster.monitor import peer_of
 from dps.cluster.node.presence import presence_of
 from dps.errors import UpdatesDroppedWarning, UpdatesLostWarning
 from dps.events import Detected, WorkerLeft
+from dps.protocol.transport import Watched
 from tests.support.training import PRELOAD, SECONDS, Events, nodes
 from tests.support.waiting import eventually
 
@@ -255,18 +256,19 @@ def monitor_of(dask_worker: distributed.Worker) -> int:
     return peer_of(writer.get_extra_info("socket"))[0] if writer is not None else 0
 
 
-async def watched_in_turn(dask_worker: distributed.Worker) -> list[bool]:
-    """Whether a process is watched when it has been registered, by one group after another."""
+async def watched_in_turn(dask_worker: distributed.Worker) -> list[Watched | None]:
+    """What a process is registered as for one group after another."""
     presence, found = presence_of(dask_worker), []
     for group in ("first", "second"):
         presence.enter(group)
         await presence.registered()
-        found.append(presence.watched is not None)
+        found.append(presence.watched)
         presence.exit(group)
     return found
 
 
 def test_a_process_is_watched_from_the_first_moment_of_each_group() -> None:
     with LocalCluster(nodes(workers=1)) as cluster:
-        watched = cluster.client.run(watched_in_turn)
-        assert all(all(found) for found in watched.values())
+        for first, second in cluster.client.run(watched_in_turn).values():
+            assert None not in (first, second)
+            assert first != second
