@@ -82,17 +82,14 @@ def test_an_older_file_stays_until_the_new_one_is_whole(
     assert [path.name for path in tmp_path.iterdir()] == [name], "what is torn takes up room"
 
 
-@pytest.mark.parametrize("mode", [None, 0o644])
-def test_what_others_have_put_beside_a_file_is_not_written_to(
-    tmp_path: Path, mode: int | None
-) -> None:
+def test_what_others_have_put_beside_a_file_is_not_written_to(tmp_path: Path) -> None:
     """A link with the name that a file had until it was whole, and one in its own place."""
     shared, mine = tmp_path / "shared", tmp_path / "mine"
     shared.mkdir()
     mine.write_text("mine")
     for name in (".report.html.part", "report.html", ".lock", "linked"):
         (shared / name).symlink_to(mine)
-    write_whole(shared / "report.html", "a report", "the report", mode)
+    write_whole(shared / "report.html", "a report", "the report")
     assert (shared / "report.html").read_text() == "a report"
     assert not (shared / "report.html").is_symlink()
     with pytest.raises(StoreUnavailable, match="cannot be written"), exclusive(shared):

@@ -156,10 +156,12 @@ def test_what_a_strategy_costs_against_another_is_told_over_the_seeds_of_both() 
     none = priced("none", {0: 1.0, 1: 2.0, 2: 4.0, 9: 100.0})
     chain = priced("chain", {0: 1.1, 1: 2.4, 2: 5.2, 8: 0.01})
     # 1.1, 1.2 and 1.3: standard error 0.0577, and 4.303 of them at 2 degrees of freedom.
-    assert "1.20 (0.95–1.45) × the money" in words.without_fault(chain, none).text
-    few = words.without_fault(priced("chain", {0: 1.5}), none).text
-    assert few.endswith("1.50 × the money.")
-    assert "intervals" not in few
+    found = words.ratio(chain, none, "cost_usd")
+    assert found is not None
+    assert [round(each, 2) for each in (found.mean, found.low, found.high)] == [1.2, 0.95, 1.45]
+    one = words.ratio(priced("chain", {0: 1.5}), none, "cost_usd")
+    assert one is not None
+    assert one.mean == 1.5
     assert words.ratio(chain, priced("none", {7: 1.0}), "cost_usd") is None
     assert words.ratio(chain, priced("none", {0: 0.0}), "cost_usd") is None
 

@@ -23,7 +23,7 @@ NEITHER = {
     *("accuracy_before", "accuracy_before_mean", "target_accuracy", "evaluations"),
     *("wait_capacity_seconds", "updates_attempted", "updates_acked", "updates_buffered"),
     *("updates_replayed", "updates_duplicates", "updates_unrecorded", "gradients_pushed"),
-    *("filter_raw_bytes", "filter_withheld"),
+    *("filter_raw_bytes", "filter_withheld", "load_average"),
     # These must be 0, and make a trial invalid otherwise.
     *("updates_applied_twice", "updates_replica_conflicts", "updates_audit_mismatches"),
 }
