@@ -59,6 +59,16 @@ KNOWN = {
     "mail left where it is out of reach": "stateless, ring:31:wide",
     "drained store let go before it is copied": "stateless, ring:1:wide",
     "drained store let go by the first shard": "stateless, ring:1:wide",
+    "busy taken for dead": "chain(2), busy:2:watched",
+    "busy worker evicted": "none, BSP:2:watched",
+    "patience without end": "checkpoint + mailbox:2:watched",
+    "stopped replica taken for a copy": "chain(2), filters both ways:6:watched",
+    "last copy killed": "chain(2) + continue, SSP(1):2:watched",
+    "killed though it runs again": "stateless, two stores, SSP(1):2:watched",
+    "slow taken for stopped": "chain(2):2:watched",
+    "processes of two monitors confused": "chain(2), busy:2:watched",
+    "busy successor excluded": "chain(2) over checkpoint, busy:2:watched",
+    "busy server without a copy replaced": "none, ring:6:watched",
 }
 
 
