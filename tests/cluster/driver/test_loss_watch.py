@@ -12,7 +12,7 @@ from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetLosses
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import Setting, in_world, until
+from tests.support.worlds import Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 

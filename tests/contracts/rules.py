@@ -30,7 +30,7 @@ from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
-from dps.testing.worlds import Setting, in_world, same_state
+from tests.support.worlds import Setting, in_world, same_state
 
 Array = np.ndarray
 

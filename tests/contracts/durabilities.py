@@ -20,7 +20,7 @@ from dps.protocol.durability import Durability
 from dps.protocol.messages import Push
 from dps.protocol.recovery import Recovery
 from dps.protocol.wire import decode, encode
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}
 TABLE = SparseSpec("emb", 2, "float64")

@@ -26,7 +26,7 @@ from dps.protocol.recovery import Recovery
 from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode, message
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 Array = np.ndarray
 
