@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOAK_MINUTES ?= 30
 SOAK_SEED ?= 0
+SOAK_TIMES ?= 20
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-virtual replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-virtual replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak soak-returns clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -229,8 +230,11 @@ simulate: setup ## run 10,000 random schedules of faults on virtual time, and ca
 simulate-fresh: setup ## run some hundred schedules of a series that is the present commit's, about a minute
 	$(SIMULATE_FRESH)
 
-soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30); whatever is promised must hold
-	$(BIN)/dps soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
+soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30), and check every promise
+	$(BIN)/python -m tests.soak rounds --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
+
+soak-returns: setup ## kill the driver and the scheduler of supervised trainings SOAK_TIMES (20) times each
+	$(BIN)/python -m tests.soak returns driver scheduler --times $(SOAK_TIMES) --seed $(SOAK_SEED)
 
 clean: ## remove results, tracking store, caches and .venv
 	rm -rf $(VENV) results report.html report-fashion.html build *.egg-info

@@ -1,10 +1,9 @@
-"""The commands that check and time dps itself: `dps soak`, `dps simulate` and `dps bench`."""
+"""The commands that check and time dps itself: `dps simulate` and `dps bench`."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,72 +18,9 @@ if TYPE_CHECKING:
     from flows.benchmarks.torch import Row
     from flows.verification.simulate import Hunt, Repeated, Simulated
 
-OF_ROUNDS = ("minutes", "first", "faults", "only")  # options of `dps soak`
-OF_KILLS = ("times", "every", "standby", "layered")
-
 app = typer.Typer()
 bench = typer.Typer(no_args_is_help=True, help="Measure the speed of dps on this machine.")
 app.add_typer(bench, name="bench")
-
-
-@app.command()
-def soak(
-    context: typer.Context,
-    minutes: Annotated[
-        float, typer.Option(min=0, help="How long; each strategy once at least.")
-    ] = 30,
-    seed: Annotated[int, typer.Option(help="Draws the faults.")] = 0,
-    first: Annotated[int, typer.Option(help="The number of the first round.")] = 1,
-    faults: Annotated[int, typer.Option(min=1, help="Faults in a round.")] = 8,
-    only: Annotated[list[str], typer.Option(help="A strategy to take; may be given again.")] = [],  # noqa: B006
-    kill: Annotated[
-        list[str],
-        typer.Option(
-            metavar="driver,scheduler",
-            help="Instead, have one of these killed in supervised trainings, which must go on by "
-            "themselves; may be given again.",
-        ),
-    ] = [],  # noqa: B006
-    times: Annotated[int, typer.Option(min=1, help="With --kill: how often each.")] = 20,
-    every: Annotated[
-        int, typer.Option(min=1, help="With --kill: the interval of checkpoints, in updates.")
-    ] = 100,
-    standby: Annotated[
-        bool, typer.Option("--standby", help="With --kill: keep the next driver ready.")
-    ] = False,
-    layered: Annotated[
-        bool, typer.Option("--layered", help="With --kill: checkpoints below a chain.")
-    ] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Kill and pause nodes at random for as long as you like; whatever is promised must hold."""
-    if kill:
-        _refuse(context, OF_ROUNDS, "is of rounds, and not taken with --kill")
-    else:
-        _refuse(context, OF_KILLS, "needs --kill driver or --kill scheduler")
-    with json_output(as_json) as out:
-        if kill:
-            from flows.verification.returns import Setting, run_returns
-
-            whom = dict.fromkeys(name.strip() for each in kill for name in each.split(","))
-            killed = run_returns(list(whom), times, seed, Setting(every, standby, layered))
-            code = killed.code
-            out.write(documents.returned(killed))
-        else:
-            from flows.verification.soak import soak as run_soak
-
-            done = run_soak(minutes, seed, first, faults, only)
-            code = done.code
-            out.write(documents.soaked(done))
-    raise typer.Exit(code)
-
-
-def _refuse(context: typer.Context, names: Sequence[str], why: str) -> None:
-    """Refuse options that were given, of these."""
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            raise typer.BadParameter(f"--{name} {why}")
 
 
 @app.command()

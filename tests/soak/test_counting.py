@@ -10,7 +10,7 @@ import pytest
 
 from dps.core.blocks import Layout
 from dps.core.shard import Progress, ShardState
-from flows.verification.counting import (
+from tests.soak.counting import (
     DTYPE,
     Notes,
     Violation,

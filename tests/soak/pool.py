@@ -19,10 +19,10 @@ import psutil
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.names import NodeSpec, resource_of
 from dps.core.names import role_of
-from flows.verification.counting import require
+from tests.soak.counting import require
 
 NODES = {"spare": 8, "store": 2, "mailbox": 2, "worker": 3}
-PRELOAD = ("dps.cluster.driver.parameter_server", "flows.verification.counting")
+PRELOAD = ("dps.cluster.driver.parameter_server", "tests.soak.counting")
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.02
 FEWEST_SAMPLES = 9

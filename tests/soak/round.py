@@ -39,8 +39,8 @@ from flows.analysis.faults import fault_times
 from flows.analysis.ledger import ledger
 from flows.records.live import TookTooLong, Watch, eventually
 from flows.records.record import Record
-from flows.verification.case import Case, Result, Struck, check_events
-from flows.verification.counting import (
+from tests.soak.case import Case, Result, Struck, check_events
+from tests.soak.counting import (
     Task,
     Violation,
     cells_of,
@@ -50,7 +50,7 @@ from flows.verification.counting import (
     read_notes,
     require,
 )
-from flows.verification.pool import Pool, lives_long
+from tests.soak.pool import Pool, lives_long
 
 SHARDS = 2
 WORKERS = 3

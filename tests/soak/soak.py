@@ -6,7 +6,6 @@ see from outside what a driver leaves behind: no process of its session, and no 
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -16,11 +15,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import count, cycle
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import psutil
 
@@ -33,15 +30,13 @@ from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.recovery import Recovery
-from flows.files import write_whole
 from flows.records.live import TookTooLong, eventually
 from flows.records.record import EVENTS_FILE, EventWriter
-from flows.verification.case import Case, Result, parts
-from flows.verification.pool import Pool, require_flat
-from flows.verification.round import Round
+from tests.soak.case import Case, Result, parts
+from tests.soak.pool import Pool, require_flat
+from tests.soak.round import Round
 
 GONE_SECONDS = 10.0
-ROUNDS = "rounds.json"  # of the driver's folder: what came of each
 _LAYER = Checkpoint(every=20)
 CASES = (
     Case("chain(2)", Recovery(Chain(2))),
@@ -69,27 +64,10 @@ CASES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Soaked:
-    """What came of a soak.
-
-    Attributes
-    ----------
-    code
-        The exit code: 1 if a promise was broken, or something is left behind.
-    rounds
-        What came of each, with the keys of `flows.verification.case.Result`.
-    left_behind
-        Processes and files.
-    """
-
-    code: int
-    rounds: list[dict[str, Any]]
-    left_behind: list[str]
-
-
-def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]) -> Soaked:
+def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]) -> int:
     """Run the soak in a driver of its own.
+
+    Return the exit code: 1 if a promise was broken, or something is left behind.
 
     Parameters
     ----------
@@ -117,11 +95,10 @@ def soak(minutes: float, seed: int, first: int, faults: int, only: Sequence[str]
     left = [*map(str, left_behind(driver.pid)), *map(str, sorted(temporary.iterdir()))]
     for each in left:
         print(f"left behind: {each}")
-    rounds = json.loads((folder / ROUNDS).read_text()) if (folder / ROUNDS).exists() else []
     if code == 0 and not left:
         print("No process and no file is left behind.")
         shutil.rmtree(folder)
-    return Soaked(1 if left else code, rounds, left)
+    return 1 if left else code
 
 
 def chosen(only: Sequence[str]) -> list[Case]:
@@ -178,7 +155,6 @@ def drive(
         except (DpsError, OSError, TimeoutError) as error:
             print(f"VIOLATION: {error}\nIts events are kept in {folder}.", flush=True)
             code = 1
-        write_whole(folder / ROUNDS, json.dumps([asdict(each) for each in results]), "the rounds")
         print(table(results), "", "from the first third to the end, between rounds:", sep="\n")
         print(pool.held(), flush=True)
     return code
@@ -202,8 +178,8 @@ def _round(number: int, case: Case, seed: int, faults: int, pool: Pool, folder: 
         result = running.run()
     except BaseException:
         print(
-            f"{name}\nTo repeat: dps soak --minutes 0 --seed {seed} --first {number} "
-            f"--faults {faults} --only {shlex.quote(case.name)}",
+            f"{name}\nTo repeat: python -m tests.soak rounds --minutes 0 --seed {seed} "
+            f"--first {number} --faults {faults} --only {shlex.quote(case.name)}",
             flush=True,
         )
         with EventWriter(here / EVENTS_FILE) as write:

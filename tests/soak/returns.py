@@ -35,7 +35,7 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import Layered
 from dps.protocol.recovery import Recovery
 from flows.records.live import eventually
-from flows.verification.counting import (
+from tests.soak.counting import (
     DTYPE,
     Task,
     cells_of,
@@ -45,7 +45,7 @@ from flows.verification.counting import (
     read_notes,
     require,
 )
-from flows.verification.soak import left_behind
+from tests.soak.soak import left_behind
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
@@ -61,7 +61,7 @@ CELLS = 5_000  # of each worker: more than it pushes while a training lasts
 THINK_SECONDS = 0.002
 LONGEST_SECONDS = 3.0  # from the first acknowledged update to the kill, at most
 AFTERWARDS = 50  # acknowledged updates of each worker after the return
-PRELOAD = ("dps.cluster.driver.parameter_server", "flows.verification.counting")
+PRELOAD = ("dps.cluster.driver.parameter_server", "tests.soak.counting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,39 +131,25 @@ class Return:
     missing: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Returns:
-    """What the kills came to, up to the first that broke a promise; `violation` says which."""
-
-    returns: tuple[Return, ...]
-    violation: str | None = None
-
-    @property
-    def code(self) -> int:
-        """The exit code: 1 if a promise was broken."""
-        return 0 if self.violation is None else 1
-
-
-def run_returns(whom: Sequence[str], times: int, seed: int, setting: Setting) -> Returns:
-    """Kill each of `whom` so many times, and print what comes of it.
+def run_returns(victims: Sequence[str], times: int, seed: int, setting: Setting) -> int:
+    """Kill each victim `times` times, and print the results; return 1 at a broken promise.
 
     Parameters
     ----------
     seed
         It draws the moments of the kills.
     """
-    for each in whom:
+    for each in victims:
         if each not in VICTIMS:
-            raise ConfigurationError(f"--kill {each}, expected {' or '.join(VICTIMS)}")
+            raise ConfigurationError(f"{each}: expected {' or '.join(VICTIMS)}")
     found: list[Return] = []
     for number in range(times):
-        for each in whom:
+        for each in victims:
             try:
                 found.append(_one(each, random.Random(f"{seed}/{number}/{each}"), setting))
             except (DpsError, OSError, TimeoutError) as error:
-                violation = f"{each}, kill {number + 1}, seed {seed}: {error}"
-                print(f"VIOLATION: {violation}", flush=True)
-                return Returns(tuple(found), violation)
+                print(f"VIOLATION: {each}, kill {number + 1}, seed {seed}: {error}", flush=True)
+                return 1
             print(_line(number + 1, found[-1], setting.every), flush=True)
     print(
         table(found, setting.every),
@@ -171,7 +157,7 @@ def run_returns(whom: Sequence[str], times: int, seed: int, setting: Setting) ->
         sep="\n\n",
         flush=True,
     )
-    return Returns(tuple(found))
+    return 0
 
 
 def table(found: Sequence[Return], every: int) -> str:

@@ -18,7 +18,7 @@ from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
 from flows.analysis.ledger import ledger
 from flows.records.record import Record
-from flows.verification.counting import require
+from tests.soak.counting import require
 
 
 @dataclass(frozen=True, slots=True)

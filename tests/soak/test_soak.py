@@ -18,11 +18,11 @@ from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery
 from flows.analysis.faults import FaultTimes
 from flows.records.record import Record
-from flows.verification.case import Case, Struck
-from flows.verification.counting import Violation
-from flows.verification.pool import MEBIBYTE, Sample, _growth
-from flows.verification.round import require_newest, restorations_of
-from flows.verification.soak import CASES, Result, chosen, table
+from tests.soak.case import Case, Result, Struck
+from tests.soak.counting import Violation
+from tests.soak.pool import MEBIBYTE, Sample, _growth
+from tests.soak.round import require_newest, restorations_of
+from tests.soak.soak import CASES, chosen, table
 
 SECONDS = 110
 
@@ -33,7 +33,7 @@ def test_a_short_soak_keeps_every_promise(tmp_path: Path) -> None:
     strategies = ("chain(2)", "checkpoint", "stateless")
     only = [word for name in strategies for word in ("--only", name)]
     ended = subprocess.run(
-        [sys.executable, "-m", "flows.cli", "soak", "--minutes=0", "--faults=3", *only],
+        [sys.executable, "-m", "tests.soak", "rounds", "--minutes=0", "--faults=3", *only],
         capture_output=True,
         text=True,
         timeout=SECONDS,
