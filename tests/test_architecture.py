@@ -40,7 +40,7 @@ ORDER = [
     f"{CLUSTER} dps.torch dps.tree dps",
     f"{CLUSTER} dps.torch dps.tree dps dps.chaos dps.sim dps.virtual flows flows.readers "
     "flows.workloads flows.metrics flows.config flows.records flows.analysis flows.monitor "
-    "flows.report flows.tracking flows.execution flows.benchmarks flows.verification "
+    "flows.report flows.tracking flows.execution flows.verification "
     "flows.problems flows.replication flows.advice flows.cli",
 ]
 
@@ -129,6 +129,12 @@ def wrong_imports(module: str, source: str) -> list[str]:
 def test_imports_go_one_way() -> None:
     wrong = {module: wrong_imports(module, source) for module, source in SOURCES.items()}
     assert {module: names for module, names in wrong.items() if names} == {}
+
+
+def test_nothing_is_imported_that_only_the_repository_has() -> None:
+    for module, source in SOURCES.items():
+        tops = {name.split(".")[0] for name in imported(source)}
+        assert tops.isdisjoint(("benchmarks", "tests")), module
 
 
 def test_no_modules_import_each_other() -> None:

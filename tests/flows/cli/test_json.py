@@ -186,9 +186,6 @@ def test_schedules_of_the_simulation(tmp_path: Path) -> None:
         ("advise", ["--model=1MB", "--mtbf=1h", "--workers=2", "--gradient=100ms", "--seeds=4"]),
         ("example", ["l1_logistic"]),
         ("calibrate", ["--output=mine.yaml"]),
-        ("bench elastic", ["--moves=1"]),
-        ("bench measuring", ["--rounds=1"]),
-        ("bench sparse", ["--rounds=1"]),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
