@@ -77,16 +77,16 @@ deployment-test: setup ## run trials on Dask deployments, beside tracking server
 	$(BIN)/python -m pytest -m deployment
 
 examples: setup fashion-data ## solve each example problem, and compare with its reference
-	$(BIN)/dps example all
+	$(BIN)/python -m examples all
 
 wordnet: setup ## L1-logistic regression on the glosses of WordNet, which Debian packages: 118,000 examples of 34,000 words
 	@test -f /usr/share/wordnet/data.noun || { apt-get update -qq && apt-get install -y -qq --no-install-recommends wordnet-base; }
 	mkdir -p build
-	$(BIN)/python -m flows.problems.wordnet /usr/share/wordnet build/wordnet.svm
-	$(BIN)/dps example l1_logistic --data build/wordnet.svm
+	$(BIN)/python -m examples.wordnet /usr/share/wordnet build/wordnet.svm
+	$(BIN)/python -m examples l1_logistic --data build/wordnet.svm
 
 examples-large: setup fashion-data ## the same at their large sizes: some minutes each
-	$(BIN)/dps example all --size large
+	$(BIN)/python -m examples all --size large
 
 replicate: torch fashion-data ## repeat the experiments of both papers in short, and judge their claims
 	$(BIN)/dps replicate ttf

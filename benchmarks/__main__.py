@@ -182,10 +182,15 @@ def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command; exit with code 2 at an error that dps raises on purpose."""
     prepare_process()
     try:
         app(prog_name="python -m benchmarks")
     except DpsError as error:
         print(error, file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

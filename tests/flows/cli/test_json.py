@@ -101,7 +101,7 @@ class Documents:
     def __init__(self, here: Path) -> None:
         self.here = here
 
-    def __call__(self, *words: str, code: int = 0, command: str = "") -> Any:
+    def __call__(self, *words: str, code: int = 0) -> Any:
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", *words, "--json"],
             cwd=self.here,
@@ -114,7 +114,7 @@ class Documents:
         document = json.loads(done.stdout)
         each = document if isinstance(document, list) else [document]
         for entry in each:
-            assert set(entry) == keys_of(command or words[0])
+            assert set(entry) == keys_of(words[0])
         return document
 
 
@@ -184,7 +184,6 @@ def test_schedules_of_the_simulation(tmp_path: Path) -> None:
     ("command", "words"),
     [
         ("advise", ["--model=1MB", "--mtbf=1h", "--workers=2", "--gradient=100ms", "--seeds=4"]),
-        ("example", ["l1_logistic"]),
         ("calibrate", ["--output=mine.yaml"]),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
@@ -192,7 +191,7 @@ def test_schedules_of_the_simulation(tmp_path: Path) -> None:
 def test_what_is_measured_is_written_with_the_keys_of_the_page(
     tmp_path: Path, command: str, words: list[str]
 ) -> None:
-    assert Documents(tmp_path)(*command.split(), *words, command=command)
+    assert Documents(tmp_path)(command, *words)
 
 
 @pytest.mark.slow

@@ -391,7 +391,6 @@ def test_a_password_in_an_odd_text_is_masked(here: Path) -> None:
         ["simulate", "--replay", "chain(2):{}"],
         ["plan", "{}"],
         ["run", "{}"],
-        ["example", "{}"],
     ],
     ids=" ".join,
 )

@@ -24,10 +24,10 @@ import numpy as np
 
 from dps import L1, SSP, DelayedProximal, ParameterServer, SignificantlyModified, Worker
 from dps.errors import ConfigurationError, DpsError
-from flows.problems.aggregated import Aggregated
-from flows.problems.logistic_loss import Array, Arrays, Spread, liblinear
-from flows.problems.outcome import PATIENT, Outcome, Task
-from flows.problems.sparse_data import Digits, Source, Synthetic, survey
+from examples.aggregated import Aggregated
+from examples.logistic_loss import Array, Arrays, Spread, liblinear
+from examples.outcome import PATIENT, Outcome, Task
+from examples.sparse_data import Digits, Source, Synthetic, survey
 
 if TYPE_CHECKING:
     from distributed import Client

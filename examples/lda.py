@@ -1,6 +1,6 @@
 """Latent Dirichlet allocation by distributed collapsed Gibbs sampling.
 
-Documents are spread over workers, who draw topics for their own tokens (`flows.problems.gibbs`).
+Documents are spread over workers, who draw topics for their own tokens (`examples.gibbs`).
 How many tokens of each word have each topic is on the server: a worker goes once through its
 documents with the counts that it has read, then pushes by how much it has changed them, and reads
 what the others have changed meanwhile (approximate distributed LDA: Newman et al. 2009). Changes of
@@ -20,9 +20,9 @@ from scipy.sparse import csr_array
 
 from dps import SGD, SSP, ParameterServer, Worker
 from dps.errors import ConfigurationError, DpsError
-from flows.problems.corpus import write_corpus
-from flows.problems.gibbs import Priors, Sampler, perplexity
-from flows.problems.outcome import PATIENT, Outcome, Task
+from examples.corpus import write_corpus
+from examples.gibbs import Priors, Sampler, perplexity
+from examples.outcome import PATIENT, Outcome, Task
 from flows.readers import read_bag_of_words
 
 if TYPE_CHECKING:

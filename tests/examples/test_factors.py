@@ -13,16 +13,16 @@ from dps import ParameterServer
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
 from dps.errors import ConfigurationError
-from flows.cli.examples import told
-from flows.problems import factors, ratings
-from flows.problems.factor_model import PENALTY, Factors, alternate, objective
-from flows.problems.outcome import PATIENT, Task
-from flows.problems.ratings import RatingSource, prepare
+from examples import factors, ratings
+from examples.__main__ import told
+from examples.factor_model import PENALTY, Factors, alternate, objective
+from examples.outcome import PATIENT, Task
+from examples.ratings import RatingSource, prepare
 from tests.support.training import nodes
 from tests.support.waiting import eventually
 
 SECONDS = 30.0
-PRELOAD = ("dps.cluster.driver.parameter_server", "flows.problems.factors")
+PRELOAD = ("dps.cluster.driver.parameter_server", "examples.factors")
 NOISE = 0.5
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dps import BSP, Adam, ParameterServer, Worker
-from flows.problems.outcome import PATIENT, Outcome, Task
+from examples.outcome import PATIENT, Outcome, Task
 from flows.workloads import batches
 from flows.workloads.patches import PatchSource, load_images, load_patches
 from flows.workloads.rica import random_filters, reconstruction

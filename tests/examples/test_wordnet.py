@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flows.problems.wordnet import main
+from examples.wordnet import main
 from flows.readers import read_examples
 
 LICENCE = "  1 This software and database is being provided to you.\n"

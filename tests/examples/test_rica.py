@@ -13,9 +13,9 @@ from scipy.optimize import minimize
 
 from dps.core.rules.penalties import L1
 from dps.errors import ConfigurationError
+from examples.rica import draw, initial, l_bfgs, objective
 from flows.config.experiment import load_experiment
 from flows.config.workload import workload_of
-from flows.problems.rica import draw, initial, l_bfgs, objective
 from flows.workloads import Objective
 from flows.workloads import patches as module
 from flows.workloads.patches import PatchSource, load_patches

@@ -1,7 +1,7 @@
 """Matrix factorisation with a sparse table of users and one of items.
 
 A rating is to be near b + c + p·q, where (p, b) is the row of its user and (q, c) that of its item:
-vectors and biases (`flows.problems.factor_model` has the objective). Rows are kept under whatever
+vectors and biases (`examples.factor_model` has the objective). Rows are kept under whatever
 keys the data has, and exist from their first push on.
 
 Users are spread over workers. A worker reads only the rows that its batch of ratings is about, and
@@ -18,9 +18,9 @@ import numpy as np
 
 from dps import SSP, AdaGrad, Normal, ParameterServer, SparseSpec, Worker
 from dps.errors import ConfigurationError
-from flows.problems.factor_model import PENALTY, Factors, alternate, objective
-from flows.problems.outcome import PATIENT, Outcome, Task
-from flows.problems.ratings import RatingSource, prepare
+from examples.factor_model import PENALTY, Factors, alternate, objective
+from examples.outcome import PATIENT, Outcome, Task
+from examples.ratings import RatingSource, prepare
 from flows.workloads import batches
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pytest
 from scipy.sparse import csr_array
 
 from dps.errors import ConfigurationError
-from flows.problems.corpus import write_corpus
-from flows.problems.gibbs import Priors, Sampler, perplexity, tokens_of
-from flows.problems.lda import solve
-from flows.problems.outcome import Task
+from examples.corpus import write_corpus
+from examples.gibbs import Priors, Sampler, perplexity, tokens_of
+from examples.lda import solve
+from examples.outcome import Task
 from flows.readers import read_bag_of_words
 
 TINY = csr_array(np.array([[2, 1, 0], [0, 1, 1]]))
@@ -121,7 +121,7 @@ def test_too_little_to_hold_out_is_told_before_anything_is_trained(
 
 
 def test_docstrings_become_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.problems.corpus.PACKAGES", ("dask",))
+    monkeypatch.setattr("examples.corpus.PACKAGES", ("dask",))
     corpus = read_bag_of_words(write_corpus(tmp_path, 60, seed=0))
     assert corpus.counts.shape == (60, len(corpus.words))
     assert (np.diff(corpus.counts.indptr) > 0).mean() > 0.9
@@ -133,6 +133,6 @@ def test_docstrings_become_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_more_documents_than_there_are_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flows.problems.corpus.PACKAGES", ("typer", "nowhere"))
+    monkeypatch.setattr("examples.corpus.PACKAGES", ("typer", "nowhere"))
     with pytest.raises(ConfigurationError, match=r"only \d+ docstrings .* 100000 are needed"):
         write_corpus(tmp_path, 100_000, seed=0)

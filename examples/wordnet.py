@@ -1,6 +1,6 @@
 """WordNet's glosses as a sparse set of real data: those of nouns, against those of other words.
 
-`python -m flows.problems.wordnet FOLDER FILE` writes them in svmlight's format, for `dps example
+`python -m examples.wordnet FOLDER FILE` writes them in svmlight's format, for `python -m examples
 l1_logistic --data FILE`. FOLDER has WordNet's `data.noun`, `data.verb`, `data.adj` and `data.adv`,
 as Debian's package `wordnet-base` puts them into /usr/share/wordnet. An example is a gloss, a
 feature a word that at least two glosses have; the values of an example are equal, and its length 1.
@@ -74,7 +74,7 @@ def _mixed(found: Sequence[tuple[str, list[str]]]) -> Iterator[tuple[str, list[s
 def main(arguments: Sequence[str]) -> int:
     """Write what the command line asks for, and say what it is."""
     if len(arguments) != 2:
-        print("usage: python -m flows.problems.wordnet FOLDER FILE.svm", file=sys.stderr)
+        print("usage: python -m examples.wordnet FOLDER FILE.svm", file=sys.stderr)
         return 2
     folder, target = map(Path, arguments)
     try:

@@ -1,7 +1,11 @@
-"""`dps example`: runs a problem on this machine, and says how near its reference it came."""
+"""The command `python -m examples NAME`: solves a problem, and compares it with its reference.
+
+README.md beside this names the keys of what it writes with `--json`.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,12 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dps.errors import ConfigurationError, DpsError
+from flows.cli.console import prepare_process
 from flows.cli.documents import AsJson, json_output
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from flows.problems.outcome import Outcome, Task
+    from examples.outcome import Outcome, Task
 
 EXAMPLES = {
     "l1_logistic": "L1-regularised logistic regression by delayed block proximal gradient",
@@ -30,7 +36,7 @@ ALL = "all"
 PAGE = "examples.md"
 SIZES = ("small", "large")
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
@@ -43,7 +49,7 @@ def example(
     workers: Annotated[int, typer.Option(min=1, help="How many workers.")] = 2,
     shards: Annotated[int, typer.Option(min=1, help="How many servers.")] = 2,
     recovery: Annotated[str, typer.Option(help="none or chain.")] = "none",
-    seed: Annotated[int, typer.Option(min=0, help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     output: Annotated[Path, typer.Option(help="Where pictures and lists go.")] = Path(
         "results/examples"
     ),
@@ -53,8 +59,7 @@ def example(
 
     Ends with code 1 where a target is missed.
     """
-    from dps.errors import ConfigurationError
-    from flows.problems.outcome import Task
+    from examples.outcome import Task
 
     names = _names(name)
     if size not in SIZES:
@@ -67,7 +72,7 @@ def example(
         )
     task = Task(data, size, workers, shards, recovery, seed, output)
     if "rica" in names:  # of all the examples, only its own data may be too small for it
-        from flows.problems.rica import check
+        from examples.rica import check
 
         check(task)
     with json_output(as_json) as out:
@@ -146,7 +151,7 @@ def solve(name: str, task: Task) -> Outcome:
     if task.recovery == "chain":
         nodes += [NodeSpec(f"replica-{i}-1", "server") for i in range(task.shards)]
     nodes += [NodeSpec(f"worker-{i}", "worker") for i in range(task.workers)]
-    module = f"flows.problems.{name}"
+    module = f"examples.{name}"
     solver: Callable[[Client, Task], Outcome] = import_module(module).solve
     with LocalCluster(nodes, ("dps.cluster.driver.parameter_server", module)) as cluster:
         return solver(cluster.client, task)
@@ -157,8 +162,6 @@ def _writing(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        from dps.errors import ConfigurationError
-
         raise ConfigurationError(
             f"--output {folder}: nothing can be written there: {error.strerror or error}; name a "
             "folder of yours"
@@ -167,8 +170,6 @@ def _writing(folder: Path) -> Iterator[None]:
 
 def _names(name: str) -> list[str]:
     if name not in (*EXAMPLES, ALL):
-        from dps.errors import ConfigurationError
-
         raise ConfigurationError(
             f"example {name!r} is unknown; there are: {', '.join(EXAMPLES)} and {ALL}"
         )
@@ -177,3 +178,17 @@ def _names(name: str) -> list[str]:
 
 def _is_picture(path: Path) -> bool:
     return path.suffix in (".png", ".svg")
+
+
+def main() -> None:
+    """Run the command; exit with code 2 at an error that dps raises on purpose."""
+    prepare_process()
+    try:
+        app(prog_name="python -m examples")
+    except DpsError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -18,13 +17,12 @@ from dps import SSP, ParameterServer
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
 from dps.errors import ConfigurationError
-from flows.cli import main
-from flows.cli.examples import PAGE, solve_each, told, verdict, write_page
-from flows.problems import l1_logistic, lda, rica
-from flows.problems.aggregated import Aggregated
-from flows.problems.logistic_loss import Spread, liblinear
-from flows.problems.outcome import PATIENT, Outcome, Task
-from flows.problems.sparse_data import Synthetic
+from examples import l1_logistic, lda, rica
+from examples.__main__ import PAGE, main, solve_each, told, verdict, write_page
+from examples.aggregated import Aggregated
+from examples.logistic_loss import Spread, liblinear
+from examples.outcome import PATIENT, Outcome, Task
+from examples.sparse_data import Synthetic
 from flows.workloads import patches
 from tests.support.training import nodes
 from tests.support.waiting import eventually
@@ -32,8 +30,8 @@ from tests.support.waiting import eventually
 SECONDS = 30.0
 PRELOAD = (
     "dps.cluster.driver.parameter_server",
-    "flows.problems.l1_logistic",
-    "flows.problems.lda",
+    "examples.l1_logistic",
+    "examples.lda",
 )
 SYNTHETIC = Synthetic(examples=2000, features=200, seed=3, nonzeros=8, piece=250)
 
@@ -217,11 +215,9 @@ def test_images_too_small_are_told_before_the_first_example(
 
 
 def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
-    handler = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(sys, "argv", ["dps", "example", *arguments])
+    monkeypatch.setattr(sys, "argv", ["examples", *arguments])
     with pytest.raises(SystemExit) as code:
         main()
-    signal.signal(signal.SIGTERM, handler)
     return code.value.code
 
 

@@ -10,10 +10,10 @@ from scipy.sparse import vstack
 
 from dps import L1, Proximal
 from dps.errors import ConfigurationError
-from flows.problems.aggregated import Aggregated
-from flows.problems.l1_logistic import step_rule
-from flows.problems.logistic_loss import Share, Spread, liblinear, objective_and_bound
-from flows.problems.sparse_data import Digits, Source, Synthetic, survey
+from examples.aggregated import Aggregated
+from examples.l1_logistic import step_rule
+from examples.logistic_loss import Share, Spread, liblinear, objective_and_bound
+from examples.sparse_data import Digits, Source, Synthetic, survey
 
 SYNTHETIC = Synthetic(examples=600, features=40, seed=3, nonzeros=5, piece=100)
 SPREAD = Spread.of(SYNTHETIC, blocks=3, workers=2)

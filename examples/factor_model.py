@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from flows.problems.ratings import Prepared
+from examples.ratings import Prepared
 from flows.readers.ratings import Ratings
 
 Array = npt.NDArray[np.floating]

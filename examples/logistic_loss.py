@@ -1,6 +1,6 @@
 """The arithmetic of L1-logistic regression on examples that are spread over workers.
 
-With rows z (features times label, see `flows.problems.sparse_data`), N examples in all and the
+With rows z (features times label, see `examples.sparse_data`), N examples in all and the
 scores m = z·w, it is about P(w) = (1/N)·Σ log(1 + exp(−m)) + λ·‖w‖₁.
 """
 
@@ -17,7 +17,7 @@ from scipy.sparse import csc_array, csr_array, vstack
 from scipy.sparse.linalg import LinearOperator, eigsh
 from scipy.special import entr, expit
 
-from flows.problems.sparse_data import Source
+from examples.sparse_data import Source
 
 if TYPE_CHECKING:
     from distributed import Client
