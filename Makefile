@@ -6,10 +6,11 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOAK_MINUTES ?= 30
 SOAK_SEED ?= 0
+SOAK_TIMES ?= 20
 SIMULATE_SEED ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-virtual replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-virtual replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak soak-returns clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -76,16 +77,16 @@ deployment-test: setup ## run trials on Dask deployments, beside tracking server
 	$(BIN)/python -m pytest -m deployment
 
 examples: setup fashion-data ## solve each example problem, and compare with its reference
-	$(BIN)/dps example all
+	$(BIN)/python -m examples all
 
 wordnet: setup ## L1-logistic regression on the glosses of WordNet, which Debian packages: 118,000 examples of 34,000 words
 	@test -f /usr/share/wordnet/data.noun || { apt-get update -qq && apt-get install -y -qq --no-install-recommends wordnet-base; }
 	mkdir -p build
-	$(BIN)/python -m flows.problems.wordnet /usr/share/wordnet build/wordnet.svm
-	$(BIN)/dps example l1_logistic --data build/wordnet.svm
+	$(BIN)/python -m examples.wordnet /usr/share/wordnet build/wordnet.svm
+	$(BIN)/python -m examples l1_logistic --data build/wordnet.svm
 
 examples-large: setup fashion-data ## the same at their large sizes: some minutes each
-	$(BIN)/dps example all --size large
+	$(BIN)/python -m examples all --size large
 
 replicate: torch fashion-data ## repeat the experiments of both papers in short, and judge their claims
 	$(BIN)/dps replicate ttf
@@ -202,25 +203,28 @@ report: setup ## write report.html of the demo again, from its records
 	$(BIN)/dps report demo --output report.html
 
 bench: setup ## time push and pull beside raw TCP, shared memory, a plain Dask actor and what else is installed
-	$(BIN)/dps bench transport
+	$(BIN)/python -m benchmarks transport
+
+bench-throughput: setup ## count gradients per second against workers and shards
+	$(BIN)/python -m benchmarks transport --throughput
 
 bench-recovery: setup ## time recoveries from real faults, and what each strategy costs without any
-	$(BIN)/dps bench recovery
+	$(BIN)/python -m benchmarks recovery
 
 bench-elastic: setup ## time how long a training is held up by shards that move between servers
-	$(BIN)/dps bench elastic
+	$(BIN)/python -m benchmarks elastic
 
 bench-measuring: setup ## compare updates per second with everything recorded and evaluated, and with neither
-	$(BIN)/dps bench measuring
+	$(BIN)/python -m benchmarks measuring
 
 bench-sparse: setup ## count keys per second of sparse tables, beside a dictionary of arrays and Ray actors
-	$(BIN)/dps bench sparse
+	$(BIN)/python -m benchmarks sparse
 
 bench-torch: torch ## train modules of torch beside the bare loop of the same module
-	$(BIN)/dps bench torch
+	$(BIN)/python -m benchmarks torch
 
 bench-baselines: setup ## train beside a single process, and Ray, torch RPC and torchft where installed, and kill the server of each
-	$(BIN)/dps bench baselines --seeds 5
+	$(BIN)/python -m benchmarks baselines --seeds 5
 
 simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
 	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)
@@ -229,8 +233,11 @@ simulate: setup ## run 10,000 random schedules of faults on virtual time, and ca
 simulate-fresh: setup ## run some hundred schedules of a series that is the present commit's, about a minute
 	$(SIMULATE_FRESH)
 
-soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30); whatever is promised must hold
-	$(BIN)/dps soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
+soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30), and check every promise
+	$(BIN)/python -m tests.soak rounds --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
+
+soak-returns: setup ## kill the driver and the scheduler of supervised trainings SOAK_TIMES (20) times each
+	$(BIN)/python -m tests.soak returns driver scheduler --times $(SOAK_TIMES) --seed $(SOAK_SEED)
 
 clean: ## remove results, tracking store, caches and .venv
 	rm -rf $(VENV) results report.html report-fashion.html build *.egg-info

@@ -34,14 +34,14 @@ ORDER = [
     CLUSTER,
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities dps.sim",
     f"{CLUSTER} dps.chaos",
-    f"{CLUSTER} dps.sim dps.chaos dps.virtual dps.testing dps.testing.contracts",
+    f"{CLUSTER} dps.sim dps.chaos dps.virtual dps.testing",
     f"{CLUSTER} dps.torch",
     f"{CLUSTER} dps.tree",
     f"{CLUSTER} dps.torch dps.tree dps",
     f"{CLUSTER} dps.torch dps.tree dps dps.chaos dps.sim dps.virtual flows flows.readers "
     "flows.workloads flows.metrics flows.config flows.records flows.analysis flows.monitor "
-    "flows.report flows.tracking flows.execution flows.benchmarks flows.verification "
-    "flows.problems flows.replication flows.advice flows.cli",
+    "flows.report flows.tracking flows.execution flows.verification "
+    "flows.replication flows.advice flows.cli",
 ]
 
 # What of others may be imported, besides the standard library; flows may import anything.
@@ -61,7 +61,7 @@ LIBRARIES = {
     "dps.observe": {"IPython", "mlflow", "pandas", "rich"},
     "dps.chaos": {"dask", "distributed", "fsspec", "psutil"},
     "dps.virtual": {"distributed", "greenlet"},
-    "dps.testing": {"distributed", "numpy", "pytest"},
+    "dps.testing": set[str](),
     "dps.torch": {"numpy", "torch"},
     "dps.tree": {"numpy"},
 }
@@ -131,6 +131,12 @@ def test_imports_go_one_way() -> None:
     assert {module: names for module, names in wrong.items() if names} == {}
 
 
+def test_nothing_is_imported_that_only_the_repository_has() -> None:
+    for module, source in SOURCES.items():
+        tops = {name.split(".")[0] for name in imported(source)}
+        assert tops.isdisjoint(("benchmarks", "examples", "tests")), module
+
+
 def test_no_modules_import_each_other() -> None:
     graph = {module: own(source) - {module} for module, source in SOURCES.items()}
     TopologicalSorter(graph).prepare()
@@ -189,9 +195,8 @@ def test_a_module_opens_with_a_paragraph_about_itself() -> None:
             ["dps.chaos.injector", "dps.cluster.driver.setup"],
         ),
         ("dps.chaos.injector", "from flows.execution.trial import run", ["flows.execution.trial"]),
-        ("dps.chaos.injector", "import dps.testing.worlds", ["dps.testing.worlds"]),
-        ("dps.testing.worlds", "import dps.testing.contracts", ["dps.testing.contracts"]),
-        ("dps.testing.contracts.rules", "from flows.workloads import MLP", ["flows.workloads"]),
+        ("dps.chaos.injector", "import dps.testing.faults", ["dps.testing.faults"]),
+        ("dps.testing.faults", "from flows.workloads import MLP", ["flows.workloads"]),
         ("dps.cluster.driver.setup", "import mlflow, yaml", ["mlflow", "yaml"]),
         ("dps.cluster.driver.setup", "from dps import SGD", ["dps"]),
         ("dps.cluster.driver.setup", "import dps", ["dps"]),

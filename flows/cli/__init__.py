@@ -34,7 +34,6 @@ from flows.cli.console import store as _store
 from flows.cli.console import warn as _warn
 from flows.cli.documents import AsJson
 from flows.cli.documents import json_output as _json_output
-from flows.cli.examples import app as _examples
 from flows.cli.new import app as _new
 from flows.cli.planning import plan
 from flows.cli.replicate import app as _replicate
@@ -64,7 +63,6 @@ app.add_typer(_new)
 app.add_typer(_top)
 app.add_typer(_advice)
 app.add_typer(checks)
-app.add_typer(_examples)
 app.add_typer(_results)
 
 

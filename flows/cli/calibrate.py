@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dps.virtual.profile import Profile
-    from flows.benchmarks.calibration import Measured
     from flows.cli.documents import JsonOutput
+    from flows.verification.calibration import Measured
 
 
 def calibrate(
@@ -39,12 +39,12 @@ def calibrate(
     """
     import yaml
 
-    from flows.benchmarks import calibration
     from flows.config.cluster import LocalSection
     from flows.config.profile import ProfileSection
     from flows.config.trials import load_trials
     from flows.execution.preload import preload_of
     from flows.files import write_whole
+    from flows.verification import calibration
 
     if output.suffix not in (".yaml", ".yml"):
         raise ConfigurationError(f"--output {output}: expected the name of a YAML file")
@@ -83,7 +83,7 @@ def calibrate(
 def _table(measured: Measured, profile: Profile) -> Table:
     from rich.table import Table
 
-    from flows.benchmarks.calibration import predicted, size_told
+    from flows.verification.calibration import predicted, size_told
 
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     shown.add_column("push and pull")

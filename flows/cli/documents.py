@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from flows.monitor.status import Standing, Status
     from flows.monitor.top import Picture
     from flows.report.compare import Run
-    from flows.verification.returns import Returns
     from flows.verification.simulate import Broken, Hunt, Repeated, Simulated
-    from flows.verification.soak import Soaked
     from flows.verification.validate import Agreement
 
 AsJson = Annotated[
@@ -326,32 +324,6 @@ def simulated(done: Simulated | Repeated | Hunt) -> dict[str, Any]:
             ]
             return {"variants": variants, "not_caught": done.missed, "seconds": done.seconds}
     return found
-
-
-def soaked(done: Soaked) -> dict[str, Any]:
-    """What came of rounds of faults."""
-    names = {"struck": "faults", "missed": "faults_missed"}
-    rounds = [{names.get(key, key): v for key, v in each.items()} for each in done.rounds]
-    return {"exit_code": done.code, "rounds": rounds, "left_behind": done.left_behind}
-
-
-def returned(done: Returns) -> dict[str, Any]:
-    """What came of kills of a driver or a scheduler."""
-    return {
-        "returns": [
-            {
-                "target": each.whom,
-                "acked": each.acked,
-                "seconds_to_next_ack": each.seconds,
-                "restart_seconds": each.up,
-                "lost": each.lost,
-                "reported_lost": each.told,
-                "missing": each.missing,
-            }
-            for each in done.returns
-        ],
-        "violation": done.violation,
-    }
 
 
 # -- parts -----------------------------------------------------------------------------------------

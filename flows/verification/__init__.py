@@ -1,1 +1,1 @@
-"""Long checks of the promises: soak runs on real processes, and the simulator's front end."""
+"""The front end of the simulator, and virtual time compared with real time."""

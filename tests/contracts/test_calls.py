@@ -13,8 +13,8 @@ from dps.core.functions import Changed, Part, pack, unpack
 from dps.core.updates import Call, Operation, UpdateId
 from dps.protocol.messages import Push
 from dps.protocol.recovery import Recovery
-from dps.testing.worlds import Setting, in_world
 from tests.contracts.test_durabilities import DURABILITIES
+from tests.support.worlds import Setting, in_world
 
 CALLS = 6
 KINDS = [kind for kind in DURABILITIES if not DURABILITIES[kind][0]().refusal("functions")]

@@ -15,7 +15,7 @@ from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability, NoDurability
-from dps.testing.contracts import DurabilityContract
+from tests.contracts.durabilities import DurabilityContract
 
 _numbers = count()
 

@@ -8,7 +8,7 @@ import pytest
 
 from dps.core.faults.plan import AtUpdates, Cut, Delay, Lasting, Slow
 from dps.protocol.recovery import Recovery
-from dps.testing.contracts import FaultContract
+from tests.contracts.faults import FaultContract
 
 pytestmark = pytest.mark.cluster
 

@@ -18,8 +18,7 @@ from dps.protocol.recovery import Recovery
 from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode
-from dps.testing.contracts import FilterContract
-from dps.testing.contracts.filters import PARAMS
+from tests.contracts.filters import PARAMS, FilterContract
 
 FILTERS: dict[str, list[Filter]] = {
     "significantly modified": [dps.SignificantlyModified(90.0, decay="1/t")],

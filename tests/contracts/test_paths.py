@@ -23,7 +23,7 @@ from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.manifest import Saved, describe, find_saved, write_run
 from dps.protocol.transport import Endpoint
 from dps.sim.disk import SCHEME
-from dps.testing.worlds import same_state
+from tests.support.worlds import same_state
 
 LAYOUT = Layout.of({"w": np.zeros(10)}, 2)
 PATHS: dict[str, Callable[[Path], str]] = {

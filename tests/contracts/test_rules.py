@@ -16,8 +16,7 @@ from dps.core.rules.rule import UpdateRule
 from dps.protocol.durability import Durability
 from dps.protocol.timings import Timings
 from dps.protocol.wire import decode
-from dps.testing.contracts import RuleContract
-from dps.testing.contracts.rules import PARAMS, ShardRuleContract
+from tests.contracts.rules import PARAMS, RuleContract, ShardRuleContract
 
 RULES: list[UpdateRule] = [
     dps.SGD(0.5),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,15 +19,13 @@ from dps.errors import ShardUnavailable, StoreUnavailable
 from dps.protocol.durability import Durability, NoPersistence, Persistence, ServerContext
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
-from dps.testing.contracts import (
-    DatasetContract,
-    DurabilityContract,
-    FaultContract,
-    FilterContract,
-    RuleContract,
-    WorkloadContract,
-)
 from flows.workloads import DatasetShape, DatasetSource, Workload
+from tests.contracts.datasets import DatasetContract
+from tests.contracts.durabilities import DurabilityContract
+from tests.contracts.faults import FaultContract
+from tests.contracts.filters import FilterContract
+from tests.contracts.rules import RuleContract
+from tests.contracts.workloads import WorkloadContract
 
 Array = np.ndarray
 _numbers = count()
@@ -222,12 +218,3 @@ def test_what_a_durability_raises_is_told(where: str, how: str) -> None:
     else:
         with pytest.raises(ZeroDivisionError, match=f"as it happens in {where}"):
             contract.test_where_it_came_back_from_is_recorded(failing, "initial")
-
-
-def test_contracts_say_when_pytest_is_missing() -> None:
-    code = (
-        "import sys; sys.modules['pytest'] = None; import dps, flows; import dps.testing.contracts"
-    )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert run.returncode == 1
-    assert "dps.testing needs pytest, which is not installed: pip install pytest" in run.stderr

@@ -19,8 +19,8 @@ from dps.core.shard import ShardState, Step, apply, result_of
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import ConfigurationError, FunctionFailed
 from dps.protocol import wire
-from dps.testing.worlds import same_state
 from tests.support.builders import Model, leave
+from tests.support.worlds import same_state
 
 Parts = Mapping[str, Part]
 

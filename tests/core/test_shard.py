@@ -17,8 +17,8 @@ from dps.core.shard import CHUNK_BYTES, ShardState, apply, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.protocol import wire
-from dps.testing.worlds import same_state
 from tests.support.builders import Model, join, leave
+from tests.support.worlds import same_state
 
 MODEL = Model.of(w=np.zeros((2, 3), np.float32), b=np.zeros(3, np.float64))
 RULE = SGD(1.0)

@@ -14,8 +14,8 @@ from dps.core.rules.rule import UpdateRule
 from dps.core.updates import Operation
 from dps.errors import NonFiniteGradient
 from dps.protocol.executor import ITEMS_OF_A_CORE, Cores, available_cores
-from dps.testing.worlds import same_state
 from tests.support.builders import Model
+from tests.support.worlds import same_state
 
 WAIT_SECONDS = 30.0
 RULES: list[UpdateRule] = [

@@ -35,7 +35,7 @@ from dps.protocol.recovery import Recovery
 from dps.protocol.transport import Endpoint
 from dps.sim.network import Weather
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import TIMINGS, Setting, in_world, until
+from tests.support.worlds import TIMINGS, Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 

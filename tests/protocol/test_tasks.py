@@ -22,7 +22,7 @@ from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.tasks import Tasks
 from dps.sim.process import Unforeseen
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 

@@ -28,9 +28,9 @@ from dps.sim.violation import Violation
 from dps.sim.workload.counter import Tally
 from dps.sim.workload.shapes import name_of
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import Setting, happened, in_world, until
 from tests.protocol.coordinator.test_membership import view_of
 from tests.protocol.server import test_consistency as consistency
+from tests.support.worlds import Setting, happened, in_world, until
 
 
 async def round_in_order_of_arrival(self: Batching, complete: bool = False) -> None:

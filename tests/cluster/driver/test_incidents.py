@@ -18,7 +18,7 @@ from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetIncidents
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import Setting, in_world, until
+from tests.support.worlds import Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 ELSEWHERE: Any = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://elsewhere:1"))

@@ -143,11 +143,6 @@ def test_every_command_has_help(dps: Command, words: tuple[str, ...]) -> None:
     assert f"dps {' '.join(words)} " in ended.out
 
 
-def test_a_soak_of_an_unknown_strategy_is_refused(dps: Command) -> None:
-    ended = dps("soak", "--only", "chain")
-    assert "no strategy 'chain'; there are: chain(2), checkpoint" in refused(ended)
-
-
 def test_plan_shows_trials_and_runs_nothing(dps: Command, tmp_path: Path) -> None:
     ended = dps("plan", "demo")
     assert ended.code == 0

@@ -19,9 +19,7 @@ from typer.main import get_command
 from flows.cli import app, documents
 from flows.monitor.top import Happened, Picture
 from flows.records.owner import noted
-from flows.verification.returns import Return, Returns
 from flows.verification.simulate import Broken, Hunt, Hunted, Repeated, Simulated, Totals
-from flows.verification.soak import Soaked
 from tests.support.deployment import ROOT
 from tests.support.synthetic import write_experiment
 
@@ -91,7 +89,6 @@ def test_nothing_else_is_on_the_page() -> None:
 
 def keys_of(words: str) -> set[str]:
     """The keys that the page names of a command's document, or of each entry of a list."""
-    # A command whose options make another document of it has a heading below its own for that.
     _, found, after = PAGE.read_text("utf-8").partition(f"# dps {words}\n")
     assert found, f"docs/json.md has no heading for dps {words}"
     rows = re.findall(r"^\| `([a-z0-9_]+)` \|", after.partition("\n##")[0], re.MULTILINE)
@@ -104,7 +101,7 @@ class Documents:
     def __init__(self, here: Path) -> None:
         self.here = here
 
-    def __call__(self, *words: str, code: int = 0, command: str = "") -> Any:
+    def __call__(self, *words: str, code: int = 0) -> Any:
         done = subprocess.run(
             [sys.executable, "-m", "flows.cli", *words, "--json"],
             cwd=self.here,
@@ -117,7 +114,7 @@ class Documents:
         document = json.loads(done.stdout)
         each = document if isinstance(document, list) else [document]
         for entry in each:
-            assert set(entry) == keys_of(command or words[0])
+            assert set(entry) == keys_of(words[0])
         return document
 
 
@@ -187,20 +184,14 @@ def test_schedules_of_the_simulation(tmp_path: Path) -> None:
     ("command", "words"),
     [
         ("advise", ["--model=1MB", "--mtbf=1h", "--workers=2", "--gradient=100ms", "--seeds=4"]),
-        ("soak", ["--minutes=0", "--faults=1", "--only=chain(2)"]),
-        ("soak --kill", ["driver", "--times=1"]),
-        ("example", ["l1_logistic"]),
         ("calibrate", ["--output=mine.yaml"]),
-        ("bench elastic", ["--moves=1"]),
-        ("bench measuring", ["--rounds=1"]),
-        ("bench sparse", ["--rounds=1"]),
     ],
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_what_is_measured_is_written_with_the_keys_of_the_page(
     tmp_path: Path, command: str, words: list[str]
 ) -> None:
-    assert Documents(tmp_path)(*command.split(), *words, command=command)
+    assert Documents(tmp_path)(command, *words)
 
 
 @pytest.mark.slow
@@ -265,26 +256,8 @@ def test_the_keys_inside_documents_are_those_of_the_page() -> None:
         "seconds": 1.0,
     }
     assert documents.simulated(Repeated("s", ("kill",), 4, None))["violation"] is None
-    rounds = [{"case": "chain(2)", "struck": ["kill"], "missed": 1}]
-    assert documents.soaked(Soaked(1, rounds, ["a file"])) == {
-        "exit_code": 1,
-        "rounds": [{"case": "chain(2)", "faults": ["kill"], "faults_missed": 1}],
-        "left_behind": ["a file"],
-    }
-    [kill] = documents.returned(Returns((Return("driver", 9, 2.0, 1.0, (1,), (2,), (0,)),)))[
-        "returns"
-    ]
-    assert kill == {
-        "target": "driver",
-        "acked": 9,
-        "seconds_to_next_ack": 2.0,
-        "restart_seconds": 1.0,
-        "lost": (1,),
-        "reported_lost": (2,),
-        "missing": (0,),
-    }
     page = PAGE.read_text()
-    for key in ("total_updates", "message", *violation, "not_caught", "faults_missed", *kill):
+    for key in ("total_updates", "message", *violation, "not_caught"):
         assert f"`{key}`" in page or f"*{key}*" in page
 
 

@@ -389,10 +389,8 @@ def test_a_password_in_an_odd_text_is_masked(here: Path) -> None:
         ["resume", "{}"],
         ["simulate", "--replay", "{}"],
         ["simulate", "--replay", "chain(2):{}"],
-        ["soak", "--only", "{}"],
         ["plan", "{}"],
         ["run", "{}"],
-        ["example", "{}"],
     ],
     ids=" ".join,
 )

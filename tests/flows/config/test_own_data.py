@@ -15,7 +15,6 @@ from sklearn.datasets import dump_svmlight_file, load_iris
 from sklearn.preprocessing import StandardScaler
 
 from dps.errors import ConfigurationError
-from dps.testing.contracts import DatasetContract
 from flows.config.own_data import OwnDataSection
 from flows.config.trials import Trial, load_trials
 from flows.records.settings import settings, trial_from
@@ -25,6 +24,7 @@ from flows.workloads.logistic import ParityRegression
 from flows.workloads.mlp import MLP
 from flows.workloads.own_data import loaded
 from flows.workloads.softmax import SoftmaxRegression
+from tests.contracts.datasets import DatasetContract
 
 IRIS = load_iris()
 ROWS = [[*x, IRIS.target_names[y]] for x, y in zip(IRIS.data, IRIS.target, strict=True)]

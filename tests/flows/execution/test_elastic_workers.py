@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.elastic import Row, table
 from dps.events import Applied, Moved, Rescaled, WorkerLeft
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
-from flows.benchmarks.elastic import Row, table
 from flows.config.base import ChangeSection
 from flows.config.experiment import TrialConfig, load_experiment
 from flows.config.trials import expand

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError
-from dps.testing.contracts import DatasetContract, WorkloadContract
 from flows.config.trials import Trial, load_trials
 from flows.config.workload import workload_of
 from flows.execution.preflight import check_models
@@ -23,6 +22,8 @@ from flows.workloads import DatasetShape, DatasetSource, Workload
 from flows.workloads.own_code import find
 from flows.workloads.own_data import called
 from flows.workloads.python_model import PythonModel
+from tests.contracts.datasets import DatasetContract
+from tests.contracts.workloads import WorkloadContract
 from tests.support.needs_torch import needs_torch
 
 MODEL = """

@@ -8,8 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dps.testing.contracts import DatasetContract, WorkloadContract
-from dps.testing.contracts.workloads import Data, initial, trained
 from flows.config.workload import DigitsSection, PatchesSection
 from flows.workloads import (
     MLP,
@@ -24,6 +22,8 @@ from flows.workloads import (
 )
 from flows.workloads.base import Predicts
 from flows.workloads.losses import predicted
+from tests.contracts.datasets import DatasetContract
+from tests.contracts.workloads import Data, WorkloadContract, initial, trained
 from tests.support.needs_torch import needs_torch
 
 SHAPE = DatasetShape(features=12, classes=4)

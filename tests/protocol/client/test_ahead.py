@@ -18,7 +18,7 @@ from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery
 from dps.sim.network import Weather
-from dps.testing.worlds import Setting, happened, in_world
+from tests.support.worlds import Setting, happened, in_world
 
 WORKERS = 3
 PUSHES = 15

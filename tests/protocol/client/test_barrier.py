@@ -9,7 +9,7 @@ from dps.protocol.client.receipts import Receipts
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import Account, Restoration
 from dps.protocol.recovery import Recovery
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 
 def test_what_a_shard_acknowledges_after_another_one_has_refused_it_counts() -> None:

@@ -23,7 +23,7 @@ from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durability import NoDurability
 from dps.protocol.recovery import Recovery
 from dps.sim.process import Process
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 PARAMS = {"w": np.zeros(300, np.float32), "b": np.zeros(20)}
 FEW = {"*": [dps.TopK(0.1), dps.Quantise("bf16")]}

@@ -25,8 +25,8 @@ from dps.protocol.recovery import Recovery
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
-from dps.testing.worlds import Setting, in_world
 from tests.support.builders import Model
+from tests.support.worlds import Setting, in_world
 
 SIZE = 4000
 SOME = {"*": [dps.SignificantlyModified(0.0)]}  # sends what is not zero

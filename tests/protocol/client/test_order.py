@@ -28,7 +28,7 @@ from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.recovery import Recovery
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ENTRIES = 40
 PUSHES = 12

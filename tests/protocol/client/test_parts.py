@@ -9,7 +9,7 @@ import dps
 from dps.core.blocks import Layout
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.protocol.client.parts import prepared
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 PARAMS = {"w": np.zeros(40), "b": np.zeros(3, "float32")}
 

@@ -21,7 +21,7 @@ from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.checkpoint_schedule import Checkpoints
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import Setting, happened, in_world
+from tests.support.worlds import Setting, happened, in_world
 
 ONES = {"w": np.ones(40)}
 _numbers = count()

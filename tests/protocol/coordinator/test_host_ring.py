@@ -14,8 +14,8 @@ from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import Drain, Scale, Table
 from dps.protocol.recovery import Recovery
 from dps.sim.disk import SCHEME, disk
-from dps.testing.worlds import Setting, happened, in_world, until
 from tests.protocol.coordinator.test_rebalancer import PARAMS, Pusher
+from tests.support.worlds import Setting, happened, in_world, until
 
 SHARDS, SERVERS = 16, 4
 ALL = tuple(f"server-{i}" for i in range(SERVERS))

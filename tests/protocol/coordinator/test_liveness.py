@@ -11,7 +11,7 @@ from dps import BSP, Chain, Checkpoint, NoDurability, Recovery, SharedStore
 from dps.core.consistency import SSP, Consistency
 from dps.events import Detected, WorkerLeft
 from dps.sim.process import Process
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 CHAIN = Recovery(Chain(2))

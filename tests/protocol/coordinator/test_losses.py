@@ -34,7 +34,7 @@ from dps.protocol.messages import (
 from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.sim.network import SimTransport
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": -np.ones(40)}
 

@@ -59,7 +59,7 @@ from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import Process
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 LEASE = TIMINGS.lease

@@ -24,7 +24,7 @@ from dps.protocol.recovery import Recovery
 from dps.sim.disk import SCHEME, disk
 from dps.sim.process import Process
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import Setting, in_world, until
+from tests.support.worlds import Setting, in_world, until
 
 PARAMS = {f"w{i}": np.zeros(30 + i) for i in range(6)}
 ONES = {name: -np.ones_like(values) for name, values in PARAMS.items()}

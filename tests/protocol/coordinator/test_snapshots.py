@@ -23,7 +23,7 @@ from dps.protocol.messages import EndCut, Evict, HoldCut, Pull, Push, TakeCut, W
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
 from dps.sim.network import Weather
-from dps.testing.worlds import TIMINGS, Setting, in_world, until
+from tests.support.worlds import TIMINGS, Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 SHARDS = 3

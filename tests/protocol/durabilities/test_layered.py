@@ -23,7 +23,7 @@ from dps.protocol.messages import Drain, Keepers, Push, Restore
 from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.wire import decode, encode
-from dps.testing.worlds import Setting, happened, in_world, same_state, until
+from tests.support.worlds import Setting, happened, in_world, same_state, until
 
 ONES = {"w": np.ones(40)}
 ABOVE = {"chain": Chain(2), "store": SharedStore(4)}

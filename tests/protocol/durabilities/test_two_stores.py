@@ -17,7 +17,7 @@ from dps.protocol.messages import Deposit, Drain, PutState, ReportLink, TakeMail
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.state_store import Mailboxes
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 LEASE = TIMINGS.lease

@@ -23,7 +23,7 @@ from dps.protocol.recovery import Recovery
 from dps.protocol.server.commit_log import CommitLog
 from dps.sim.network import Process, Weather
 from dps.sim.process import SimClock
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, same_state, until
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, same_state, until
 
 ONES = {"w": np.ones(40)}
 CACHE = Recovery(WorkerCache())

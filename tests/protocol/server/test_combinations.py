@@ -24,7 +24,7 @@ from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability, NoDurability
 from dps.protocol.recovery import Recovery
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 PUSHES = 14
 LIMIT = 3

@@ -23,7 +23,7 @@ from dps.protocol.durability import NoDurability
 from dps.protocol.messages import Evict, PullRows, Push
 from dps.protocol.recovery import Recovery
 from dps.sim.network import Weather
-from dps.testing.worlds import Setting, in_world, until
+from tests.support.worlds import Setting, in_world, until
 
 ROUNDS = 8
 WORKERS = ("worker-0", "worker-1", "worker-2")

@@ -31,7 +31,7 @@ from dps.protocol.server import copies
 from dps.protocol.server.copies import SentCopies
 from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 Array = np.ndarray
 

@@ -48,8 +48,8 @@ from dps.protocol.transport import Endpoint
 from dps.sim.network import SimTransport
 from dps.sim.process import SimClock, here
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import TIMINGS, Setting, happened, in_world, until
 from tests.protocol.coordinator.test_membership import STORED, cut_off, view_of
+from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 LEASE = TIMINGS.lease
 ONES = {"w": np.ones(40)}

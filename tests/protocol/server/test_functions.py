@@ -21,7 +21,7 @@ from dps.protocol.recovery import Recovery
 from dps.protocol.storage.manifest import Saved, describe
 from dps.sim.checks.audit import settled
 from dps.sim.network import Weather
-from dps.testing.worlds import Setting, happened, in_world, until
+from tests.support.worlds import Setting, happened, in_world, until
 
 Parts = Mapping[str, Part]
 ONES = {"w": np.ones(40)}

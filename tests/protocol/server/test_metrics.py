@@ -11,7 +11,7 @@ from dps.core.updates import UpdateId
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics, Tally
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}
 

@@ -16,8 +16,8 @@ from dps.protocol.durability import NoPersistence
 from dps.protocol.messages import Push, Pushed
 from dps.protocol.recovery import Recovery
 from dps.protocol.server.replica import Replica
-from dps.testing.worlds import Setting, in_world, until
 from tests.protocol.coordinator.test_membership import view_of
+from tests.support.worlds import Setting, in_world, until
 
 PATIENCE = 5.0
 SOON = 0.5

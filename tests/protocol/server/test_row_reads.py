@@ -26,7 +26,7 @@ from dps.protocol.messages import Configure, Evict, Pull, PullRange, PullRows
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.sim.network import Weather
-from dps.testing.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world
 
 SPEC = SparseSpec("emb", 2, "float64", Normal(1.0))
 MANY = np.arange(0, 1000, 7)

@@ -27,8 +27,8 @@ from dps.core.shard import Progress, ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StaleEpoch, StoreUnavailable
 from dps.protocol.storage import checkpoint_files as checkpoint
 from dps.protocol.storage.checkpoint_files import CheckpointFiles, absolute, in_memory
-from dps.testing.worlds import same_state
 from tests.support.strategies import records
+from tests.support.worlds import same_state
 
 
 def state(index: int) -> ShardState:

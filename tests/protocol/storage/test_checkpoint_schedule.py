@@ -38,7 +38,7 @@ from dps.sim.network import SimTransport
 from dps.sim.process import Process, SimClock
 from dps.sim.schedules.strategies import TIMINGS
 from dps.sim.world import COORDINATOR
-from dps.testing.worlds import Setting, happened, in_world, until
+from tests.support.worlds import Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 _numbers = count()

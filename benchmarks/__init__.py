@@ -1,0 +1,1 @@
+"""Benchmarks of dps itself; they live in the repository only."""

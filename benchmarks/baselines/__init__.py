@@ -1,0 +1,1 @@
+"""The systems that `make bench-baselines` trains beside dps, a module each, and the harness."""

@@ -1,0 +1,168 @@
+"""Running the program of a baseline: it is started, killed once where that is wanted, and ended.
+
+The kill is a SIGKILL to the process that applies the gradients, as soon as its trace says that it
+has applied so many; it counts when that process is seen to be gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.baselines.task import TRACE_FILE, Task
+from dps.errors import DpsError
+
+LOG_FILE = "program.log"
+POLL_SECONDS = 0.002
+PROOF_SECONDS = 5.0
+# As on the nodes of dps: there are as many processes as cores, or more.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A process that was killed.
+
+    Attributes
+    ----------
+    t
+        When, in seconds since the Unix epoch.
+    pid
+        Which process it was.
+    version
+        How many gradients it had applied by what its trace said then.
+    gone
+        Whether it was gone within `PROOF_SECONDS`.
+    """
+
+    t: float
+    pid: int
+    version: int
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """How a program ran.
+
+    Attributes
+    ----------
+    kill
+        The kill; None: it did not come to that, or none was wanted.
+    unfinished
+        That it was ended at its time limit, or failed after the kill, and what it wrote last; "":
+        it was done.
+    """
+
+    kill: Kill | None
+    unfinished: str = ""
+
+
+def run(module: str, task: Task, kill_at: int | None) -> Ran:
+    """Run a baseline to its end or its time limit, and kill its server after so many gradients.
+
+    Raises
+    ------
+    DpsError
+        The program failed without a kill; what it wrote is in `program.log` in its folder, whose
+        last lines are in the message.
+    """
+    until = time.monotonic() + task.time_limit
+    with (task.path / LOG_FILE).open("wb") as log:
+        program = subprocess.Popen(
+            [sys.executable, "-m", module, task.folder],
+            env=os.environ | ONE_THREAD,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    killed = None
+    try:
+        killed = None if kill_at is None else strike(program, task.path, kill_at, until)
+        code = program.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        return Ran(killed, f"not done within {task.time_limit:g} s{_said(task)}")
+    finally:
+        if program.poll() is None:
+            _end(psutil.Process(program.pid))
+        program.wait()
+    if not code:
+        return Ran(killed)
+    if killed is None:
+        raise DpsError(f"{module}: ended with code {code}{_said(task)}")
+    return Ran(killed, f"ended with code {code}{_said(task)}")
+
+
+def strike(
+    program: subprocess.Popen[bytes], folder: Path, kill_at: int, until: float
+) -> Kill | None:
+    """Kill the server once it has applied `kill_at` gradients; None if it never came to that."""
+    for event in _followed(folder / TRACE_FILE, program, until):
+        if event["event"] == "applied" and event["version"] >= kill_at:
+            break
+    else:
+        return None
+    try:
+        server = psutil.Process(event["pid"])
+        now = time.time()
+        server.send_signal(signal.SIGKILL)
+    except psutil.NoSuchProcess:
+        return None
+    return Kill(now, server.pid, event["version"], _gone(server))
+
+
+def read_trace(folder: Path) -> list[dict[str, Any]]:
+    """Return the events of a trace, in the order in which they were told; none without a file."""
+    path = folder / TRACE_FILE
+    lines = path.read_text("utf-8").splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+# -- parts -------------------------------------------------------------------------------------
+
+
+def _followed(
+    path: Path, program: subprocess.Popen[bytes], until: float
+) -> Iterator[dict[str, Any]]:
+    """The events of a trace as they are told, for as long as the program runs and has time."""
+    path.touch()
+    with path.open("rb") as trace:
+        rest = b""
+        while program.poll() is None and time.monotonic() < until:
+            *lines, rest = (rest + trace.read()).split(b"\n")
+            yield from (json.loads(line) for line in lines)
+            time.sleep(POLL_SECONDS)
+
+
+def _gone(process: psutil.Process) -> bool:
+    until = time.monotonic() + PROOF_SECONDS
+    while time.monotonic() < until:
+        try:
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(POLL_SECONDS)
+    return False
+
+
+def _end(program: psutil.Process) -> None:
+    """Kill a program, which nobody has waited for yet, and all that it has started."""
+    for process in [program, *program.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def _said(task: Task) -> str:
+    lines = (task.path / LOG_FILE).read_text("utf-8", "replace").strip().splitlines()
+    return f"; it wrote last: {' / '.join(lines[-3:])}" if lines else ""

@@ -1,0 +1,1 @@
+"""What `make bench` measures, a module each: dps itself, and what else could carry it."""

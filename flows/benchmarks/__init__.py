@@ -1,1 +1,0 @@
-"""Measurements of dps itself: transport, overhead, recovery, elasticity, sparse tables."""

@@ -1,0 +1,419 @@
+"""dps beside other systems: each program for real, proof of the kill, and what the table says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from importlib.util import find_spec
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks.baselines import comparison, trials
+from benchmarks.baselines.comparison import Comparison, compare, row_of, table, write
+from benchmarks.baselines.program import Kill, Ran, read_trace, run
+from benchmarks.baselines.task import TRACE_FILE, Gradients, Task, Trace, snapshots
+from benchmarks.baselines.torch_rpc import all_done
+from benchmarks.baselines.trials import (
+    Measured,
+    Settings,
+    judged,
+    measure,
+    task_of,
+    trials_of,
+)
+from dps.errors import DpsError, StoreUnavailable
+from flows.cli import app
+from flows.execution.trial import initial
+from tests.support.needs_torch import needs_torch
+
+needs_ray = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra `bench` is not installed"),
+]
+QUICK = Settings(
+    updates=200,
+    compute_seconds=0.003,
+    learning_rate=0.1,
+    target=0.85,
+    every=20,
+    first_kill=40,
+    back_after=0.1,
+    snapshot_seconds=0.05,
+)
+SEED = 3
+
+
+def small_task(folder: Path, settings: Settings = QUICK) -> Task:
+    config = trials_of(SEED, settings)["none", False].config
+    task = task_of(config, settings, folder)
+    task.write()
+    return task
+
+
+# -- what is the same for all --------------------------------------------------------------------
+
+
+def test_the_moment_of_the_kill_follows_from_the_seed_and_falls_into_two_intervals() -> None:
+    settings = Settings()
+    moments = [settings.kill_at(seed) for seed in range(500)]
+    assert moments == [settings.kill_at(seed) for seed in range(500)]
+    assert 200 <= min(moments) < 210
+    assert 390 <= max(moments) < 400
+    counts = np.bincount([moment % settings.every // 25 for moment in moments])
+    assert counts.min() > 90  # any phase of the interval is as likely: 125 are expected of each
+
+
+def test_dps_and_a_baseline_are_told_the_same(tmp_path: Path) -> None:
+    of_dps = trials_of(SEED, QUICK)
+    assert {name for name, _ in of_dps} == {"none", "checkpoint", "chain(2)", "stateless"}
+    for (_, killed), trial in of_dps.items():
+        plan = trial.config.build_faults()
+        assert len(plan) == killed
+        if killed:
+            assert plan[0].target == "server-0"
+            assert plan[0].when.updates == QUICK.kill_at(SEED)
+            assert plan[0].back_after == QUICK.back_after
+        assert trial.config.build_optimizer().learning_rate == QUICK.learning_rate
+        assert trial.config.server.shards == 1
+    config = of_dps["none", False].config
+    task = task_of(config, QUICK, tmp_path / "x")
+    weights, done = task.restore()
+    assert done == [0, 0]
+    for name, array in initial(config).items():
+        np.testing.assert_array_equal(weights[name], array)
+    assert (task.updates, task.workers, task.batch_size) == (200, 2, 32)
+    assert [task.share(0), task.share(1)] == [100, 100]
+
+
+def test_gradients_go_on_after_those_that_are_done(tmp_path: Path) -> None:
+    task = small_task(tmp_path / "x", replace(QUICK, compute_seconds=0.0))
+    weights, _ = task.restore()
+    from_start, later = Gradients(task, 1), Gradients(task, 1, done=50)
+    for _ in range(50):
+        from_start.next(weights)
+    expected, found = from_start.next(weights), later.next(weights)
+    for name in weights:
+        np.testing.assert_array_equal(found[name], expected[name])
+    first, second = Gradients(task, 0).next(weights), Gradients(task, 1).next(weights)
+    assert any((first[name] != second[name]).any() for name in first)
+
+
+def test_the_newest_whole_checkpoint_is_restored(tmp_path: Path) -> None:
+    task = small_task(tmp_path / "x")
+    weights, _ = task.restore()
+    task.save({name: array + 1 for name, array in weights.items()}, [9, 11])
+    task.save({name: array + 2 for name, array in weights.items()}, [100, 120])
+    (tmp_path / "x" / "checkpoints" / "00000300.partial").write_bytes(b"torn")
+    restored, done = Task.read(task.folder).restore()
+    assert done == [100, 120]
+    for name, array in weights.items():
+        np.testing.assert_array_equal(restored[name], array + 2)
+
+
+# -- programs for real ---------------------------------------------------------------------------
+
+
+def reference(task: Task) -> dict[str, np.ndarray]:
+    """Plain SGD over the batches of both workers in turn."""
+    weights, _ = task.restore()
+    each = [Gradients(replace(task, compute_seconds=0.0), worker) for worker in (0, 1)]
+    for number in range(task.updates):
+        for name, gradient in each[number % 2].next(weights).items():
+            weights[name] -= task.learning_rate * gradient
+    return weights
+
+
+def test_a_single_process_that_is_killed_ends_with_the_weights_of_one_that_was_not(
+    tmp_path: Path,
+) -> None:
+    task = small_task(tmp_path / "x")
+    ran = run("benchmarks.baselines.single_process", task, QUICK.kill_at(SEED))
+    assert ran.unfinished == ""
+    kill = ran.kill
+    assert kill is not None
+    assert kill.gone
+    assert kill.version >= QUICK.kill_at(SEED)
+    applied = [event for event in read_trace(task.path) if event["event"] == "applied"]
+    pids = list(dict.fromkeys(event["pid"] for event in applied))
+    assert pids[0] == kill.pid
+    assert len(pids) == 2
+    last = max(event["version"] for event in applied if event["pid"] == kill.pid)
+    first = next(event["version"] for event in applied if event["pid"] != kill.pid)
+    assert first == last // QUICK.every * QUICK.every + 1  # from the newest checkpoint
+    assert applied[-1]["version"] == task.updates
+    *_, (_, weights) = snapshots(task.path)
+    for name, array in reference(replace(task, folder=str(tmp_path / "none"))).items():
+        np.testing.assert_allclose(weights[name], array, rtol=1e-6)
+
+
+def test_what_a_single_process_cost_is_measured(tmp_path: Path) -> None:
+    control = measure("single process", SEED, False, QUICK, tmp_path / "control")
+    killed = measure("single process", SEED, True, QUICK, tmp_path / "kill")
+    assert control.reason == killed.reason == ""
+    assert control.lost is control.down_seconds is None
+    assert killed.kill_version is not None
+    assert killed.lost is not None
+    assert 0 <= killed.lost < QUICK.every + 5
+    assert killed.down_seconds is not None
+    assert killed.down_seconds > QUICK.back_after
+    assert control.accuracy_final == pytest.approx(killed.accuracy_final, abs=0.02)
+    for each in (control, killed):
+        assert each.target_seconds is not None
+        assert each.training_seconds is not None
+        assert 0 < each.target_seconds <= each.training_seconds + 0.1
+        assert each.target_usd == pytest.approx(0.0816 * each.target_seconds / 3600)
+
+
+def again(system: str) -> bool:
+    return trials.BASELINES[system].again
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        pytest.param("Ray actors", marks=needs_ray),
+        pytest.param("torch RPC", marks=[*needs_torch, pytest.mark.slow]),
+    ],
+)
+def test_a_system_of_an_extra_goes_on_from_its_checkpoint(system: str, tmp_path: Path) -> None:
+    found = measure(system, SEED, True, QUICK, tmp_path / "x")
+    assert found.reason == ""
+    assert found.lost is not None
+    assert found.lost < QUICK.every + 5
+    assert found.down_seconds is not None
+    assert found.down_seconds > QUICK.back_after
+    versions = [e["version"] for e in read_trace(tmp_path / "x") if e["event"] == "applied"]
+    end = QUICK.updates - (0 if again(system) else found.lost)
+    assert versions[-1] in (end, end + 1)  # a call that Ray repeats may be applied twice
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.skipif(find_spec("torchft") is None, reason="torchft is not installed")
+def test_replicas_of_torchft_go_on_without_the_one_that_was_killed(tmp_path: Path) -> None:
+    found = measure("torchft", SEED, True, QUICK, tmp_path / "x")
+    assert found.reason == ""
+    assert found.lost == 0
+    assert found.down_seconds is not None
+    versions = [e["version"] for e in read_trace(tmp_path / "x") if e["event"] == "applied"]
+    assert versions == sorted(versions)
+    assert versions[-1] in (QUICK.updates, QUICK.updates + 1)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.parametrize(("strategy", "most"), [("checkpoint", 25), ("chain(2)", 0)])
+def test_dps_is_measured_by_its_record(strategy: str, most: int, tmp_path: Path) -> None:
+    found = measure(f"dps, {strategy}", SEED, True, QUICK, tmp_path / "x")
+    assert found.reason == ""
+    assert found.lost is not None
+    assert found.lost <= most
+    assert found.down_seconds is not None
+    assert found.target_seconds is not None
+    machines = 4 if strategy == "chain(2)" else 3
+    assert found.target_usd == pytest.approx(machines * 0.0816 * found.target_seconds / 3600)
+
+
+def test_a_program_that_fails_says_what_it_wrote(tmp_path: Path) -> None:
+    task = small_task(tmp_path / "x")
+    with pytest.raises(DpsError, match=r"no_such: ended with code 1; .*No module named"):
+        run("benchmarks.baselines.no_such", task, None)
+
+
+def test_a_program_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    task = small_task(tmp_path / "x", replace(QUICK, compute_seconds=30.0, time_limit=3.0))
+    ran = run("benchmarks.baselines.single_process", task, None)
+    assert ran.unfinished.startswith("not done within 3 s")
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+# -- trials that count for nothing ---------------------------------------------------------------
+
+
+def traced(tmp_path: Path, lines: list[dict[str, object]]) -> Path:
+    """A folder with a trace and one snapshot of the initial weights."""
+    task = small_task(tmp_path / "x")
+    Trace(task).ended(task.restore()[0])
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (task.path / TRACE_FILE).write_text(text)
+    return task.path
+
+
+def line(t: float, version: int, pid: int) -> dict[str, object]:
+    return {"t": t, "event": "applied", "pid": pid, "version": version}
+
+
+BEGAN: dict[str, object] = {"t": 10.0, "event": "began", "pid": 7}
+BEFORE = [BEGAN, *(line(10.0 + v / 100, v, 7) for v in range(1, 46))]
+AFTER = [line(11.5 + v / 100, v, 8) for v in range(41, 60)]
+
+
+def test_what_was_lost_is_what_the_victim_had_applied(tmp_path: Path) -> None:
+    config = trials_of(SEED, QUICK)["none", False].config
+    folder = traced(tmp_path, [*BEFORE, *AFTER])
+    found = judged("Ray actors", config, True, Ran(Kill(10.44, 7, 44, True)), folder)
+    assert found.reason == ""
+    assert found.lost == 5  # 41 to 45: one more had been applied by the time of the signal
+    assert found.kill_version == 44
+    assert found.down_seconds == pytest.approx(11.91 - 10.44)
+    assert found.target_seconds is found.target_usd is None
+
+
+@pytest.mark.parametrize(
+    ("kill", "lines", "reason"),
+    [
+        (None, [*BEFORE, *AFTER], "the server was not killed"),
+        (Kill(10.44, 7, 44, False), [*BEFORE, *AFTER], "process 7 was still there"),
+        (Kill(10.44, 7, 44, True), BEFORE, "no gradient was applied after the kill"),
+    ],
+)
+def test_without_a_proven_kill_a_trial_is_invalid(
+    kill: Kill | None, lines: list[dict[str, object]], reason: str, tmp_path: Path
+) -> None:
+    config = trials_of(SEED, QUICK)["none", False].config
+    found = judged("Ray actors", config, True, Ran(kill), traced(tmp_path, lines))
+    assert reason in found.reason
+
+
+def test_a_system_that_does_not_come_back_counts_as_one_that_did_not_get_there(
+    tmp_path: Path,
+) -> None:
+    config = trials_of(SEED, QUICK)["none", False].config
+    ran = Ran(Kill(10.44, 7, 44, True), "not done within 3 s")
+    found = judged("torch RPC", config, True, ran, traced(tmp_path, BEFORE))
+    assert found.reason == ""
+    assert found.target_seconds is found.training_seconds is found.accuracy_final is None
+    assert found.lost is found.down_seconds is None
+    trials = [*TRIALS[:-1], replace(found, seed=2)]
+    row = row_of("torch RPC", trials)
+    assert (row.invalid, row.reached) == (0, (2, 3))
+    assert row.kill is row.effect_seconds is row.lost is row.down_seconds is None
+    text = table(Comparison(Settings(), [0, 1, 2], trials, {}, (0, 0)))
+    assert "torch RPC, kill, seed 2 counts as it is: not done within 3 s" in text
+
+
+def test_what_never_began_says_why(tmp_path: Path) -> None:
+    config = trials_of(SEED, QUICK)["none", False].config
+    with pytest.raises(DpsError, match=r"no gradient was applied; not done within 3 s"):
+        judged("torch RPC", config, False, Ran(None, "not done within 3 s"), traced(tmp_path, []))
+
+
+def fail() -> None:
+    os._exit(9)
+
+
+def wait_for_ever() -> None:
+    signal.pause()
+
+
+def test_a_group_is_ended_whenever_it_is_seen_that_a_member_has_failed() -> None:
+    """Here it has an exit code already; the others do not end by themselves."""
+    context = get_context("spawn")
+    members: list[BaseProcess] = [context.Process(target=each) for each in (fail, wait_for_ever)]
+    for member in members:
+        member.start()
+    members[0].join()
+    with ThreadPoolExecutor(1) as executor:
+        done = executor.submit(all_done, members)
+        try:
+            assert done.result(timeout=30) is False
+        finally:
+            for member in members:
+                member.kill()
+
+
+# -- the comparison ------------------------------------------------------------------------------
+
+
+def trial(seed: int, killed: bool, seconds: float | None, reason: str = "") -> Measured:
+    usd = None if seconds is None else seconds / 1e6
+    lost, down = (7 + seed, 2.0) if killed else (None, None)
+    return Measured("torch RPC", seed, killed, reason, seconds, usd, 9.0, 0.9, 250, lost, down)
+
+
+PAIRS = [(3.0, 7.0), (4.0, 9.0), (5.0, 8.0)]
+TRIALS = [trial(s, k, p[k]) for s, p in enumerate(PAIRS) for k in (False, True)]
+
+
+def test_an_effect_is_the_difference_to_the_control_of_the_same_seed() -> None:
+    row = row_of("torch RPC", TRIALS)
+    assert row.effect_seconds is not None
+    assert row.effect_seconds.mean == pytest.approx(4.0)
+    # Student's t with 2 degrees of freedom: 4.303 * sd / sqrt(3), of 4, 5 and 3.
+    assert row.effect_seconds.high == pytest.approx(4.0 + 4.3027 / 3**0.5, rel=1e-4)
+    assert row.lost == 8
+    assert row.reached == (3, 3)
+
+
+def test_a_mean_without_those_that_did_not_get_there_is_not_given() -> None:
+    row = row_of("torch RPC", [*TRIALS[:-1], trial(2, True, None)])
+    assert row.kill is row.kill_usd is row.effect_seconds is None
+    assert row.control is not None
+    assert row.reached == (2, 3)
+    text = table(
+        Comparison(Settings(), [0, 1, 2], [*TRIALS[:-1], trial(2, True, None)], {}, (0, 0))
+    )
+    assert "reached in 2 of 3" in text
+
+
+def test_an_invalid_trial_is_named_and_does_not_count() -> None:
+    found = [*TRIALS[:-1], trial(2, True, 8.0, "invalid: the server was not killed")]
+    row = row_of("torch RPC", found)
+    assert row.invalid == 1
+    assert row.effect_seconds is not None
+    assert row.effect_seconds.n == 2
+    text = table(Comparison(Settings(), [0, 1, 2], found, {"Ray actors": "not installed"}, (0, 0)))
+    assert "torch RPC, kill, seed 2 is left out: invalid: the server was not killed" in text
+    assert "Ray actors is left out: not installed" in text
+
+
+def test_all_is_written_as_json(tmp_path: Path) -> None:
+    path = tmp_path / "found" / "baselines.json"
+    write(Comparison(Settings(), [0, 1, 2], TRIALS, {}, (1.0, 2.0)), path)
+    told = json.loads(path.read_text())
+    assert [each["target_seconds"] for each in told["trials"]] == [s for p in PAIRS for s in p]
+    assert told["rows"][0]["effect_seconds"]["mean"] == pytest.approx(4.0)
+    assert told["settings"]["every"] == 100
+    with pytest.raises(StoreUnavailable, match="the comparison cannot be written"):
+        write(Comparison(Settings(), [0], [], {}, (0, 0)), path / "under-a-file")
+
+
+@pytest.mark.slow
+def test_systems_take_turns_with_and_without_a_kill(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(comparison, "systems", lambda: ["single process"])
+    told: list[str] = []
+    found = compare([SEED, SEED + 1], told.append, QUICK, tmp_path)
+    assert [(t.seed, t.killed) for t in found.trials] == [
+        (3, False),
+        (3, True),
+        (4, True),
+        (4, False),
+    ]
+    assert not any(t.reason for t in found.trials)
+    assert len(told) == 4
+    (line,) = (line for line in table(found).splitlines() if line.startswith("single process"))
+    assert "*" in line.split()[-2]
+
+
+def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trials.importlib.util, "find_spec", lambda name: None)
+    assert list(trials.missing()) == ["Ray actors", "torch RPC", "torchft"]
+    assert trials.systems()[-1] == "single process"
+    assert "pip install -e '.[bench]'" in trials.missing()["Ray actors"]
+
+
+def test_a_number_of_seeds_that_cannot_be_is_refused() -> None:
+    result = CliRunner().invoke(app, ["bench", "baselines", "--seeds", "0"])
+    assert result.exit_code == 2

@@ -1,0 +1,108 @@
+"""The recovery benchmark: its verdicts, and one real recovery of each kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import overhead as bench_cost
+from benchmarks import recovery as bench_recovery
+from benchmarks.overhead import Prepared, Turn, costs, ratio
+from benchmarks.recovery import Row, recovery_times
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.recovery import Recovery
+from dps.protocol.timings import Timings
+from flows.analysis.faults import FaultTimes
+
+
+def times(total: float | None) -> FaultTimes:
+    """A recovery that took so many seconds; None: it never came."""
+    return FaultTimes(
+        fault=0,
+        kind="kill",
+        node="server-0",
+        updates=0,
+        shard=0,
+        began=0.0,
+        detected=0.01,
+        by="scheduler",
+        decided=0.03,
+        capacity=None,
+        serving=0.06,
+        source="promoted",
+        first_applied=total,
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "kind", "totals", "met"),
+    [
+        ("chain", "kill", [0.09, 0.09, 0.29], True),
+        ("chain", "kill", [0.09, 0.09, 0.31], False),
+        ("chain", "kill", [0.09, 0.11, 0.11], False),
+        ("chain", "kill", [0.09, 0.09, None], False),
+        ("checkpoint", "kill", [0.4, 0.4, 2.0], True),
+        ("stateless", "kill", [0.4, 0.6, 0.6], False),
+        ("stateless", "pause", [1.2, 1.2, 1.3], True),
+        ("chain", "pause", [1.2, 1.2, 1.4], False),
+    ],
+)
+def test_a_target_is_met_or_missed(
+    strategy: str, kind: str, totals: list[float | None], met: bool
+) -> None:
+    row = Row(strategy, kind, [times(total) for total in totals])
+    assert row.met == met
+    assert bench_recovery.table([row]).splitlines()[-1].count("met") == met
+
+
+def test_the_table_shows_the_parts() -> None:
+    text = bench_recovery.table([Row("chain", "kill", [times(0.09)] * 3)])
+    cells = text.splitlines()[-1].split()
+    assert cells[:8] == ["chain", "SIGKILL", "10.0", "20.0", "30.0", "30.0", "90.0", "90.0"]
+    assert text.endswith("p50 ≤ 100, p99 ≤ 300: met")
+
+
+def test_a_recovery_that_never_came_is_told() -> None:
+    text = bench_recovery.table([Row("chain", "kill", [times(0.09), times(None)])])
+    assert text.endswith("missed (1 did not come back)")
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    def turns(*rates: float) -> list[Turn]:
+        return [Turn(rate, {}, 0) for rate in rates]
+
+    assert ratio(turns(50, 10, 30), turns(100, 10, 100)) == 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_server_that_is_killed_and_one_that_is_stopped_recover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_recovery, "STRATEGIES", ("chain",))
+    rows = recovery_times(1, print)
+    assert [row.kind for row in rows] == ["kill", "pause"]
+    for row in rows:
+        (found,) = row.times
+        assert found.source == "promoted"
+        assert found.decide_seconds is not None
+        assert found.rto_seconds is not None
+    # A stopped process is killed by its monitor, long before its lease is over.
+    assert Timings().lease > rows[1].totals[0] > Timings().stopped > rows[0].totals[0]
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_what_a_chain_costs_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies = (Prepared("none", Recovery(), 1.0), Prepared("chain(2)", Recovery(Chain()), 0.75))
+    monkeypatch.setattr(bench_cost, "STRATEGIES", strategies)
+    monkeypatch.setattr(bench_cost, "WARM_UP", 1)
+    monkeypatch.setattr(bench_cost, "GRADIENTS", 10)
+    turns = costs(print, rounds=1)
+    (none,), (chain,) = turns["none"], turns["chain(2)"]
+    assert none.sent["replicate"] == 0
+    assert chain.sent["replicate"] >= 3.25e6
+    assert chain.memory > none.memory
+    summed = bench_cost.sums_table({"chain(2)": [chain], "sums of 4": [chain]})
+    assert summed.splitlines()[-1].split()[:5] == ["sums", "of", "4", f"{chain.rate:.1f}", "1.00"]
+    lines = bench_cost.table(turns).splitlines()
+    assert [line.split()[0] for line in lines[-2:]] == ["none", "chain(2)"]

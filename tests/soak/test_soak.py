@@ -1,0 +1,153 @@
+"""The soak: a short one, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dps.core.outage import Continue
+from dps.errors import ConfigurationError
+from dps.events import CheckpointWritten, Decided, Restored
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.recovery import Recovery
+from flows.analysis.faults import FaultTimes
+from flows.records.record import Record
+from tests.soak.case import Case, Result, Struck
+from tests.soak.counting import Violation
+from tests.soak.pool import MEBIBYTE, Sample, _growth
+from tests.soak.round import require_newest, restorations_of
+from tests.soak.soak import CASES, chosen, table
+
+SECONDS = 110
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_short_soak_keeps_every_promise(tmp_path: Path) -> None:
+    strategies = ("chain(2)", "checkpoint", "stateless")
+    only = [word for name in strategies for word in ("--only", name)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.soak", "rounds", "--minutes=0", "--faults=3", *only],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    for number, name in enumerate(strategies, 1):
+        assert f"round   {number}  {name}" in ended.stdout
+    assert "No process and no file is left behind." in ended.stdout
+
+
+def test_strategies_are_chosen_by_name() -> None:
+    assert chosen([]) == list(CASES)
+    assert [case.name for case in chosen(["none", "chain(3)"])] == ["none", "chain(3)"]
+    with pytest.raises(ConfigurationError, match="no strategy 'chain'; there are: chain"):
+        chosen(["chain"])
+
+
+@pytest.mark.parametrize(
+    ("recovery", "both", "interval", "kept"),
+    [
+        (Recovery(), False, float("inf"), 0),
+        (Recovery(Checkpoint(every=7)), False, 7, 0),
+        (Recovery(Chain()), False, 0, 0),
+        (Recovery(Chain(), Continue(limit=5, buffer="worker")), False, 0, 5),
+        (Recovery(SharedStore(), Continue()), False, 0, 0),
+        (Recovery(SharedStore(), Continue()), True, float("inf"), 0),
+        (Recovery(Layered(Chain())), False, 0, 0),
+        (Recovery(Layered(Chain())), True, float("inf"), 0),
+    ],
+)
+def test_what_a_strategy_may_lose(
+    recovery: Recovery, both: bool, interval: float, kept: int
+) -> None:
+    case = Case("a case", recovery, both=both)
+    assert (case.interval, case.kept_by_worker) == (interval, kept)
+
+
+def test_growth_is_found_after_the_first_third() -> None:
+    def samples(memory: list[int], files: list[int]) -> list[Sample]:
+        return [Sample(m * MEBIBYTE, f) for m, f in zip(memory, files, strict=True)]
+
+    assert _growth(samples([50, 90, 90, 100, 100, 100, 100, 105, 110], [9] * 9)) == ""
+    grown = _growth(samples([100, 100, 100, 100, 110, 120, 130, 140, 150], [9] * 9))
+    assert grown == "memory grew from 110 to 140 MiB"
+    leaky = _growth(samples([100] * 9, [10, 20, 30, 40, 50, 60, 70, 80, 90]))
+    assert leaky == "open files grew from 50 to 80"
+
+
+def test_the_table_sums_by_strategy() -> None:
+    def recovery(kind: str, seconds: float) -> FaultTimes:
+        return FaultTimes(
+            fault=0,
+            kind=kind,
+            node="spare-0",
+            updates=0,
+            shard=0,
+            began=10.0,
+            detected=None,
+            by=None,
+            decided=None,
+            capacity=None,
+            serving=None,
+            source=None,
+            first_applied=10.0 + seconds,
+        )
+
+    struck = [Struck("kill", "head", "spare-0"), Struck("pause", "worker", "worker-1")]
+    times = [recovery("kill", 0.25), recovery("kill", 0.5), recovery("pause", 1.5)]
+    one = Result("chain(2)", struck, 0, 100, 90, 0, 1, 3, times)
+    text = table([one, one, Result("none", struck[:1], 1, 10, 10, 5, 0, 0, [])])
+    lines = {line.split("  ")[0]: line.split() for line in text.splitlines()}
+    assert lines["chain(2)"][1:8] == ["2", "4", "200", "180", "0", "2", "6"]
+    assert lines["chain(2)"][8:] == ["0.375", "s", "0.500", "s", "1.500", "s", "1.500", "s"]
+    assert lines["none"] == ["none", "1", "1", "10", "10", "5", "0", "0", "–", "–"]
+    assert lines["all"][1:8] == ["3", "5", "210", "190", "5", "2", "6"]
+    assert text.endswith("faults: 3 × kill head, 2 × pause worker; missed: 1")
+
+
+def test_the_start_of_a_shard_is_no_restoration_even_if_it_was_not_told_of() -> None:
+    start = Restored(0.0, 0, 1, "server-0", 0, "initial")
+    later = Restored(0.1, 0, 3, "spare-0", 0, "initial")
+    of_another = Restored(0.1, 1, 3, "spare-1", 0, "initial")
+    assert restorations_of(0, [start, of_another, later]) == {3}
+    assert restorations_of(0, [of_another, later]) == {3}
+
+
+def test_a_restoration_counts_once_also_if_its_host_was_killed_before_it_could_tell() -> None:
+    decided = [Decided(0.0, 0, epoch, "spare-0", "restore") for epoch in (1, 3, 5)]
+    chosen = Decided(0.1, 0, 7, "replica-0-1", "reconfigure")
+    told = Restored(0.1, 0, 3, "spare-0", 30, "checkpoint")
+    assert restorations_of(0, [*decided, chosen, told]) == {3, 5}
+
+
+@pytest.mark.parametrize(
+    ("written", "older"),
+    [((0.4, 3, 40), True), ((0.6, 3, 40), False), ((0.4, 5, 40), False), ((0.4, 2, 40), False)],
+    ids=["complete before", "complete too late", "of the new epoch", "of an epoch before"],
+)
+def test_a_layer_is_not_gone_back_further_than_to_its_newest_checkpoint(
+    written: tuple[float, int, int], older: bool
+) -> None:
+    at, epoch, version = written
+    record = Record(
+        (
+            CheckpointWritten(0.2, 0, 3, 20, 100, 0.1),
+            CheckpointWritten(at, 0, epoch, version, 100, 0.1),
+            CheckpointWritten(0.3, 1, 3, 90, 100, 0.1),
+            Decided(0.5, 0, 5, "spare-0", "restore"),
+            Restored(0.7, 0, 5, "spare-0", 20, "checkpoint"),
+        )
+    )
+    if older:
+        with pytest.raises(Violation, match="went back to version 20 in epoch 5, though 40"):
+            require_newest(0, record)
+    else:
+        require_newest(0, record)
