@@ -479,6 +479,22 @@ def test_bytes_are_counted_by_link_on_every_way(wanted: TransportChoice) -> None
     carry_out(scenario)
 
 
+def test_what_is_counted_as_received_is_the_reply() -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+        reply = wire.encode(Weights(1, 0.0, 0, np.zeros(LARGE)))
+
+        async def read(link: str, *frames: np.ndarray) -> wire.Frames:
+            return reply
+
+        peer.port.serve("read", read)
+        await caller.transport.call(Endpoint(peer.address, "read"), Flush(), SECONDS, "train")
+        assert caller.meter.sent["train"] == wire.size(wire.encode(Flush()))
+        assert caller.meter.received["train"] == wire.size(reply)
+
+    carry_out(scenario)
+
+
 @pytest.mark.parametrize("wanted", ["shared_memory", "stream", "dask"])
 def test_links_that_are_cut_or_slow_hold_messages_on_every_way(wanted: TransportChoice) -> None:
     async def scenario(places: Places) -> None:
