@@ -42,6 +42,18 @@ def test_each_key_is_pushed_to_one_shard_and_repeated_ones_are_summed(
     assert sum(len(rows.keys) for (rows,) in found.values()) == len(expected)
 
 
+def test_the_sum_of_a_repeated_key_depends_on_its_own_gradients_alone() -> None:
+    """To the last bit: sorting the keys leaves each key's gradients in the order given."""
+    random = np.random.default_rng(0)
+    keys = random.integers(0, 3, 300)
+    gradient = random.standard_normal((300, 2)).astype(np.float32)
+    (together,) = dealt(layout(1), {"emb": (keys, gradient)})[0]
+    for key, row in zip(together.keys, together.gradient, strict=True):
+        own = keys == key
+        (alone,) = dealt(layout(1), {"emb": (keys[own], gradient[own])})[0]
+        assert alone.gradient.tolist() == [row.tolist()]
+
+
 @given(some_keys, st.sampled_from([1, 2, 5]))
 def test_rows_come_back_in_the_order_asked_for(keys: list[int], shards: int) -> None:
     question = asked(layout(shards), "bias", keys)

@@ -140,6 +140,12 @@ def test_a_complete_last_line_without_its_newline_counts_as_cut(tmp_path: Path) 
     assert read_record(path).torn
 
 
+def test_a_start_without_its_newline_is_none_yet(tmp_path: Path) -> None:
+    path = write_events(tmp_path, toy_events())
+    path.write_bytes(path.read_bytes().partition(b"\n")[0])
+    assert read_start(path) is None
+
+
 def test_a_line_ends_with_the_checksum_of_what_is_before_it(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "events.jsonl") as write:
         write(Evaluated(1.0, 2.0, 0.5, 0.9))
