@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dps.core.blocks import Layout
 from dps.core.tables.key_routing import as_range, asked, dealt
 from dps.core.tables.row_gradients import KEYS, are_sorted
-from dps.core.tables.spec import PARTITIONS, SparseSpec
+from dps.core.tables.spec import PARTITIONS, SparseSpec, partitions_of
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 TABLES = (SparseSpec("emb", 2), SparseSpec("bias", 1, "float64"))
@@ -80,6 +80,17 @@ def test_keys_are_spread_evenly(shards: int) -> None:
     for start in (0, 1 << 50):  # keys that follow one another are spread as well
         found = asked(where, "emb", np.arange(start, start + 20_000)).keys
         assert all(abs(len(k) * shards / 20_000 - 1) < 0.25 for k in found.values())
+
+
+def test_keys_are_dealt_to_more_shards_than_a_byte_counts() -> None:
+    where = Layout.of({"w": np.zeros(2000)}, 300, tables=TABLES)
+    keys = np.arange(2000)
+    found = dealt(where, {"bias": (keys, np.ones((2000, 1)))})
+    homes = np.array(where.homes)[partitions_of(keys)]
+    assert homes.max() > 255
+    assert {s: rows[0].keys.tolist() for s, rows in found.items()} == {
+        s: keys[homes == s].tolist() for s in sorted(set(homes.tolist()))
+    }
 
 
 def test_keys_of_any_whole_type_are_taken() -> None:

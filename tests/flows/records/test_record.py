@@ -33,12 +33,14 @@ from flows.records.record import (
     EventWriter,
     end_record,
     event_files,
+    read_configuration,
     read_end,
     read_record,
     read_start,
     read_trial,
     trial_names,
     without_secrets,
+    write_configuration,
     write_grid,
 )
 from tests.support.synthetic import toy_events, write_events
@@ -138,6 +140,12 @@ def test_a_complete_last_line_without_its_newline_counts_as_cut(tmp_path: Path) 
     path = tmp_path / "events.jsonl"
     path.write_text(to_json(TrialEnded(1.0, "valid", "")))
     assert read_record(path).torn
+
+
+def test_no_configuration_is_kept_of_a_run_that_nobody_wrote_one_for(tmp_path: Path) -> None:
+    for written in ("experiment: demo\n", ""):
+        write_configuration(tmp_path, written)
+        assert read_configuration(tmp_path) == written
 
 
 def test_a_start_without_its_newline_is_none_yet(tmp_path: Path) -> None:
