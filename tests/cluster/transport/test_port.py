@@ -12,6 +12,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from distributed.core import ConnectionPool, Server
 
 from dps.cluster.transport import memory
 from dps.cluster.transport import port as module
-from dps.cluster.transport.calls import ClusterTransport, Meter
+from dps.cluster.transport.calls import ClusterTransport, Meter, meter_of
 from dps.cluster.transport.links import Closed, Late, Links
 from dps.cluster.transport.port import HANDLER, Port
 from dps.errors import DeadlineExceeded, NotServing, Unreachable
@@ -477,6 +479,14 @@ def test_bytes_are_counted_by_link_on_every_way(wanted: TransportChoice) -> None
         assert dict(caller.meter.sent) == dict(caller.meter.received) == {"train": expected}
 
     carry_out(scenario)
+
+
+def test_each_group_on_a_node_has_its_bytes_counted_from_0() -> None:
+    node: Any = SimpleNamespace()  # of Dask's worker, nothing is needed
+    first = meter_of(node, "group-1")
+    first.sent["train"] += 7
+    assert meter_of(node, "group-1") is first
+    assert not meter_of(node, "group-2").sent
 
 
 def test_what_is_counted_as_received_is_the_reply() -> None:

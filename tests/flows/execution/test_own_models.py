@@ -130,6 +130,16 @@ def test_a_model_is_checked_with_each_of_its_data_sets(tmp_path: Path) -> None:
         check_models(both)
 
 
+def test_a_model_is_checked_with_rows_from_all_over_the_file(tmp_path: Path) -> None:
+    """They may be in the order of the classes."""
+    changes = (
+        ("y = rng.integers(0, 3, rows)", "y = np.sort(rng.integers(0, 3, rows))"),
+        ("hidden = np.tanh(x", "assert y.max() < 2\n        hidden = np.tanh(x"),
+    )
+    with pytest.raises(ConfigurationError, match="cannot compute a gradient.*AssertionError"):
+        check_models(trials(write(tmp_path, *changes)))
+
+
 @pytest.mark.parametrize(
     "raised", ['assert x.dtype == np.float32, "narrow"', '{np.dtype("float32"): 1}[x.dtype]']
 )

@@ -142,6 +142,13 @@ def test_a_complete_last_line_without_its_newline_counts_as_cut(tmp_path: Path) 
     assert read_record(path).torn
 
 
+def test_a_writer_that_is_closed_leaves_the_record_alone(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / EVENTS_FILE) as write:
+        write(TrialEnded(1.0, "valid", ""))
+        assert (tmp_path / RESERVE_FILE).exists()
+    assert [path.name for path in tmp_path.iterdir()] == [EVENTS_FILE]
+
+
 def test_no_configuration_is_kept_of_a_run_that_nobody_wrote_one_for(tmp_path: Path) -> None:
     for written in ("experiment: demo\n", ""):
         write_configuration(tmp_path, written)
