@@ -382,6 +382,29 @@ def test_connections_that_do_not_greet_take_few_descriptors_and_keep_nobody_out(
     carry_out(scenario)
 
 
+def test_of_connections_that_do_not_greet_the_oldest_makes_room() -> None:
+    """The one before the last may be that of a peer, which is about to greet."""
+
+    async def scenario(places: Places) -> None:
+        peer = await places.peer()
+        offer = await peer.port.offer("stream")
+        assert offer is not None
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as silent:
+            async with asyncio.timeout(module.GREETING_SECONDS - 1):
+                for number in range(module.MOST_GREETING + 1):
+                    sock = silent.enter_context(socket.socket())
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, (offer["host"], offer["port"]))
+                    if not number:
+                        oldest = sock
+                while await loop.sock_recv(oldest, 1 << 10):  # what it is told, and then its end
+                    pass
+            assert len(peer.port._greeting) == module.MOST_GREETING
+
+    carry_out(scenario)
+
+
 @pytest.mark.parametrize("kind", ["shared_memory", "stream"])
 def test_a_connection_that_does_not_greet_is_ended(
     kind: module.Kind, monkeypatch: pytest.MonkeyPatch

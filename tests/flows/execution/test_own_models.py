@@ -126,7 +126,7 @@ def test_a_model_is_checked_with_each_of_its_data_sets(tmp_path: Path) -> None:
     )
     both = trials(write(tmp_path, *changes), axes={"dataset.settings.scale": [1.0, 1000.0]})
     assert check_models(both[:1])
-    with pytest.raises(ConfigurationError, match="cannot compute a gradient.*AssertionError"):
+    with pytest.raises(ConfigurationError, match=r"cannot compute a gradient.*AssertionError"):
         check_models(both)
 
 
@@ -136,7 +136,7 @@ def test_a_model_is_checked_with_rows_from_all_over_the_file(tmp_path: Path) -> 
         ("y = rng.integers(0, 3, rows)", "y = np.sort(rng.integers(0, 3, rows))"),
         ("hidden = np.tanh(x", "assert y.max() < 2\n        hidden = np.tanh(x"),
     )
-    with pytest.raises(ConfigurationError, match="cannot compute a gradient.*AssertionError"):
+    with pytest.raises(ConfigurationError, match=r"cannot compute a gradient.*AssertionError"):
         check_models(trials(write(tmp_path, *changes)))
 
 

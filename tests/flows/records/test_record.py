@@ -25,6 +25,7 @@ from dps.events import (
     TrialStarted,
     to_json,
 )
+from flows.config.limits import LONGEST_KEY
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import (
     EVENTS_FILE,
@@ -247,7 +248,13 @@ def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(
         read_trial(path)
 
 
-@pytest.mark.parametrize("label", ["0.1\u00a0and more", "日本\u3000語", "two\nlines\tand a tab"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("0.1\u00a0and more", "日本\u3000語", "two\nlines\tand a tab"),
+        pytest.param("x" * LONGEST_KEY, id="as long as one may be"),
+    ],
+)
 def test_a_label_that_a_configuration_may_have_does_no_damage(tmp_path: Path, label: str) -> None:
     with EventWriter(tmp_path / "events.jsonl") as write:
         write(TrialStarted(1.0, "a", {"labels": {"optimizer": label}}, {}))
