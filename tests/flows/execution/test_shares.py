@@ -1,14 +1,20 @@
-"""What is left of a worker's share, by what the shards have of it, on real Dask processes."""
+"""What is left of the shares of workers, and who may go on with them, on real Dask processes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
+from distributed import Client
 
 from dps import SGD, ParameterServer, Worker
 from dps.cluster.backends.local import LocalCluster
+from dps.events import WorkerJoined
 from flows.execution.workers import WorkerPool, shares_of
 from tests.support.training import PRELOAD, nodes, results
+
+pytestmark = pytest.mark.cluster
 
 ONE = np.ones(1)
 
@@ -19,12 +25,32 @@ def push_more_to_one_shard(worker: Worker) -> None:
         worker.push_pull({"a": ONE})
 
 
-@pytest.mark.cluster
-def test_a_gradient_is_done_when_every_shard_has_it() -> None:
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
     with LocalCluster(nodes(workers=1), PRELOAD) as cluster:
-        params = {"a": np.zeros(1), "b": np.zeros(1)}
-        with ParameterServer(cluster.client, params, optimizer=SGD(0.1), shards=2) as ps:
-            results(ps.run(push_more_to_one_shard, workers=1))
-            shares = shares_of(5, 1, {})
-            pool = WorkerPool(cluster.client, ps, lambda *_: True, shares)
-            assert pool._applied() == {"worker-0": 1}
+        yield cluster.client
+
+
+@pytest.fixture
+def ps(client: Client) -> Iterator[ParameterServer]:
+    params = {"a": np.zeros(1), "b": np.zeros(1)}
+    with ParameterServer(client, params, optimizer=SGD(0.1), shards=2) as ps:
+        yield ps
+
+
+@pytest.fixture
+def pool(client: Client, ps: ParameterServer) -> WorkerPool:
+    return WorkerPool(client, ps, lambda *_: True, shares_of(5, 1, {}))
+
+
+def test_a_gradient_is_done_when_every_shard_has_it(ps: ParameterServer, pool: WorkerPool) -> None:
+    results(ps.run(push_more_to_one_shard, workers=1))
+    assert pool._applied() == {"worker-0": 1}
+
+
+def test_a_fresh_node_is_given_no_more_workers_than_it_has_threads(pool: WorkerPool) -> None:
+    present = {"worker-0-b": 2, "worker-1-b": 1}
+    assert pool._free(present) == ["worker-0-b", "worker-0-b", "worker-1-b"]
+    pool.note(WorkerJoined(1.0, "worker-0", 2, "worker-0-b"))
+    pool.note(WorkerJoined(1.0, "worker-2", 2, "worker-1-b"))
+    assert pool._free(present) == ["worker-0-b"]
