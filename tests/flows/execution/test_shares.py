@@ -1,4 +1,4 @@
-"""What is left of the shares of workers, and who may go on with them, on real Dask processes."""
+"""Workers that take the place of others, and what is left for them, on real Dask processes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from distributed import Client
 
 from dps import SGD, ParameterServer, Worker
 from dps.cluster.backends.local import LocalCluster
+from dps.cluster.platform import platform_of
 from dps.events import WorkerJoined
+from flows.execution.elastic_workers import ElasticWorkerPool
 from flows.execution.workers import WorkerPool, shares_of
-from tests.support.training import PRELOAD, nodes, results
+from tests.support.training import PRELOAD, SECONDS, nodes, results
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
@@ -25,9 +28,14 @@ def push_more_to_one_shard(worker: Worker) -> None:
         worker.push_pull({"a": ONE})
 
 
+def wait_to_leave(worker: Worker) -> None:
+    while not worker.leaving:
+        worker.pull()
+
+
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with LocalCluster(nodes(workers=1), PRELOAD) as cluster:
+    with LocalCluster(nodes(workers=2), PRELOAD) as cluster:
         yield cluster.client
 
 
@@ -54,3 +62,18 @@ def test_a_fresh_node_is_given_no_more_workers_than_it_has_threads(pool: WorkerP
     pool.note(WorkerJoined(1.0, "worker-0", 2, "worker-0-b"))
     pool.note(WorkerJoined(1.0, "worker-2", 2, "worker-1-b"))
     assert pool._free(present) == ["worker-0-b"]
+
+
+def test_who_has_left_is_not_made_good_for_twice(client: Client, ps: ParameterServer) -> None:
+    """A change of the number of workers takes care of those that have left with their nodes."""
+    clock = platform_of(client).clock
+    pool = ElasticWorkerPool(client, ps, wait_to_leave, [], 1, 10, clock, lambda event: None)
+    pool._have(1)
+    ps.remove_worker("worker-0")
+    eventually(pool._running["worker-0"].done, SECONDS)
+    assert pool._look() is None
+    pool._have(1)
+    pool._make_good()
+    assert list(pool._running) == ["worker-1"]
+    pool._have(0)
+    assert pool._gone(SECONDS)
