@@ -154,6 +154,12 @@ def test_a_threshold_may_fall_with_the_number_of_the_push() -> None:
         assert bool(falling.selected(np.array([0.4]), sending(push))[0]) is significant
 
 
+def test_a_falling_threshold_goes_by_the_pushes_that_went_out() -> None:
+    sender = Sender(Model.of(w=np.zeros(1)), dps.SignificantlyModified(1.0, decay="1/t"))
+    found = [float(sender.push(w=np.array([g]))["w"][0]) for g in (0.2, 0.2, 0.2, 0.26, 0.19)]
+    assert found == pytest.approx([0, 0, 0.6, 0.26, 0])
+
+
 def test_gradients_that_leave_a_weight_at_zero_are_left_out_for_good() -> None:
     sender = Sender(Model.of(w=np.zeros(4)), dps.KKT(1.0, delta=0.25))
     weights = np.array([0.0, 0.0, 0.5, 0.0]).view(np.uint8)
@@ -162,6 +168,21 @@ def test_gradients_that_leave_a_weight_at_zero_are_left_out_for_good() -> None:
     assert sender.outbox.residual_norm == 0
     assert sender.push(weights, w=gradient)["w"].tolist() == [0, 0.8, 0.1, -0.9]
     assert sender.push(None, w=gradient)["w"].tolist() == gradient.tolist()
+
+
+def test_what_one_filter_leaves_out_for_good_is_not_kept_by_the_next() -> None:
+    sender = Sender(Model.of(w=np.zeros(3)), dps.KKT(1.0), dps.SignificantlyModified(2.0))
+    weights = np.zeros(3).view(np.uint8)
+    assert sender.push(weights, w=np.array([0.5, 1.5, 3.0]))["w"].tolist() == [0, 0, 3.0]
+    assert sender.outbox.withheld()["w"].tolist() == [0, 1.5, 0]
+
+
+def test_a_gradient_of_some_arrays_is_compared_with_the_weights_of_these() -> None:
+    model = Model.of(a=np.zeros(2), b=np.zeros(2))
+    sender = Sender(model, dps.KKT(1.0))
+    weights, _ = model.layout.gather(0, {"a": np.ones(2), "b": np.array([0.0, 1.0])})
+    found = sender.push(weights, b=np.array([0.5, 0.5]))
+    assert found["b"].tolist() == [0, 0.5]
 
 
 @given(st.lists(st.floats(-3, 3), min_size=5, max_size=5), st.floats(0.01, 0.5))
@@ -185,6 +206,20 @@ def test_entries_are_skipped_by_the_dice_and_the_same_ones_again() -> None:
     assert (skip.selected(gradient, sending(1)) == masks[0]).all()
     assert not (skip.selected(gradient, sending(1, worker="b")) == masks[0]).all()
     assert not (dps.RandomSkip(0.3, seed=2).selected(gradient, sending(1)) == masks[0]).all()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"update": UpdateId("a", 2, 1)},  # the worker has started again, and counts from 1
+        {"shard": 1},
+        {"array": "b"},
+    ],
+    ids=str,
+)
+def test_no_other_gradient_meets_the_same_dice(other: dict[str, Any]) -> None:
+    first = sending(1).random(0).random(8)
+    assert not (replace(sending(1), **other).random(0).random(8) == first).any()
 
 
 def test_the_largest_entries_are_sent() -> None:
@@ -234,7 +269,14 @@ def test_filters_of_one_array_draw_numbers_of_their_own() -> None:
     model = Model.of(w=gradient)
     found = Sender(model, dps.RandomSkip(0.5), Coin()).push(w=gradient)["w"]
     assert (found != 0).mean() == pytest.approx(0.25, abs=0.02)
-    found = Sender(model, dps.RandomSkip(0.5), dps.Quantise("int8")).push(w=gradient)["w"]
+
+
+def test_numbers_are_not_rounded_by_the_dice_that_chose_them() -> None:
+    """So few are withheld that zeros are sent for them: each has the place of its own die."""
+    gradient = np.full(40_000, 3.5, np.float32)
+    gradient[::BUCKET] = 127.0  # so that the others are rounded up as often as down
+    sender = Sender(Model.of(w=gradient), dps.RandomSkip(0.1), dps.Quantise("int8"))
+    found = sender.push(w=gradient)["w"]
     assert found[(found != 0) & (found < 5)].mean() == pytest.approx(3.5, abs=0.02)
 
 

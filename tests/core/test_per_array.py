@@ -10,7 +10,7 @@ import pytest
 from dps.core import shard as shard_module
 from dps.core.blocks import Layout
 from dps.core.filters.chain import checked
-from dps.core.filters.filter import KKT
+from dps.core.filters.filter import KKT, Quantise
 from dps.core.rules.clipping import Clipped
 from dps.core.rules.compensation import DelayCompensated
 from dps.core.rules.decay import WeightDecay
@@ -190,6 +190,7 @@ def test_filters_that_need_a_rule_look_at_that_of_each_array() -> None:
     with pytest.raises(ConfigurationError, match=r"the optimizer is SGD"):
         checked(filters, ["w", "b"], fits)
     assert checked({"w": [KKT(0.1)]}, ["w", "b"], fits)
+    assert checked({**filters, "b": [Quantise("bf16")]}, ["w", "b"], fits)
 
 
 @pytest.mark.parametrize(

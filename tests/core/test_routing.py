@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dps.core.blocks import Layout
 from dps.core.tables.key_routing import as_range, asked, dealt
 from dps.core.tables.row_gradients import KEYS, are_sorted
-from dps.core.tables.spec import PARTITIONS, SparseSpec
+from dps.core.tables.spec import PARTITIONS, SparseSpec, partitions_of
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 TABLES = (SparseSpec("emb", 2), SparseSpec("bias", 1, "float64"))
@@ -42,6 +42,18 @@ def test_each_key_is_pushed_to_one_shard_and_repeated_ones_are_summed(
     assert sum(len(rows.keys) for (rows,) in found.values()) == len(expected)
 
 
+def test_the_sum_of_a_repeated_key_depends_on_its_own_gradients_alone() -> None:
+    """To the last bit: sorting the keys leaves each key's gradients in the order given."""
+    random = np.random.default_rng(0)
+    keys = random.integers(0, 3, 300)
+    gradient = random.standard_normal((300, 2)).astype(np.float32)
+    (together,) = dealt(layout(1), {"emb": (keys, gradient)})[0]
+    for key, row in zip(together.keys, together.gradient, strict=True):
+        own = keys == key
+        (alone,) = dealt(layout(1), {"emb": (keys[own], gradient[own])})[0]
+        assert alone.gradient.tolist() == [row.tolist()]
+
+
 @given(some_keys, st.sampled_from([1, 2, 5]))
 def test_rows_come_back_in_the_order_asked_for(keys: list[int], shards: int) -> None:
     question = asked(layout(shards), "bias", keys)
@@ -68,6 +80,17 @@ def test_keys_are_spread_evenly(shards: int) -> None:
     for start in (0, 1 << 50):  # keys that follow one another are spread as well
         found = asked(where, "emb", np.arange(start, start + 20_000)).keys
         assert all(abs(len(k) * shards / 20_000 - 1) < 0.25 for k in found.values())
+
+
+def test_keys_are_dealt_to_more_shards_than_a_byte_counts() -> None:
+    where = Layout.of({"w": np.zeros(2000)}, 300, tables=TABLES)
+    keys = np.arange(2000)
+    found = dealt(where, {"bias": (keys, np.ones((2000, 1)))})
+    homes = np.array(where.homes)[partitions_of(keys)]
+    assert homes.max() > 255
+    assert {s: rows[0].keys.tolist() for s, rows in found.items()} == {
+        s: keys[homes == s].tolist() for s in sorted(set(homes.tolist()))
+    }
 
 
 def test_keys_of_any_whole_type_are_taken() -> None:

@@ -14,7 +14,7 @@ from dps.core.rules.rule import SGD, Adam
 from dps.core.rules.staleness import StalenessAware
 from dps.core.shard import ShardState, Step, apply, check_gradient, initial_state
 from dps.core.tables.key_routing import dealt
-from dps.core.tables.row_gradients import KEYS, Rows
+from dps.core.tables.row_gradients import KEYS, Rows, squares
 from dps.core.tables.spec import SparseSpec
 from dps.core.tables.table import table_of
 from dps.core.updates import Operation, UpdateId
@@ -191,9 +191,15 @@ def test_a_clipped_replay_counts_rows_in_the_norm() -> None:
     assert held(state) == pytest.approx({1: 6 / norm, 3: 4 / norm, 4: 4 / norm, 5: 4 / norm})
 
 
+def test_the_norm_of_rows_may_be_large_in_float32() -> None:
+    rows = Rows("emb", np.arange(2), np.full((2, 2), 1e30, np.float32))
+    assert squares([rows]) == pytest.approx(4e60)
+
+
 def test_a_copied_operation_has_memory_of_its_own() -> None:
     first = op(1, {1: 1.0})
     copy = first.copied()
     assert first.nbytes == copy.nbytes == 5 * 8 + 8 + 16
     first.rows[0].gradient[:] = 9.0
+    first.rows[0].keys[:] = 7
     assert held(applied(start(), copy).state) == {1: 1.0}

@@ -91,8 +91,9 @@ def are_sorted(keys: np.ndarray) -> bool:
 def summed_by_key(keys: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the keys sorted, each once, and for each the sum of its gradients.
 
-    What is in order already is returned as it is. Of repeated keys, gradients are added in the
-    order in which they were given.
+    What is in order already is returned as it is. The sum of a repeated key depends, to the last
+    bit, on its own gradients and their order alone. NumPy adds the first of them to the sum of the
+    others.
     """
     if are_sorted(keys):
         return keys, gradient

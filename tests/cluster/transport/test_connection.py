@@ -31,7 +31,16 @@ from dps.cluster.transport.connection import (
     Lost,
     NoSuchKey,
 )
-from dps.cluster.transport.framing import Description, packed
+from dps.cluster.transport.framing import (
+    DIRECT_BYTES,
+    INLINE,
+    STAGING_BYTES,
+    Description,
+    Message,
+    Reader,
+    described,
+    packed,
+)
 from dps.cluster.transport.framing import Kind as MessageKind
 from dps.cluster.transport.memory import Pool
 from dps.cluster.transport.sockets import (
@@ -646,6 +655,40 @@ def test_another_user_is_refused() -> None:
                 assert other.wait(SECONDS) == 0  # it was told nothing
 
     carry_out(scenario)
+
+
+def test_a_message_may_come_in_pieces_of_any_size() -> None:
+    """Some of a large frame comes with the head, the rest right into its place."""
+    frame = np.arange(2 * DIRECT_BYTES, dtype=np.uint16).view(np.uint8)[::2].copy()
+    begin = packed(
+        MessageKind.REQUEST, 1, Description("echo", frames=[described(frame, INLINE, 0)])
+    )
+    message = begin + frame.tobytes()
+    for size in (len(begin), len(begin) + 1, len(begin) + DIRECT_BYTES, len(message)):
+        came = read(message, size)
+        assert came is not None, f"in pieces of {size} bytes"
+        assert (came.frames[0] == frame).all()
+
+
+def test_a_description_may_be_longer_than_what_is_received_at_once() -> None:
+    text = "long" * STAGING_BYTES
+    came = read(packed(MessageKind.FAILED, 1, Description(text)), STAGING_BYTES)
+    assert came is not None
+    assert came.about.text == text
+
+
+def read(message: bytes, size: int) -> Message | None:
+    """What a reader makes of the bytes of one message, which come in pieces."""
+    reader, left, came = Reader(), memoryview(message), None
+    while left:
+        room = reader.room()
+        count = min(size, len(room), len(left))
+        assert count, "there is no room for what is missing"
+        room[:count] = left[:count]
+        reader.received(count)
+        left, came = left[count:], reader.take()
+    assert reader.is_between
+    return came
 
 
 def test_what_is_no_message_ends_the_connection_and_nothing_else() -> None:

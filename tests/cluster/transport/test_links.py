@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.cluster.transport.links import Full, Links
+from dps.cluster.transport.links import Closed, Full, Late, Links
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId
 from dps.errors import StoreUnavailable
@@ -56,5 +56,20 @@ def test_a_full_store_gives_back_what_it_has(message: Any) -> None:
         assert await asked(links, message) == "done"
         assert links.affected(0) == 0
         links.lift_all()
+
+    asyncio.run(scenario())
+
+
+def test_a_process_is_cut_off_where_nothing_that_it_sends_arrives() -> None:
+    async def scenario() -> None:
+        links = Links()
+        for condition, cut_off in (
+            *((Closed(("out",)), True), (Closed(), True)),
+            *((Closed(("in",)), False), (Late(0.1), False)),
+        ):
+            links.impose(0, condition, 600.0)
+            assert links.cut_off is cut_off
+            links.lift(0)
+        assert not links.cut_off
 
     asyncio.run(scenario())

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from distributed.core import ConnectionPool, Server
 
 from dps.cluster.transport import memory
 from dps.cluster.transport import port as module
-from dps.cluster.transport.calls import ClusterTransport, Meter
+from dps.cluster.transport.calls import ClusterTransport, Meter, meter_of
 from dps.cluster.transport.links import Closed, Late, Links
 from dps.cluster.transport.port import HANDLER, Port
 from dps.errors import DeadlineExceeded, NotServing, Unreachable
@@ -380,6 +382,29 @@ def test_connections_that_do_not_greet_take_few_descriptors_and_keep_nobody_out(
     carry_out(scenario)
 
 
+def test_of_connections_that_do_not_greet_the_oldest_makes_room() -> None:
+    """The one before the last may be that of a peer, which is about to greet."""
+
+    async def scenario(places: Places) -> None:
+        peer = await places.peer()
+        offer = await peer.port.offer("stream")
+        assert offer is not None
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as silent:
+            async with asyncio.timeout(module.GREETING_SECONDS - 1):
+                for number in range(module.MOST_GREETING + 1):
+                    sock = silent.enter_context(socket.socket())
+                    sock.setblocking(False)
+                    await loop.sock_connect(sock, (offer["host"], offer["port"]))
+                    if not number:
+                        oldest = sock
+                while await loop.sock_recv(oldest, 1 << 10):  # what it is told, and then its end
+                    pass
+            assert len(peer.port._greeting) == module.MOST_GREETING
+
+    carry_out(scenario)
+
+
 @pytest.mark.parametrize("kind", ["shared_memory", "stream"])
 def test_a_connection_that_does_not_greet_is_ended(
     kind: module.Kind, monkeypatch: pytest.MonkeyPatch
@@ -475,6 +500,30 @@ def test_bytes_are_counted_by_link_on_every_way(wanted: TransportChoice) -> None
         await caller.echo(peer, LARGE)
         expected = wire.size(wire.encode(Weights(1, 0.0, 0, np.zeros(LARGE))))
         assert dict(caller.meter.sent) == dict(caller.meter.received) == {"train": expected}
+
+    carry_out(scenario)
+
+
+def test_each_group_on_a_node_has_its_bytes_counted_from_0() -> None:
+    node: Any = SimpleNamespace()  # of Dask's worker, nothing is needed
+    first = meter_of(node, "group-1")
+    first.sent["train"] += 7
+    assert meter_of(node, "group-1") is first
+    assert not meter_of(node, "group-2").sent
+
+
+def test_what_is_counted_as_received_is_the_reply() -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+        reply = wire.encode(Weights(1, 0.0, 0, np.zeros(LARGE)))
+
+        async def read(link: str, *frames: np.ndarray) -> wire.Frames:
+            return reply
+
+        peer.port.serve("read", read)
+        await caller.transport.call(Endpoint(peer.address, "read"), Flush(), SECONDS, "train")
+        assert caller.meter.sent["train"] == wire.size(wire.encode(Flush()))
+        assert caller.meter.received["train"] == wire.size(reply)
 
     carry_out(scenario)
 

@@ -48,6 +48,13 @@ def shown(outcomes: list[Outcome], width: int) -> list[str]:
     return console.export_text().splitlines()
 
 
+def test_trials_without_faults_come_first_where_no_order_was_noted(tmp_path: Path) -> None:
+    for fault in ("kill", "no fault"):
+        write_events(tmp_path / f"chain.{fault}", toy_events("chain", fault))
+    found = [done.outcome.identity.condition for done in read_experiment(tmp_path, load_prices())]
+    assert found == ["no fault", "kill"]
+
+
 @pytest.mark.slow
 def test_json_is_one_object_per_trial_with_every_figure(outcomes: list[Outcome]) -> None:
     rows = json.loads(to_json(outcomes))

@@ -264,6 +264,23 @@ def test_a_buffered_update_may_be_in_a_version_that_nobody_reported() -> None:
     assert (result.unrecorded, result.lost) == (3, 1)
 
 
+def test_of_buffered_updates_the_last_are_taken_for_lost() -> None:
+    """One of three may be in version 2, which nobody reported: one that was there first."""
+    buffered = (
+        acked([2, 3], [0, 0], outcome="buffered", t=12.0),
+        acked([4], [0], outcome="buffered", t=25.0),
+    )
+    killed = [Killed(t, i, "server-0", 7, 1, True) for i, t in enumerate((15.0, 26.0))]
+    result = of(start(), applied([1]), acked([1]), *buffered, *killed, restored(1), audited(2))
+    assert (result.unrecorded, result.lost, result.lost_per_fault) == (1, 2, 1)
+
+
+def test_the_last_audit_of_a_shard_counts_wherever_it_is_in_the_record() -> None:
+    late = dataclasses.replace(audited(2), epoch=3)
+    result = of(start(), applied([1, 2, 3]), acked([1, 2, 3]), audited(3), late)
+    assert result.applied == 3
+
+
 @pytest.mark.parametrize(
     ("version", "counts"), [(3, {"w": 2}), (3, {"w": 2, "x": 1}), (4, {"w": 4}), (2, {"w": 2})]
 )

@@ -65,6 +65,10 @@ def test_downtime_is_the_union_and_beside_it_the_sum_over_shards() -> None:
     assert (found.recovery_median, found.recovery_max) == (4.5, 5.5)
 
 
+def test_the_median_of_an_even_number_of_outages_lies_between_two() -> None:
+    assert downtime(training(), [lost(10.0, 14.0), lost(20.0, 21.0)]).recovery_median == 3.0
+
+
 def test_an_outage_that_was_not_over_lasts_to_the_end_and_is_longer_than_any() -> None:
     faults = [lost(10.0, 14.0), lost(20.0, 21.0), lost(30.0, None)]
     found = downtime(training(), faults)

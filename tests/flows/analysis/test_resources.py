@@ -20,6 +20,8 @@ from flows.analysis.outcome import outcome
 from flows.analysis.resources import (
     SECONDS_PER_MONTH,
     Spending,
+    busiest,
+    cores_used,
     cost,
     moved_by_link,
     rented_seconds,
@@ -198,3 +200,20 @@ def test_a_lost_head_that_comes_back_as_a_replica_is_rented_once() -> None:
         )
     )
     assert rented_seconds(record) == {"server": 100.0, "replica": 100.0}
+
+
+def test_cores_are_those_used_during_the_training() -> None:
+    """What a process used to start up is not: samples are of all that it has used so far."""
+
+    def used(t: float, cpu: float, pid: int = 1, role: str = "server") -> ResourceSampled:
+        return ResourceSampled(t, f"{role}-0", role, pid, cpu, 0, {}, {}, 0)
+
+    record = Record(
+        (
+            *(used(2.0, 5.0), used(10.0, 20.0), used(14.0, 22.0), used(20.0, 25.0)),
+            *(used(12.0, 1.0, 2, "worker"), used(16.0, 9.0, 2, "worker")),
+            TrainingStarted(10.0, 1, 1, 100),
+        )
+    )
+    assert busiest(record) == pytest.approx(0.5)
+    assert cores_used(record) == pytest.approx(2.5)

@@ -11,6 +11,7 @@ import pytest
 from dps.events import Applied, Event, Restored, TrialStarted
 from flows.analysis.series import LEARNING_RATE, Point, series
 from flows.records.record import Record
+from tests.support.records import applied
 from tests.support.synthetic import toy_events
 
 RATE = 0.4
@@ -80,6 +81,13 @@ def test_shards_have_points_of_their_own_only_where_they_differ() -> None:
     for t, values in own.items():
         assert max(values) > 1.01 * min(values)
         assert mean[t] == pytest.approx(sum(values) / len(values))
+
+
+def test_versions_are_the_last_ones_though_batches_come_late() -> None:
+    """What a lost head had applied may be reported after what its successor has."""
+    record = Record((applied([6], t=10.2, epoch=2), applied([5], t=10.0)))
+    found = [(point.t, point.value) for point in series(record) if point.name == "server/updates"]
+    assert found == [(10.2, 6)]
 
 
 def test_without_a_schedule_there_is_none() -> None:

@@ -9,6 +9,7 @@ from flows.analysis.faults import fault_times
 from flows.analysis.ledger import Row, applied_rows, lost_by_fault
 from flows.analysis.outcome import outcome
 from flows.analysis.staleness import by_period
+from flows.analysis.steps import Steps
 from flows.records.record import Record
 from tests.support.records import PRICES, acked, applied, audited, fault, restored, start
 
@@ -69,6 +70,14 @@ def test_goodput_counts_what_survives() -> None:
 def test_updates_refused_as_too_stale_are_dropped_not_pushed() -> None:
     found = outcome(Record((acked([1], outcome="dropped"), acked([2]))), PRICES)
     assert (found.ledger.dropped, found.pace.pushed) == (1, 1)
+
+
+@pytest.mark.parametrize("shards", [(0, 1), (1, 0)])
+def test_a_gradient_counts_from_when_the_first_shard_had_it(shards: tuple[int, int]) -> None:
+    early, late = shards
+    acks = {early: acked([1], t=10.0, shard=early), late: acked([1], t=12.0, shard=late)}
+    steps = Steps(Record((acks[0], acks[1])))
+    assert [steps.at(t) for t in (9.0, 10.0, 12.0)] == [0, 1, 1]
 
 
 def test_losses_belong_to_the_fault_before_them() -> None:

@@ -165,6 +165,16 @@ def test_one_that_was_killed_is_not_running(folder: Path, tmp_path: Path) -> Non
     )
 
 
+def test_one_that_was_killed_and_that_nobody_has_waited_for_is_not_running(
+    folder: Path, tmp_path: Path
+) -> None:
+    with at_work(folder) as process:
+        process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ConfigurationError, match="demo is not running"):
+            running(tmp_path, "demo")
+
+
 def test_a_process_of_the_same_number_is_not_taken_for_it(folder: Path, tmp_path: Path) -> None:
     with noted(folder):
         note = json.loads((folder / NOTE).read_text())

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from dps.errors import ConfigurationError
 from dps.events import Audited, Killed, Reported, ResourceSampled, WorkerJoined
+from dps.virtual.profile import Gradient
 from flows.analysis.outcome import Outcome, outcome
 from flows.analysis.prices import load_prices
 from flows.analysis.throughput import COMPUTE, computing
@@ -62,6 +63,15 @@ def test_any_worker_may_be_slower_in_some() -> None:
         assert found[1.0] / 4000 == pytest.approx(0.05, abs=4 * np.sqrt(0.05 * 0.95 / 4000))
     assert times(section, 0) != times(section, 1) != times(section, 0, seed=1)
     assert times(section, 0) == times(section, 0)
+
+
+def test_workers_do_not_compute_in_step_on_virtual_time() -> None:
+    def drawn(worker: int, seed: int = 0) -> list[float]:
+        gradient = Gradient(seconds=1.0, spread=0.5)
+        return list(islice(durations(training(), seed, worker, gradient), 5))
+
+    assert drawn(0) == drawn(0)
+    assert not set(drawn(0)) & {*drawn(1), *drawn(0, seed=1)}
 
 
 # -- whose data are whose ----------------------------------------------------------------------

@@ -16,9 +16,9 @@ from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialResumed, TrialStarted
 from flows.analysis.finished import print_comparison
 from flows.config.experiment import ExperimentConfig
-from flows.config.trials import Trial
+from flows.config.trials import Trial, expand
 from flows.execution.attempt import Again, Attempt
-from flows.execution.experiment import Ran, run_experiment
+from flows.execution.experiment import Ran, _attempts, run_experiment
 from flows.monitor.progress import PlainView
 from flows.records.record import EARLIER, EVENTS_FILE, event_files
 from flows.tracking.store import default_uri
@@ -289,3 +289,16 @@ def test_two_runs_at_once_are_refused(experiment: ExperimentConfig, tmp_path: Pa
 
     with pytest.raises(ConfigurationError, match="another `dps run` or `dps resume` is writing"):
         go(experiment, tmp_path, Nested())
+
+
+@pytest.mark.parametrize(("kind", "at_once"), [("local", 4), ("virtual", 1)])
+def test_only_trials_that_share_the_cores_are_recorded_as_run_at_once(
+    experiment: ExperimentConfig, tmp_path: Path, kind: str, at_once: int
+) -> None:
+    """It makes other trials of them: what ran alone is no control of what did not."""
+    changed = {**experiment.model_dump(), "cluster": {"kind": kind}}
+    trials = expand(ExperimentConfig.model_validate(changed))
+    view = PlainView(Console(file=io.StringIO()))
+    view.begin("demo", trials, [], None, 4)
+    attempts = [*_attempts(trials, (), tmp_path, view, experiment, {}, 4, resume=True)]
+    assert {attempt.circumstances["parallel"] for attempt in attempts} == {at_once}

@@ -119,6 +119,28 @@ def test_a_model_that_knows_float32_only_is_checked_in_it(tmp_path: Path) -> Non
         check_models(trials(write(tmp_path, narrow, wrong)))
 
 
+def test_a_model_is_checked_with_each_of_its_data_sets(tmp_path: Path) -> None:
+    changes = (
+        ("load(rows=200, seed=0)", "load(rows=200, seed=0, scale=1.0)"),
+        ("return beside.CENTRES[y]", "return scale * beside.CENTRES[y]"),
+        ("hidden = np.tanh(x", "assert np.abs(x).max() < 100\n        hidden = np.tanh(x"),
+    )
+    both = trials(write(tmp_path, *changes), axes={"dataset.settings.scale": [1.0, 1000.0]})
+    assert check_models(both[:1])
+    with pytest.raises(ConfigurationError, match=r"cannot compute a gradient.*AssertionError"):
+        check_models(both)
+
+
+def test_a_model_is_checked_with_rows_from_all_over_the_file(tmp_path: Path) -> None:
+    """They may be in the order of the classes."""
+    changes = (
+        ("y = rng.integers(0, 3, rows)", "y = np.sort(rng.integers(0, 3, rows))"),
+        ("hidden = np.tanh(x", "assert y.max() < 2\n        hidden = np.tanh(x"),
+    )
+    with pytest.raises(ConfigurationError, match=r"cannot compute a gradient.*AssertionError"):
+        check_models(trials(write(tmp_path, *changes)))
+
+
 @pytest.mark.parametrize(
     "raised", ['assert x.dtype == np.float32, "narrow"', '{np.dtype("float32"): 1}[x.dtype]']
 )

@@ -116,6 +116,12 @@ def test_a_virtual_pilot_has_seeds_of_its_own() -> None:
     assert twin.claims == ()
 
 
+def test_a_virtual_pilot_has_no_seed_that_the_experiment_may_yet_get_to() -> None:
+    seeds = ["seeds=[3, 8, 5]"]
+    _, trials = virtual_pilot(find_document(DEMO), seeds, load_experiment(DEMO, seeds))
+    assert min(trial.seed for trial in trials) == 9
+
+
 def test_a_virtual_pilot_is_of_what_the_claims_are_about_and_its_controls() -> None:
     def kinds(*settings: str) -> set[tuple[str, ...]]:
         demo = load_experiment(DEMO, settings)

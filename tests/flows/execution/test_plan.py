@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -16,8 +17,11 @@ from flows.execution.plan import (
     fault_plans,
     nodes_needed,
     plan_table,
+    recorded_in,
     warnings,
 )
+from flows.records.settings import trial_from
+from tests.support.virtual_trials import virtual_trial
 
 
 def demo(*overrides: str) -> tuple[Trial, ...]:
@@ -119,3 +123,13 @@ def test_what_does_not_fit_in_a_cell_is_told_below() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
     console.print(plan_table(trials, []))
     assert f"{len(lines)} faults" in console.export_text()
+
+
+def test_how_long_trials_took_on_virtual_time_tells_nothing_of_how_long_they_run(
+    tmp_path: Path,
+) -> None:
+    record = virtual_trial(tmp_path / "a-trial").record
+    assert record.started is not None
+    recorded, durations = recorded_in(tmp_path, [trial_from(record.started.settings, "here")])
+    assert recorded.keys() == {"a-trial"}
+    assert durations.known == 0

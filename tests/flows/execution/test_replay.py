@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dps.core.faults.plan import Among, AtUpdates, InChain, Kill, Pause, Seat
+from dps.core.faults.plan import Among, AtUpdates, InChain, Kill, Pause, Seat, Slow
 from dps.errors import ConfigurationError
-from dps.events import Event, FaultMissed, Killed, Paused
+from dps.events import Disturbed, Event, FaultMissed, Killed, Paused
 from flows.config.experiment import load_experiment
 from flows.config.trials import Trial, expand
 from flows.execution.replay import as_it_was, replay_of
@@ -45,6 +45,7 @@ def test_whom_a_fault_hit_is_kept() -> None:
         Kill(Seat("server-0"), soon),
         Kill(Among("all", "worker"), soon),
         Pause(Among("random", "worker"), soon),
+        Slow(Among("random"), soon, seconds=1.0),
     )
     events: list[Event] = [
         Paused(1.0, 0, "worker-1", 7, 5, True),
@@ -53,6 +54,7 @@ def test_whom_a_fault_hit_is_kept() -> None:
         Killed(4.0, 3, "worker-0", 10, 5, True),
         Killed(4.0, 3, "worker-1", 11, 5, True),
         FaultMissed(5.0, 4, "a random worker node", "there was no such node then"),
+        Disturbed(6.0, 5, "slow", "server-1", 5, "stopped half of the time", True),
     ]
     assert as_it_was(plan, Record(tuple(events))) == (
         Pause(("worker-1",), soon),
@@ -60,6 +62,7 @@ def test_whom_a_fault_hit_is_kept() -> None:
         plan[2],  # the same kills before it make for the same replacement
         Kill(("worker-0", "worker-1"), soon),
         plan[4],
+        Slow(("server-1",), soon, seconds=1.0),
     )
 
 

@@ -16,11 +16,12 @@ from dps.errors import StoreUnavailable
 from dps.events import Event, TrialEnded
 from dps.protocol.storage.manifest import find_saved
 from flows.cli import main
+from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
 from flows.execution import resume
 from flows.execution.attempt import prepare
 from flows.execution.experiment import exclusive
-from flows.execution.resume import checkpoints_of, interrupted, saved_in
+from flows.execution.resume import can_go_on, checkpoints_of, interrupted, keep_record, saved_in
 from flows.records.record import EVENTS_FILE, EventWriter
 from tests.support.synthetic import demo_trials, toy_events
 
@@ -137,3 +138,23 @@ def test_a_trial_that_a_run_is_at_work_on_is_not_resumed(
     assert code == 2
     assert "another `dps run` or `dps resume` is writing to" in message
     assert [path.name for path in folder.iterdir()] == [EVENTS_FILE]
+
+
+def test_each_interrupted_record_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:
+    for written in ("first", "second", "third"):
+        (tmp_path / EVENTS_FILE).write_text(written)
+        keep_record(tmp_path)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {
+        "events.interrupted.jsonl": "first",
+        "events.interrupted-2.jsonl": "second",
+        "events.interrupted-3.jsonl": "third",
+    }
+
+
+def test_one_fault_by_the_clock_is_enough_to_start_again() -> None:
+    config = demo_trials()[0].config.model_dump(mode="json")
+    by_updates = {"kind": "pause", "target": "server-0", "at_updates": 10}
+    by_clock = {"kind": "pause", "target": "server-1", "at_seconds": 1.0}
+    for faults, known in (([by_updates], True), ([by_updates, by_clock], False)):
+        assert can_go_on(TrialConfig.model_validate({**config, "faults": faults})) is known

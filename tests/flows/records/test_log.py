@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,19 @@ def test_a_trial_that_is_resumed_goes_on_with_its_log(tmp_path: Path) -> None:
         "time=1970-01-01T00:00:01.250Z level=INFO logger=dps.shard event=Promoted trial=seed-0 "
         "shard=0 epoch=3 node=replica-0-1 version=120"
     ]
+
+
+def test_times_are_utc_wherever_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / LOG_FILE
+    try:
+        monkeypatch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        with TrialLog(path, {}) as log:
+            log(PROMOTED)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert path.read_text().startswith("time=1970-01-01T00:00:01.250Z ")
 
 
 def test_a_log_that_cannot_be_written_is_told_of(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from dps.events import (
     TrialStarted,
     to_json,
 )
+from flows.config.limits import LONGEST_KEY
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import (
     EVENTS_FILE,
@@ -33,12 +34,14 @@ from flows.records.record import (
     EventWriter,
     end_record,
     event_files,
+    read_configuration,
     read_end,
     read_record,
     read_start,
     read_trial,
     trial_names,
     without_secrets,
+    write_configuration,
     write_grid,
 )
 from tests.support.synthetic import toy_events, write_events
@@ -140,6 +143,25 @@ def test_a_complete_last_line_without_its_newline_counts_as_cut(tmp_path: Path) 
     assert read_record(path).torn
 
 
+def test_a_writer_that_is_closed_leaves_the_record_alone(tmp_path: Path) -> None:
+    with EventWriter(tmp_path / EVENTS_FILE) as write:
+        write(TrialEnded(1.0, "valid", ""))
+        assert (tmp_path / RESERVE_FILE).exists()
+    assert [path.name for path in tmp_path.iterdir()] == [EVENTS_FILE]
+
+
+def test_no_configuration_is_kept_of_a_run_that_nobody_wrote_one_for(tmp_path: Path) -> None:
+    for written in ("experiment: demo\n", ""):
+        write_configuration(tmp_path, written)
+        assert read_configuration(tmp_path) == written
+
+
+def test_a_start_without_its_newline_is_none_yet(tmp_path: Path) -> None:
+    path = write_events(tmp_path, toy_events())
+    path.write_bytes(path.read_bytes().partition(b"\n")[0])
+    assert read_start(path) is None
+
+
 def test_a_line_ends_with_the_checksum_of_what_is_before_it(tmp_path: Path) -> None:
     with EventWriter(tmp_path / "events.jsonl") as write:
         write(Evaluated(1.0, 2.0, 0.5, 0.9))
@@ -226,7 +248,13 @@ def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(
         read_trial(path)
 
 
-@pytest.mark.parametrize("label", ["0.1\u00a0and more", "日本\u3000語", "two\nlines\tand a tab"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        *("0.1\u00a0and more", "日本\u3000語", "two\nlines\tand a tab"),
+        pytest.param("x" * LONGEST_KEY, id="as long as one may be"),
+    ],
+)
 def test_a_label_that_a_configuration_may_have_does_no_damage(tmp_path: Path, label: str) -> None:
     with EventWriter(tmp_path / "events.jsonl") as write:
         write(TrialStarted(1.0, "a", {"labels": {"optimizer": label}}, {}))
