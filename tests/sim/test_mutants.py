@@ -69,6 +69,7 @@ KNOWN = {
     "processes of two monitors confused": "chain(2), busy:2:watched",
     "busy successor excluded": "chain(2) over checkpoint, busy:2:watched",
     "busy server without a copy replaced": "none, ring:6:watched",
+    "no allowance for a clock that is slow or stands still": "checkpoint + mailbox:138:watched",
 }
 
 
