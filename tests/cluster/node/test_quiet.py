@@ -1,4 +1,4 @@
-"""Records of the log of Dask that are not of a worker that was ended on purpose stay as they are."""
+"""Records of Dask that are not of a worker that was ended on purpose stay as they are."""
 
 from __future__ import annotations
 
