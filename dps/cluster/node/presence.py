@@ -34,8 +34,8 @@ class NodePresence:
     """One process at its monitor. Used from the event loop of the process.
 
     The process registers when the first group uses it, and leaves after the last use. If the
-    monitor ends, another one is started. The process may be killed only while a single group uses it,
-    because a coordinator cannot know what other groups would lose.
+    monitor ends, another one is started. The process may be killed only while a single group uses
+    it, because a coordinator cannot know what other groups would lose.
 
     Attributes
     ----------
