@@ -40,10 +40,10 @@ class FunctionFailed(DpsError):
 
 
 class RemoteError(DpsError):
-    """Code in another process raised an error that is none of dps, which is a defect there.
+    """Code in another process raised an error that is not a `DpsError`, which is a bug there.
 
-    The message names the error and says what it said; the log of that process has the traceback.
-    Asking again would fail again, so that is not done.
+    The message contains the error; the log of that process has the traceback. The request is not
+    repeated, because it would fail again.
     """
 
 
@@ -67,7 +67,10 @@ class SchedulerLost(TransportError):
 
 
 class InternalError(DpsError):
-    """A part of dps has failed by an exception that it did not foresee, which the message names."""
+    """A background task of dps failed with an unforeseen exception, which the message names.
+
+    This is a bug in dps. The event `TaskFailed`, and the log of the node, have the traceback.
+    """
 
 
 class KeysUnknown(DpsError):
@@ -116,7 +119,7 @@ class TrainingStopped(DpsError):
 
 
 class ResultLost(DpsError):
-    """A worker had finished, and what its function returned was lost with its node.
+    """A worker had finished, and the result of its function was lost with its node.
 
     Its updates are in the weights. Its function is not called again.
     """
@@ -127,9 +130,10 @@ class UpdatesLost(DpsError):
 
 
 class UpdatesDropped(DpsError):
-    """Most updates of a worker were refused as too stale, so what it returned means little.
+    """Most updates of a worker were dropped as too stale, so its result means little.
 
-    It did not answer for longer than `Timings.patience`, and others did not wait for it.
+    The worker was stopped, unreachable, or busy for longer than `Timings.patience`, so the other
+    workers did not wait for it. Its function may be run again with `future.retry()`.
     """
 
 
@@ -138,7 +142,10 @@ class UpdatesLostWarning(UserWarning):
 
 
 class CopiesMissingWarning(UserWarning):
-    """A shard has had fewer copies than were asked for, for longer than a moment."""
+    """A shard has had fewer copies than `recovery=` asks for, for longer than a second.
+
+    It gets another copy as soon as a node for servers is free.
+    """
 
 
 class LastStateNotSavedWarning(UserWarning):
@@ -149,7 +156,7 @@ class LastStateNotSavedWarning(UserWarning):
 
 
 class UpdatesDroppedWarning(UserWarning):
-    """Updates were refused as too stale: others did not wait for their worker. Shown once."""
+    """Updates were dropped as too stale: others did not wait for their worker. Shown once."""
 
 
 class ReturnedWarning(UserWarning):

@@ -1,9 +1,9 @@
 """The monitor of a host: a small process that sees which processes of dps run, stop and end.
 
 The first node on a host starts it, all nodes there register with it, and it ends with the last. It
-imports only the standard library and `dps.protocol.monitor`, so it takes 15 MB and is up in a few
-milliseconds. Nodes reach it by a unix socket, whose other end the system identifies; coordinators
-connect by TCP, from any host, and are told what it sees. Each line on such a connection is signed
+imports only the standard library and `dps.protocol.monitor`, so it takes 15 MB and starts in a few
+milliseconds. Nodes connect by a unix socket, where the system identifies both ends. Coordinators
+connect by TCP, from any host, and receive its reports. Each line on such a connection is signed
 with a secret that nodes pass to their coordinator over Dask's connections.
 """
 
@@ -31,8 +31,8 @@ from dps.protocol.monitor import Halted, Look, Monitor, Sighting
 LOOK_SECONDS = 0.1
 REPORT_SECONDS = 0.25
 START_SECONDS = 10.0  # until the first process must have registered
-LEAVING_SECONDS = 1.0  # between the end of a connection, and that of its process
-GONE_SECONDS = 5.0  # for which the end of a process is reported to those who connect late
+LEAVING_SECONDS = 1.0  # between the end of a connection and the end of its process
+GONE_SECONDS = 5.0  # how long the end of a process is reported, for late connections
 LINE_BYTES = 1 << 16
 BACKLOG = 128
 HALTED: dict[str, Halted] = {"T": "stopped", "D": "hung"}  # by its state in /proc
@@ -40,27 +40,27 @@ CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 def socket_name() -> str:
-    """The abstract unix socket on which the monitor listens that sees this process.
+    """Return the name of the abstract unix socket of the monitor that sees this process.
 
-    There is one for each user, and for each namespace of processes.
+    Each user has a monitor of their own in each process namespace, as in each container.
     """
     return f"\0dps-monitor-1-{os.getuid()}-{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end of a unix socket."""
-    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, user, _ = CREDENTIALS.unpack(found)
+    """Return the process and the user at the other end of a unix socket."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, user, _ = CREDENTIALS.unpack(credentials)
     return pid, user
 
 
 class Signed:
-    """Lines that only a holder of the secret can write, each of them once and in order.
+    """Signed lines of one connection, which only holders of the secret can write, in order.
 
     Parameters
     ----------
     nonces
-        What both ends have made up for this connection, so that no other one's lines fit.
+        Random bytes from both ends, so that lines of other connections are not valid here.
     end
         Which end this is: "monitor" or "coordinator".
     """
@@ -78,7 +78,7 @@ class Signed:
         return b"%s %s\n" % (self._mac(self._end, self._written, text), text)
 
     def value(self, line: bytes) -> Any:
-        """Return what the next line from the other end carries; `ValueError`: it is not genuine."""
+        """Return the value of the next line of the other end; `ValueError` if it is not genuine."""
         mac, _, text = line.rstrip(b"\n").partition(b" ")
         self._read += 1
         other = "coordinator" if self._end == "monitor" else "monitor"
@@ -94,20 +94,20 @@ class Signed:
 def look_at(pid: int) -> Look:
     """Look at a process: whether its main thread is stopped, or waits in the kernel.
 
-    `progress` counts its switches, so one that hangs in the kernel is told from one that works
-    there. A process that is traced, as by a debugger, is not stopped: somebody is at work on it.
+    `progress` counts its context switches, which distinguishes a process that hangs in the kernel
+    from one that works there. A process that is traced, as by a debugger, is not stopped.
     """
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return Look("no", progress=None)  # it is ending; its end is seen otherwise
+        return Look("no", progress=None)  # it is ending, which its pidfd reports
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     switches = fields.get("voluntary_ctxt_switches"), fields.get("nonvoluntary_ctxt_switches")
     return Look(HALTED.get(fields.get("State", "")[:1], "no"), switches)
 
 
 class _Line:
-    """A non-blocking connection that reads lines. `on_line` may close it; so does any error."""
+    """A non-blocking connection that reads lines. `on_line` may close it, and any error does."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Line:
         selector.register(sock, selectors.EVENT_READ, self._readable)
 
     def send(self, data: bytes) -> None:
-        """Send; a reader that is so slow that the system takes no more is given up."""
+        """Send data; close the connection if the reader is too slow for the system's buffer."""
         try:
             sent = self._sock.send(data)
         except OSError:
@@ -155,7 +155,7 @@ class _Line:
 
 
 class _Member:
-    """A registered process: how it is known, and where its registration was made."""
+    """A process on this host that has connected, and registers."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -181,7 +181,7 @@ class MonitorProcess:
         self._listen(listener, self._accept_member)
 
     def run(self) -> None:
-        """Watch until no process is registered any more."""
+        """Watch until no process is registered."""
         ends = time.monotonic() + START_SECONDS
         while self._members or time.monotonic() < ends:
             for key, _ in self._selector.select(LOOK_SECONDS):
@@ -216,7 +216,7 @@ class MonitorProcess:
         )
 
     def _asked(self, member: _Member, request: dict[str, Any]) -> None:
-        """A process registers, or tells what has changed for it."""
+        """Handle a request of a process: to register, or to change its registration."""
         if "silent" in request:
             self._monitor.silence(member.number, time.monotonic() + float(request["silent"]))
             return
@@ -232,13 +232,13 @@ class MonitorProcess:
         member.line.send(json.dumps([monitor, number]).encode() + b"\n")
 
     def _left(self, member: _Member) -> None:
-        """The connection of a process has ended: it is about to end, or needs no monitor."""
+        """Note that a process has disconnected: it is about to end, or needs no monitor."""
         member.left_at = time.monotonic()
         if not member.number:
             os.close(member.pidfd)
 
     def _ended(self, number: int) -> None:
-        """A process has ended, which is told at once."""
+        """Report at once that a process has ended."""
         self._gone[number] = time.monotonic() + GONE_SECONDS
         self._forget(number)
         self._report(time.monotonic())
@@ -253,7 +253,7 @@ class MonitorProcess:
     # -- coordinators ----------------------------------------------------------------------------
 
     def _port(self, host: str) -> int:
-        """The TCP port on which coordinators are heard at an address of this host."""
+        """Return the TCP port for coordinators at an address of this host; open it if necessary."""
         if host not in self._ports:
             family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
             self._ports[host] = socket.create_server((host, 0), family=family)
@@ -276,11 +276,11 @@ class MonitorProcess:
         self._coordinators.pop(line, None)
 
     def _told(self, line: _Line, nonce: bytes, text: bytes) -> None:
-        """A coordinator says its nonce, then asks for processes to be killed."""
+        """Handle a line of a coordinator: its nonce first, then requests to kill processes."""
         signed = self._coordinators[line]
         if signed is None:
             self._coordinators[line] = Signed(self._secret.encode(), nonce + text, "monitor")
-            self._reported = -REPORT_SECONDS  # it is told soon
+            self._reported = -REPORT_SECONDS  # so that it gets a report soon
             return
         number, seconds = signed.value(text)
         member = self._members.get(number)
@@ -313,7 +313,7 @@ class MonitorProcess:
 
 
 def main(name: str) -> None:
-    """Be the monitor, unless there is one by now."""
+    """Run the monitor, unless there is one by now."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(name)
@@ -323,9 +323,10 @@ def main(name: str) -> None:
 
 
 def command() -> list[str]:
-    """The command that starts the monitor.
+    """Return the command that starts the monitor.
 
-    The package itself is not imported, which would bring in numpy: its place is all that is needed.
+    It registers an empty `dps` package with the right path, because importing the real one would
+    import numpy.
     """
     package = str(Path(__file__).parents[1])
     start = (

@@ -1,6 +1,6 @@
-"""Checks of what else users give: arrays, functions, paths and the names of arguments.
+"""Checks of arrays, functions, paths and argument names that users pass.
 
-Each is made once, where a value enters; its message names the argument, what was found and what was
+Each check runs once, where a value enters. Its message names the argument, the value and what was
 expected. Numbers and choices are checked in `dps.core.ranges`.
 """
 
@@ -29,7 +29,7 @@ def plain(what: str, array: np.ndarray, refusal: type[DpsError] = ConfigurationE
     Raises
     ------
     DpsError
-        It is masked: without its mask it would mean something else.
+        It is masked: without the mask its values would mean something else.
     """
     if type(array) is np.ndarray and array.dtype.isnative:
         return array
@@ -39,25 +39,25 @@ def plain(what: str, array: np.ndarray, refusal: type[DpsError] = ConfigurationE
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of a dtype can be cast to float32 or float64 without losing a part.
+    """Whether numbers of a dtype can be cast to float32 or float64, unlike complex numbers.
 
-    By name, for bfloat16 and its like are of no kind that numpy has.
+    Decided by name, because numpy has no kind for bfloat16 and similar types.
     """
     return "float" in dtype.name
 
 
 def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> Any:
-    """Return a gradient as a plain array of a dtype, if it is one of floats; else as it is.
+    """Return a gradient as a plain array of a dtype if it holds floats; otherwise unchanged.
 
     Parameters
     ----------
     value
-        An array, or what gives its values as one where it is, such as a tensor of torch on the CPU.
+        An array, or an object that numpy can read as one in place, such as a CPU tensor.
 
     Raises
     ------
     DpsError
-        It is masked, or its values are somewhere else.
+        It is masked, or numpy cannot read it, such as a tensor on a GPU.
     """
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array__"):
@@ -66,14 +66,14 @@ def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> A
             value = np.asarray(value)
         except (TypeError, RuntimeError, ValueError) as error:
             raise refusal(
-                f"{what} is {type(value).__name__}, which cannot be read as an array where it is "
-                f"({error}); for tensors on a device, or of types that numpy does not have, see "
+                f"{what} is {type(value).__name__}, which numpy cannot read as an array ({error}); "
+                "for tensors on a device, or of types that numpy does not have, see "
                 "dps.torch.attach, and for other arrays dps.tree.attach"
             ) from error
     array = plain(what, value, refusal)
     if array.dtype == dtype or not is_floating(array.dtype):
         return array
-    with np.errstate(over="ignore"):  # infinity is refused as such
+    with np.errstate(over="ignore"):  # infinity is refused later
         return array.astype(dtype)
 
 
@@ -81,12 +81,12 @@ def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> A
 
 
 def as_number(what: str, value: Any) -> float:
-    """Return a number, or an array or tensor of one, as a plain float; it may be NaN.
+    """Return a number, or an array or tensor with one element, as a plain float; it may be NaN.
 
     Raises
     ------
     ConfigurationError
-        It is neither: text is not read as a number.
+        It is neither; text is not read as a number.
     """
     error: Exception | None = None
     try:
@@ -109,14 +109,14 @@ _NEVER_RUN = (
 
 
 def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
-    """Refuse what cannot be called in a thread and return a result there.
+    """Refuse an object that cannot be called in a thread to return a result.
 
     Parameters
     ----------
     given
-        What the function is called with, in order.
+        Names of the arguments that the function is called with, in order.
     more
-        Whether it may be called with more than that.
+        Whether it may be called with more arguments.
 
     Raises
     ------
@@ -137,7 +137,7 @@ def check_function(name: str, function: Any, given: Sequence[str], more: bool = 
         )
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of some that are written in C there is none
+    except (TypeError, ValueError):  # some functions in C have none
         return
     try:
         (signature.bind_partial if more else signature.bind)(*given)
@@ -168,7 +168,7 @@ def as_path(name: str, path: Any) -> str:
 
 
 def path_field(owner: object, field: str) -> None:
-    """Make text of a field that is a path, as `as_path` does; None stays."""
+    """Convert a field that is a path with `as_path`; None stays None."""
     path = getattr(owner, field)
     if path is not None:
         object.__setattr__(owner, field, as_path(f"{type(owner).__name__}: {field}", path))
@@ -178,9 +178,9 @@ def path_field(owner: object, field: str) -> None:
 
 
 def explained(cls: C) -> C:
-    """Have a class name the arguments that it takes when it is made with others.
+    """Make a class raise `ConfigurationError` with its valid arguments when it is given others.
 
-    That raises `ConfigurationError` then, where Python raises `TypeError`.
+    Without this decorator, Python raises a `TypeError` that does not list them.
     """
     init: Callable[..., None] = cls.__init__  # type: ignore[misc]
     signature = inspect.signature(init)
@@ -208,6 +208,6 @@ def explained(cls: C) -> C:
 
 
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return the one of some names that another was meant to be, or ""."""
+    """Return the known name that is closest to `name`, or ""."""
     initials = [each for each in known if "".join(word[:1] for word in each.split("_")) == name]
     return next(iter([*initials, *difflib.get_close_matches(name, known, n=1)]), "")

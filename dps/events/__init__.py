@@ -209,11 +209,11 @@ class NodeLeaving(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class TaskFailed(Event):
-    """A background task has ended by an exception that it did not foresee.
+    """An unforeseen exception has ended a background task.
 
-    If it is one of a node's host, the host drops all that it holds, and starts over; one of the
-    coordinator (`node` is "scheduler") is restarted. `error` is the exception, `trace` where it was
-    raised.
+    If the task belongs to a server, the server drops all that it holds, and starts over. A task of
+    the coordinator (`node` is "scheduler") is restarted. If the task belongs to a worker, its next
+    request raises `InternalError`. `error` is the exception, `trace` the traceback.
     """
 
     node: str
@@ -246,9 +246,9 @@ class NodeLeft(Event):
 class Detected(Event):
     """The coordinator learned that a shard lost a replica; `epoch` is the new epoch.
 
-    `serving` tells whether the shard still has a replica; `by` is who noticed that its process has
-    ended, "scheduler", "client" or "coordinator"; or "lease" for one that was silent for too long,
-    and "host" for one that says so itself.
+    `serving` is whether the shard still has a replica. `by` is what noticed the end of its process:
+    "monitor", "scheduler", "client" or "coordinator"; "lease" if the process was silent for too
+    long; "host" if it reported its restart itself.
     """
 
     shard: int
@@ -322,14 +322,14 @@ class LossReported(Event):
 @recorded
 @dataclass(frozen=True, slots=True)
 class Failover(Event):
-    """A shard that had lost one or more replicas is served again, in `epoch`; `str` says it all.
+    """A shard that had lost one or more replicas is served again, in `epoch`.
 
-    `lost` names the nodes, and `by` says who noticed the first loss (as in `Detected`), `seconds`
-    before the shard was served again. `node` is its head now, which has `took_over` if it was
-    another before. `copies` of the `wanted` replicas are left. `source` is "replica" where one of
-    them goes on, which loses nothing; else, as in `Restored`, what the shard was restored from for
-    some `cause`, at `version`, and without `updates_lost` that workers had been told are durable.
-    Not `exact`: these are a lower bound.
+    `str` describes the failover in one line. `lost` names the nodes, and `by` what noticed the
+    first loss (as in `Detected`). `seconds` is the time from then until the shard was served again.
+    `node` is the head now; `took_over` is whether another node was the head before. `copies` of the
+    `wanted` replicas are left. `source` is "replica" if one of them continues, which loses nothing.
+    Otherwise the shard was restored from `source` (as in `Restored`) at `version`, because of
+    `cause`, and `updates_lost` acknowledged updates were lost: at least that many if not `exact`.
     """
 
     shard: int

@@ -1,4 +1,4 @@
-"""Calls to several processes of which each knows enough: some of them may be out of reach."""
+"""Calls to several processes, any of whose answers is enough: some may be unreachable."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> list[T]:
     """Return the answers that come, in the order of the calls.
 
-    As soon as there is one, the others have `grace` seconds more.
+    After the first answer, the others have `grace` seconds.
 
     Raises
     ------
     TransportError, NotServing
-        None of them is answered: the error of the first.
+        No call is answered; this is the error of the first.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     waiting, limit = set(tasks), None

@@ -1,14 +1,16 @@
 """Leases: the right to serve, or to be waited for, which lasts only while it is renewed.
 
-The holder counts from the moment at which it asked, on its own clock, and takes a fifth off; the
-coordinator counts from the moment at which it was asked. As long as the rates of their clocks
-differ by less than a tenth, and the holder's clock does not stand still for more than a tenth of
-the lease, a holder knows that its lease is over before the coordinator gives it up. A process that
-was paused finds its lease over when it runs again, whatever it was doing: clocks count the time in
-which a process is stopped and a machine is suspended. They do not count that in which a virtual
-machine is paused, which is what the second tenth is for.
+The holder counts four fifths of the lease from the moment at which it asked, on its own clock. The
+coordinator counts the whole lease from the moment at which it was asked. So the holder knows that
+its lease is over before the coordinator gives it up, if two conditions hold: the rates of their
+clocks differ by less than a tenth, and the holder's clock stands still for at most a tenth of the
+lease.
 
-The monitor of a host renews leases for processes that run but do not answer. That only makes the
+A process that was paused finds its lease over when it runs again, because clocks count the time in
+which a process is stopped or a machine is suspended. They do not count the time in which a virtual
+machine is paused; the second tenth allows for that.
+
+The monitor of a host vouches for processes that run but do not answer. That only makes the
 coordinator wait longer: the holder does not count on it.
 """
 
@@ -45,20 +47,20 @@ class Lease:
         return self._clock.monotonic() < self._until
 
     async def renew_forever(self, ask: Callable[[float], Awaitable[bool]], tasks: Tasks) -> None:
-        """Renew until cancelled.
+        """Renew the lease until cancelled.
 
         Parameters
         ----------
         ask
-            Asks the coordinator, with a deadline in seconds; returns whether it was granted. It may
-            be called again before it has returned: an answer that is lost must not cost the lease.
+            Asks the coordinator, with a deadline in seconds; returns whether the lease was granted.
+            Calls may overlap, so that one lost answer does not end the lease.
         tasks
-            Those of the holder, among which each renewal is one.
+            The holder's background tasks, which run the renewals.
         """
         await repeat_forever(self._every, lambda: self._renew(ask), tasks)
 
     def end(self) -> None:
-        """Give the lease up."""
+        """End the lease."""
         self._until = -math.inf
 
     async def _renew(self, ask: Callable[[float], Awaitable[bool]]) -> None:
@@ -82,7 +84,7 @@ async def repeat_forever(
 
 
 class Leases(Generic[Holder]):
-    """The coordinator's side: who holds a lease, and until when. Used from one event loop."""
+    """The coordinator's side: holders, and when their leases end. Used from one event loop."""
 
     def __init__(self, timings: Timings, clock: Clock) -> None:
         self._seconds = timings.lease
@@ -94,7 +96,7 @@ class Leases(Generic[Holder]):
         self._until: dict[Holder, float] = {}
 
     def grant(self, holder: Holder) -> None:
-        """Begin or renew the lease of a holder that has asked for it."""
+        """Begin or renew the lease of a holder that asked for it."""
         now = self._clock.monotonic()
         if self.silence(holder) > self._seconds / 2:
             self._since[holder] = now
@@ -102,7 +104,7 @@ class Leases(Generic[Holder]):
         self._until[holder] = now + self._seconds
 
     def vouch(self, holder: Holder) -> None:
-        """Renew the lease of a holder that is seen running, up to its patience."""
+        """Extend the lease of a holder that its monitor sees running, up to `Timings.patience`."""
         if holder in self._until:
             now = self._clock.monotonic()
             until = min(now + self._seconds, self._heard[holder] + self._patience)
@@ -115,32 +117,32 @@ class Leases(Generic[Holder]):
         self._since.pop(holder, None)
 
     def overdue(self, holder: Holder) -> float:
-        """For how many seconds the holder's lease has been over; negative while it is not."""
+        """Seconds since the holder's lease ended; negative before that."""
         return self._clock.monotonic() - self._until.get(holder, -math.inf)
 
     def silence(self, holder: Holder) -> float:
-        """For how many seconds the holder has not asked for its lease."""
+        """Seconds since the holder last asked for its lease."""
         return self._clock.monotonic() - self._heard.get(holder, -math.inf)
 
     def answered_for(self, holder: Holder) -> float:
-        """For how many seconds the holder has asked for its lease without a long gap, until now."""
+        """Seconds for which the holder has asked for its lease without a long gap."""
         now = self._clock.monotonic()
         return now - self._since[holder] if self.silence(holder) < self._seconds / 2 else 0.0
 
     def is_heard_after(self, holder: Holder, other: Holder) -> bool:
-        """Whether a holder has renewed its lease since that of another one was over.
+        """Whether a holder has renewed its lease since the lease of another one ended.
 
-        While the other's is not over, whether the holder's is not either.
+        While the other lease still lasts: whether the holder's lease lasts, too.
         """
         now = self._clock.monotonic()
         until, others = self._until.get(holder, -math.inf), self._until.get(other, -math.inf)
         return until > now if others > now else self._heard.get(holder, -math.inf) > others
 
     async def watch(self, on_over: Callable[[Holder], Awaitable[None]]) -> None:
-        """Call `on_over` for every holder whose lease is over, again and again until it is ended.
+        """Call `on_over` for every holder whose lease is over, repeatedly until `end` is called.
 
-        When this process itself stood still, what holders sent meanwhile has not been read yet:
-        they are all given time.
+        If this process itself stood still, it has not yet read the renewals that arrived meanwhile,
+        so every holder gets at least half a lease more.
         """
         while True:
             before = self._clock.monotonic()

@@ -1,8 +1,8 @@
-"""What the monitor of a host knows: which processes are there, and for how long one is stopped.
+"""The state of a host's monitor: the processes that it watches, and since when each is stopped.
 
-A monitor is a small process of its own, which the code of users cannot block
-(`dps.cluster.monitor`). It imports nothing but this module and the standard library, so that it is
-up in a few milliseconds: nothing may be imported here that is not part of that.
+A monitor is a process of its own, which user code cannot block (`dps.cluster.monitor`). It imports
+only this module and the standard library, so that it starts in a few milliseconds. Therefore this
+module may import only the standard library.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-# Of a process: it runs or could run; it is stopped by a signal, or hangs in the kernel; it ended.
+# It runs or could run; it is stopped by a signal, or hangs in the kernel; it has ended.
 State = Literal["running", "stopped", "gone"]
-# Whether it is stopped by a signal, or waits in the kernel, where no signal reaches it.
+# "stopped" by a signal, or "hung": waiting in the kernel, where no signal reaches it.
 Halted = Literal["no", "stopped", "hung"]
 
-# A slow disk keeps a process in the kernel for some seconds, but not for ever.
+# A slow disk may keep a process in the kernel for some seconds.
 HUNG_SECONDS = 4.0
 STOPPED_AFTER: dict[Halted, float] = {"no": math.inf, "stopped": 0.0, "hung": HUNG_SECONDS}
 
 
 class Sighting(NamedTuple):
-    """What a monitor sees of a process, by its `number`, and for how many `seconds` so far."""
+    """A report on the process with this `number`: its `state`, and for how long it was stopped."""
 
     number: int
     state: State
@@ -33,8 +33,8 @@ class Sighting(NamedTuple):
 class Look(NamedTuple):
     """A process at one moment.
 
-    `progress` is any value that changes whenever the process has run: a process that is stopped and
-    continued again and again is slow, not stopped.
+    `progress` is any value that changes whenever the process has run. A process that is repeatedly
+    stopped and continued is slow, not stopped.
     """
 
     halted: Halted
@@ -50,7 +50,7 @@ class _Watched:
 
 
 class Monitor:
-    """The processes that one monitor watches, by number. Not thread-safe."""
+    """The processes that a monitor watches, by number. Not thread-safe."""
 
     def __init__(self) -> None:
         self._watched: dict[int, _Watched] = {}
@@ -58,29 +58,29 @@ class Monitor:
 
     @property
     def numbers(self) -> list[int]:
-        """The numbers of the processes that are watched."""
+        """The numbers of the watched processes."""
         return list(self._watched)
 
     def add(self, may_be_killed: bool) -> int:
-        """Watch one more process; return its number, which no other has had."""
+        """Watch another process; return its number, which is never used again."""
         self._numbers += 1
         self._watched[self._numbers] = _Watched(may_be_killed)
         return self._numbers
 
     def allow(self, number: int, may_be_killed: bool) -> None:
-        """Say whether a process may be killed, from now on."""
+        """Set whether a process may be killed."""
         self._watched[number].may_be_killed = may_be_killed
 
     def remove(self, number: int) -> None:
-        """Watch a process no more."""
+        """Stop watching a process."""
         self._watched.pop(number, None)
 
     def silence(self, number: int, until: float) -> None:
-        """Say nothing of a process before a time: it is to seem unreachable."""
+        """Do not report a process before the time `until`, so that it seems unreachable."""
         self._watched[number].silent_until = until
 
     def look(self, now: float, at: Callable[[int], Look]) -> list[Sighting]:
-        """Look at every process; return what is seen of those that are not silenced."""
+        """Look at every process; return a report on each that is not silenced."""
         seen = []
         for number, watched in self._watched.items():
             look = at(number)
@@ -94,7 +94,7 @@ class Monitor:
         return seen
 
     def may_kill(self, number: int, now: float, look: Look, seconds: float) -> bool:
-        """Whether a process may be killed: it has been stopped for `seconds`, and still is."""
+        """Whether a process may be killed and has been stopped for `seconds`, until now."""
         watched = self._watched.get(number)
         if watched is None or not watched.may_be_killed:
             return False

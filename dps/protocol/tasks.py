@@ -1,7 +1,7 @@
-"""Background tasks that belong to a party of the protocol: none of them ends unnoticed.
+"""Background tasks of a server, client or coordinator, whose exceptions never go unnoticed.
 
-A task handles the errors that it foresees. Any other exception reaches the owner, who decides what
-follows: a host is fenced and starts over, the coordinator restarts the task, a client raises the
+A task handles the errors that it foresees. Any other exception is passed to the owner of the task.
+A server stops serving and starts over, the coordinator restarts the task, and a client raises the
 error in its caller.
 """
 
@@ -17,7 +17,7 @@ from dps.events import TaskFailed
 from dps.protocol.transport import Clock
 
 TRACE_LINES = 30
-FORGIVEN_SECONDS = 60.0  # a task that has run for so long has not failed again and again
+FORGIVEN_SECONDS = 60.0  # a task that ran for this long has not failed repeatedly
 MOST_DOUBLINGS = 8
 
 
@@ -27,7 +27,7 @@ class Tasks:
     Parameters
     ----------
     on_failure
-        Called with the exception of a task that has ended by one.
+        Called with the exception that has ended a task.
     """
 
     def __init__(self, on_failure: Callable[[Exception], None]) -> None:
@@ -35,7 +35,7 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run a coroutine beside the rest; its task may be cancelled."""
+        """Run a coroutine in the background; return its task, which may be cancelled."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -44,9 +44,9 @@ class Tasks:
     def keep(
         self, work: Callable[[], Coroutine[Any, Any, None]], pause: float
     ) -> asyncio.Task[None]:
-        """Run a coroutine, again `pause` seconds after it has ended by an exception.
+        """Run a coroutine, and rerun it `pause` seconds after an exception has ended it.
 
-        Where that is repeated the pauses double, so that it holds up nothing else.
+        The pause doubles with each repeated failure, so that it does not slow down other tasks.
         """
         return self.start(self._kept(work, pause))
 
@@ -77,10 +77,10 @@ class Tasks:
 
 
 def internal_error(error: Exception) -> InternalError:
-    """Return what is raised in the caller whose background task has ended by an exception."""
-    told = InternalError(f"a background task has failed: {type(error).__name__}: {error}")
-    told.__cause__ = error
-    return told
+    """Return the error to raise in the caller whose background task failed."""
+    internal = InternalError(f"a background task has failed: {type(error).__name__}: {error}")
+    internal.__cause__ = error
+    return internal
 
 
 def task_failed(clock: Clock, node: str, error: Exception) -> TaskFailed:

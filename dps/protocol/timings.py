@@ -1,4 +1,4 @@
-"""Durations of the protocol: deadlines, leases, and the limits of patience."""
+"""Durations of the protocol: deadlines, leases, and how long busy processes are waited for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from dps.core.ranges import positive
 from dps.errors import require
 
-RENEWAL = 0.5  # at most: renewals also bring what hosts and workers have to know, such as `leaving`
+RENEWAL = 0.5  # at most: replies to renewals also carry news for hosts and workers, like `leaving`
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +21,10 @@ class Timings:
     copy
         Deadline of a call that carries a whole shard.
     hold
-        How long a head holds a request that the consistency model makes wait, before it tells the
-        client to ask again; less than `call`.
+        How long a head holds a request that the consistency model makes wait, before it makes the
+        client ask again; less than `call`.
     retry
-        Pause before something that failed is tried again.
+        Pause before a failed attempt is repeated.
     unavailable
         How long a client waits for a shard that is down before it gives up.
     flush
@@ -36,14 +36,15 @@ class Timings:
         How long a busy process is waited for: one that its monitor sees running, but that does not
         answer. A server that holds the only copy of a state is waited for as long as it lives.
     stopped
-        How long a process must be stopped, or hang in the kernel, until its monitor may kill it.
+        How long a process must be stopped until its monitor may kill it. A process that hangs in
+        the kernel counts as stopped after 4 s.
     last_copy
         How long an unreachable server is waited for if it holds the only copy of a state.
 
     Raises
     ------
     ConfigurationError
-        A duration is no number above 0, or `hold` is not less than `call`.
+        A duration is not a number above 0, or `hold` is not less than `call`.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""What the driver hears of shards: failovers, losses of acknowledged updates, and missing copies.
+"""The driver's reports on shards: failovers, losses of acknowledged updates, and missing copies.
 
-It hears of them with the routing table, whether it records events or not. Failovers are logged, the
-others are Python warnings as well. Workers and Dask's scheduler write lines to Dask's own log.
+They arrive with the routing table, whether events are recorded or not. Failovers are logged; losses
+and missing copies are also Python warnings. Workers and Dask's scheduler log them in Dask's log.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dps.protocol.group import Group
 from dps.protocol.messages import GetIncidents, Loss, Table
 from dps.protocol.tasks import Tasks
 
-# A chain that gets its replica back sooner was never in danger for as long as a person needs.
+# No warning if the replica is back before a person could act.
 GRACE_SECONDS = 1.0
 
 
 class IncidentWatch:
-    """Knows a group's incidents, and tells of new ones. Used from the client's event loop.
+    """Collects a group's incidents, and reports new ones. Used from the client's event loop.
 
-    What is known of `losses`, `failovers` and the `copies` of each shard may be read in any thread.
+    `losses`, `failovers` and the `copies` of each shard may be read in any thread.
     """
 
     def __init__(self, group: Group, news: News) -> None:
@@ -37,7 +37,7 @@ class IncidentWatch:
         self._news = news
         self._router: Router | None = None
         self._told_of = (0, 0)  # the revisions that the last table had
-        self._tasks = Tasks(partial(news.failed, "incidents are not told of"))
+        self._tasks = Tasks(partial(news.failed, "incidents cannot be reported"))
         self._asking: asyncio.Task[None] | None = None
         self._whole: set[int] = set()  # shards that have had all their copies
         self._due: dict[int, asyncio.TimerHandle] = {}  # of shards that lack a copy
@@ -46,18 +46,18 @@ class IncidentWatch:
         self._of_group = f" (parameter server {group.name})"
 
     def open(self, router: Router) -> None:
-        """Begin to listen."""
+        """Start listening to the routing table."""
         self._router = router
         router.listen(self._heard)
 
     def listen(self, listener: Callable[[Failover], None]) -> None:
-        """Have failovers passed on, beginning with those that are known; it must not block."""
+        """Call `listener` for each failover, past ones first; it must not block."""
         self._listeners.append(listener)
         for failover in self.failovers:
             listener(failover)
 
     async def close(self) -> None:
-        """Stop listening, once all is known that the coordinator knows."""
+        """Ask the coordinator a last time, and stop listening."""
         if self._router is None:
             return
         asking = self.abandon()
@@ -66,7 +66,7 @@ class IncidentWatch:
         await self.look()
 
     def abandon(self) -> asyncio.Task[None] | None:
-        """Stop listening, and asking; return what was asking."""
+        """Stop listening, cancel the request under way, and return its task."""
         for timer in self._due.values():
             timer.cancel()
         if self._router is not None:
@@ -76,7 +76,7 @@ class IncidentWatch:
         return self._asking
 
     async def look(self) -> bool:
-        """Ask the coordinator; return whether it has answered. If not, what is known must do."""
+        """Ask the coordinator for incidents; return whether it has answered."""
         assert self._router is not None
         try:
             reply = await self._router.ask_once(GetIncidents(), self._group.timings.call)
@@ -96,7 +96,7 @@ class IncidentWatch:
         for loss in losses:
             text = (
                 f"{loss} (parameter server {self._group.name}, epoch {loss.epoch}). See "
-                "ps.losses; recovery= says what survives, on_loss='raise' ends a training that "
+                "ps.losses; recovery= sets what survives, on_loss='raise' ends a training that "
                 "has lost updates"
             )
             self._news.warn(text, UpdatesLostWarning, logged=self._news.scheduler_logs)
@@ -110,7 +110,7 @@ class IncidentWatch:
             self._asking = self._tasks.start(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """Look until everything is known that the tables told of, also while it was asked for."""
+        """Ask until every incident is known that the tables have announced."""
         known = (0, 0)
         while known != self._told_of:
             told_of = self._told_of
@@ -120,7 +120,7 @@ class IncidentWatch:
                 await asyncio.sleep(self._group.timings.retry)
 
     def _look_for_copies(self, table: Table) -> None:
-        """Warn of a shard that had all its copies, and lacks one for longer than a moment."""
+        """Warn of a shard that had all its copies, and has lacked one for `GRACE_SECONDS`."""
         for view in table.views:
             shard, self.copies[view.shard] = view.shard, len(view.chain)
             if self._group.on_loss == SILENT:
@@ -142,6 +142,6 @@ class IncidentWatch:
         state = f"has {there} of {wanted} copies" if there else "is down: no copy of it is left"
         text = (
             f"shard {shard} {state}{self._of_group}. It gets another copy as soon as a node for "
-            "servers is free; start a Dask worker if there is none"
+            "servers is free; start another Dask worker if there is none"
         )
         self._news.warn(text, CopiesMissingWarning)

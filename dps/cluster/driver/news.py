@@ -1,8 +1,8 @@
-"""What the user of a parameter server is to know: logged at once, and a warning in their thread.
+"""Messages to the user of a parameter server: logged at once, and warnings in the user's thread.
 
-News come up in the event loop of the Dask client. A Python warning that is issued there is shown
-under whatever cell of a notebook made the client, and nothing of the user's can catch it. So it
-waits for the next call of the parameter server, or the end of the cell that runs.
+Messages arise in the event loop of the Dask client. A Python warning that is issued there appears
+below the notebook cell that made the client, and user code cannot catch it. So a warning waits for
+the next call of the parameter server, or for the end of the running cell.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DPS = str(Path(__file__).parents[2])
 
 
 class News:
-    """The news of one parameter server. Thread-safe.
+    """The messages of one parameter server to its user. Thread-safe.
 
     Attributes
     ----------
     scheduler_logs
-        Whether what Dask's scheduler logs is logged in this process.
+        Whether this process also shows the log of Dask's scheduler.
     unsaved
-        What is lost if the parameter server is not closed; "": nothing.
+        The warning to issue if the parameter server is never closed; "": nothing would be lost.
     """
 
     def __init__(self, client: distributed.Client) -> None:
@@ -56,7 +56,7 @@ class News:
         _log.warning("dps: %s", text)
 
     def warn(self, text: str, category: type[Warning], *, logged: bool = False) -> None:
-        """Have something be a warning, and log it unless it is: the warning may take a while."""
+        """Queue a warning, and log it now unless it is `logged`: it may be issued much later."""
         if not logged:
             self.log(text)
         self._waiting.append((f"dps: {text}", category))
@@ -70,10 +70,10 @@ class News:
             _log.warning("dps: %s", what, exc_info=error)
             self.warn(f"{kind}: {error}", RuntimeWarning, logged=True)
         elif is_told(times):
-            self.log(f"{kind}, {times} times until now")
+            self.log(f"{kind}, {times} times so far")
 
     def deliver(self, *_: Any) -> None:
-        """Issue the warnings that wait; called in the user's thread."""
+        """Issue the queued warnings; called in the user's thread."""
         while True:
             try:
                 text, category = self._waiting.popleft()
@@ -82,7 +82,7 @@ class News:
             warnings.warn(text, category, stacklevel=_level_of_user())
 
     def close(self) -> None:
-        """Issue the last warnings; `weakref.finalize` calls this where nobody else has."""
+        """Issue the last warnings; `weakref.finalize` calls this if the user has not."""
         if self.unsaved:
             self.warn(self.unsaved, LastStateNotSavedWarning, logged=True)
             self.unsaved = ""
@@ -93,7 +93,7 @@ class News:
 
 
 def _level_of_user() -> int:
-    """The stack level, from the caller's, of the first function that is not of dps."""
+    """Return the stack level, from the caller's, of the first function outside dps."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_DPS):
         frame, level = frame.f_back, level + 1

@@ -1,6 +1,6 @@
-"""Whether a training function can be sent to a node, and has room there: checked before a start.
+"""Checks before a training function starts: that it can be sent to a node, and has a thread there.
 
-Dask would print five tracebacks, or queue a task for a thread that never becomes free.
+Otherwise Dask would print five tracebacks, or queue a task for a thread that never becomes free.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
 @contextmanager
 def must_be_sent(argument: str, given: str) -> Iterator[None]:
-    """Raise one clear error if what is sent meanwhile cannot be, instead of five tracebacks.
+    """Raise one clear error if the `with` block cannot send an object, instead of five tracebacks.
 
     Raises
     ------
     ConfigurationError
-        The `argument` holds something that exists in this process only; it is `given` enough.
+        The `argument` holds an object that exists in this process only. The message recommends
+        to use the `given` object instead.
     """
     _dask_pickle_log.addFilter(_drop)
     try:
@@ -52,14 +53,14 @@ def _drop(record: logging.LogRecord) -> bool:
 def check_threads(
     client: distributed.Client, nodes: Sequence[Node], workers: int, group: str, own: Sequence[str]
 ) -> None:
-    """Refuse to start more workers than threads are free.
+    """Refuse to start more workers than there are free threads.
 
     `own` are the workers of this `group` that hold a thread, or wait for one.
 
     Raises
     ------
     CapacityError
-        It says what holds the threads.
+        Too few threads are free; the message lists what holds them.
     """
     threads = sum(node.threads for node in nodes)
     holders = {"this parameter server": own, **_others(client, nodes, group)}
@@ -69,7 +70,7 @@ def check_threads(
     there = f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads"
     held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
     if not held:
-        raise CapacityError(f"{there} in all; start more Dask workers or ask for fewer")
+        raise CapacityError(f"{there} in all; start more Dask workers or ask for fewer workers")
     raise CapacityError(
         f"{there}, of which {free} are free: {held} run there. Wait for their futures, end them "
         "(ps.stop(), ps.remove_worker(), or ps.close() of the parameter server that they belong "
@@ -78,7 +79,7 @@ def check_threads(
 
 
 def _others(client: distributed.Client, nodes: Sequence[Node], group: str) -> dict[str, list[str]]:
-    """The workers of other parameter servers that are on these nodes, as far as can be asked."""
+    """Return the workers of other parameter servers on these nodes, as far as Dask knows."""
     if client.asynchronous or not hasattr(client, "processing"):
         return {}
     found: dict[str, list[str]] = {}

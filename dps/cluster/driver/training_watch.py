@@ -1,7 +1,7 @@
-"""How it stands with a training: what the driver finds out when somebody looks at it.
+"""The status of a training, as the driver collects it.
 
-Who serves what is known from the routing table, which comes by itself. How far shards and workers
-are is asked of the heads, only when somebody looks.
+The routing table, which arrives by itself, names the servers of each shard. The progress of shards
+and workers is requested from the heads, only when the user looks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from dps.protocol.group import Group
 from dps.protocol.messages import Description, Table
 from dps.protocol.transport import Clock, Transport
 
-LOOK_SECONDS = 1.0  # a shard that takes longer is shown as it was
+LOOK_SECONDS = 1.0  # a slower shard keeps its last known status
 
 
 @dataclass(slots=True)
 class Started:
     """A worker that the driver started: when, after how many stops, with how many updates.
 
-    `ended` says how it has ended. Its `future` is let go then, unless it failed: it may be retried.
-    `key` is that of its Dask task; `only_on` names the node that it is for, None: any for workers.
+    `ended` is how it has ended; "" while it runs. Then its `future` is released, unless it failed,
+    because it may be retried. `key` is the key of its Dask task. `only_on` names the only node that
+    it may use; None: any node for workers.
     """
 
     at: float
@@ -46,7 +47,7 @@ class Started:
         return self.only_on in (None, node.name)
 
     def look(self, stops: int) -> None:
-        """Note how it has ended, if it has; `stops` is how often training was stopped by now."""
+        """Note whether and how it has ended; `stops` is how often the training has been stopped."""
         status = "pending" if self.future is None else self.future.status
         if status == "finished" or (status == "cancelled" and not self.ended):
             self.ended, self.future = status, None
@@ -57,9 +58,9 @@ class Started:
 
 
 class TrainingWatch:
-    """Remembers the workers of a group, and what is known of its shards.
+    """The workers of a group, and the last known status of its shards.
 
-    `look` and `open` belong to the client's event loop, the rest may be called in any thread.
+    `look` and `open` belong to the client's event loop; the rest may be called in any thread.
 
     Attributes
     ----------
@@ -85,20 +86,20 @@ class TrainingWatch:
         self._replaced: set[Any] = set()  # futures of workers that were started again since
 
     def open(self, router: Router, transport: Transport) -> None:
-        """Begin to listen."""
+        """Start listening to the routing table."""
         self._router = router
         self._transport = transport
         router.listen(self._heard)
 
     async def look(self) -> None:
-        """Ask all shards how it stands with them; what does not answer soon stays as it was."""
+        """Request the status of all shards; those that do not answer soon keep their last one."""
         found = await describe_all(self._group, self._router, self._transport, LOOK_SECONDS)
         self._known = [new or old for new, old in zip(found, self._known, strict=True)]
         self._seen = self._clock.monotonic()
         self._pace.look(self._seen, self._updates())
 
     def submitted(self, worker: str, future: Any, only_on: str | None = None) -> None:
-        """Note that a worker was started, perhaps again."""
+        """Note that a worker was started or restarted."""
         now, again = self._clock.monotonic(), self.started.get(worker)
         before = again.before if again else self._before.get(worker, 0)
         if again is not None and not self._look_at(again).ended:
@@ -106,16 +107,16 @@ class TrainingWatch:
         at = again.at if again else now
         each = Started(at, self.stops, before, future, future.key, only_on)
         self.started[worker] = each
-        # Also when nobody looks: a client that is closed takes every future for cancelled.
+        # At once, because a closed client treats every future as cancelled.
         future.add_done_callback(lambda _: self._look_at(each))
 
     def pending(self, names: Sequence[str]) -> list[Any]:
-        """The futures of those of these workers that have not ended."""
+        """Return the futures of the named workers that have not ended."""
         found = (self._look_at(self.started[name]) for name in names)
         return [each.future for each in found if not each.ended]
 
     def failed(self, names: Sequence[str]) -> list[tuple[str, Any]]:
-        """Those of these workers that have failed, and their futures."""
+        """Return the named workers that have failed, and their futures."""
         found = [(name, self.started[name]) for name in names]
         return [(name, each.future) for name, each in found if each.ended == "failed"]
 
@@ -137,7 +138,7 @@ class TrainingWatch:
         self._replaced.clear()
 
     def shards(self, nodes: Iterable[Node]) -> Listing[ShardView]:
-        """How it stands with each shard, as far as is known here."""
+        """Return the last known status of each shard."""
         names = {node.address: node.name for node in nodes}
         views = self._table.views if self._table else ()
         found = []
@@ -157,7 +158,7 @@ class TrainingWatch:
         return Listing(found)
 
     def workers(self) -> Listing[WorkerView]:
-        """How it stands with each worker that was started, as far as is known here."""
+        """Return the last known status of each worker that was started."""
         updates = self._updates()
         clocks = self._clocks()
         return Listing(
@@ -173,7 +174,7 @@ class TrainingWatch:
         lost: int,
         notes: tuple[str, ...],
     ) -> Standing:
-        """How far these workers are, of `total` gradients, since a time if that is known."""
+        """Return the progress of the named workers, out of `total` gradients."""
         views = [view for view in self.workers() if view.worker in names]
         done = sum(view.updates - self.started[view.worker].before for view in views)
         losses = [view.loss for view in views if view.loss is not None]
@@ -208,7 +209,7 @@ class TrainingWatch:
         return each
 
     def _updates(self) -> dict[str, int]:
-        """How many updates of each worker the shard has that has most of them."""
+        """The number of updates of each worker, from the shard that has most of them."""
         found: dict[str, int] = {}
         for known in self._known:
             for name, applied in (known.applied if known else {}).items():
@@ -224,7 +225,7 @@ class TrainingWatch:
         return found
 
     def _least(self, layout: ShardLayout) -> int:
-        """The bytes of a shard whose tables have no rows."""
+        """The size in bytes of a shard whose tables have no rows."""
         return layout.nbytes * (1 + len(self._group.rule.slots))
 
     def _heard(self, table: Table) -> None:

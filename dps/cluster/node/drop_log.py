@@ -1,4 +1,4 @@
-"""What is said of updates that were refused as too stale: in the node's log, and to the driver."""
+"""Reports of updates that were refused as too stale: in the node's log, and to the driver."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dps.protocol.group import Group
 
 
 def drop_topic(group: str) -> str:
-    """The Dask topic on which a group's workers say that updates of theirs were dropped."""
+    """Return the Dask topic on which a group's workers report dropped updates."""
     return f"dps-dropped-{group}"
 
 
 class DropLog:
-    """Says once that updates of a worker were dropped. Used from the event loop."""
+    """Reports once that updates of a worker were dropped. Used from the event loop."""
 
     def __init__(self, group: Group, worker: str, log_event: LogEvent) -> None:
         self._group = group
@@ -23,7 +23,7 @@ class DropLog:
         self._said = group.on_loss == SILENT
 
     def note(self, outcome: Outcome) -> None:
-        """Take note of what came of an update."""
+        """Note the outcome of an update."""
         if self._said or outcome != "dropped":
             return
         self._said = True
@@ -40,11 +40,11 @@ def dropped(group: Group, worker: str) -> str:
 
 
 def why_dropped(group: Group) -> str:
-    """Why updates are dropped, and what to do about it."""
+    """Return why updates are dropped, and what to do about it."""
     lease, patience = group.timings.lease, group.timings.patience
     return (
-        f"it was stopped, unreachable for longer than its lease ({lease:g} s), or busy for longer "
-        f"than others wait ({patience:g} s), so they continued without it, and what it computed "
-        "meanwhile was too stale. If its steps take so long, raise the limit: "
+        f"the worker was stopped, unreachable for longer than its lease ({lease:g} s), or busy for "
+        f"longer than its patience ({patience:g} s). The others continued without it, so what it "
+        "computed meanwhile was too stale. If its steps take so long, raise the limit: "
         f"timings=dps.Timings(patience={10 * patience:g})"
     )

@@ -16,7 +16,7 @@ worker_log = logging.getLogger("distributed.worker.dps")
 
 
 def logged(group: Group, sink: Sink) -> Sink:
-    """A sink that also writes failovers and losses to the log of Dask's scheduler."""
+    """Return a sink that also writes failovers and losses to the log of Dask's scheduler."""
 
     def take(event: Event) -> None:
         if isinstance(event, Failover | LossReported) and group.on_loss != SILENT:
@@ -28,7 +28,7 @@ def logged(group: Group, sink: Sink) -> Sink:
 
 
 def log_own(group: Group, worker: str, loss: Loss) -> None:
-    """Write to the log of a worker's node that some of the worker's updates are lost."""
+    """Log on the worker's node that some of the worker's updates are lost."""
     if group.on_loss != SILENT:
         worker_log.warning("dps: of the updates of %s, %s (group %s)", worker, loss, group.name)
 

@@ -33,14 +33,15 @@ _log = logging.getLogger("distributed.worker.dps")
 class NodePresence:
     """One process at its monitor. Used from the event loop of the process.
 
-    It registers with the first use by a group and leaves with the last. Where the monitor ends,
-    another one is started. The process may be killed while only one group uses it: a coordinator
-    cannot know what others would lose.
+    The process registers when the first group uses it, and leaves after the last use. If the
+    monitor ends, another one is started. The process may be killed only while a single group uses
+    it, because a coordinator cannot know what other groups would lose.
 
     Attributes
     ----------
     watched
-        How the process is known there; None: no monitor watches it. May be read in any thread.
+        The monitor, and the process's number there; None if no monitor watches it. May be read in
+        any thread.
     """
 
     def __init__(self, dask_worker: distributed.Worker) -> None:
@@ -48,7 +49,7 @@ class NodePresence:
         self._address = dask_worker.address
         self._uses = Counter[str]()  # by group
         self._staying: asyncio.Task[None] | None = None
-        self._tried = asyncio.Event()  # to register; nobody waits for another try
+        self._tried = asyncio.Event()  # set after the first attempt to register
         self._writer: asyncio.StreamWriter | None = None
 
     def enter(self, group: str) -> None:
@@ -73,7 +74,7 @@ class NodePresence:
             self._staying = self.watched = None
 
     def silence(self, seconds: float) -> None:
-        """Have the monitor say nothing of this process for a while, as if both were cut off."""
+        """Make the monitor not report this process for a while, as if both were cut off."""
         self._tell({"silent": seconds})
 
     @property
@@ -90,11 +91,12 @@ class NodePresence:
         while True:
             try:
                 await self._register()
-            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without
+            except Exception as error:  # noqa: BLE001 - training continues without a monitor
                 if not told:
                     _log.warning(
-                        "dps: no monitor watches the processes on this host, so one that is busy "
-                        "for longer than a lease is taken for lost: %s",
+                        "dps: no monitor watches the processes on this host, so a process that is "
+                        "busy for longer than its lease is treated as lost. If steps take so long, "
+                        "raise timings=dps.Timings(lease=...). The monitor failed with: %s",
                         error,
                     )
                 told = True
@@ -123,7 +125,7 @@ class NodePresence:
             self._writer = None
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the monitor; start it if there is none."""
+        """Connect to the monitor; start one if there is none."""
         name, started = monitor.socket_name(), False
         while True:
             try:
@@ -136,7 +138,7 @@ class NodePresence:
 
 
 def presence_of(dask_worker: distributed.Worker) -> Presence:
-    """The registration of a node's process: the same for all that runs in it."""
+    """Return the registration of a node's process, which all groups in it share."""
 
     def made() -> Presence:
         of_platform = platform_of(dask_worker).presence
@@ -146,7 +148,7 @@ def presence_of(dask_worker: distributed.Worker) -> Presence:
 
 
 def _start() -> None:
-    # In a session of its own: what ends or stops the node, such as Ctrl-C, must not reach it.
+    # In its own session, so that signals to the node, such as Ctrl-C, do not reach it.
     nothing: Any = subprocess.DEVNULL
     subprocess.Popen(
         monitor.command(),

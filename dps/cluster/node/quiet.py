@@ -1,7 +1,7 @@
-"""One line instead of a flood: of failures that are repeated, and of workers that were ended.
+"""Fewer log lines: for repeated failures, and for workers that were ended on purpose.
 
-Dask's worker logs every task that raises, with its traceback. That is right for a training function
-that failed, and a flood where all workers were stopped, or their parameter server was closed.
+Dask's worker logs the traceback of every task that raises. That is useful for a training function
+that failed, but too much when all workers were stopped, or their parameter server was closed.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ _dask_log = logging.getLogger("distributed.worker")
 
 
 def is_told(times: int) -> bool:
-    """Whether a failure that has been repeated is worth a line: the 1st, 10th, 100th time, ..."""
+    """Whether to log a repeated failure: the 1st, 10th, 100th time, ..."""
     return str(times).strip("0") == "1"
 
 
 def keep_quiet() -> None:
-    """Have this process log no traceback of workers that are ended on purpose."""
+    """Keep this process from logging tracebacks of workers that are ended on purpose."""
     _dask_log.addFilter(_one_line)
     logging.getLogger("asyncio").addFilter(_retrieved)
 
 
 def _retrieved(record: logging.LogRecord) -> bool:
-    """Drop what a `Client.gather` leaves that was interrupted: nothing retrieves its tasks."""
+    """Drop the records of an interrupted `Client.gather`, whose tasks nothing retrieves."""
     return not (record.exc_info and isinstance(record.exc_info[1], AllExit))
 
 
 def _one_line(record: logging.LogRecord) -> bool:
-    """Make one line of Dask's record of a failed task, whose arguments are named in its format."""
+    """Shorten Dask's record of a worker's task to one line if the task was ended on purpose."""
     about = record.args if str(record.msg).startswith("Compute Failed\nKey:") else None
     if not isinstance(about, tuple) or len(about) != 5:
         return True

@@ -1,6 +1,6 @@
-"""The account of failovers: one record for each time that a shard had lost replicas and is served.
+"""Records of failovers: one for each time that a shard lost replicas and is served again.
 
-A record is complete only when it is known what the failover has cost, for which workers are asked.
+A record is complete only when its cost is known, for which workers are asked.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _OF_A_REPLICA = Brought("replica", 0, {})
 
 @dataclass(slots=True)
 class _Outage:
-    """A shard that has lost replicas: since when, and what has followed until now."""
+    """A shard that has lost replicas: since when, and what has happened since."""
 
     began: float
     by: str
     head: Endpoint | None
     lost: list[str] = field(default_factory=list)
-    restored: tuple[int, Brought, str] | None = None  # in which epoch, and why
+    restored: tuple[int, Brought, str] | None = None  # epoch, source and cause
     served: float | None = None
 
 
 class Failovers:
-    """The failovers of a group: all are counted, the last are `found`. Used from one event loop.
+    """The failovers of a group: the `count` of all, and the last ones. Used from one event loop.
 
     `node` returns the name of a host's node.
     """
@@ -56,14 +56,14 @@ class Failovers:
         self._outages: dict[int, _Outage] = {}
 
     def lost(self, shard: int, node: str, by: str) -> None:
-        """Take note that a shard has lost a replica."""
+        """Note that a shard has lost a replica."""
         began, head = self._clock.monotonic(), self._heads.get(shard)
         outage = self._outages.setdefault(shard, _Outage(began, by, head))
         if node not in outage.lost:
             outage.lost.append(node)
 
     def restored(self, shard: int, epoch: int, brought: Brought) -> str:
-        """Take note that a shard was restored; return why it had to be."""
+        """Note that a shard was restored; return the cause."""
         cause = self._cause(shard, brought.source)
         if shard in self._outages:
             self._outages[shard].restored = epoch, brought, cause
@@ -71,11 +71,11 @@ class Failovers:
 
     @property
     def await_cost(self) -> bool:
-        """Whether a shard is served again, and what that has cost was not known yet."""
+        """Whether a shard is served again, but the cost is not known yet."""
         return any(outage.served is not None for outage in self._outages.values())
 
     def look(self, views: Sequence[View]) -> None:
-        """Record the failovers that are over, and whose cost is known."""
+        """Record the failovers that are over and whose cost is known."""
         for view in views:
             outage = self._outages.get(view.shard)
             if outage is not None and not view.serving:

@@ -1,4 +1,4 @@
-"""Which hosts can be counted on, by what they say themselves and what monitors see of them.
+"""The hosts of a group and their liveness, by their own messages and by reports of monitors.
 
 ==============  ==========================================  ========================================
 state           evidence                                    what follows
@@ -7,16 +7,16 @@ dead            its port refuses connections, or the        it is given up at on
                 monitor of its host has seen it end
 stopped         the monitor sees it stopped for             the monitor kills it: then it is dead
                 `Timings.stopped` seconds
-busy            it does not answer, and the monitor sees    its lease goes on for
+busy            it does not answer, and the monitor sees    its lease is extended, up to
                 it running                                  `Timings.patience` seconds
-unreachable     neither it nor its monitor is heard of      it is given up when its lease is over
+unreachable     neither it nor its monitor answers          it is given up when its lease is over
 ==============  ==========================================  ========================================
 
 A host that holds the only copy of a state is never killed. It is waited for as long as its monitor
 sees its process, and for `Timings.last_copy` seconds if it is unreachable.
 
-A host that was given up, but lives, learns of it when it renews its lease: it drops all that it
-held and starts over, in a new life, as fresh capacity.
+A host that was given up, but lives, learns that when it renews its lease. Then it drops all that it
+held and starts over in a new *life*, as an empty host.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LAST_PROBE = 0.05
 
 @dataclass(slots=True)
 class _Member:
-    """A host that has been heard of. `info` is None until it is known what it is for."""
+    """A host that has sent a message. `info` is None until its role is known."""
 
     life: int
     info: HostInfo | None = None
@@ -67,12 +67,12 @@ class Membership:
     holds_only_copy
         Whether a host must be waited for, although its lease is over.
     on_lost
-        Called with a host that is given up, and by whom it was noticed.
+        Called with a host that is given up, and with what noticed that.
     on_silent
-        Called with a host that is stopped, or whose lease is over, but that is waited for, and by
-        whom that was noticed.
+        Called with a host that is stopped, or whose lease is over, but that is waited for, and
+        with what noticed that.
     on_found
-        Called when there is a new host, or one is heard of again.
+        Called when there is a new host, or a silent one answers again.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class Membership:
 
     @property
     def hosts(self) -> dict[Endpoint, HostInfo]:
-        """The hosts that can be counted on."""
+        """The hosts that may be used."""
         return {h: m.info for h, m in self._known.items() if m.listed and m.info is not None}
 
     def info(self, host: Endpoint) -> HostInfo | None:
-        """What is known of a host that has not ended, though it may not be counted on now."""
+        """Return the role of a host that has not ended, even if it may not be used now."""
         member = self._known.get(host)
         return member.info if member is not None else None
 
@@ -123,12 +123,12 @@ class Membership:
         return member is not None and member.listed
 
     def is_lost(self, host: Endpoint) -> bool:
-        """Whether a host was given up, or has ended: nobody waits for its lease."""
+        """Whether a host was given up, or has ended, so that its lease does not matter."""
         member = self._known.get(host)
         return member is None or member.given_up
 
     def node(self, host: Endpoint | None) -> str:
-        """The name of a host's node; "" if the host cannot be counted on."""
+        """Return the name of a host's node; "" if the host may not be used."""
         return self.hosts[host].node if host in self and host is not None else ""
 
     def is_silent(self, host: Endpoint) -> bool:
@@ -137,31 +137,31 @@ class Membership:
         return member is not None and member.silent
 
     def answers(self, host: Endpoint) -> bool:
-        """Whether a host has asked for its lease lately, and was not seen stopped since."""
+        """Whether a host has recently asked for its lease, and was not seen stopped since."""
         return self._leases.silence(host) < self._timings.lease / 2 and not self._is_halted(host)
 
     def answered_for(self, host: Endpoint) -> float:
-        """For how many seconds a host has answered, without a long gap."""
+        """Seconds for which a host has answered without a long gap."""
         return self._leases.answered_for(host)
 
     def is_live(self, host: Endpoint) -> bool:
-        """Whether a host answers, or was seen running lately."""
+        """Whether a host answers, or was recently seen running."""
         member = self._known.get(host)
         seen = self._unseen_for(member) < self._timings.lease / 2 if member is not None else False
         return self.answers(host) or (seen and not self._is_halted(host))
 
     def is_heard_after(self, host: Endpoint, other: Endpoint) -> bool:
-        """Whether a host has been heard of since the lease of another one was over.
+        """Whether a host has renewed its lease since the lease of another one ended.
 
-        Two hosts that fall silent at once are no substitute for each other, in whatever order their
+        Two hosts that become silent at once cannot replace each other, in whatever order their
         leases end.
         """
         return self._leases.is_heard_after(host, other)
 
     async def add(self, infos: Iterable[HostInfo]) -> None:
-        """Count on hosts, but for those that are known to have ended.
+        """Add hosts, except those that are known to have ended.
 
-        A host at the address of a process that has ended is another one, or was in that process.
+        A host at the address of an ended process either is new, or belonged to that process.
         """
         for info in infos:
             if info.host.address in self._ended_at:
@@ -174,7 +174,7 @@ class Membership:
         await self._on_found()
 
     async def renew(self, host: Endpoint, life: int, watched: Watched | None = None) -> bool:
-        """Renew a lease; False: the host was given up and has to start over."""
+        """Renew a lease; False if the host was given up and has to start over."""
         if host in self._ended:
             return False  # a message that was under way when the process ended
         member = self._known.setdefault(host, _Member(life))
@@ -194,7 +194,7 @@ class Membership:
         return host not in self._ended  # it may have been seen to end meanwhile
 
     async def sighted(self, watched: Watched, sighting: Sighting) -> None:
-        """Take note of what a monitor sees of a process."""
+        """Process a monitor's report on a process."""
         hosts = [host for host, member in self._known.items() if member.watched == watched]
         if sighting.state == "gone":
             self._seen_alive.pop(watched, None)
@@ -210,20 +210,20 @@ class Membership:
             await self._have_stopped(watched, hosts)
 
     def suspect(self, address: str, by: str) -> None:
-        """Find out whether the process at an address has ended; if so, its hosts are given up."""
+        """Check whether the process at an address has ended; if so, give its hosts up."""
         if address not in self._probed:
             self._probed.add(address)
             self._tasks.start(self._probe(address, by))
 
     def exclude(self, host: Endpoint) -> None:
-        """Make no more use of a host in this life of it: as soon as it knows, or its lease ends."""
+        """Stop using a host in its present life: when it learns that, or its lease ends."""
         if host in self:
             self._known[host].excluded = True
 
     # -- losses ----------------------------------------------------------------------------------
 
     async def _started_over(self, host: Endpoint, member: _Member, life: int) -> None:
-        """Whatever the host held before is gone, so it need not be waited for."""
+        """Note that a host has dropped all that it held, so there is nothing to wait for."""
         held = member.info is not None and not member.given_up
         member.life, member.given_up, member.excluded, member.silent = life, False, False, False
         if held and member.info is not None:
@@ -233,7 +233,7 @@ class Membership:
     async def _probe(self, address: str, by: str) -> None:
         pause = FIRST_PROBE
         try:
-            while pause < self._timings.lease:  # later it is heard of, or its lease ends
+            while pause < self._timings.lease:  # later it answers, or its lease ends
                 if await self._transport.gone(address):
                     self._ended_at.add(address)
                     hosts = [host for host in self._known if host.address == address]
@@ -256,7 +256,7 @@ class Membership:
                 await self._on_lost(member.info, by)
 
     async def _have_stopped(self, watched: Watched, hosts: Iterable[Endpoint]) -> None:
-        """Have a stopped process killed, unless nothing is lost by waiting, or by not waiting."""
+        """Kill a stopped process, unless it has the only copy of a state, or holds nothing."""
         listed = [host for host in hosts if self._known[host].listed]
         if any(self._holds_only_copy(host) for host in listed):
             for host in listed:
@@ -267,7 +267,7 @@ class Membership:
                 self._tasks.start(self._kill(watched))
         else:
             for host in listed:
-                if host in self and not self._holds_anything(host):  # others were told meanwhile
+                if host in self and not self._holds_anything(host):  # it may have changed
                     await self._give_up(host, "monitor")
 
     async def _kill(self, watched: Watched) -> None:
@@ -283,7 +283,7 @@ class Membership:
         if member is None or member.info is None or member.given_up:
             self._leases.end(host)
         elif self._must_wait_for(host, member):
-            self.suspect(host.address, "coordinator")  # it may have ended without anybody's notice
+            self.suspect(host.address, "coordinator")  # it may have ended unnoticed
             await self._fall_silent(host, "lease")
         else:
             await self._give_up(host, "lease")
@@ -311,6 +311,6 @@ class Membership:
         return member is not None and member.halted
 
     def _unseen_for(self, member: _Member) -> float:
-        """For how many seconds no monitor has seen the process of a host alive."""
+        """Seconds since a monitor has last seen the process of a host alive."""
         seen = self._seen_alive.get(member.watched, -math.inf) if member.watched else -math.inf
         return self._clock.monotonic() - seen

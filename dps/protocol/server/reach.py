@@ -1,7 +1,7 @@
-"""What a host asks of those that it depends on, though it may be unable to reach them.
+"""Requests of a host to other hosts, which report those that it cannot reach.
 
-The coordinator may hear them all the while, for a network can be cut between any two processes. So
-it is told of one that is out of reach for longer than a lease, and makes do without it if it can.
+A network can be cut between any two processes, so the coordinator may still reach them. A host that
+has been unreachable for longer than a lease is reported to it, and left out if possible.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dps.protocol.group import Group
 from dps.protocol.messages import LookUp, ReportLink
 from dps.protocol.transport import Endpoint, Transport
 
-LOOKS = 4  # how often in a lease a store is looked at that takes long
+LOOKS = 4  # probes per lease of a store that takes long
 
 
 class Reach:
@@ -24,11 +24,11 @@ class Reach:
     def __init__(self, group: Group, transport: Transport) -> None:
         self._group = group
         self._transport = transport
-        # Who could not be reached: since when, and when that was last tried.
+        # Unreachable hosts: since when, and when that was last tried.
         self._missed: dict[Endpoint, tuple[float, float]] = {}
 
     async def ask(self, to: Endpoint, request: Any, deadline: float, link: str) -> Any:
-        """Have another host carry out a request of a shard; raises as `Transport.call` does."""
+        """Send a request of a shard to another host; raises as `Transport.call` does."""
         try:
             reply = await self._transport.call(to, request, deadline, link)
         except TransportError:
@@ -41,7 +41,7 @@ class Reach:
         return reply
 
     async def ask_store(self, store: Endpoint, request: Any, deadline: float) -> Any:
-        """Have a store carry out a request, and look at it now and then while that takes long."""
+        """Send a request to a store, and probe the store regularly while that takes long."""
         pause = self._group.timings.lease / LOOKS
         asking = asyncio.ensure_future(self.ask(store, request, deadline, "store"))
         try:
@@ -56,7 +56,7 @@ class Reach:
         timings, now = self._group.timings, asyncio.get_running_loop().time()
         since, last = self._missed.get(to, (now, now))
         if now - last > timings.lease + timings.call:
-            since = now  # nobody has tried for long
+            since = now  # the last attempt was long ago
         self._missed[to] = since, now
         if now - since > timings.lease:
             self._missed[to] = now, now

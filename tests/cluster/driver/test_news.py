@@ -195,7 +195,7 @@ def test_a_sink_that_raises_is_one_traceback_and_a_count(
     assert "WorkerLeft" in seen
     assert sum(record.exc_info is not None for record in caplog.records) == 1
     kind = "on_event failed on WorkerJoined: ZeroDivisionError"
-    assert caplog.text.count(f"{kind}, 10 times until now") == 1
+    assert caplog.text.count(f"{kind}, 10 times so far") == 1
     assert [str(w.message) for w in caught if kind in str(w.message)] == [
         f"dps: {kind}: in on_event"
     ]

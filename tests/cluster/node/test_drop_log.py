@@ -38,5 +38,5 @@ def test_it_is_said_once_of_each_worker(on_loss: str, caplog: pytest.LogCaptureF
     assert len(lines) == len(told)
     for worker, line in zip(told, lines, strict=True):
         assert line.startswith(f"dps: updates of {worker} were dropped, not applied")
-        assert "longer than its lease (2 s), or busy for longer than others wait (3 s)" in line
+        assert "longer than its lease (2 s), or busy for longer than its patience (3 s)" in line
         assert "timings=dps.Timings(patience=30)" in line
