@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -146,7 +147,9 @@ def end_with(how: type[BaseException], worker: Worker) -> int:
     return done
 
 
-@pytest.mark.parametrize("how", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "how", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+)
 def test_a_function_that_exits_fails_its_own_future_alone(
     plain: Client, how: type[BaseException]
 ) -> None:
@@ -210,12 +213,12 @@ def without_worker() -> None:
 @pytest.mark.parametrize(
     ("train", "why"),
     [
-        (train_later, r"a coroutine function \(async def\)"),
-        (partial(train_later), r"a coroutine function \(async def\)"),
-        (Trainer(), r"a coroutine function \(async def\)"),
-        (train_by_steps, "a generator"),
-        (without_worker, "expected a function of a worker: too many positional arguments"),
-        (3, "train=3, expected a function of a worker"),
+        (train_later, "is async or a generator, whose body would never run"),
+        (partial(train_later), "is async or a generator, whose body would never run"),
+        (Trainer(), "is async or a generator, whose body would never run"),
+        (train_by_steps, "is async or a generator, whose body would never run"),
+        (without_worker, "which it does not take: too many positional arguments"),
+        (3, r"train=3, expected a function: function\(worker\)"),
     ],
     ids=["async", "partial", "object", "generator", "arguments", "number"],
 )
