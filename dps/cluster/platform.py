@@ -242,5 +242,5 @@ def _started(pid: int) -> float:
 
 def platform_of(holder: object) -> Platform:
     """The platform of a Dask worker, scheduler or client: its own, or that of this process."""
-    found: Platform = getattr(holder, "dps_platform", SYSTEM)
-    return found
+    found = getattr(holder, "dps_platform", SYSTEM)
+    return found if isinstance(found, Platform) else SYSTEM  # an rpc has attributes of every name
