@@ -135,12 +135,15 @@ class Platform:
         Whether the process has an endpoint where metrics are asked for.
     presence
         The registration with a monitor that the platform provides; None: one of the host is used.
+    kills
+        What is raised in a thread whose process is killed.
     """
 
     clock: Clock = SystemClock()
     handles_signals = True
     serves_metrics = True
     presence: Presence | None = None
+    kills: tuple[type[BaseException], ...] = ()
 
     @property
     def pid(self) -> int:

@@ -141,7 +141,7 @@ class _Task:
             check_returned("the training function", result)
             reason, returned = "finished", Returned(self._key, _packed(result))
         except BaseException as error:
-            if isinstance(error, Exception):
+            if isinstance(error, (Exception, *self._platform.kills)):
                 raise
             # Dask would end the node by these, with all that others have there, or wait for ever.
             said = _HOW_ENDED.get(type(error), "raised what is no Exception")
