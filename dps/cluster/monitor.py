@@ -29,7 +29,7 @@ from typing import Any
 from dps.protocol.monitor import Halted, Look, Monitor, Sighting
 
 LOOK_SECONDS = 0.1
-REPORT_SECONDS = 0.5
+REPORT_SECONDS = 0.25
 START_SECONDS = 10.0  # until the first process must have registered
 LEAVING_SECONDS = 1.0  # between the end of a connection, and that of its process
 GONE_SECONDS = 5.0  # for which the end of a process is reported to those who connect late

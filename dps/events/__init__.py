@@ -349,6 +349,7 @@ class Failover(Event):
 
     def __str__(self) -> str:
         went_on = "took over" if self.took_over else "serves on"
+        became = "silent" if self.lost == self.node else "lost"
         copies = f", with {self.copies} of {self.wanted} copies" if self.wanted > 1 else ""
         if self.source == "replica":
             what = "no update was lost"
@@ -361,7 +362,7 @@ class Failover(Event):
         lost = f"nodes {self.lost} were" if ", " in self.lost else f"node {self.lost} was"
         noticed = "its lease ended" if self.by == "lease" else f"noticed by the {self.by}"
         return (
-            f"shard {self.shard}: {lost} lost ({noticed}), node {self.node} {went_on} after "
+            f"shard {self.shard}: {lost} {became} ({noticed}), node {self.node} {went_on} after "
             f"{self.seconds:.2f} s{copies}; {what}"
         )
 

@@ -17,6 +17,8 @@ from dps.events import TaskFailed
 from dps.protocol.transport import Clock
 
 TRACE_LINES = 30
+FORGIVEN_SECONDS = 60.0  # a task that has run for so long has not failed again and again
+MOST_DOUBLINGS = 8
 
 
 class Tasks:
@@ -42,7 +44,10 @@ class Tasks:
     def keep(
         self, work: Callable[[], Coroutine[Any, Any, None]], pause: float
     ) -> asyncio.Task[None]:
-        """Run a coroutine, again `pause` seconds after it has ended by an exception."""
+        """Run a coroutine, again `pause` seconds after it has ended by an exception.
+
+        Where that is repeated the pauses double, so that it holds up nothing else.
+        """
         return self.start(self._kept(work, pause))
 
     async def close(self) -> None:
@@ -53,13 +58,16 @@ class Tasks:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float) -> None:
+        now, failures = asyncio.get_running_loop().time, 0
         while True:
+            began = now()
             try:
                 await work()
                 return
             except Exception as error:  # noqa: BLE001 - the owner is told of it
                 self._on_failure(error)
-            await asyncio.sleep(pause)
+            failures = failures + 1 if now() - began < FORGIVEN_SECONDS else 0
+            await asyncio.sleep(pause * 2 ** min(max(failures - 1, 0), MOST_DOUBLINGS))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -18,7 +18,7 @@ KNOWN = {
     "epoch not checked again": "checkpoint + mailbox:2",
     "first store used for ever": "stateless, BSP:5:wide",
     "lease counted from the reply": "none, BSP:65",
-    "lease not checked again": "none, elastic:11:wide",
+    "lease not checked again": "stateless, two stores, SSP(1):2:watched",
     "given up without proof": "chain(2), busy:14",
     "lost workers asked what they were told": "checkpoint:4",
     "mailbox cleared before apply": "checkpoint + mailbox:19",
@@ -31,12 +31,12 @@ KNOWN = {
     "bytes not synced": "checkpoint:1:wide",
     "drained, but chosen": "chain(2), elastic:153:wide",
     "folder not synced": "checkpoint:1:wide",
-    "forsaken hosts not fenced": "checkpoint, all:17:wide",
+    "forsaken hosts not fenced": "checkpoint, all:25:wide",
     "held update of an earlier incarnation": "checkpoint, BSP:9:wide",
     "incarnations begin again": "checkpoint:11:wide",
     "incarnations of the last shard": "checkpoint:11:wide",
     "late updates of a lost worker": "chain(2) + continue, SSP(1):195:wide",
-    "leases on the wall clock": "chain(2), elastic:5:wide",
+    "leases on the wall clock": "checkpoint, filters:9:wide",
     "newcomer given what is not committed": "stateless:3:wide",
     "newest cut of each shard": "checkpoint, all:23:wide",
     "no grace after standing still": "chain(2):1:wide",
@@ -69,6 +69,9 @@ KNOWN = {
     "processes of two monitors confused": "chain(2), busy:2:watched",
     "busy successor excluded": "chain(2) over checkpoint, busy:2:watched",
     "busy server without a copy replaced": "none, ring:6:watched",
+    "failed host serves on": "chain(3):2:watched",
+    "coordinator's tasks not restarted": "chain(2) + functions:2:watched",
+    "no allowance for a clock that is slow or stands still": "checkpoint + mailbox:138:watched",
 }
 
 

@@ -23,12 +23,17 @@ def said_plainly(port: int) -> bytes:
 
 
 def ports_below(*pids: int) -> set[int]:
-    """The ports on which processes and all that they have started listen."""
+    """The ports on which processes and all that they have started listen.
+
+    Without that of the monitor, which does what is signed, and is no secret (see
+    tests/cluster/node/test_monitor.py).
+    """
     known = [psutil.Process(pid) for pid in pids]
     return {
         connection.laddr.port
         for leader in known
         for process in (leader, *leader.children(recursive=True))
+        if "dps.cluster.monitor" not in " ".join(process.cmdline())
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     }

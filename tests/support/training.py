@@ -13,11 +13,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+import distributed
 import numpy as np
 from distributed import Future
 
 from dps import SGD, ParameterServer, Timings, Worker
 from dps.cluster.names import NodeSpec
+from dps.cluster.node.presence import presence_of
 from dps.events import Acked, Applied, Event
 from dps.protocol.messages import AuditReply
 from tests.support.waiting import eventually
@@ -73,6 +75,11 @@ def count_while_wanted(worker: Worker) -> int:
         if worker.leaving:
             return step
     raise AssertionError
+
+
+async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
+    """Have the monitor of a node say nothing of it, as if both were cut off."""
+    presence_of(dask_worker).silence(seconds)
 
 
 # -- what became of it ---------------------------------------------------------------------------

@@ -74,8 +74,11 @@ class News:
 
     def deliver(self, *_: Any) -> None:
         """Issue the warnings that wait; called in the user's thread."""
-        while self._waiting:
-            text, category = self._waiting.popleft()
+        while True:
+            try:
+                text, category = self._waiting.popleft()
+            except IndexError:  # another thread may have issued the last one
+                return
             warnings.warn(text, category, stacklevel=_level_of_user())
 
     def close(self) -> None:

@@ -62,6 +62,7 @@ from dps.errors import (
     DeadlineExceeded,
     DpsError,
     GroupClosed,
+    InternalError,
     LastStateNotSavedWarning,
     RemoteError,
     ShardUnavailable,
@@ -811,7 +812,12 @@ class ParameterServer(Observable):
         wanted = self.group.transport
         self._transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
         self._router = Router(self.group, self._transport)
-        await self._shard_hosts.assign(self._router)
+        try:
+            await self._shard_hosts.assign(self._router)
+        except BaseException:
+            await self._shard_hosts.stop()
+            self._port.exit()
+            raise
         self._open = True
         try:
             await self._bring_up()
@@ -839,7 +845,7 @@ class ParameterServer(Observable):
                 await self._shard_hosts.make_hosts(self.nodes)
                 table = await self._router.newer(-1)
                 while not table.complete:
-                    if isinstance(seeder.error, StoreUnavailable | RemoteError):
+                    if isinstance(seeder.error, StoreUnavailable | RemoteError | InternalError):
                         raise seeder.error
                     table = await self._router.newer(table.version)
         except TimeoutError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,7 @@ class EvaluatorActor:
         Called in a thread with weights of its own; see `scored`.
     every
         Seconds from one evaluation to the next, and how long it tries to read a snapshot; for the
-        first and the last one, which cannot be made up for, it tries for the group's patience at
-        least.
+        first and the last one, which cannot be made up for, at least `Timings.hold`.
     """
 
     def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
@@ -96,13 +96,13 @@ class EvaluatorActor:
         leave_of(self._dask_worker).enter(self._group.name)
         port_of(self._dask_worker).enter()
         self._last = asyncio.Event()
-        self._evaluating = self._tasks.start(self._evaluate_forever())
+        every = self._group.timings.flush
+        self._evaluating = self._tasks.keep(self._evaluate_forever, every)
         self._tasks.start(finish_when_let_go(self._dask_worker, self._key, self.finish))
-        self._recording = self._tasks.start(
-            record_forever(
-                self._recorder, self._group.timings.flush, lambda: None, self._sample, keeps=True
-            )
+        record = partial(
+            record_forever, self._recorder, every, lambda: None, self._sample, keeps=True
         )
+        self._recording = self._tasks.keep(record, every)
 
     async def _evaluate_forever(self) -> None:
         loop = asyncio.get_running_loop()

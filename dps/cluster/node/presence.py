@@ -103,21 +103,23 @@ class NodePresence:
 
     async def _register(self) -> None:
         """Register, and return when the monitor has ended."""
-        async with asyncio.timeout(START_SECONDS):
-            reader, self._writer = await self._connected()
         try:
-            _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
-            if user != os.getuid():
-                raise ConnectionRefusedError(f"its socket is that of user {user}")
-            self._tell({"host": _host_of(self._address), **self._standing})
-            reply = await reader.readline()
-            if reply:
-                self.watched = Watched(*json.loads(reply))
-                self._tried.set()
-                await reader.read()
+            async with asyncio.timeout(START_SECONDS):
+                reader, self._writer = await self._connected()
+                _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
+                if user != os.getuid():
+                    raise ConnectionRefusedError(f"its socket is that of user {user}")
+                self._tell({"host": _host_of(self._address), **self._standing})
+                reply = await reader.readline()
+            if not reply:
+                raise ConnectionRefusedError(f"it cannot be reached at {_host_of(self._address)}")
+            self.watched = Watched(*json.loads(reply))
+            self._tried.set()
+            await reader.read()
         finally:
             self.watched = None
-            self._writer.close()
+            if self._writer is not None:
+                self._writer.close()
             self._writer = None
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

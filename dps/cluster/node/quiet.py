@@ -37,9 +37,10 @@ def _retrieved(record: logging.LogRecord) -> bool:
 
 def _one_line(record: logging.LogRecord) -> bool:
     """Make one line of Dask's record of a failed task, whose arguments are named in its format."""
-    if not record.msg.startswith("Compute Failed\nKey:"):
+    about = record.args if str(record.msg).startswith("Compute Failed\nKey:") else None
+    if not isinstance(about, tuple) or len(about) != 5:
         return True
-    key, _, _, exception, _ = record.args  # type: ignore[misc]
+    key, _, _, exception, _ = about
     if not (str(key).startswith(PREFIX) and str(exception).startswith(_ON_PURPOSE)):
         return True
     record.levelno, record.levelname = logging.INFO, "INFO"

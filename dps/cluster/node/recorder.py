@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,6 +23,7 @@ from dps.events import (
     NodeJoined,
     Reported,
     ResourceSampled,
+    TaskFailed,
     to_dict,
 )
 from dps.events.lines import log
@@ -60,12 +62,17 @@ class Recorder:
         self._topic = topic(group)
         self._log_event = log_event
         self._refused = 0
+        self._failures = Counter[str]()
         self._buffer: list[Event] = []
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
         """Record an event."""
         log(event, self._labels)
+        if isinstance(event, TaskFailed):
+            self._failures[event.error] += 1
+            if is_told(self._failures[event.error]):
+                worker_log.error("dps: a background task of %s failed: %s", event.node, event.trace)
         if not self.on and not isinstance(event, KEPT):
             return
         with self._lock:

@@ -139,7 +139,9 @@ class _Task:
                 return self._result_of(worker)
             result = train(worker)
             check_returned("the training function", result)
-            reason, returned = "finished", Returned(self._key, _packed(result))
+            reason = "finished"
+            if not _mostly_dropped(worker):  # else the task fails, and may be started again
+                returned = Returned(self._key, _packed(result))
         except BaseException as error:
             if isinstance(error, (Exception, *self._platform.kills)):
                 raise
@@ -150,7 +152,7 @@ class _Task:
             raise failure.with_traceback(error.__traceback__) from None
         finally:
             self.on_loop(self.end(recording, reason, returned))
-        if worker.dropped > worker.pushed / 2:
+        if _mostly_dropped(worker):
             raise UpdatesDropped(
                 f"{worker.dropped} of the {worker.pushed} updates of {self._name} were dropped, "
                 f"not applied: {why_dropped(self._group)}"
@@ -165,9 +167,10 @@ class _Task:
         await self._presence.registered()
         self._recorder(joined(self._node, self._node_role, self._platform))
         every = self._group.timings.flush
-        return self._tasks.start(
-            record_forever(self._recorder, every, self._flush, self._measure, keeps=True)
+        record = partial(
+            record_forever, self._recorder, every, self._flush, self._measure, keeps=True
         )
+        return self._tasks.keep(record, every)
 
     async def enter(self) -> Worker | Returned:
         """Join the group, under a new incarnation if one of this name was there before.
@@ -235,6 +238,10 @@ class _Task:
 
     def _measure(self) -> ResourceSampled:
         return sample(self._node, self._node_role, self._meter, platform=self._platform)
+
+
+def _mostly_dropped(worker: Worker) -> bool:
+    return worker.dropped > worker.pushed / 2
 
 
 def _packed(result: Any) -> np.ndarray | None:

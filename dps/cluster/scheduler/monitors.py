@@ -41,6 +41,7 @@ class MonitorLinks:
     ) -> None:
         self._told = told
         self._tasks = Tasks(on_failure)
+        self._on_failure = on_failure
         self._following: set[str] = set()
         self._asked: set[Watched] = set()
         self._writers: dict[str, tuple[asyncio.StreamWriter, Signed]] = {}
@@ -59,8 +60,8 @@ class MonitorLinks:
         if watched not in self._asked:  # which is repeated where it may not be killed
             self._asked.add(watched)
             _log.warning(
-                "dps: process %d at the monitor %s is stopped, and killed if it is for %g s: "
-                "others take over what it has",
+                "dps: process %d at the monitor %s is stopped, and is killed if it is for %g s and "
+                "nothing but one group uses it: others take over what it has",
                 watched.number,
                 _place(watched.monitor),
                 stopped,
@@ -93,7 +94,11 @@ class MonitorLinks:
         host, port, secret = monitor.split(" ")
         reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_BYTES)
         nonce = secrets.token_hex(16).encode()
-        theirs = (await reader.readline()).rstrip(b"\n")
+        try:
+            theirs = (await reader.readline()).rstrip(b"\n")
+        except BaseException:
+            writer.close()
+            raise
         writer.write(nonce + b"\n")
         return reader, writer, Signed(secret.encode(), theirs + nonce, "coordinator")
 
@@ -107,15 +112,22 @@ class MonitorLinks:
         self._writers[monitor] = writer, signed
         try:
             while True:
-                async with asyncio.timeout(SILENT_SECONDS):
-                    line = await reader.readline()
-                if not line:
-                    raise ConnectionError("it has ended")
-                seen = tuple(Sighting(*each) for each in signed.value(line))
-                await self._told(Sighted(monitor, seen))
+                seen = await _report(reader, signed)
+                try:
+                    await self._told(Sighted(monitor, seen))
+                except Exception as error:  # noqa: BLE001 - the coordinator's, and it is told of it
+                    self._on_failure(error)
         finally:
             del self._writers[monitor]
             writer.close()
+
+
+async def _report(reader: asyncio.StreamReader, signed: Signed) -> tuple[Sighting, ...]:
+    async with asyncio.timeout(SILENT_SECONDS):
+        line = await reader.readline()
+    if not line:
+        raise ConnectionError("it has ended")
+    return tuple(Sighting(*each) for each in signed.value(line))
 
 
 def _place(monitor: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
 from typing import Any
 
 from distributed import Scheduler
@@ -69,9 +70,8 @@ class CoordinatorPlugin(SchedulerPlugin):
         means = self._transport, clock, sink, self._monitors
         self._coordinator = Coordinator(self._group, *means)
         every = self._group.timings.flush
-        self._recording = self._coordinator.tasks.start(
-            record_forever(self._recorder, every, lambda: None, self._sample)
-        )
+        record = partial(record_forever, self._recorder, every, lambda: None, self._sample)
+        self._recording = self._coordinator.tasks.keep(record, every)
         scheduler.handlers[self.name] = weakly(self.handle)
 
     async def close(self) -> None:

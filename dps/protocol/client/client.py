@@ -241,10 +241,12 @@ class Client:
             returned = None  # the task fails, and may be started again
             raise
         finally:
-            if self._ending is not None:
-                reason = self._end_reason
-                await self._ending
-            await self._exit(reason, returned)
+            try:
+                if self._ending is not None:
+                    reason = self._end_reason
+                    await self._ending
+            finally:
+                await self._exit(reason, returned)
 
     async def _exit(self, reason: str, returned: Returned | None = None) -> None:
         """Have nobody wait for this worker any more."""

@@ -49,8 +49,9 @@ class Router:
             listener(self._table)
 
     def unlisten(self, listener: Callable[[Table], None]) -> None:
-        """Undo `listen`."""
-        self._listeners.remove(listener)
+        """Undo `listen`, if that was not undone before."""
+        if listener in self._listeners:
+            self._listeners.remove(listener)
 
     async def table(self) -> Table:
         """The table, as far as is known here.

@@ -18,7 +18,7 @@ from dps.core.consistency import ASP
 from dps.core.names import STORE_ROLES
 from dps.core.placement.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
-from dps.errors import DpsError, TrainingStopped
+from dps.errors import DpsError, NotServing, TrainingStopped
 from dps.events import (
     Decided,
     Detected,
@@ -78,6 +78,9 @@ from dps.protocol.messages import (
 from dps.protocol.monitor import Sighting
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
+
+# What is asked again and again: whoever asks must not lose what it has because one reply fails.
+REPEATED = (GetTable, RenewLease, RenewWorker, Sighted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,15 @@ class Coordinator:
 
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back."""
-        return await self._services[type(message)](message)
+        try:
+            return await self._services[type(message)](message)
+        except DpsError:
+            raise
+        except Exception as error:
+            self.failed(error)
+            if isinstance(message, REPEATED):
+                raise NotServing(f"the coordinator has failed: {error!r}") from error
+            raise
 
     async def close(self) -> None:
         """Stop deciding."""
@@ -191,7 +202,7 @@ class Coordinator:
         self._emit(task_failed(self._clock, "scheduler", error))
         for controller in self._controllers:
             for host in controller.view.chain:
-                if host not in self.members:
+                if self.members.is_lost(host):
                     controller.unsettle(without=host)
             controller.interrupt()
             controller.wake()
@@ -484,14 +495,14 @@ class Coordinator:
         self._appoint_keepers(lost=info.host)
         await self.publish()
 
-    async def _suspend_host(self, info: HostInfo) -> None:
+    async def _suspend_host(self, info: HostInfo, by: str) -> None:
         """Make the shards wait all of whose replicas are silent."""
         for controller in self._controllers:
             chain = controller.view.chain
             if info.host in chain and all(map(self.members.is_silent, chain)):
                 controller.unsettle()
                 controller.interrupt()
-                self._detected(controller, info, "lease")
+                self._detected(controller, info, by)
         await self.publish()
 
     def _detected(self, controller: ShardController, info: HostInfo, by: str) -> None:

@@ -69,7 +69,8 @@ class Membership:
     on_lost
         Called with a host that is given up, and by whom it was noticed.
     on_silent
-        Called with a host that is stopped, or whose lease is over, but that is waited for.
+        Called with a host that is stopped, or whose lease is over, but that is waited for, and by
+        whom that was noticed.
     on_found
         Called when there is a new host, or one is heard of again.
     """
@@ -85,7 +86,7 @@ class Membership:
         holds_anything: Callable[[Endpoint], bool],
         holds_only_copy: Callable[[Endpoint], bool],
         on_lost: Callable[[HostInfo, str], Awaitable[None]],
-        on_silent: Callable[[HostInfo], Awaitable[None]],
+        on_silent: Callable[[HostInfo, str], Awaitable[None]],
         on_found: Callable[[], Awaitable[None]],
     ) -> None:
         self._timings = group.timings
@@ -120,6 +121,11 @@ class Membership:
     def __contains__(self, host: Endpoint | None) -> bool:
         member = self._known.get(host) if host is not None else None
         return member is not None and member.listed
+
+    def is_lost(self, host: Endpoint) -> bool:
+        """Whether a host was given up, or has ended: nobody waits for its lease."""
+        member = self._known.get(host)
+        return member is None or member.given_up
 
     def node(self, host: Endpoint | None) -> str:
         """The name of a host's node; "" if the host cannot be counted on."""
@@ -254,14 +260,15 @@ class Membership:
         listed = [host for host in hosts if self._known[host].listed]
         if any(self._holds_only_copy(host) for host in listed):
             for host in listed:
-                await self._fall_silent(host)
+                await self._fall_silent(host, "monitor")
         elif any(self._holds_anything(host) for host in listed):
             if watched not in self._killed:
                 self._killed.add(watched)
                 self._tasks.start(self._kill(watched))
         else:
             for host in listed:
-                await self._give_up(host, "monitor")
+                if host in self and not self._holds_anything(host):  # others were told meanwhile
+                    await self._give_up(host, "monitor")
 
     async def _kill(self, watched: Watched) -> None:
         try:
@@ -277,15 +284,15 @@ class Membership:
             self._leases.end(host)
         elif self._must_wait_for(host, member):
             self.suspect(host.address, "coordinator")  # it may have ended without anybody's notice
-            await self._fall_silent(host)
+            await self._fall_silent(host, "lease")
         else:
             await self._give_up(host, "lease")
 
-    async def _fall_silent(self, host: Endpoint) -> None:
-        member = self._known[host]
-        if not member.silent and member.info is not None:
+    async def _fall_silent(self, host: Endpoint, by: str) -> None:
+        member = self._known.get(host)
+        if member is not None and not member.silent and member.info is not None:
             member.silent = True
-            await self._on_silent(member.info)
+            await self._on_silent(member.info, by)
 
     async def _give_up(self, host: Endpoint, by: str) -> None:
         member = self._known[host]

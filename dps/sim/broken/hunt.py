@@ -27,7 +27,7 @@ from dps.sim.simulate import Record, simulate
 
 __all__ = ["BUDGET", "VARIANTS", "Caught", "hunt", "in_place"]
 
-BUDGET = 8000
+BUDGET = 10_000
 
 
 @dataclass(frozen=True, slots=True)

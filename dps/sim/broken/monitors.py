@@ -14,7 +14,7 @@ from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.durability import NoDurability
-from dps.protocol.lease import DRIFT, Lease, Leases
+from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import ReportLink, Table
 from dps.protocol.monitor import Look, Monitor, Sighting
 from dps.protocol.transport import Endpoint, Watched
@@ -101,16 +101,16 @@ def _no_last_copy(self: NoDurability, alone: bool, tried: bool, restorable: bool
     return False
 
 
-@instead_of(Lease, "_renew", "no allowance for a clock that stands still", any_case)
+@instead_of(Lease, "_renew", "no allowance for a clock that is slow or stands still", any_case)
 async def _renew_in_full(self: Lease, ask: Callable[[float], Awaitable[bool]]) -> None:
-    """Count a lease as if no clock ever stood still."""
+    """Count a lease as if all clocks ran alike."""
     asked = self._clock.monotonic()
     try:
         granted = await ask(self._seconds)
     except (TransportError, NotServing):
         return
     if granted:
-        self._until = max(self._until, asked + self._seconds * (1 - DRIFT))
+        self._until = max(self._until, asked + self._seconds)
 
 
 _look, _may_kill, _sighted = Monitor.look, Monitor.may_kill, Membership.sighted

@@ -30,6 +30,7 @@ from dps.events import (
     Promoted,
     ReplicaAdded,
     Restored,
+    TaskFailed,
     WorkerJoined,
     WorkerLeft,
 )
@@ -50,7 +51,7 @@ from dps.sim.checks.layers import LayerHistory
 from dps.sim.checks.parts import PartsHistory, changed, numbers
 from dps.sim.checks.ring import check_ring
 from dps.sim.injector import Injector
-from dps.sim.process import Process, here
+from dps.sim.process import Process, Unforeseen, here
 from dps.sim.schedules.strategies import Case
 from dps.sim.violation import Violation, require
 from dps.sim.workload.counter import CELLS, Tally, cells_in, cells_of, check_counts
@@ -375,6 +376,8 @@ class Auditor:
                 self._shards[event.shard].members[process.address] = process
             case Detected():
                 self._given_up(event)
+            case TaskFailed() if not event.error.startswith(Unforeseen.__name__):
+                raise Violation("bug", f"in a task of {event.node}: {event.error}")
             case CheckpointRefused():
                 self._refused(event.shard, event.path, event.reason)
                 self._shards[event.shard].layer.refused(event.path)

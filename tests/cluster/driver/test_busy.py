@@ -161,6 +161,9 @@ def test_a_worker_that_is_busy_for_longer_than_its_patience_fails() -> None:
         assert fast.result(timeout=SECONDS) == 0
         with pytest.raises(UpdatesDropped, match=r"3 of the 3 updates of worker-0 were .*=10"):
             slow.result(timeout=SECONDS)
+        slow.retry()  # it trains again, and does not return what it would have returned
+        with pytest.raises(UpdatesDropped):
+            slow.result(timeout=SECONDS)
 
 
 def busy_for_first(worker: Worker) -> int:

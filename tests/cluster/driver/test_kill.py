@@ -53,6 +53,7 @@ from tests.support.training import (
     audited,
     count_until,
     counts,
+    hide,
     nodes,
     ones,
     params,
@@ -407,8 +408,9 @@ def test_a_loss_is_detected_without_waiting_for_a_lease_or_a_deadline(tmp_path: 
 
 
 def pause(run: Run, name: str) -> None:
-    """SIGSTOP a node; return when it is given up."""
+    """SIGSTOP a node whose monitor is silent; return when it is given up."""
     address = next(node.address for node in run.ps.nodes if node.name == name)
+    run.cluster.client.run(partial(hide, 2 * SECONDS), workers=[address])
     run.cluster.pause(name)
     eventually(lambda: address not in run.serving(), SECONDS)
 

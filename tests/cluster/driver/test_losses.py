@@ -114,6 +114,7 @@ def push_until(flag: str, worker: Worker) -> int:
         worker.push(gradients)
         if worker.dropped:
             Path(f"{flag}-dropped-{worker.name}").touch()
+            worker.pull()  # else whatever it pushes is as stale
     return worker.dropped
 
 

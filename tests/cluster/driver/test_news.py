@@ -13,6 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import nbclient
+import nbformat
 import pytest
 from distributed import Client
 
@@ -162,12 +164,9 @@ client.gather(futures)
 
 @pytest.mark.slow
 def test_so_does_a_real_one() -> None:
-    nbformat = pytest.importorskip("nbformat")
-    client = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
     cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=cells)
-    client.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=100, kernel_name="python3").execute()
     texts = ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
     assert [text.count("UpdatesLostWarning: dps: ") for text in texts] == [0, 0, 1, 0, 0]
     assert "closed" in str(notebook.cells[-1].outputs)

@@ -13,10 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
 from dps.cluster import monitor
+from dps.cluster.node.presence import NodePresence
 from dps.cluster.scheduler.monitors import MonitorLinks
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Look, Monitor
@@ -242,3 +244,32 @@ def test_a_monitor_is_small() -> None:
     ours = {name for name in printed.split() if "." not in name or name.startswith("dps")}
     packages = {"dps", "dps.cluster", "dps.protocol"}
     assert ours - {"__main__"} == packages | {"dps.cluster.monitor", "dps.protocol.monitor"}
+
+
+@pytest.mark.parametrize("answer", [b"", b"no JSON\n", None])
+def test_a_process_starts_also_where_the_monitor_does_not_answer(
+    answer: bytes | None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It closes the connection, answers nonsense, or says nothing."""
+    socket_name = f"\0dps-test-monitor-{secrets.token_hex(8)}"
+    monkeypatch.setattr(monitor, "socket_name", lambda: socket_name)
+    monkeypatch.setattr("dps.cluster.node.presence.START_SECONDS", 0.5)
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        if answer is not None:
+            writer.write(answer)
+            writer.close()
+
+    async def main() -> None:
+        server = await asyncio.start_unix_server(reply, socket_name)
+        presence = NodePresence(SimpleNamespace(address="tcp://127.0.0.1:1"))  # type: ignore[arg-type]
+        presence.enter("g")
+        async with asyncio.timeout(SECONDS):
+            await presence.registered()
+        assert presence.watched is None
+        presence.exit("g")
+        server.close()
+
+    asyncio.run(main())
+    assert "no monitor watches the processes on this host" in caplog.text

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dps.cluster.node.recorder import Recorder
-from dps.events import Evaluated, Event, from_dict
+from dps.events import Evaluated, Event, TaskFailed, from_dict
 
 
 def test_events_that_dask_refuses_are_left_out_and_counted(
@@ -33,3 +33,14 @@ def test_events_that_dask_refuses_are_left_out_and_counted(
     assert len(told) == 3
     for times, text in zip((1, 10, 100), told, strict=True):
         assert f"Evaluated is not recorded ({times} until now)" in text
+
+
+def test_a_task_that_fails_is_in_the_log_of_the_node_whether_events_are_recorded_or_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    recorder = Recorder("g", lambda topic, batch: None, on=False)
+    for _ in range(20):
+        recorder(TaskFailed(0.0, "server-0", "KeyError: 'x'", "where it was raised"))
+    told = [r.getMessage() for r in caplog.records if r.name == "distributed.worker.dps"]
+    assert len(told) == 2
+    assert "a background task of server-0 failed: where it was raised" in told[0]

@@ -277,7 +277,7 @@ def test_a_parameter_server_that_is_left_open_is_no_lost_scheduler(tmp_path: Pat
 
 
 def test_what_cannot_be_supervised_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="expected a function of the session"):
+    with pytest.raises(ConfigurationError, match=r"program=1, expected a function: .*\(session\)"):
         dps.supervise(1)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="returns=-1"):
         dps.supervise(supervised.failing, returns=-1)

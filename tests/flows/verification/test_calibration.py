@@ -137,7 +137,8 @@ def test_a_machine_is_measured_and_its_profile_is_taken_by_an_experiment(tmp_pat
     settings = ("--set", "cluster.kind=virtual", "--set", "cluster.profile=mine.yaml")
     ended = dps(tmp_path, "run", "small.yaml", *settings)
     assert ended.returncode == 0, ended.stderr
-    assert "virtual, with the profile mine" in ended.stdout
+    told = f"virtual, with the profile {tmp_path / 'mine.yaml'}"
+    assert told in "".join(ended.stdout.splitlines())
 
 
 @pytest.mark.parametrize(
