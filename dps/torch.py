@@ -16,7 +16,7 @@ import numpy as np
 from dps.cluster.node.closing import Closing
 from dps.cluster.node.pipeline import Pipeline
 from dps.cluster.node.worker import NOTHING, Worker, check_worker
-from dps.core.arguments import is_floating, plain
+from dps.core.arguments import as_gradient
 from dps.core.averaging import AVERAGE, average
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
@@ -60,11 +60,16 @@ def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarra
     Raises
     ------
     ConfigurationError
-        `module` is none, or has a parameter that is complex or not initialised yet; or `buffers` is
-        neither "kept" nor "averaged".
+        `module` is none, or has a parameter that is complex, sparse or not initialised yet; or
+        `buffers` is neither "kept" nor "averaged".
     """
     _check_buffers(buffers)
     named = {**_trained(module), **(_float_buffers(module) if buffers == "averaged" else {})}
+    for name in (name for name, tensor in named.items() if tensor.is_meta):
+        raise ConfigurationError(
+            f"the module's {name!r} is on the device meta, without values: call "
+            "module.to_empty(device='cpu'), and initialise it"
+        )
     return {name: _array(tensor).copy() for name, tensor in named.items()}
 
 
@@ -91,13 +96,18 @@ def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
     for name, array in weights.items():
         if name not in state:
             raise ConfigurationError(f"{shown(name)} is nothing of this module's state_dict")
-        found, wanted = plain(f"weights[{name!r}]", np.asanyarray(array)), list(state[name].shape)
-        if not is_floating(found.dtype) or list(found.shape) != wanted:
+        what, wanted = f"weights[{name!r}]", list(state[name].shape)
+        if isinstance(array, torch.Tensor) and array.is_floating_point() and not array.is_meta:
+            array = _array(array)
+        found = as_gradient(what, array, "float64", ConfigurationError)
+        if not isinstance(found, np.ndarray):
+            raise refused(what, found, f"an array of floats{wanted}")
+        if found.dtype != np.float64 or list(found.shape) != wanted:
             raise ConfigurationError(
-                f"weights[{name!r}] is {found.dtype}{list(found.shape)}, expected floats{wanted}"
+                f"{what} is {found.dtype}{list(found.shape)}, expected floats{wanted}"
             )
         for alias in (other for other, tensor in own.items() if tensor is own[name]):  # if tied
-            state[alias].copy_(torch.from_numpy(np.array(array)))
+            state[alias].copy_(torch.from_numpy(np.array(found)))
     return state
 
 
@@ -445,6 +455,10 @@ def _trained(module: Module, held: Container[str] = ()) -> dict[str, Tensor]:
                     f"the module's {name!r} is {parameter.dtype}, and the server holds real "
                     "numbers: make the parameter of torch.view_as_real(…), and use "
                     "torch.view_as_complex(parameter)"
+                )
+            if parameter.layout != torch.strided:
+                raise ConfigurationError(
+                    f"the module's {name!r} is {parameter.layout}, expected a dense tensor"
                 )
             found[name] = parameter
     return found

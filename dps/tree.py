@@ -264,7 +264,7 @@ def _require_floats(
 
 
 def _dtype(array: np.ndarray) -> str:
-    return "float64" if array.dtype == np.float64 else "float32"
+    return "float64" if array.dtype.itemsize >= 8 else "float32"
 
 
 def _write(arrays: FlatArrays, gradients: Tree) -> None:

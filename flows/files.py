@@ -39,7 +39,7 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
         The file cannot be written.
     """
     # A name that nobody can foresee: in a folder that others may write to, a link might be there.
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    unfinished = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("xb") as file:

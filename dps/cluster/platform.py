@@ -135,12 +135,15 @@ class Platform:
         Whether the process has an endpoint where metrics are asked for.
     presence
         The registration with a monitor that the platform provides; None: one of the host is used.
+    kills
+        What is raised in a thread whose process is killed.
     """
 
     clock: Clock = SystemClock()
     handles_signals = True
     serves_metrics = True
     presence: Presence | None = None
+    kills: tuple[type[BaseException], ...] = ()
 
     @property
     def pid(self) -> int:
@@ -242,5 +245,5 @@ def _started(pid: int) -> float:
 
 def platform_of(holder: object) -> Platform:
     """The platform of a Dask worker, scheduler or client: its own, or that of this process."""
-    found: Platform = getattr(holder, "dps_platform", SYSTEM)
-    return found
+    found = getattr(holder, "dps_platform", SYSTEM)
+    return found if isinstance(found, Platform) else SYSTEM  # an rpc has attributes of every name

@@ -10,6 +10,7 @@ import difflib
 import functools
 import inspect
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -98,6 +99,20 @@ def as_number(what: str, value: Any) -> float:
     raise refused(what, value, "a number") from error
 
 
+# -- names -----------------------------------------------------------------------------------------
+
+
+def is_name(value: object) -> bool:
+    """Whether a value is a text that is not empty and can be written in UTF-8.
+
+    Half of a surrogate pair, such as Python makes of a file name in another encoding, cannot.
+    """
+    return isinstance(value, str) and bool(value) and not _SURROGATE.search(value)
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 # -- functions -------------------------------------------------------------------------------------
 
 
@@ -106,6 +121,7 @@ _NEVER_RUN = (
     inspect.isasyncgenfunction,
     inspect.isgeneratorfunction,
 )
+_NOT_RUN = (inspect.iscoroutine, inspect.isasyncgen, inspect.isgenerator)
 
 
 def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
@@ -147,6 +163,15 @@ def check_function(name: str, function: Any, given: Sequence[str], more: bool = 
         ) from None
 
 
+def check_returned(name: str, returned: object) -> None:
+    """Refuse a coroutine or generator: the body of the function has not run.
+
+    Such a function may hide behind a decorator or a lambda, where `check_function` cannot see it.
+    """
+    if any(is_kind(returned) for is_kind in _NOT_RUN):
+        raise refused(f"what {name} returned", returned, "the result of a plain function")
+
+
 # -- paths -----------------------------------------------------------------------------------------
 
 
@@ -159,7 +184,7 @@ def as_path(name: str, path: Any) -> str:
         It is neither text nor path-like, or empty.
     """
     found = os.fspath(path) if isinstance(path, str | os.PathLike) else path
-    if not isinstance(found, str) or not found.strip():
+    if not isinstance(found, str) or not found.strip() or "\0" in found:
         raise refused(name, path, "a path, as text or pathlib.Path")
     expanded = os.path.expanduser(found)
     if expanded.startswith("~"):

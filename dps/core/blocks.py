@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from dps.core.arguments import plain
+from dps.core.arguments import is_name, plain
 from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
 from dps.core.placement.of_blocks import place
 from dps.core.ranges import listed, shown, whole_argument
@@ -287,7 +287,7 @@ class Layout:
             present = [i for i, p in enumerate(layout.pieces) if p.block.name in arrays]
             blocks, chosen = joined([layout.pieces[i].block for i in present]), tuple(present)
         if len(blocks) == 1:
-            flat = arrays[blocks[0].name].reshape(-1)
+            flat = np.ascontiguousarray(arrays[blocks[0].name]).reshape(-1)
             return flat[blocks[0].start : blocks[0].stop].view(np.uint8), chosen
         sizes = [block.nbytes for block in blocks]
         buffer = empty((sum(sizes),), "uint8")
@@ -306,8 +306,10 @@ class Layout:
         Raises
         ------
         ShapeMismatch
-            There is no array of such a name.
+            There is no array of such a name, or `names` is no list.
         """
+        if names is not None and not isinstance(names, Iterable):
+            raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         chosen = self.names.keys() if names is None else set(names)
         if unknown := chosen - self.names.keys():
             one = min(unknown, key=str)
@@ -418,7 +420,7 @@ def all_finite(array: np.ndarray) -> bool:
 
 
 def _spec(name: str, array: np.ndarray) -> ArraySpec:
-    if not isinstance(name, str) or not name:
+    if not is_name(name):
         raise ConfigurationError(
             f"params has an array under the name {shown(name)}, expected a text, such as "
             "'layer1.bias'"

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dps.core.ranges import shown
+from dps.errors import ShapeMismatch
+
 # Makes an array of a shape and a dtype that is not filled.
 Empty = Callable[[tuple[int, ...], str], np.ndarray]
 
@@ -97,9 +100,11 @@ class FlatArrays(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, layout: FlatLayout, buffer: np.ndarray) -> None:
-        if buffer.shape != (layout.nbytes,) or buffer.dtype != np.uint8:
-            raise ValueError(
-                f"a buffer of {buffer.dtype}{list(buffer.shape)}, expected uint8[{layout.nbytes}]"
+        fits = isinstance(buffer, np.ndarray) and buffer.shape == (layout.nbytes,)
+        if not fits or buffer.dtype != np.uint8:
+            raise ShapeMismatch(
+                f"buffer={shown(buffer)}, expected an array uint8[{layout.nbytes}], such as "
+                "numpy.empty(layout.nbytes, 'uint8')"
             )
         self.layout = layout
         self.buffer = buffer

@@ -95,7 +95,7 @@ def carried_out(
         changed = returned if isinstance(returned, Changed) else Changed({}, returned)
         pieces, values = _gathered(layout, here, changed.arrays)
         result = _checked(pack(changed.result))
-    except (Exception, SystemExit, KeyboardInterrupt) as error:
+    except BaseException as error:
         # From the function on: how it came to be called is of no use to whoever wrote it.
         inner = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()

@@ -94,7 +94,7 @@ class MlflowRun:
         warn: Callable[[str], None],
     ) -> None:
         try:
-            from mlflow import MlflowClient
+            from mlflow import MlflowClient, get_tracking_uri
             from mlflow.entities import Metric, Param, RunTag
         except ImportError as error:
             raise ConfigurationError(
@@ -116,6 +116,7 @@ class MlflowRun:
         self._warn = warn
 
         def begin() -> None:
+            self._client = MlflowClient(uri)
             number = self._experiment(experiment)
             run = None if before is None else self._found(number, before, name)
             if run is None:
@@ -131,8 +132,7 @@ class MlflowRun:
             self._client.log_batch(self.id, params=given, tags=said)
 
         try:
-            self._client = MlflowClient(uri)
-            _in_time(self._client.tracking_uri, begin)
+            _in_time(uri or get_tracking_uri(), begin)
         except Exception as error:
             what, where = (masked_for(uri or "", text) for text in (str(error), uri or "MLflow"))
             raise StoreUnavailable(
@@ -261,16 +261,14 @@ def flat(name: str, choice: object) -> Iterator[tuple[str, object]]:
 
 
 def _in_time(uri: str, work: Callable[[], None]) -> None:
-    """Do something with a tracking store; raise `OSError` if it is a server that does not answer.
+    """Do something with a tracking store; raise `OSError` if that takes longer than it may.
 
-    Where a proxy is on the way, only that may know the host, and MLflow asks it.
+    MLflow tries again for minutes, also to open a database. Where a proxy is on the way, only that
+    may know the host of a server, and MLflow asks it.
     """
     parts = urlsplit(uri)
-    if parts.scheme not in _PORTS:
-        work()
-        return
     host = parts.hostname or ""
-    if parts.scheme not in getproxies() or proxy_bypass(host):
+    if parts.scheme in _PORTS and (parts.scheme not in getproxies() or proxy_bypass(host)):
         place = host, parts.port or _PORTS[parts.scheme]
         socket.create_connection(place, CONNECT_SECONDS).close()
     done: Future[None] = Future()

@@ -22,6 +22,7 @@ from dps.cluster.platform import Running
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.core.faults.plan import Fault
 from dps.core.names import role_of
+from dps.core.ranges import refused, whole_argument
 from dps.errors import ConfigurationError
 from dps.events import Event, FaultMissed
 from dps.protocol.client.routing_table import Router
@@ -78,10 +79,11 @@ class VirtualCluster(VirtualClient):
         seed: int = 0,
         faults: Sequence[Fault] = (),
     ) -> None:
-        wanted = {"server": servers, "store": stores, "worker": workers}
-        for role, number in wanted.items():
-            if number < 1:
-                raise ConfigurationError(f"{role}s={number}, expected at least 1")
+        given = {"server": servers, "store": stores, "worker": workers}
+        wanted = {role: whole_argument(f"{role}s", n, 1, "nodes") for role, n in given.items()}
+        whole_argument("seed", seed, 0, "numbers")
+        if not isinstance(faults, Sequence) or not all(isinstance(each, Fault) for each in faults):
+            raise refused("faults", faults, 'a list of faults such as Kill("server-0")')
         names = [f"{role}-{i}" for role, number in wanted.items() for i in range(number)]
         super().__init__([NodeSpec(name, role_of(name)) for name in names], seed)
         self.events: list[Event] = []

@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, TypeVar
 
+from greenlet import GreenletExit
+
 from dps.cluster.platform import Flag, Platform, Running, Timer, Usage
 from dps.protocol.transport import TransportChoice
 from dps.sim.process import EPOCH_SECONDS, Process
@@ -63,6 +65,7 @@ class VirtualPlatform(Platform):
 
     handles_signals = False
     serves_metrics = False  # the registry is the program's, and would keep whoever is killed
+    kills = (GreenletExit,)
 
     def __init__(
         self,

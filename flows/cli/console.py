@@ -30,6 +30,8 @@ def prepare_process() -> None:
     others as ?.
     """
     codecs.register_error("dps.ascii", _as_ascii)
+    nowhere = None if sys.stdout and sys.stderr else open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # of `>&-` there is none
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="dps.ascii")

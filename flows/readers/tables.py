@@ -33,7 +33,7 @@ MOST_NAMED = 24  # columns in a message
 # What pandas, Dask and Arrow call an index that has no name; CSV has an empty name.
 UNNAMED = re.compile(r"(Unnamed: \d+|__index_level_\d+__|__null_dask_index__)?")
 # What others call row numbers, which these are if each is there once.
-NUMBERED = re.compile(r"index|level_\d+|row_?(names?|numbers?|nr|ids?)", re.IGNORECASE)
+NUMBERED = re.compile(r"index|idx|id|level_\d+|row_?(names?|numbers?|nr|ids?)", re.IGNORECASE)
 
 
 class ColumnMissing(ConfigurationError):
@@ -152,7 +152,7 @@ def require(table: Table, names: Iterable[str], key: str) -> None:
 def csv_delimiter(path: Path) -> str:
     """Return the delimiter that parts the first line of a CSV file into the most names."""
     with opened(_parts(path, "csv")[0]) as file:
-        first = file.readline().decode("utf-8-sig", "replace")
+        first = file.readline().decode("utf-8-sig", "replace").partition("\r")[0]
     return max(DELIMITERS, key=lambda each: len(next(csv.reader([first], delimiter=each), [])))
 
 
@@ -266,12 +266,13 @@ def parquet_table(path: Path) -> Table:
     from pyarrow.dataset import dataset
     from pyarrow.parquet import ParquetFile
 
-    files = [*map(str, _parts(path, "parquet"))]
+    place = path.absolute()  # Arrow takes a name with a colon for an address
+    files = [*map(str, _parts(place, "parquet"))]
     try:
         if path.is_dir():
-            found = dataset(files, partitioning="hive", partition_base_dir=str(path)).to_table()
+            found = dataset(files, partitioning="hive", partition_base_dir=str(place)).to_table()
         else:
-            found = ParquetFile(path).read()
+            found = ParquetFile(place).read()
         frame = found.to_pandas()
     except (OSError, ValueError, TypeError, pyarrow.ArrowException) as error:
         raise ConfigurationError(f"{path} cannot be read as parquet: {error}") from error

@@ -230,6 +230,6 @@ def test_a_path_is_text_or_path_like(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dps.Checkpoint(path=Path("~/c")).path == "/home/me/c"  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"^path='~no-one/a': there is no such home"):
         as_path("path", "~no-one/a")
-    for odd in (b"a", "", "  ", 3, None, ["a"]):
+    for odd in (b"a", "", "  ", "a\0", 3, None, ["a"]):
         with pytest.raises(ConfigurationError, match=r"^path=.*, expected a path"):
             as_path("path", odd)

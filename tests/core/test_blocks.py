@@ -124,6 +124,15 @@ def test_an_array_that_is_not_contiguous_is_gathered_the_same_and_flattened_once
 
 
 @pytest.mark.parametrize(
+    "array",
+    [np.arange(6.0)[::2], np.arange(3.0)[::-1], np.broadcast_to(1.0, 3), np.ones((3, 2))[:, 1]],
+)
+def test_an_array_with_steps_is_gathered_where_it_is_all_that_there_is(array: np.ndarray) -> None:
+    buffer, _ = Layout.of({"w": array}, 1, block_bytes=80).gather(0, {"w": array})
+    assert same_bits(buffer.view(np.float64), array.copy())
+
+
+@pytest.mark.parametrize(
     ("array", "message"),
     [
         (np.zeros((3, 4), np.float32), r"'w' is float32\[3, 4\], expected float32\[4, 3\]"),
@@ -170,6 +179,7 @@ def test_a_gradient_that_is_not_finite_is_refused_by_name(name: str, wrong: floa
         ({"c": np.zeros(3, np.complex128)}, 1, r"params\['c'\] is complex128"),
         ({"o": np.array([None])}, 1, r"params\['o'\] is object"),
         ({1: np.zeros(3), "b": np.zeros(1)}, 1, "an array under the name 1, expected a text"),
+        ({"\udc80": np.zeros(3)}, 1, r"an array under the name '\\udc80', expected a text"),
         ({"": np.zeros(3)}, 1, "an array under the name '', expected a text"),
         ({"w": np.zeros(3)}, 4, "shards=4, but the parameters have only 3 elements"),
     ],

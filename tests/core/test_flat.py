@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -76,7 +78,11 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ShapeMismatch, match="'x'; there are: a, b, c, d"):
         layout.flat(["a", "x"])
     flat = layout.flat()
-    with pytest.raises(ValueError, match=rf"float64\[{flat.nbytes}\], expected uint8"):
-        flat.over(np.zeros(flat.nbytes))
+    with pytest.raises(ShapeMismatch, match=r"^names=3, expected a list"):
+        layout.flat(3)  # type: ignore[arg-type]
+    odd: list[Any] = [np.zeros(flat.nbytes), np.zeros(3, "u1"), None, bytes(flat.nbytes)]
+    for buffer in odd:
+        with pytest.raises(ShapeMismatch, match=rf"^buffer=.*expected .* uint8\[{flat.nbytes}\]"):
+            flat.over(buffer)
     with pytest.raises(TypeError, match="item assignment"):
         filled(layout)["a"] = PARAMS["a"]  # type: ignore[index]

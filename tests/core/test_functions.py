@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -185,9 +184,13 @@ def test_an_error_comes_with_its_traceback_and_without_ours() -> None:
     assert "dps/core" not in text
 
 
-def test_a_function_cannot_end_the_process() -> None:
-    with pytest.raises(FunctionFailed, match="SystemExit: 3"):
-        run(lambda arrays: sys.exit(3), call())
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
+def test_a_function_cannot_end_the_process(error: type[BaseException]) -> None:
+    def end(arrays: object) -> None:
+        raise error(3)
+
+    with pytest.raises(FunctionFailed, match=f"{error.__name__}: 3"):
+        run(end, call())
 
 
 # -- how it travels --------------------------------------------------------------------------------

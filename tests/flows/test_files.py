@@ -107,6 +107,17 @@ def test_what_was_written_is_all_that_is_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.rglob("*")) == [COMPARISON_FILE, "deep", "file"]
 
 
+@pytest.mark.parametrize("folder", ["/", ".", "..", "there"])
+def test_a_folder_is_no_file_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    with pytest.raises(StoreUnavailable, match=r"^the report cannot be written to"):
+        write_whole(Path(folder), "text", "the report")
+    assert [*tmp_path.iterdir()] == [tmp_path / "there"]
+
+
 def test_what_is_read_is_all_of_a_file_or_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"x" * 100_000)

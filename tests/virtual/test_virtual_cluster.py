@@ -508,8 +508,16 @@ def test_clusters_of_a_program_have_disks_of_their_own_and_those_that_ended_leav
 
 @pytest.mark.parametrize("number", ["servers", "workers"])
 def test_a_cluster_has_nodes_of_both_kinds(number: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{number}=0, expected at least 1"):
+    with pytest.raises(ConfigurationError, match=f"{number}=0, expected 1 or more whole nodes"):
         VirtualCluster(**{number: 0})
+
+
+@pytest.mark.parametrize("name", ["servers", "workers", "stores", "seed", "faults"])
+def test_an_argument_that_is_none_is_refused_by_its_name(name: str) -> None:
+    odd: tuple[Any, ...] = ("2", 1.5, None)
+    for value in odd:
+        with pytest.raises(ConfigurationError, match=rf"^{name}=.*, expected "):
+            VirtualCluster(**{name: value})
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class Inbox:
         if self._sink is not None:
             try:
                 self._sink(event)
-            except Exception as error:  # noqa: BLE001 - the user's function
+            except BaseException as error:  # noqa: BLE001 - of the user: Dask's loop would end
                 self._news.failed(f"on_event failed on {type(event).__name__}", error)
         elif isinstance(event, EvaluationMissed) and event.score_failed and not self._warned:
             self._warned = True

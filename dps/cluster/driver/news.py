@@ -61,7 +61,7 @@ class News:
             self.log(text)
         self._waiting.append((f"dps: {text}", category))
 
-    def failed(self, what: str, error: Exception) -> None:
+    def failed(self, what: str, error: BaseException) -> None:
         """Warn of the first failure of this kind, log its traceback, and count the others."""
         kind = f"{what}: {type(error).__name__}"
         self._failures[kind] += 1

@@ -14,7 +14,7 @@ import numpy as np
 from dps.cluster.backends.assignment import NodeAssignment
 from dps.cluster.platform import SYSTEM, Platform, platform_of
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
-from dps.core.arguments import as_path, check_function, plain
+from dps.core.arguments import as_path, check_function, is_name, plain
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
@@ -282,7 +282,7 @@ def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> No
     if not isinstance(functions, Mapping):
         raise refused("functions", functions, "a mapping of names to functions")
     for name, function in functions.items():
-        if not isinstance(name, str) or not name:
+        if not is_name(name):
             raise ConfigurationError(f"functions[{shown(name)}]: expected a name, as text")
         check_function(f"functions[{name!r}]", function, ["arrays"], more=True)
     if functions:

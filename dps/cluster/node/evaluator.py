@@ -22,7 +22,7 @@ from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter
 from dps.cluster.transport.memory import private
 from dps.cluster.transport.port import port_of
-from dps.core.arguments import as_number
+from dps.core.arguments import as_number, is_name
 from dps.core.ranges import shown
 from dps.errors import ConfigurationError, DpsError
 from dps.events import (
@@ -167,7 +167,7 @@ def scored(returned: Any, read: float, version: float) -> list[Event]:
             case tuple() | list() if len(returned) in (2, 4):
                 numbers = (as_number("", each) for each in returned)
                 return [Evaluated(read, version, *numbers)]
-            case Mapping() if returned and all(isinstance(name, str) for name in returned):
+            case Mapping() if returned and all(map(is_name, returned)):
                 named = {name: as_number(name, each) for name, each in returned.items()}
             case _:
                 named = {"loss": as_number("", returned)}

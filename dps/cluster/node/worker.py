@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from numbers import Real
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -21,11 +20,11 @@ from dps.cluster.node.columns import ReportColumns
 from dps.cluster.node.shutdown import Leave
 from dps.cluster.platform import Platform
 from dps.cluster.transport.memory import private
-from dps.core.arguments import as_gradient, as_number
+from dps.core.arguments import as_gradient, as_number, is_name
 from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import Consistency
 from dps.core.flat import FlatArrays, FlatLayout
-from dps.core.ranges import refused, shown
+from dps.core.ranges import real, refused, shown
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.errors import DpsError, ShapeMismatch
@@ -61,8 +60,11 @@ class Handle(Generic[T]):
             It did not end within `timeout` seconds; it goes on.
         DpsError
             Whatever the blocking method raises.
+        ConfigurationError
+            `timeout` is no number, 0 or above.
         """
-        return self._result(self._future.result(timeout))
+        limit = None if timeout is None else _seconds("timeout", timeout)
+        return self._result(self._future.result(limit))
 
 
 def as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
@@ -93,6 +95,13 @@ def check_worker(worker: object) -> None:
     """Refuse what is no worker; raises `ConfigurationError`."""
     if not isinstance(worker, Worker):
         raise refused("worker", worker, "the Worker that a training function is called with")
+
+
+def _seconds(name: str, value: object) -> float:
+    number = real(value)
+    if number is None or not 0 <= number < threading.TIMEOUT_MAX:
+        raise refused(name, value, "a number, 0 or above")
+    return number
 
 
 def _check_flat(weights: object) -> None:
@@ -442,9 +451,7 @@ class Worker:
         A training function that waits by this and not by `time.sleep` runs on virtual time as well
         (`dps.testing.VirtualCluster`).
         """
-        if not isinstance(seconds, Real) or not 0 <= seconds < threading.TIMEOUT_MAX:
-            raise refused("seconds", seconds, "a number, 0 or above")
-        self._platform.sleep(seconds)
+        self._platform.sleep(_seconds("seconds", seconds))
 
     def report(self, **metrics: float) -> None:
         """Record numbers about this step, such as `loss`; steps count up from 1.
@@ -454,6 +461,9 @@ class Worker:
         ConfigurationError
             One is no number, nor an array or tensor of one; NaN and infinity are.
         """
+        for name in metrics:
+            if not is_name(name):
+                raise refused("report: a name of a metric", name, "a text in UTF-8, not empty")
         numbers = {name: as_number(f"report: {name}", value) for name, value in metrics.items()}
         self._reports(numbers, self._given.version if self._given is not None else None)
 

@@ -30,6 +30,7 @@ from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import meter_of
 from dps.cluster.transport.port import port_of
+from dps.core.arguments import check_returned
 from dps.core.consistency import ASP
 from dps.core.functions import RESULT_BYTES, pack, unpack
 from dps.core.updates import UpdateId
@@ -42,6 +43,8 @@ from dps.protocol.messages import Returned
 from dps.protocol.transport import Transport
 
 T = TypeVar("T")
+
+_HOW_ENDED = {SystemExit: "called sys.exit", KeyboardInterrupt: "was interrupted"}
 
 
 def run_worker(
@@ -135,12 +138,15 @@ class _Task:
                 reason = ""  # it did not join
                 return self._result_of(worker)
             result = train(worker)
+            check_returned("the training function", result)
             reason = "finished"
             if not _mostly_dropped(worker):  # else the task fails, and may be started again
                 returned = Returned(self._key, _packed(result))
-        except (SystemExit, KeyboardInterrupt) as error:
-            # Dask would end the node by these, with all that others have there.
-            said = "called sys.exit" if isinstance(error, SystemExit) else "was interrupted"
+        except BaseException as error:
+            if isinstance(error, (Exception, *self._platform.kills)):
+                raise
+            # Dask would end the node by these, with all that others have there, or wait for ever.
+            said = _HOW_ENDED.get(type(error), "raised what is no Exception")
             text = f"the training function of {self._name} {said}: {error!r}. A worker ends when "
             failure = RuntimeError(f"{text}its function returns")
             raise failure.with_traceback(error.__traceback__) from None

@@ -136,7 +136,9 @@ def slots_by_name(rule: UpdateRule) -> Callable[[str], tuple[str, ...]]:
 
 def is_rule(choice: object) -> bool:
     """Whether something is an update rule, and no class of them."""
-    return not isinstance(choice, type) and callable(getattr(choice, "step", None))
+    # An optimizer of torch has a `step` as well.
+    step = getattr(choice, "step", None)
+    return not isinstance(choice, type) and callable(step) and hasattr(choice, "slots")
 
 
 @dataclass(frozen=True, slots=True)

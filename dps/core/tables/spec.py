@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dps.core import ranges
-from dps.core.arguments import path_field
+from dps.core.arguments import is_name, path_field
 
 ROW_DTYPES = ("float64", "float32")
 PARTITION_BITS = 8
@@ -168,7 +168,7 @@ class SparseSpec:
     initial: Initial | np.ndarray | str | PathLike[str] = Zeros()
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        if not is_name(self.name):
             raise ranges.refused("SparseSpec: name", self.name, "a text")
         what, dtype = f"SparseSpec {self.name!r}", _dtype_name(self.dtype)
         width = ranges.whole_argument(f"{what}: width", self.width, 1, "numbers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import subprocess
 import sys
@@ -476,6 +477,56 @@ def test_a_function_that_would_never_run_is_refused(plain: Client) -> None:
         patient_server(plain, params(), on_event=asynchronous)  # type: ignore[arg-type]
 
 
+@functools.wraps(asynchronous)
+def wrapped(worker: Worker) -> object:
+    return asynchronous(worker)
+
+
+def generating(worker: Worker) -> object:
+    return (number for number in range(3))
+
+
+@pytest.mark.parametrize("function", [wrapped, generating])
+def test_a_function_whose_body_has_not_run_fails(plain: Client, function: Any) -> None:
+    with patient_server(plain, params()) as ps:
+        (future,) = ps.run(function)
+        text = "^what the training function returned=.*, expected the result of a plain function"
+        with pytest.raises(ConfigurationError, match=text):
+            future.result(timeout=30)
+
+
+def oddly(worker: Worker) -> list[str]:
+    """Give a worker's methods what they do not take; return the messages."""
+    found = []
+    for call in (
+        partial(worker.report, **{"\udc80": 1.0}),
+        partial(worker.report, **{"": 1.0}),
+        partial(worker.pull_async().wait, "1"),
+        partial(worker.sleep, "1"),
+    ):
+        with pytest.raises(ConfigurationError) as caught:
+            call()
+        found.append(str(caught.value))
+    worker.sleep(np.float32(0.01))  # type: ignore[arg-type]
+    worker.pull_async().wait(np.float32(30))  # type: ignore[arg-type]
+    return found
+
+
+def test_arguments_of_a_worker_are_refused_by_their_names(plain: Client) -> None:
+    with patient_server(plain, params()) as ps:
+        (found,) = results(ps.run(oddly))
+        assert len(ps.history()) == 0
+    for message, start in zip(found, ("report: ", "report: ", "timeout=", "seconds="), strict=True):
+        assert message.startswith(start)
+
+
+def test_an_optimizer_of_torch_is_no_update_rule(plain: Client) -> None:
+    torch = pytest.importorskip("torch")
+    rule = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1)
+    with pytest.raises(ConfigurationError, match=r"^optimizer=.*, expected an update rule"):
+        patient_server(plain, params(), optimizer=rule)
+
+
 def test_paths_may_be_of_pathlib(plain: Client, tmp_path: Path) -> None:
     recovery = Recovery(Checkpoint(every=1, path=tmp_path / "kept"))  # type: ignore[arg-type]
     with patient_server(plain, params(), optimizer=COUNTING, recovery=recovery) as ps:
@@ -488,9 +539,14 @@ def test_paths_may_be_of_pathlib(plain: Client, tmp_path: Path) -> None:
         dps.ParameterServer.resume(plain, b"x")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["a cluster", "an address", "nothing", "closed"])
+@pytest.mark.parametrize("kind", ["a cluster", "an address", "an rpc", "nothing", "closed"])
 def test_what_is_no_client_is_refused(plain: Client, kind: str) -> None:
-    client: Any = {"a cluster": plain.cluster, "an address": "tcp://127.0.0.1:1"}.get(kind)
+    kinds = {
+        "a cluster": plain.cluster,
+        "an address": "tcp://127.0.0.1:1",
+        "an rpc": plain.scheduler,
+    }
+    client: Any = kinds.get(kind)
     text = r"^client=.*, expected a Dask client: distributed\.Client\(cluster or address\)$"
     if kind == "closed":
         with Client(plain.scheduler.address, set_as_default=False) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -146,7 +147,9 @@ def end_with(how: type[BaseException], worker: Worker) -> int:
     return done
 
 
-@pytest.mark.parametrize("how", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "how", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
+)
 def test_a_function_that_exits_fails_its_own_future_alone(
     plain: Client, how: type[BaseException]
 ) -> None:

@@ -201,6 +201,18 @@ def test_a_sink_that_raises_is_one_traceback_and_a_count(
     ]
 
 
+def exits(event: object) -> None:
+    raise SystemExit
+
+
+def test_a_sink_cannot_end_the_event_loop(plain: Client) -> None:
+    with (
+        pytest.warns(RuntimeWarning, match="on_event failed on WorkerJoined: SystemExit"),
+        patient_server(plain, params(), optimizer=COUNTING, on_event=exits) as ps,
+    ):
+        assert results(ps.run(partial(count, 1))) == [1]
+
+
 # -- a client that is closed -----------------------------------------------------------------------
 
 

@@ -505,6 +505,11 @@ def test_parameters_that_the_server_cannot_hold_are_refused() -> None:
     for made, text in (
         (torch.nn.Linear(2, 2, dtype=torch.complex64), "'weight' is torch.complex64, .*view_as_re"),
         (torch.nn.LazyLinear(2), "'weight' is not initialised yet: run the module once"),
+        (torch.nn.Linear(2, 2, device="meta"), "'weight' is on the device meta, without values"),
+        (
+            torch.nn.ParameterList([torch.eye(2).to_sparse()]),
+            "'0' is torch.sparse_coo, expected a dense",
+        ),
         (None, "^module=None, expected a torch.nn.Module$"),
     ):
         with pytest.raises(ConfigurationError, match=text):
@@ -512,10 +517,24 @@ def test_parameters_that_the_server_cannot_hold_are_refused() -> None:
     for weights, text in (
         ({"bias": np.zeros(1)}, r"weights\['bias'\] is float64\[1\], expected floats\[2\]"),
         ({"bias": np.zeros(2, complex)}, r"weights\['bias'\] is complex128"),
+        ({"bias": [0.0, [1.0]]}, r"^weights\['bias'\]=.*, expected an array of floats\[2\]"),
+        ({"bias": torch.zeros(2, device="meta")}, r"^weights\['bias'\] is Tensor, which cannot"),
         ([np.zeros(2)], "^weights=.*, expected name → array"),
     ):
         with pytest.raises(ConfigurationError, match=text):
             dps.torch.state_dict(torch.nn.Linear(2, 2), weights)
+
+
+@pytest.mark.parametrize("dtype", [">f8", "longdouble", "float16", "grad", "bfloat16"])
+def test_a_state_is_made_of_floats_of_any_kind(dtype: str) -> None:
+    import torch
+
+    values: Any = torch.tensor([1.0, -2.0], requires_grad=dtype == "grad")
+    values = values.bfloat16() if dtype == "bfloat16" else values
+    if dtype not in ("grad", "bfloat16"):
+        values = np.array([1.0, -2.0], dtype)
+    state = dps.torch.state_dict(torch.nn.Linear(2, 2), {"bias": values})
+    assert state["bias"].tolist() == [1.0, -2.0]
 
 
 def with_nothing(worker: Worker) -> list[int]:

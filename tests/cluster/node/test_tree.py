@@ -74,6 +74,7 @@ def test_a_tree_is_named_by_paths_and_put_together_again() -> None:
     assert [str(a.dtype) for a in found] == ["float32", "float64", "float16", "float64", "float32"]
     assert [a.shape for a in found] == [(2, 3), (3,), (3, 1), (), ()]
     assert all((a == 2.0).all() for a in found)
+    assert dps.tree.parameters(np.ones(2, np.longdouble))["array"].dtype == np.float64
     with pytest.raises(ConfigurationError, match="two arrays of the tree have the path 'a/b'"):
         dps.tree.parameters({"a/b": np.zeros(1), "a": {"b": np.zeros(1)}})
     with pytest.raises(ConfigurationError, match="'a/0' of the tree is str, expected an array"):

@@ -76,6 +76,13 @@ def test_what_is_wrong_is_written_in_ascii(tmp_path: Path) -> None:
     assert b"gr??e" in refused.stderr
 
 
+def test_output_may_be_closed(recorded: Path) -> None:
+    for words, code in ((("plan", "small.yaml"), 0), (("plan", "nowhere.yaml"), 2)):
+        shell = ("bash", "-c", 'exec "$@" >&- 2>&-', "bash")
+        done = dps(recorded, *words, environment=os.environ, user=shell)
+        assert done.returncode == code
+
+
 nameless = pytest.mark.skipif(
     os.getuid() != 0 or shutil.which("setpriv") is None, reason="only root becomes another user"
 )

@@ -167,6 +167,13 @@ def test_the_delimiter_parts_the_first_line_into_most_names(
     assert csv_delimiter(path) == delimiter
 
 
+def test_lines_that_end_in_carriage_returns_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"a;y\r1;0\r2;1\r")
+    assert csv_delimiter(path) == ";"
+    np.testing.assert_array_equal(read_tables([csv_table(path, ";")], "y")[0].x, [[1.0], [2.0]])
+
+
 def test_a_column_of_texts_is_told_from_one_of_numbers_by_most_of_its_cells(tmp_path: Path) -> None:
     text = "a,b, c,d,e,f,g\n1,x,,1,inf,1,\n2,3,NA,x,1,y,NA\n?,y,4,2,1,z,\n,z,5,y,1,2020-01-01,?\n"
     frame = csv_table(csv_file(tmp_path, text)).frame
@@ -223,6 +230,17 @@ def test_what_is_wrong_in_parquet_is_said(tmp_path: Path, columns: Any, problem:
     assert problem in str(error.value)
 
 
+def test_parquet_may_have_a_colon_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    FRAME.to_parquet(tmp_path / "at 12:30.parquet")
+    Path("of 1:2.parquet").mkdir()
+    FRAME.to_parquet(tmp_path / "of 1:2.parquet" / "part.0.parquet")
+    for name in ("at 12:30.parquet", "of 1:2.parquet"):
+        np.testing.assert_array_equal(read_parquet(Path(name)).x, FRAME[["a"]])
+
+
 def test_what_is_no_parquet_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 and no more")
     for name in ("a.parquet", "none.parquet"):
@@ -243,6 +261,7 @@ INDEXED = {
     "read from CSV": FRAME.reset_index(names="Unnamed: 0"),
     "read by Arrow": FRAME.reset_index(names="__index_level_0__"),
     "from R": FRAME.reset_index(names="rownames"),
+    "by an id": FRAME.reset_index(names="ID"),
     "two levels": FRAME.set_index([FRAME.index, FRAME.index]),
 }
 
