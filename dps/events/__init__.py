@@ -349,7 +349,7 @@ class Failover(Event):
 
     def __str__(self) -> str:
         went_on = "took over" if self.took_over else "serves on"
-        became = "silent" if self.lost == self.node else "lost"
+        became = "silent" if self.lost == self.node and not self.took_over else "lost"
         copies = f", with {self.copies} of {self.wanted} copies" if self.wanted > 1 else ""
         if self.source == "replica":
             what = "no update was lost"

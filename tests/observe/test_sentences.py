@@ -26,6 +26,11 @@ REPLICA = ("replica", 0, "", 0, True)
             "with 1 of 3 copies; no update was lost",
         ),
         (
+            Failover(0.0, 2, 4, "a", "monitor", 1.5, "a", False, 1, 1, *REPLICA),
+            "shard 2: node a was silent (noticed by the monitor), node a serves on after 1.50 s; "
+            "no update was lost",
+        ),
+        (
             Detected(0.0, 2, 4, "server-2", False, by="lease"),
             "server-2 found lost by the lease; shard 2 is down",
         ),
@@ -36,7 +41,7 @@ REPLICA = ("replica", 0, "", 0, True)
         (WorkerLeft(0.0, "worker-1", 0, "lost"), "worker-1 lost"),
         (WorkerLeft(0.0, "worker-1", 0, "finished"), None),
     ],
-    ids=["restored", "chain", "lost", "updates", "worker", "finished"],
+    ids=["restored", "chain", "silent", "lost", "updates", "worker", "finished"],
 )
 def test_sentences(event: Event, said: str | None) -> None:
     assert sentence(event) == said
