@@ -103,6 +103,12 @@ class IncidentWatch:
         return True
 
     def _heard(self, table: Table) -> None:
+        if table.closed:  # whoever closes it in order has stopped listening before
+            self._news.log(
+                f"parameter server {self._group.name} was not closed, and has ended with its Dask "
+                "client. Leave its `with`, or call ps.close(), before that"
+            )
+            return
         self._look_for_copies(table)
         told_of = table.losses, table.failovers
         news, self._told_of = told_of != self._told_of, told_of

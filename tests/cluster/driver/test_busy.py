@@ -44,7 +44,7 @@ from tests.support.waiting import eventually
 pytestmark = pytest.mark.cluster
 
 STEPS = 3
-SHORT = Timings(lease=1.0)  # as of a laptop whose owner wants losses noticed soon
+SHORT = Timings(lease=2.0)  # as of a laptop whose owner wants losses noticed soon
 
 RECOVERIES = {
     "none": Recovery(NoDurability()),
@@ -110,7 +110,7 @@ def test_steps_that_hold_the_gil_lose_nothing(
             timings=SHORT,
         ) as ps,
     ):
-        futures = ps.run(partial(busy_steps, 2.2), workers=2)
+        futures = ps.run(partial(busy_steps, 3.0), workers=2)
         assert [future.result(timeout=SECONDS) for future in futures] == [0, 0]
         assert ps.pull()["w"].tolist() == [2 * STEPS] * 30
         assert ps.losses == []
@@ -138,7 +138,7 @@ def test_a_function_that_holds_the_gil_of_its_server_loses_nothing(
     ):
         assert ps.run(partial(count_all, 5), workers=1)[0].result(timeout=SECONDS) == 5
         futures = ps.run(partial(count_all, 20), workers=1)
-        ps.apply("busy", 2.2)
+        ps.apply("busy", 4.4)
         assert [future.result(timeout=SECONDS) for future in futures] == [20]
         assert ps.pull()["w"].tolist() == [25] * 30
     assert events.of(Detected) == []

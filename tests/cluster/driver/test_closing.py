@@ -350,8 +350,7 @@ def test_a_group_that_nobody_closes_ends_with_one_line(caplog: pytest.LogCapture
         del ps
         gc.collect()  # asyncio complains of a task's error that nobody has asked for
     told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
-    assert told == [
-        f"dps: parameter server {name} was not closed: the Dask client or node that it was used "
-        "from is closed. Leave its `with`, or call ps.close(), before that"
-    ]
+    assert len(told) == 1
+    assert told[0].startswith(f"dps: parameter server {name} was not closed")
+    assert told[0].endswith("Leave its `with`, or call ps.close(), before that")
     assert "never retrieved" not in caplog.text

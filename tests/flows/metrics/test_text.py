@@ -8,7 +8,7 @@ import pytest
 
 from flows.analysis.outcome import outcome
 from flows.analysis.prices import load_prices
-from flows.metrics import BY_KEY, needs_fault
+from flows.metrics import BY_KEY
 from flows.metrics.score import SCORES, Score
 from flows.records.record import Record
 from tests.support.synthetic import toy_events
@@ -51,7 +51,7 @@ def test_what_needs_a_fault_has_a_value_with_one_alone() -> None:
     known = {key for key, metric in BY_KEY.items() if metric.metric and struck[key] is not None}
     gained = {key for key in known if quiet[key] is None}
     assert "regain_seconds" in gained
-    assert gained == {key for key in known if needs_fault(key)}
+    assert gained == {key for key in known if BY_KEY[key].of_faults}
 
 
 def test_scores_are_told_in_four_digits_or_as_a_share() -> None:
