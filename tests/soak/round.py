@@ -284,7 +284,7 @@ class Round:
 
     def _mend(self) -> None:
         """Replace what was killed, let go on what was paused, start lost workers again."""
-        fresh = {}
+        fresh, paused = {}, set(self._paused)
         for name in sorted(self._hurt - self._paused.keys()):
             time.sleep(self._random.choice([0.0, 0.0, 0.5]))
             fresh[name] = self._pool.replace(name)
@@ -292,6 +292,8 @@ class Round:
             name, (_, until) = min(self._paused.items(), key=lambda entry: entry[1][1])
             time.sleep(max(0.0, until - time.monotonic()))
             self._resume(name)
+        for name in sorted(paused - set(self._pool.alive())):  # others could take over from these
+            fresh[name] = self._pool.replace(name)
         eventually(
             lambda: set(fresh.values()) <= {node.name for node in self._ps.nodes},
             "start of nodes",

@@ -584,8 +584,9 @@ class Coordinator:
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""
         if host in (*self.stores, *self.mailboxes):
-            able = [h for h, info in self.scaling.usable.items() if info.role in STORE_ROLES]
-            nobody_else = {*able, *self.stores, *self.mailboxes} == {host}
+            roles = ("store",) if host in self.stores else STORE_ROLES
+            able = [h for h, info in self.scaling.usable.items() if info.role in roles]
+            nobody_else = not {*able, *self.stores} - {host}
             return nobody_else or (self._any_down and not self._is_kept_without(host))
         return any(controller.is_last_copy(host) for controller in self._controllers)
 

@@ -9,6 +9,7 @@ import pytest
 
 from dps import BSP, Chain, Checkpoint, NoDurability, Recovery, SharedStore
 from dps.core.consistency import SSP, Consistency
+from dps.core.outage import Continue
 from dps.events import Detected, WorkerLeft
 from dps.sim.process import Process
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
@@ -95,6 +96,25 @@ def test_the_last_copies_of_a_state_are_waited_for_as_long_as_they_live(
     in_world(
         scenario, shards=1, recovery=recovery, extra=("spare-0",), watched=True, last_copy=LEASE
     )
+
+
+def test_a_stopped_store_that_nobody_can_replace_is_waited_for() -> None:
+    """A node for mail keeps no states: to kill the store would take the shard down for good."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        store = s.world.process("store-0")
+        assert store is not None
+        s.network.pause(store)
+        await asyncio.sleep(3 * LEASE)
+        s.network.resume(store)
+        assert store.alive
+        await process.run(client.push(ONES))
+        assert [state.version for state in await s.states()] == [2]
+
+    recovery = Recovery(SharedStore(4), Continue())
+    in_world(scenario, shards=1, recovery=recovery, extra=("mailbox-0",), watched=True)
 
 
 def test_one_of_two_stopped_replicas_is_killed_when_the_other_runs_again() -> None:
