@@ -171,7 +171,7 @@ def test_one_that_was_killed_and_that_nobody_has_waited_for_is_not_running(
     with at_work(folder) as process:
         process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(ConfigurationError, match="demo is not running"):
+        with pytest.raises(ConfigurationError, match=r"it does not run: .* was killed"):
             running(tmp_path, "demo")
 
 
