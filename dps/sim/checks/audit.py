@@ -378,6 +378,9 @@ class Auditor:
                 self._given_up(event)
             case TaskFailed() if not event.error.startswith(Unforeseen.__name__):
                 raise Violation("bug", f"in a task of {event.node}: {event.error}")
+            case TaskFailed():  # a host has started over: what it kept for others is gone
+                for shard in self._shards:
+                    shard.stores = tuple(s for s in shard.stores if s.address != process.address)
             case CheckpointRefused():
                 self._refused(event.shard, event.path, event.reason)
                 self._shards[event.shard].layer.refused(event.path)
