@@ -99,6 +99,7 @@ class _Shard:
         self.layer = LayerHistory()
         self.last_chain: tuple[Endpoint, ...] = ()
         self.stores: tuple[Endpoint, ...] = ()  # who had its state when it was last served
+        self.lives: dict[Endpoint, int] = {}  # of these stores, when its epoch began
 
 
 class Auditor:
@@ -266,8 +267,10 @@ class Auditor:
             view = self._world.view(number)
             shard.last_chain = view.chain or shard.last_chain
             if view.serving:
-                shard.served.add(view.epoch)
                 shard.stores = self._world.stored(number)
+                if view.epoch not in shard.served:
+                    shard.served.add(view.epoch)
+                    shard.lives = {store: self._life(store) for store in shard.stores}
                 shard.ever |= self._cells_at(view)
                 for address in [a for a in shard.members if self._has_stopped(a, view)]:
                     del shard.members[address]
@@ -378,9 +381,6 @@ class Auditor:
                 self._given_up(event)
             case TaskFailed() if not event.error.startswith(Unforeseen.__name__):
                 raise Violation("bug", f"in a task of {event.node}: {event.error}")
-            case TaskFailed():  # a host has started over: what it kept for others is gone
-                for shard in self._shards:
-                    shard.stores = tuple(s for s in shard.stores if s.address != process.address)
             case CheckpointRefused():
                 self._refused(event.shard, event.path, event.reason)
                 self._shards[event.shard].layer.refused(event.path)
@@ -575,14 +575,22 @@ class Auditor:
     def _stores_of(self, number: int) -> list[str]:
         """The stores that had the state of a shard when it was last served, and still have it.
 
-        They had no fault, or are heard by the coordinator all the same.
+        They had no fault, or are heard by the coordinator all the same. Who has started over since
+        has dropped it, and may have been given the restored one.
         """
-        world, found = self._world, []
-        for store in self._shards[number].stores:
+        world, found, shard = self._world, [], self._shards[number]
+        for store in shard.stores:
+            if self._life(store) != shard.lives.get(store, self._life(store)):
+                continue
             counted = world.hears(store) and number in world.hosts[store.address]._states._states
             if counted or not self._injector.has_touched_all({store.address}):
                 found.append(world.name_of(store))
         return [name for name in found if name]
+
+    def _life(self, store: Endpoint) -> int:
+        """How often a host has started over."""
+        host = self._world.hosts.get(store.address)
+        return host._life if host is not None else 0
 
     def _has_only_begun(self, number: int, process: Process) -> bool:
         """Whether a host got initial values, a copy or what a layer has, and never served.
