@@ -16,7 +16,14 @@ from functools import partial
 from typing import Any
 
 from dps.core.placement.rebalancing import Move
-from dps.errors import CheckpointCorrupt, DpsError, NotServing, StaleEpoch, TransportError
+from dps.errors import (
+    CheckpointCorrupt,
+    DpsError,
+    LeaseExpired,
+    NotServing,
+    StaleEpoch,
+    TransportError,
+)
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.coordinator.port import CoordinatorPort
 from dps.protocol.group import Group
@@ -321,8 +328,12 @@ class ShardController:
                 alone = (forsaken,)
                 fence = self.view.shard, self._next_epoch(), alone, forsaken
                 request = Configure(*fence, keepers=self._keepers)
-                with suppress(NotServing):  # then it has nothing of the shard
+                try:
                     await self._call(forsaken, request)
+                except LeaseExpired:
+                    raise  # it may renew its lease, and serve on
+                except NotServing:
+                    continue  # it has nothing of the shard
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
     async def _bring_back(self, view: View, host: Endpoint) -> Brought:
