@@ -464,6 +464,8 @@ class Injector:
         waited = asyncio.get_running_loop().time() - began > TIMINGS.patience + LATEST
         undisturbed = scheduler is not None and scheduler.stood == stood and world is self._world
         undisturbed &= scheduler is not None and scheduler.paused_at is None
+        # A late copy of a request is taken for a new one: the process seems to have been heard of.
+        undisturbed &= not self.struck["late copies"]
         if waited and undisturbed and process.alive and process.busy and world.counts_on(process):
             text = f"{process.name} was busy for {seconds:g} s, and is waited for still"
             self._network.report(Violation("waited too long", text))
