@@ -40,8 +40,12 @@ class Recovery(Shown):
     @property
     def needs_store(self) -> bool:
         """Whether a node for the state store and the mailboxes is needed."""
-        in_mailbox = isinstance(self.outage, Continue) and self.outage.buffer == "mailbox"
-        return self.durability.needs_store or in_mailbox
+        return self.durability.needs_store or self.uses_mailbox
+
+    @property
+    def uses_mailbox(self) -> bool:
+        """Whether workers deposit gradients in a mailbox while a shard is down."""
+        return isinstance(self.outage, Continue) and self.outage.buffer == "mailbox"
 
     @property
     def stores(self) -> int:

@@ -135,8 +135,14 @@ class ShardController:
         self._unreached.discard(host)
 
     def do_without(self, store: Endpoint) -> bool:
-        """Do without a store that the shard's server cannot reach, if another has the state."""
-        if store not in self._stores or not {*self._stores} & {*self._stored} - {store}:
+        """Do without a store that the shard's server cannot reach, if another can be used.
+
+        Another one has the state, or is given it by the server.
+        """
+        others = {*self._stores} - {store}
+        if store not in self._stores or not (
+            others if self.view.chain else others & {*self._stored}
+        ):
             return False
         self._unreached.add(store)
         self._placement.avoid(store)
@@ -284,7 +290,7 @@ class ShardController:
                 self._serve(View(view.shard, view.epoch, (host,), serving=True))
                 if self.begun:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
-                    mail = self._failed_attempts and self._group.recovery.needs_store
+                    mail = self._failed_attempts and self._group.recovery.uses_mailbox
                     self._port.restored(self.view, brought, certain=not mail)
                 self.begun, self._forsaken = True, ()
                 self._note_stored(keepers)
@@ -299,7 +305,7 @@ class ShardController:
     def _serve(self, view: View) -> None:
         """Let everybody use the shard, with what was in its mailbox: nobody needs that any more."""
         self.view = view
-        if self._group.recovery.needs_store:
+        if self._group.recovery.uses_mailbox:
             clear = ClearMail(view.shard, view.epoch)
             for mailbox in self._port.mailboxes:
                 self._send(clear, partial(self._while_at, view, mailbox))
@@ -382,7 +388,8 @@ class ShardController:
     def _stores(self) -> tuple[Endpoint, ...]:
         """The stores to use: those in reach of the shard's server, if any of them has its state."""
         reached = tuple(store for store in self._port.stores if store not in self._unreached)
-        return reached if any(store in self._stored for store in reached) else self._port.stores
+        has_state = bool(self.view.chain) or any(store in self._stored for store in reached)
+        return reached if reached and has_state else self._port.stores
 
     def _note_stored(self, keepers: Keepers) -> None:
         """Take note that the stores of an epoch have what the shard is served with."""

@@ -440,9 +440,9 @@ class ShardServer:
 
         It stays there until the shard is served: until then somebody else may have to begin anew.
         """
-        mailboxes = self._keepers_of(replica.shard).mailboxes
-        if not self._group.recovery.needs_store:
+        if not self._group.recovery.uses_mailbox:
             return
+        mailboxes = self._keepers_of(replica.shard).mailboxes
         take, timings = TakeMail(replica.shard, epoch), self._group.timings
         calls = [self._transport.call(box, take, timings.copy, "store") for box in mailboxes]
         # What was acked is in all of them, and nothing more is as soon as one is closed. What is in
