@@ -91,6 +91,7 @@ class _Worker:
     active: bool
     stops: int = 0
     watched: Watched | None = None
+    silent: bool = False  # given up, though its process may live
 
 
 class Coordinator:
@@ -659,7 +660,7 @@ class Coordinator:
         worker = self._workers.get(name)
         if worker is None or worker.incarnation != incarnation or not worker.active:
             return
-        self._workers[name] = replace(worker, active=False)
+        self._workers[name] = replace(worker, active=False, silent=reason == "silent")
         self._worker_leases.end(name)
         left = WorkerLeft(self._clock.now(), name, incarnation, reason)
         self._emit(left)
@@ -684,10 +685,18 @@ class Coordinator:
             else:
                 # What it has of workers that are gone is what they were told, or would have been.
                 for gone in workers:
+                    if self._may_push_on(gone):
+                        continue
                     known = durable.applied
                     counts = {name: known[name] for name in names_of(gone.worker) if name in known}
                     found = self.losses.has(view.shard, view.epoch, gone.incarnation, counts)
                     await self._tell_of(found)
+
+    def _may_push_on(self, gone: UpdateId) -> bool:
+        """Whether shards take further updates of a worker that was given up: asynchronous ones."""
+        worker = self._workers.get(gone.worker)
+        silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
+        return silent and isinstance(self._group.consistency, ASP)
 
 
 def _of_role(hosts: dict[Endpoint, HostInfo], role: str) -> list[Endpoint]:

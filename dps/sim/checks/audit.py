@@ -139,7 +139,7 @@ class Auditor:
         self._saved_incarnations: dict[str, int] = {}
         seconds = case.recovery.durability.seconds
         self._committed = [Committed(seconds, work) for _ in self._shards] if seconds else []
-        self._workers_lost = 0
+        self._workers_cut_short = 0
         self._ended_without: list[set[int]] = [set() for _ in range(case.shards)]
         self._mailboxes: frozenset[str] = frozenset()  # the addresses of those that are used
         self._mail_gone = False
@@ -396,8 +396,9 @@ class Auditor:
                 if event.reason == "silent":
                     self._worker_given_up(event)
                 self._tally.left(event.worker, event.incarnation)
+                if event.was_lost or event.reason == "failed":
+                    self._workers_cut_short += 1
                 if event.was_lost:
-                    self._workers_lost += 1
                     self._tally.forgive_buffer(cells_of(event.worker))
 
     def _killed(self, process: Process) -> None:
@@ -447,7 +448,7 @@ class Auditor:
             text = f"{name} entered as {event.incarnation}, and had not left as {before}"
             require(known, "entered twice", text)
             self._tally.forgive_buffer(cells_of(name))
-            self._workers_lost += 1
+            self._workers_cut_short += 1
         self._incarnations[name] = self._joined[name] = event.incarnation
         self._tally.joined[name] = event.incarnation
 
@@ -734,8 +735,9 @@ class Auditor:
             return  # an update may bring several cells, or none
         if all(loss.exact for loss in losses):
             require(told >= len(ever), "lost without a word", text)
-        # One of each lost worker may have been durable, but not acked; buffered ones never are.
-        unacked = self._workers_lost + len(self._tally.buffered[shard])
+        # One of each worker that was cut short may have been durable, but not acked; buffered ones
+        # never are.
+        unacked = self._workers_cut_short + len(self._tally.buffered[shard])
         require(told <= often + unacked, "false alarm", text)
 
     def _check_state(self, view: View, state: ShardState) -> set[int]:
