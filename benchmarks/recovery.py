@@ -78,7 +78,7 @@ class Row:
 
     @property
     def target(self) -> Target:
-        """What is wanted. A paused process is killed by its monitor, with every strategy."""
+        """The seconds allowed. Monitors kill paused processes, so pauses have one target."""
         return TARGETS.get((self.strategy, self.kind), PAUSED)
 
     def rank(self, share: float) -> float:

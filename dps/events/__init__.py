@@ -99,7 +99,7 @@ class Reported(Event):
 
     Row i of each column is one step; steps count up from 1 in each incarnation. `versions` are
     those of what the worker had been given last by then, on the mean of the shards; -1: nothing
-    yet. Earlier records lack them.
+    yet. Empty where nobody knows them.
     """
 
     worker: str

@@ -223,7 +223,7 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how far experiments are: what is done, running, waiting, missing and damaged.
+    """Show the finished, running, waiting, missing and damaged trials of experiments.
 
     It reads their files only, so it may run on another host that sees them.
     """

@@ -247,7 +247,7 @@ def show(statuses: Sequence[Status], console: Console) -> None:
 
 
 def headline(status: Status) -> str:
-    """Say in a line what is done, running, waiting or missing, and who is at work."""
+    """Return a line with the counts of trials by status, and the process that runs them."""
     counts = Counter("done" if t.state in DONE else t.state for t in status.trials)
     shown = ("done", "running", "interrupted", "waiting", "missing", "damaged")
     told = ", ".join(f"{counts[s]} {s}" for s in shown if counts[s])

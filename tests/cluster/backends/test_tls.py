@@ -332,18 +332,21 @@ import contextlib, os, resource, threading, time
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.names import NodeSpec
 
+taken = threading.Event()
+
 def take_all():
     while True:
         with contextlib.suppress(OSError):
             while True:
                 os.dup(0)
+        taken.set()
         time.sleep(1e-4)
 
 if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
     cluster = LocalCluster([NodeSpec("server-0", "server")])
     threading.Thread(target=take_all, daemon=True).start()
-    time.sleep(0.2)
+    taken.wait()
     with contextlib.suppress(OSError):
         cluster.close()
     os._exit(0)
