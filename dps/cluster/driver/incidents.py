@@ -33,6 +33,7 @@ class IncidentWatch:
         self.losses: tuple[Loss, ...] = ()
         self.failovers: tuple[Failover, ...] = ()
         self.copies: dict[int, int] = {}
+        self.closing = False  # by the driver itself
         self._group = group
         self._news = news
         self._router: Router | None = None
@@ -103,11 +104,12 @@ class IncidentWatch:
         return True
 
     def _heard(self, table: Table) -> None:
-        if table.closed:  # whoever closes it in order has stopped listening before
-            self._news.log(
-                f"parameter server {self._group.name} was not closed, and has ended with its Dask "
-                "client. Leave its `with`, or call ps.close(), before that"
-            )
+        if table.closed:
+            if not self.closing:
+                self._news.log(
+                    f"parameter server {self._group.name} was not closed, and has ended with its "
+                    "Dask client. Leave its `with`, or call ps.close(), before that"
+                )
             return
         self._look_for_copies(table)
         told_of = table.losses, table.failovers

@@ -904,6 +904,7 @@ class ParameterServer(Observable):
         if not self._open:
             return
         self._open = False
+        self._watch.closing = True
         self._shares.clear()
         self._news.unsaved = ""
         if not self._connection.can_break:
