@@ -339,6 +339,17 @@ def test_a_client_that_is_closed_first_is_no_lost_scheduler() -> None:
     assert not ps.closed
 
 
+def test_a_group_that_is_closed_while_workers_run_is_not_said_to_be_open(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with LocalCluster(nodes(), PRELOAD) as cluster:
+        with ParameterServer(cluster.client, params()) as ps:
+            (future,) = ps.run(partial(count_until, str(tmp_path / "never")))
+            eventually(lambda: versions(ps)[0] > 0, SECONDS)
+        eventually(future.done, SECONDS)
+    assert "was not closed" not in caplog.text
+
+
 def test_a_group_that_nobody_closes_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with LocalCluster(nodes(), PRELOAD) as cluster:
         one = cluster.client
