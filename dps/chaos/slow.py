@@ -1,8 +1,8 @@
 """How a process is slowed down: stopped and let go on in turns, many times a second.
 
 Each turn is far shorter than a lease, and than the time for which a process must be stopped to be
-killed. What it is owed of
-stopped time is counted from the time that it really ran, so the factor holds on a busy machine too.
+killed. What it is owed of stopped time is counted from the time that it really ran, so the factor
+holds on a busy machine too.
 """
 
 from __future__ import annotations

@@ -56,11 +56,6 @@ class Monitor:
         self._watched: dict[int, _Watched] = {}
         self._numbers = 0
 
-    @property
-    def numbers(self) -> list[int]:
-        """The numbers of the watched processes."""
-        return list(self._watched)
-
     def add(self, may_be_killed: bool) -> int:
         """Watch another process; return its number, which is never used again."""
         self._numbers += 1

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Coroutine, Generator
+from contextlib import AbstractContextManager
 from types import coroutine
 from typing import Any
 
 from dps.protocol.tasks import Tasks
+from dps.sim.patches import Patch, patched
 from dps.sim.process import Unforeseen, here
 
 
-@contextmanager
-def doomed_tasks() -> Iterator[None]:
+def doomed_tasks() -> AbstractContextManager[None]:
     """Have background tasks raise `Unforeseen` where their process is doomed to it.
 
     See `dps.sim.process.Process.doomed_in`.
@@ -24,11 +24,7 @@ def doomed_tasks() -> Iterator[None]:
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
         return task
 
-    Tasks.start = start_doomed  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Tasks.start = start  # type: ignore[method-assign]
+    return patched(Patch(Tasks, "start", start_doomed))
 
 
 async def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -71,7 +71,7 @@ class SimMonitor:
         process = self._processes.get(request.number)
         now = self._loop.time()
         if process is not None and self._monitor.may_kill(
-            request.number, now, _look(process), request.seconds
+            request.number, now, look_at(process), request.seconds
         ):
             self._kill(process)
         return Done()
@@ -85,7 +85,7 @@ class SimMonitor:
                     self._monitor.remove(number)
                     self._gone[number] = Sighting(number, "gone")
             now = self._loop.time()
-            seen = self._monitor.look(now, lambda number: _look(self._processes[number]))
+            seen = self._monitor.look(now, lambda number: look_at(self._processes[number]))
             if now - last >= REPORT_SECONDS:
                 last = now
                 self.process.run(self._report(seen))
@@ -116,7 +116,8 @@ class SimMonitors:
         await self._transport.call(Endpoint(watched.monitor, KEY), request, self._deadline)
 
 
-def _look(process: Process) -> Look:
+def look_at(process: Process) -> Look:
+    """Look at a simulated process, as `dps.cluster.monitor.look_at` does at a real one."""
     halted = process.paused_at is not None and not process.busy
     progress: Any = process.stood if halted else None
     return Look("stopped" if halted else "no", progress)

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from dps.protocol.messages import Sighted
-from dps.protocol.monitor import Look, Monitor
+from dps.protocol.monitor import Monitor
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Watched
+from dps.sim.monitors import look_at
 from dps.sim.process import Process
 
 LOOK_SECONDS = 0.2
@@ -62,20 +63,17 @@ class VirtualMonitor:
         for number in [n for n, process in self._processes.items() if not process.alive]:
             self._monitor.remove(number)
             del self._processes[number]
-        seen = self._monitor.look(self._loop.time(), self._look_at)
+        now = self._loop.time()
+        seen = self._monitor.look(now, lambda number: look_at(self._processes[number]))
         return Sighted(NAME, tuple(seen))
 
     def kill(self, watched: Watched, stopped: float) -> None:
         """Kill a process that is stopped."""
         process, now = self._processes.get(watched.number), self._loop.time()
         if process is not None and self._monitor.may_kill(
-            watched.number, now, self._look_at(watched.number), stopped
+            watched.number, now, look_at(process), stopped
         ):
             self._kill(process)
-
-    def _look_at(self, number: int) -> Look:
-        process = self._processes[number]
-        return Look("no" if process.paused_at is None else "stopped", process.stood)
 
 
 class VirtualPresence:

@@ -18,7 +18,7 @@ from dps.cluster.node.metrics import publish
 from dps.cluster.node.presence import presence_of
 from dps.cluster.node.recorder import (
     joined,
-    record_forever,
+    keep_recording,
     recorded_tasks,
     recorder_of,
     sample,
@@ -106,14 +106,12 @@ class HostActor:
         port.serve(self._key, self.handle)
         self._tasks.start(self._begin())
         self._tasks.start(finish_when_let_go(self._dask_worker, self._key, self.finish))
-        self._tasks.keep(self._record, self._flush_seconds)
+        every, host = self._flush_seconds, self._host
+        keep_recording(self._tasks, self._recorder, every, self._sample, host.flush)
 
     async def _begin(self) -> None:
         await self._presence.registered()
         self._host.start()
-
-    async def _record(self) -> None:
-        await record_forever(self._recorder, self._flush_seconds, self._host.flush, self._sample)
 
     def _sample(self) -> ResourceSampled:
         stored = self._host.stored_bytes

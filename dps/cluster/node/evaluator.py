@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
 from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.recorder import joined, record_forever, recorded_tasks, recorder_of, sample
+from dps.cluster.node.recorder import joined, keep_recording, recorded_tasks, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import platform_of
 from dps.cluster.transport.calls import Meter
@@ -99,10 +98,9 @@ class EvaluatorActor:
         every = self._group.timings.flush
         self._evaluating = self._tasks.keep(self._evaluate_forever, every)
         self._tasks.start(finish_when_let_go(self._dask_worker, self._key, self.finish))
-        record = partial(
-            record_forever, self._recorder, every, lambda: None, self._sample, keeps=True
+        self._recording = keep_recording(
+            self._tasks, self._recorder, every, self._sample, keeps=True
         )
-        self._recording = self._tasks.keep(record, every)
 
     async def _evaluate_forever(self) -> None:
         loop = asyncio.get_running_loop()

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed import Client
-from distributed.comm import parse_address, parse_host_port
 
 from dps.cluster import monitor
 from dps.cluster.platform import Presence, platform_of
+from dps.cluster.transport.port import host_of
 from dps.cluster.transport.process_state import made_once
 from dps.protocol.transport import Watched
 
@@ -46,7 +46,7 @@ class NodePresence:
 
     def __init__(self, dask_worker: distributed.Worker) -> None:
         self.watched: Watched | None = None
-        self._address = dask_worker.address
+        self._host = host_of(dask_worker.address)[1] or "127.0.0.1"
         self._uses = Counter[str]()  # by group
         self._staying: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()  # set after the first attempt to register
@@ -111,10 +111,10 @@ class NodePresence:
                 _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
                 if user != os.getuid():
                     raise ConnectionRefusedError(f"its socket is that of user {user}")
-                self._tell({"host": _host_of(self._address), **self._standing})
+                self._tell({"host": self._host, **self._standing})
                 reply = await reader.readline()
             if not reply:
-                raise ConnectionRefusedError(f"it cannot be reached at {_host_of(self._address)}")
+                raise ConnectionRefusedError(f"it cannot be reached at {self._host}")
             self.watched = Watched(*json.loads(reply))
             self._tried.set()
             await reader.read()
@@ -158,11 +158,6 @@ def _start() -> None:
         cwd="/",
         start_new_session=True,
     )
-
-
-def _host_of(address: str) -> str:
-    scheme, location = parse_address(address)
-    return parse_host_port(location)[0] if scheme in ("tcp", "tls") else "127.0.0.1"
 
 
 def _is_own_process() -> bool:

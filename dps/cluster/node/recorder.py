@@ -10,6 +10,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from dps.cluster.node.incident_log import worker_log
@@ -136,19 +137,31 @@ def recorded_tasks(recorder: Recorder, clock: Clock, node: str) -> Tasks:
     return Tasks(lambda error: recorder(task_failed(clock, node, error)))
 
 
-async def record_forever(
+def keep_recording(
+    tasks: Tasks,
     recorder: Recorder,
     every: float,
-    flush: Callable[[], None],
     measure: Callable[[], Event],
+    flush: Callable[[], None] = lambda: None,
     keeps: bool = False,
-) -> None:
-    """Every so many seconds have `flush` record what is pending, and send it.
+) -> asyncio.Task[None]:
+    """Start a task that sends recorded events every `every` seconds, after a call of `flush`.
 
     Once a second a measurement of the process's resources is recorded as well. Where nobody listens
     there are no measurements, and it ends at once unless the process records what the driver
     `keeps`.
     """
+    record = partial(_record_forever, recorder, every, measure, flush, keeps)
+    return tasks.keep(record, every)
+
+
+async def _record_forever(
+    recorder: Recorder,
+    every: float,
+    measure: Callable[[], Event],
+    flush: Callable[[], None],
+    keeps: bool,
+) -> None:
     if not (recorder.on or keeps):
         return
     flushes_per_sample = max(1, round(SAMPLE_SECONDS / every))

@@ -24,7 +24,7 @@ from dps.cluster.node.incident_log import log_own
 from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.presence import presence_of
 from dps.cluster.node.quiet import keep_quiet
-from dps.cluster.node.recorder import joined, record_forever, recorded_tasks, recorder_of, sample
+from dps.cluster.node.recorder import joined, keep_recording, recorded_tasks, recorder_of, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of
@@ -167,10 +167,9 @@ class _Task:
         await self._presence.registered()
         self._recorder(joined(self._node, self._node_role, self._platform))
         every = self._group.timings.flush
-        record = partial(
-            record_forever, self._recorder, every, self._flush, self._measure, keeps=True
+        return keep_recording(
+            self._tasks, self._recorder, every, self._measure, self._flush, keeps=True
         )
-        return self._tasks.keep(record, every)
 
     async def enter(self) -> Worker | Returned:
         """Join the group, under a new incarnation if one of this name was there before.

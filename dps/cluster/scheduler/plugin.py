@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from functools import partial
 from typing import Any
 
 from distributed import Scheduler
@@ -12,7 +11,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 
 from dps.cluster.node.drop_log import drop_topic
 from dps.cluster.node.incident_log import logged
-from dps.cluster.node.recorder import record_forever, recorder_of, sample, topic
+from dps.cluster.node.recorder import keep_recording, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
@@ -70,8 +69,8 @@ class CoordinatorPlugin(SchedulerPlugin):
         means = self._transport, clock, sink, self._monitors
         self._coordinator = Coordinator(self._group, *means)
         every = self._group.timings.flush
-        record = partial(record_forever, self._recorder, every, lambda: None, self._sample)
-        self._recording = self._coordinator.tasks.keep(record, every)
+        tasks = self._coordinator.tasks
+        self._recording = keep_recording(tasks, self._recorder, every, self._sample)
         scheduler.handlers[self.name] = weakly(self.handle)
 
     async def close(self) -> None:

@@ -174,7 +174,7 @@ class Port:
             place = self._here()
             name = "" if place.refusal else str(self._listening(kind).getsockname()[1:].decode())
             return {"place": asdict(place), "name": name, "secret": self._secret}
-        scheme, host = _host_of(self._address())
+        scheme, host = host_of(self._address())
         if not host:
             return None
         port = self._listening(kind).getsockname()[1]
@@ -197,7 +197,7 @@ class Port:
 
     def _tcp(self) -> socket.socket:
         assert self._address is not None
-        _, host = _host_of(self._address())
+        _, host = host_of(self._address())
         family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, 0), family=family)
 
@@ -229,7 +229,7 @@ class Port:
             asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     async def _welcome(self, sock: socket.socket) -> None:
-        tls = self._called if self._address and _host_of(self._address())[0] == "tls" else None
+        tls = self._called if self._address and host_of(self._address())[0] == "tls" else None
         try:
             async with asyncio.timeout(GREETING_SECONDS):
                 line = await welcomed(sock, self._secret, tls)
@@ -408,7 +408,7 @@ def _until(lasting: bool) -> float:
     return float("inf") if lasting else time.monotonic() + AGAIN_SECONDS
 
 
-def _host_of(address: str) -> tuple[str, str]:
+def host_of(address: str) -> tuple[str, str]:
     """Scheme and host of an address of Dask's; no host: it is not reached over a network."""
     scheme, location = parse_address(address)
     return scheme, parse_host_port(location)[0] if scheme in ("tcp", "tls") else ""

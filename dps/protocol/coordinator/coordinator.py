@@ -9,6 +9,7 @@ leases. What follows for a shard is its controller's business
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -255,10 +256,14 @@ class Coordinator:
         return Renewed(granted, history=self._failures.history)
 
     async def _sighted(self, m: Sighted) -> Done:
+        names = defaultdict[Watched | None, list[str]](list)
+        for name, worker in self._workers.items():
+            names[worker.watched].append(name)
         for sighting in m.sightings:
             watched = Watched(m.monitor, sighting.number)
             await self.members.sighted(watched, sighting)
-            for name, worker in list(self._workers.items()):
+            for name in names[watched]:
+                worker = self._workers[name]  # it may have changed meanwhile
                 if worker.watched == watched and worker.active:
                     await self._worker_sighted(name, worker, sighting)
         return Done()

@@ -154,9 +154,9 @@ class ShardController:
     @property
     def is_whole(self) -> bool:
         """Whether the shard is served, with as many copies as it is to have."""
-        view, in_stores = self.view, set(self._stored) == set(self._port.stores)
-        enough = len(view.chain) >= self._group.replicas
-        return view.serving and enough and (in_stores or not self._durability.needs_store)
+        if not self.view.serving or len(self.view.chain) < self._group.replicas:
+            return False
+        return not self._durability.needs_store or set(self._stored) == set(self._port.stores)
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host.

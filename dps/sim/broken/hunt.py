@@ -7,8 +7,8 @@ wrong with every one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from dps.sim.broken import (  # noqa: F401 - what is in VARIANTS
@@ -21,6 +21,7 @@ from dps.sim.broken import (  # noqa: F401 - what is in VARIANTS
     tasks,
 )
 from dps.sim.broken.variant import VARIANTS, Variant
+from dps.sim.patches import patched
 from dps.sim.schedules.draw import numbered
 from dps.sim.schedules.schedule import Schedule
 from dps.sim.simulate import Record, simulate
@@ -38,17 +39,9 @@ class Caught:
     after: int
 
 
-@contextmanager
-def in_place(variant: Variant) -> Iterator[None]:
+def in_place(variant: Variant) -> AbstractContextManager[None]:
     """Have the shipped code replaced by a broken variant of it."""
-    right = [getattr(patch.target, patch.attribute) for patch in variant.patches]
-    for patch in variant.patches:
-        setattr(patch.target, patch.attribute, patch.by)
-    try:
-        yield
-    finally:
-        for patch, shipped in zip(variant.patches, right, strict=True):
-            setattr(patch.target, patch.attribute, shipped)
+    return patched(*variant.patches)
 
 
 def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ()) -> Caught | None:

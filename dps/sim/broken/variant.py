@@ -10,18 +10,10 @@ from typing import Any, TypeVar
 from dps.core.consistency import ASP, BSP
 from dps.core.outage import Continue
 from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.sim.patches import Patch
 from dps.sim.schedules.strategies import Case
 
 Broken = TypeVar("Broken", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True, slots=True)
-class Patch:
-    """Something else, `by`, in the place of the `attribute` of `target`."""
-
-    target: Any
-    attribute: str
-    by: Any
 
 
 @dataclass(frozen=True, slots=True)

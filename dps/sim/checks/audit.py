@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from typing import Any
@@ -51,6 +51,7 @@ from dps.sim.checks.layers import LayerHistory
 from dps.sim.checks.parts import PartsHistory, changed, numbers
 from dps.sim.checks.ring import check_ring
 from dps.sim.injector import Injector
+from dps.sim.patches import Patch, patched
 from dps.sim.process import Process, Unforeseen, here
 from dps.sim.schedules.strategies import Case
 from dps.sim.violation import Violation, require
@@ -780,8 +781,7 @@ def _alike(world: World, table: Table) -> bool:
     return all(len({state.index for state in of_shard}) == 1 for of_shard in states)
 
 
-@contextmanager
-def accepting(told: Callable[[Replica, ShardState, Step], None]) -> Iterator[None]:
+def accepting(told: Callable[[Replica, ShardState, Step], None]) -> AbstractContextManager[None]:
     """Have `told` called with every step that any replica accepts."""
     apply: Any = Replica.apply_now
 
@@ -792,15 +792,10 @@ def accepting(told: Callable[[Replica, ShardState, Step], None]) -> Iterator[Non
             told(self, before, step)
         return step
 
-    Replica.apply_now = apply_and_tell  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Replica.apply_now = apply  # type: ignore[method-assign]
+    return patched(Patch(Replica, "apply_now", apply_and_tell))
 
 
-@contextmanager
-def publishing(told: Callable[[], None]) -> Iterator[None]:
+def publishing(told: Callable[[], None]) -> AbstractContextManager[None]:
     """Have `told` called whenever a coordinator lets everybody have its table."""
     publish = Coordinator.publish
 
@@ -808,11 +803,7 @@ def publishing(told: Callable[[], None]) -> Iterator[None]:
         told()
         await publish(self)
 
-    Coordinator.publish = tell_and_publish  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Coordinator.publish = publish  # type: ignore[method-assign]
+    return patched(Patch(Coordinator, "publish", tell_and_publish))
 
 
 def _digest(state: ShardState, forgets: bool = False) -> int:

@@ -7,11 +7,12 @@ well and nobody stands still, within that time before the loss, though nothing e
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from dps.core.shard import ShardState
 from dps.protocol.server.commit_log import CommitLog
+from dps.sim.patches import Patch, patched
 from dps.sim.violation import require
 
 SLOWEST_CLOCK = 0.95  # the promise is kept by the server's own clock
@@ -50,8 +51,9 @@ class Committed:
             require(age <= self._saved_within / SLOWEST_CLOCK + MARGIN, "lost", text)
 
 
-@contextmanager
-def committing(told: Callable[[CommitLog, ShardState], None]) -> Iterator[None]:
+def committing(
+    told: Callable[[CommitLog, ShardState], None],
+) -> AbstractContextManager[None]:
     """Have `told` called with each state that is committed on any replica."""
     set_committed = CommitLog.set_committed
 
@@ -59,11 +61,7 @@ def committing(told: Callable[[CommitLog, ShardState], None]) -> Iterator[None]:
         told(self, state)
         set_committed(self, state)
 
-    CommitLog.set_committed = set_and_tell  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        CommitLog.set_committed = set_committed  # type: ignore[method-assign]
+    return patched(Patch(CommitLog, "set_committed", set_and_tell))
 
 
 def now() -> float:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import posixpath
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from dps.protocol.durabilities.checkpoint import Checkpoint
@@ -19,6 +19,7 @@ from dps.protocol.durabilities.shared_store import StorePersistence
 from dps.protocol.durability import NoPersistence
 from dps.protocol.messages import Restore, View
 from dps.protocol.server.shard_server import ShardServer
+from dps.sim.patches import Patch, patched
 from dps.sim.violation import Violation, require
 from dps.sim.world import World
 
@@ -71,13 +72,11 @@ class LayerHistory:
         return set() if of is None else self._cells[of, version]
 
 
-@contextmanager
 def layering(
     told: Callable[[ShardServer, Restore], None], report: Callable[[Violation], None]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Have `told` called when a layer is to be restored from, and reported when one delays acks."""
     commit, restore = LayeredPersistence.commit, ShardServer._restore
-    above = [(kind, kind.commit) for kind in (NoPersistence, StorePersistence)]
     kept: dict[Any, float] = {}  # when each task has last had a state kept above
 
     def noting(right: Any) -> Any:
@@ -108,17 +107,12 @@ def layering(
             told(self, m)
         return await restore(self, m)
 
-    for kind, right in above:
-        kind.commit = noting(right)  # type: ignore[method-assign]
-    LayeredPersistence.commit = watched  # type: ignore[method-assign]
-    ShardServer._restore = tell_and_restore  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        for kind, right in above:
-            kind.commit = right  # type: ignore[method-assign]
-        LayeredPersistence.commit = commit  # type: ignore[method-assign]
-        ShardServer._restore = restore  # type: ignore[method-assign]
+    return patched(
+        Patch(NoPersistence, "commit", noting(NoPersistence.commit)),
+        Patch(StorePersistence, "commit", noting(StorePersistence.commit)),
+        Patch(LayeredPersistence, "commit", watched),
+        Patch(ShardServer, "_restore", tell_and_restore),
+    )
 
 
 async def caught_up(world: World, layer: Checkpoint, patience: float) -> None:

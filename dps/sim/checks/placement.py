@@ -3,18 +3,18 @@ that is to be emptied."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.transport import Endpoint
+from dps.sim.patches import Patch, patched
 from dps.sim.violation import Violation, require
 
 
-@contextmanager
 def choosing(
     drained: Callable[[], set[Endpoint]], report: Callable[[Violation], None]
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Have each choice of a host looked at; `drained` are hosts that are to have no more."""
     best = ReplicaPlacement.best
 
@@ -29,11 +29,7 @@ def choosing(
                 report(violation)
         return chosen
 
-    ReplicaPlacement.best = best_and_look  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ReplicaPlacement.best = best  # type: ignore[method-assign]
+    return patched(Patch(ReplicaPlacement, "best", best_and_look))
 
 
 def _check(

@@ -7,8 +7,8 @@ Who is to hold a shard is computed here from the definition of the ring, by othe
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,6 +21,7 @@ from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.messages import HostInfo, View
 from dps.protocol.transport import Endpoint
+from dps.sim.patches import Patch, patched
 from dps.sim.violation import Violation, require
 
 
@@ -32,8 +33,7 @@ def check_ring(scaling: Rebalancer, views: Sequence[View]) -> None:
         require(set(view.chain) == set(wanted), "not on the ring", text)
 
 
-@contextmanager
-def moving(report: Callable[[Violation], None]) -> Iterator[None]:
+def moving(report: Callable[[Violation], None]) -> AbstractContextManager[None]:
     """Have each choice of a host looked at, and each move, where there is a ring."""
     rests: WeakKeyDictionary[Rebalancer, _Rest] = WeakKeyDictionary()
     best, move = ReplicaPlacement.best, ShardController.move
@@ -68,19 +68,12 @@ def moving(report: Callable[[Violation], None]) -> Iterator[None]:
         rests.setdefault(self.scaling, _Rest()).changed.add(info.host)
         detected(self, controller, info, by)
 
-    replaced: list[tuple[Any, str, Any, Any]] = [
-        (ReplicaPlacement, "best", best, best_and_look),
-        (ShardController, "move", move, look_and_move),
-        (Rebalancer, "consider", consider, consider_and_look),
-        (Coordinator, "_detected", detected, note_and_detect),
-    ]
-    for target, name, _, by in replaced:
-        setattr(target, name, by)
-    try:
-        yield
-    finally:
-        for target, name, before, _ in replaced:
-            setattr(target, name, before)
+    return patched(
+        Patch(ReplicaPlacement, "best", best_and_look),
+        Patch(ShardController, "move", look_and_move),
+        Patch(Rebalancer, "consider", consider_and_look),
+        Patch(Coordinator, "_detected", note_and_detect),
+    )
 
 
 class _Rest:
