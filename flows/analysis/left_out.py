@@ -8,7 +8,7 @@ from pathlib import Path
 from flows.analysis.outcome import Outcome
 from flows.metrics import BY_KEY
 from flows.metrics.effects import EFFECTS
-from flows.records.owner import owner_of
+from flows.records.owner import at_work
 from flows.records.record import command_of, trial_names
 
 MOST_NAMED = 8
@@ -104,9 +104,8 @@ def remedies_in(folder: Path, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         The list of trials is damaged.
     """
     recorded = [each.identity.trial for each in outcomes]
-    owner = owner_of(folder)
-    at_work = owner is not None and not owner.has_ended
-    return remedies(outcomes, recorded if at_work else trial_names(folder), command_of(folder))
+    planned = recorded if at_work(folder) else trial_names(folder)
+    return remedies(outcomes, planned, command_of(folder))
 
 
 def some(told: Sequence[str]) -> str:
