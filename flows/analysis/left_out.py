@@ -8,10 +8,10 @@ from pathlib import Path
 from flows.analysis.outcome import Outcome
 from flows.metrics import BY_KEY
 from flows.metrics.effects import EFFECTS
+from flows.quoting import first_few
 from flows.records.owner import at_work
 from flows.records.record import command_of, trial_names
 
-MOST_NAMED = 8
 NO_CONTROL = "it has no control"
 RESUMED = "resumed, so that figures of the whole training are missing"
 _EFFECTS = frozenset(metric.key for metric in EFFECTS)
@@ -37,7 +37,7 @@ def without_effect(outcomes: Sequence[Outcome]) -> str:
     named = [f"{each.identity.trial} ({each.effects.lacking})" for each in lacking]
     told = (
         f"The effect of the faults is not known of {len(lacking)} of {len(valid)} valid trials: "
-        f"{some(named)}."
+        f"{first_few(named)}."
     )
     if any(each.effects.lacking == NO_CONTROL for each in lacking):
         told += (
@@ -86,7 +86,7 @@ def remedies(
     }
     options = {"invalid": " --retry-invalid", RESUMED: " --no-resume"}
     return tuple(
-        f"{some(names)} ({len(names)} of {len(planned)} trials): {what}; to run "
+        f"{first_few(names)} ({len(names)} of {len(planned)} trials): {what}; to run "
         f"{'it' if len(names) == 1 else 'them'} again: {command}{options.get(what, '')}"
         for what, names in named.items()
         if names
@@ -106,9 +106,3 @@ def remedies_in(folder: Path, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
     recorded = [each.identity.trial for each in outcomes]
     planned = recorded if at_work(folder) else trial_names(folder)
     return remedies(outcomes, planned, command_of(folder))
-
-
-def some(told: Sequence[str]) -> str:
-    """Join texts with commas; of many, the first 8 and how many there are more."""
-    more = len(told) - MOST_NAMED
-    return ", ".join(told[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")

@@ -17,7 +17,6 @@ from dps.errors import ConfigurationError, RecordDamaged
 from dps.events import TrialStarted
 from flows.analysis.effects.controls import Setup, setup
 from flows.analysis.finished import RESULTS, damaged, experiment_folder, read_outcomes
-from flows.analysis.left_out import some
 from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.prices import Prices
 from flows.config.claims import ClaimSection
@@ -27,7 +26,7 @@ from flows.config.yaml_document import Document
 from flows.execution.plan import at_once_by_default
 from flows.metrics.effects import EFFECTS
 from flows.monitor.progress import PlainView
-from flows.quoting import quoted
+from flows.quoting import first_few, quoted
 from flows.records.record import event_files, read_start
 from flows.records.settings import settings, trial_from
 
@@ -205,9 +204,9 @@ def _unlike(pilot: Mapping[Path, TrialStarted], trials: Sequence[Trial]) -> str:
         own = trial_from(start.settings, str(path))
         if differing := _differing(own.config, config):
             return (
-                f"its trial {own.name} has another configuration: {some(differing)}. Its spread "
-                "may be another as well. Name a run with these settings, or run a few seeds with "
-                f"--pilot {VIRTUAL}"
+                f"its trial {own.name} has another configuration: {first_few(differing)}. Its "
+                "spread may be another as well. Name a run with these settings, or run a few "
+                f"seeds with --pilot {VIRTUAL}"
             )
     return ""
 
