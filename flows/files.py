@@ -1,7 +1,7 @@
 """How files with results are written: whole or not at all, and with a message if it fails.
 
 A folder that cannot be written after hours of running must not end in a traceback. And how files
-that somebody names are read: only so far, and not if they are none.
+that a user names are read: up to a limit, and only regular files.
 """
 
 from __future__ import annotations

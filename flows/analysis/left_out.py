@@ -18,7 +18,7 @@ _EFFECTS = frozenset(metric.key for metric in EFFECTS)
 
 
 def why_unknown(outcome: Outcome, key: str) -> str:
-    """Return why a trial cannot tell a figure, whatever happened in it; "": it can."""
+    """Return why a figure of a trial is unknown, whatever happened in it; "": it is known."""
     if not outcome.valid:
         return f"it is {outcome.status}"
     if BY_KEY[key].whole and not outcome.whole:
@@ -36,7 +36,7 @@ def without_effect(outcomes: Sequence[Outcome]) -> str:
         return ""
     named = [f"{each.identity.trial} ({each.effects.lacking})" for each in lacking]
     told = (
-        f"The effect of the faults is not known of {len(lacking)} of {len(valid)} valid trials: "
+        f"The effect of the faults is unknown for {len(lacking)} of {len(valid)} valid trials: "
         f"{first_few(named)}."
     )
     if any(each.effects.lacking == NO_CONTROL for each in lacking):

@@ -66,7 +66,7 @@ def find_pilot(
     prices
         What figures of money are computed by.
     warn
-        Is told of records that cannot be used.
+        Receives a message for each record that cannot be used.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def find_pilot(
     for name in (experiment.experiment, twin_name(experiment.experiment)):
         started = _started(here / RESULTS / name, warn) if experiment.claims else {}
         if started and (unlike := _unlike(started, trials)):
-            warn(f"what is recorded as {name} is no pilot for this: {unlike}")
+            warn(f"the records of {name} cannot serve as a pilot: {unlike}")
         elif started:
             return _read(started, experiment, name, prices, warn)
     return [], ""
@@ -168,7 +168,7 @@ def _is_about(claims: Sequence[ClaimSection], trial: Setup) -> bool:
 
 
 def _started(folder: Path, warn: Callable[[str], None]) -> dict[Path, TrialStarted]:
-    """The start of each record in a folder; damaged ones are left out, and `warn` is told."""
+    """The start of each record in a folder; damaged ones are left out with a warning."""
     started = {}
     for path in event_files(folder):
         try:

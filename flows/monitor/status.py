@@ -256,7 +256,7 @@ def headline(status: Status) -> str:
 
 
 def _next_commands(status: Status) -> list[str]:
-    """The commands that run what is not done, or is invalid, of an experiment that does not run."""
+    """The commands that run missing, failed and invalid trials, if the experiment does not run."""
     if status.owner is not None:
         return []
     left = status.count("missing", "interrupted", "damaged", "failed")
