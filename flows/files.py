@@ -1,7 +1,7 @@
 """How files with results are written: whole or not at all, and with a message if it fails.
 
 A folder that cannot be written after hours of running must not end in a traceback. And how files
-that somebody names are read: only so far, and not if they are none.
+that a user names are read: up to a limit, and only regular files.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
     StoreUnavailable
         The file cannot be written.
     """
-    # A name that nobody can foresee: in a folder that others may write to, a link might be there.
-    unfinished = path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
+    unfinished = scratch_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("xb") as file:
@@ -52,6 +51,14 @@ def write_whole(path: Path, contents: str | bytes, what: str) -> None:
             f"{what} cannot be written to {path}: {error.strerror or error}. Make the folder "
             "writable and repeat the command: what is recorded is kept."
         ) from error
+
+
+def scratch_path(path: Path) -> Path:
+    """Return where to write a file until it is whole, under an unpredictable name.
+
+    Otherwise another user who may write to the folder could put a link there.
+    """
+    return path.parent / f".{path.name}.{secrets.token_hex(8)}.part"
 
 
 def open_own(path: str | Path, mode: str, **options: Any) -> IO[Any]:

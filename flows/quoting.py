@@ -43,9 +43,13 @@ def shown(text: str, most: int = LONGEST_QUOTED) -> str:
 
 def listed(names: Iterable[str], most: int) -> str:
     """Return names with commas between them: the first ones, and how many more there are."""
-    each = [shown(name) for name in names]
-    more = f" and {len(each) - most:,} more" if len(each) > most else ""
-    return ", ".join(each[:most]) + more
+    return first_few([shown(name) for name in names], most)
+
+
+def first_few(texts: Sequence[str], most: int = 8) -> str:
+    """Return the first texts as they are, with commas between them, and how many more there are."""
+    more = f" and {len(texts) - most:,} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def nearest(word: str, known: Sequence[str]) -> list[str]:

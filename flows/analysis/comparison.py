@@ -201,9 +201,9 @@ def baseline_of(outcomes: Sequence[Outcome], section: ComparisonSection) -> str 
 
 
 def known(outcome: Outcome) -> Mapping[str, Any]:
-    """Return a trial's figures, without those that it cannot tell (see `why_unknown`).
+    """Return a trial's figures, without unknown ones (see `why_unknown`).
 
-    What is None did not happen, such as reaching the target.
+    None means that an event did not happen, such as reaching the target.
     """
     row = outcome.row()
     return {k: v for k, v in row.items() if v is not None or not why_unknown(outcome, k)}

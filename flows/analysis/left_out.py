@@ -8,17 +8,17 @@ from pathlib import Path
 from flows.analysis.outcome import Outcome
 from flows.metrics import BY_KEY
 from flows.metrics.effects import EFFECTS
-from flows.records.owner import owner_of
+from flows.quoting import first_few
+from flows.records.owner import at_work
 from flows.records.record import command_of, trial_names
 
-MOST_NAMED = 8
 NO_CONTROL = "it has no control"
 RESUMED = "resumed, so that figures of the whole training are missing"
 _EFFECTS = frozenset(metric.key for metric in EFFECTS)
 
 
 def why_unknown(outcome: Outcome, key: str) -> str:
-    """Return why a trial cannot tell a figure, whatever happened in it; "": it can."""
+    """Return why a figure of a trial is unknown, whatever happened in it; "": it is known."""
     if not outcome.valid:
         return f"it is {outcome.status}"
     if BY_KEY[key].whole and not outcome.whole:
@@ -36,8 +36,8 @@ def without_effect(outcomes: Sequence[Outcome]) -> str:
         return ""
     named = [f"{each.identity.trial} ({each.effects.lacking})" for each in lacking]
     told = (
-        f"The effect of the faults is not known of {len(lacking)} of {len(valid)} valid trials: "
-        f"{some(named)}."
+        f"The effect of the faults is unknown for {len(lacking)} of {len(valid)} valid trials: "
+        f"{first_few(named)}."
     )
     if any(each.effects.lacking == NO_CONTROL for each in lacking):
         told += (
@@ -86,7 +86,7 @@ def remedies(
     }
     options = {"invalid": " --retry-invalid", RESUMED: " --no-resume"}
     return tuple(
-        f"{some(names)} ({len(names)} of {len(planned)} trials): {what}; to run "
+        f"{first_few(names)} ({len(names)} of {len(planned)} trials): {what}; to run "
         f"{'it' if len(names) == 1 else 'them'} again: {command}{options.get(what, '')}"
         for what, names in named.items()
         if names
@@ -104,12 +104,5 @@ def remedies_in(folder: Path, outcomes: Sequence[Outcome]) -> tuple[str, ...]:
         The list of trials is damaged.
     """
     recorded = [each.identity.trial for each in outcomes]
-    owner = owner_of(folder)
-    at_work = owner is not None and not owner.has_ended
-    return remedies(outcomes, recorded if at_work else trial_names(folder), command_of(folder))
-
-
-def some(told: Sequence[str]) -> str:
-    """Join texts with commas; of many, the first 8 and how many there are more."""
-    more = len(told) - MOST_NAMED
-    return ", ".join(told[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+    planned = recorded if at_work(folder) else trial_names(folder)
+    return remedies(outcomes, planned, command_of(folder))

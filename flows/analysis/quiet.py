@@ -1,6 +1,6 @@
-"""Whether the machine was quiet, as times and money are worth little where it was not.
+"""Whether the machine was quiet; otherwise times and money are unreliable.
 
-Two things tell: how much trials without faults differ in pace from seed to seed, and how many
+Two measures show it: how much trials without faults differ in pace from seed to seed, and how many
 processes wanted a core when a trial began and ended.
 """
 

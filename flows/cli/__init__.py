@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _told(error: Exception) -> str | None:
-    """What is said of an error of dps, or of a disk that takes nothing; None: a defect."""
+    """Return the message of an error of dps or of an unwritable disk; None: a defect."""
     from dps.core.credentials import masked
     from dps.errors import DpsError
 

@@ -161,9 +161,9 @@ def found_columns(path: Path) -> Columns:
     if kind == "csv":
         delimiter = csv_delimiter(path)
         return Columns(path, kind, delimiter, _objections(csv_table(path, delimiter)))
-    return Columns(
-        path, kind, columns=_objections(parquet_table(path)) if kind == "parquet" else None
-    )
+    if kind == "parquet":
+        return Columns(path, kind, columns=_objections(parquet_table(path)))
+    return Columns(path, kind)
 
 
 def data_file(found: Columns, target: str | None, task: Task | None, folder: Path) -> DataFile:

@@ -289,9 +289,9 @@ class ServerSection(Section):
     """The parameter server: its shards, and nodes kept idle and warm for a loss.
 
     `lease` is for how many seconds an unreachable node or worker is treated as alive, `patience`
-    for how many a busy one is waited for; `servers`
-    is how many nodes hold the shards at first, None: one for each replica of each; `transport` is
-    by what nodes send each other arrays; `placement` says which of the `servers` holds which shard.
+    for how many dps waits for a busy one; `servers` is how many nodes hold the shards at first,
+    None: one for each replica of each; `transport` is how nodes send each other arrays; `placement`
+    decides which of the `servers` holds which shard.
     """
 
     shards: Count = 2

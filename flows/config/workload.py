@@ -367,7 +367,7 @@ def decisive(config: Trained, written: dict[str, Any]) -> dict[str, Any]:
 
 
 def batch_objection(training: TrainingSection, name: str, rows: int) -> str | None:
-    """Say why batches cannot be drawn from so many rows of a data set, if they cannot."""
+    """Return why batches are too large for this number of rows of a data set; None: they fit."""
     by_class = training.partition == "by_class"
     each = rows // training.workers if by_class else rows
     if training.batch_size <= each:

@@ -17,7 +17,6 @@ from dps.errors import ConfigurationError, RecordDamaged
 from dps.events import TrialStarted
 from flows.analysis.effects.controls import Setup, setup
 from flows.analysis.finished import RESULTS, damaged, experiment_folder, read_outcomes
-from flows.analysis.left_out import some
 from flows.analysis.outcome import Identity, Outcome
 from flows.analysis.prices import Prices
 from flows.config.claims import ClaimSection
@@ -27,7 +26,7 @@ from flows.config.yaml_document import Document
 from flows.execution.plan import at_once_by_default
 from flows.metrics.effects import EFFECTS
 from flows.monitor.progress import PlainView
-from flows.quoting import quoted
+from flows.quoting import first_few, quoted
 from flows.records.record import event_files, read_start
 from flows.records.settings import settings, trial_from
 
@@ -67,7 +66,7 @@ def find_pilot(
     prices
         What figures of money are computed by.
     warn
-        Is told of records that cannot be used.
+        Receives a message for each record that cannot be used.
 
     Raises
     ------
@@ -85,7 +84,7 @@ def find_pilot(
     for name in (experiment.experiment, twin_name(experiment.experiment)):
         started = _started(here / RESULTS / name, warn) if experiment.claims else {}
         if started and (unlike := _unlike(started, trials)):
-            warn(f"what is recorded as {name} is no pilot for this: {unlike}")
+            warn(f"the records of {name} cannot serve as a pilot: {unlike}")
         elif started:
             return _read(started, experiment, name, prices, warn)
     return [], ""
@@ -169,7 +168,7 @@ def _is_about(claims: Sequence[ClaimSection], trial: Setup) -> bool:
 
 
 def _started(folder: Path, warn: Callable[[str], None]) -> dict[Path, TrialStarted]:
-    """The start of each record in a folder; damaged ones are left out, and `warn` is told."""
+    """The start of each record in a folder; damaged ones are left out with a warning."""
     started = {}
     for path in event_files(folder):
         try:
@@ -205,9 +204,9 @@ def _unlike(pilot: Mapping[Path, TrialStarted], trials: Sequence[Trial]) -> str:
         own = trial_from(start.settings, str(path))
         if differing := _differing(own.config, config):
             return (
-                f"its trial {own.name} has another configuration: {some(differing)}. Its spread "
-                "may be another as well. Name a run with these settings, or run a few seeds with "
-                f"--pilot {VIRTUAL}"
+                f"its trial {own.name} has another configuration: {first_few(differing)}. Its "
+                "spread may be another as well. Name a run with these settings, or run a few "
+                f"seeds with --pilot {VIRTUAL}"
             )
     return ""
 

@@ -27,7 +27,7 @@ from flows.quoting import listed, quoted
 from flows.records.record import Record
 
 MANY = 1000
-# What nobody needs to know whether a trial is recorded, and what most of a record is.
+# Most of a record, and not needed to find out whether a trial is recorded.
 BULK = (Applied, Filtered, Reported, ResourceSampled)
 SERVING_ROLES = ("server", "replica", "spare", "store")
 MOST_NAMED = 8  # trials or seeds in a line

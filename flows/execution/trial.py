@@ -379,10 +379,8 @@ def _server(
     trial: Trial, cluster: Cluster, folder: Path, on_event: Sink, path: str | None
 ) -> ParameterServer:
     client, seats = cluster.client, cluster.seats
-    config, timings = (
-        trial.config,
-        Timings(lease=trial.config.server.lease, patience=trial.config.server.patience),
-    )
+    config = trial.config
+    timings = Timings(lease=config.server.lease, patience=config.server.patience)
     labels = _labels(trial)
     if path is not None:
         return ParameterServer.resume(

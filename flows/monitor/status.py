@@ -25,7 +25,7 @@ from flows.analysis.outcome import Outcome
 from flows.config.errors import suggest
 from flows.monitor.estimate import about, trials_told
 from flows.monitor.progress import Course
-from flows.records.owner import Owner, owner_of
+from flows.records.owner import Owner, at_work, owner_of
 from flows.records.record import (
     EVENTS_FILE,
     Record,
@@ -107,9 +107,10 @@ def status_of(folder: Path) -> Status:
     ConfigurationError
         The note of who is at work, or the list of trials, is damaged; the message says which.
     """
-    owner, noted = _at_work(folder), owner_of(folder)
+    noted = owner_of(folder)  # read once: it may change in between
+    ended = noted is not None and noted.has_ended
+    owner, killed = (None, noted) if ended else (noted, None)
     trials = tuple(_standing(folder / name, owner) for name in trial_names(folder))
-    killed = noted if owner is None else None
     return Status(folder.name, trials, owner, killed, command_of(folder))
 
 
@@ -158,7 +159,7 @@ def running(here: Path, experiment: str | None = None) -> list[Status]:
 
 def under_way(folder: Path, recorded: Iterable[Finished]) -> list[Standing]:
     """Those of the trials of an experiment, as their records were read, that are running."""
-    if (owner := _at_work(folder)) is None:
+    if (owner := at_work(folder)) is None:
         return []
     records = {each.events_file.parent.name: each.record for each in recorded}
     names = (name for name in trial_names(folder) if name in records)
@@ -190,12 +191,6 @@ def going_of(record: Record, heard: float) -> Going | None:
         told=course.text() if course.started is not None else "starting",
         dashboard=served[-1].address if served else None,
     )
-
-
-def _at_work(folder: Path) -> Owner | None:
-    """Whose note is in a folder, if it is not known dead."""
-    owner = owner_of(folder)
-    return None if owner is None or owner.has_ended else owner
 
 
 def _standing(folder: Path, owner: Owner | None, record: Record | None = None) -> Standing:
@@ -261,7 +256,7 @@ def headline(status: Status) -> str:
 
 
 def _next_commands(status: Status) -> list[str]:
-    """The commands that run what is not done, or is invalid, of an experiment that does not run."""
+    """The commands that run missing, failed and invalid trials, if the experiment does not run."""
     if status.owner is not None:
         return []
     left = status.count("missing", "interrupted", "damaged", "failed")

@@ -44,7 +44,7 @@ from dps.protocol.functions import CALLS
 from flows.analysis.finished import RESULTS
 from flows.monitor.progress import told
 from flows.monitor.status import running
-from flows.records.owner import owner_of
+from flows.records.owner import at_work
 from flows.records.record import EVENTS_FILE, GRID_FILE, RecordReader, trial_names
 
 if TYPE_CHECKING:
@@ -306,8 +306,8 @@ class ExperimentSource:
 
     def look(self) -> list[Picture]:
         """Return a picture of each trial that runs now; none between two trials."""
-        owner = owner_of(self._folder)
-        if owner is None or owner.has_ended:
+        owner = at_work(self._folder)
+        if owner is None:
             try:
                 running(self._folder.parent.parent, self._folder.name)
             except ConfigurationError as error:

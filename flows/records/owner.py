@@ -106,6 +106,18 @@ def owner_of(folder: Path) -> Owner | None:
         ) from error
 
 
+def at_work(folder: Path) -> Owner | None:
+    """Return the process at work in a folder, unless it is known to have ended.
+
+    Raises
+    ------
+    ConfigurationError
+        There is a note that cannot be read.
+    """
+    owner = owner_of(folder)
+    return None if owner is None or owner.has_ended else owner
+
+
 def _owner(said: Any) -> Owner:
     owner = Owner(**said)
     if not isinstance(owner.host, str) or not owner.host.isprintable():

@@ -363,9 +363,8 @@ def command_of(folder: Path) -> str:
         What was noted by `write_grid` cannot be read.
     """
     grid = folder / GRID_FILE
-    return (
-        str(_noted_in(grid).get("command", UNKNOWN_COMMAND)) if grid.exists() else UNKNOWN_COMMAND
-    )
+    noted = _noted_in(grid) if grid.exists() else {}
+    return str(noted.get("command", UNKNOWN_COMMAND))
 
 
 def read_start(path: Path) -> TrialStarted | None:

@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.analysis.comparison import p_text, uneven_told
-from flows.analysis.left_out import some
 from flows.analysis.statistics import CONFIDENCE, FEWEST_SEEDS
 from flows.analysis.statistics.claims import JudgedClaim, PlannedClaim, is_count
 from flows.analysis.statistics.power import POWER, fewest_seeds
 from flows.config.claims import ClaimSection
 from flows.metrics.metric import SHARES
 from flows.metrics.score import ACCURACY, Score
+from flows.quoting import first_few
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -136,7 +136,7 @@ def warnings(judged: JudgedClaim) -> tuple[str, ...]:
     """Say which seeds do not count, and what speaks against a claim fixed beforehand."""
     told = []
     if judged.unusable:
-        told.append(f"seeds of these trials do not count: {some(judged.unusable)}")
+        told.append(f"seeds of these trials do not count: {first_few(judged.unusable)}")
     if judged.late:
         told.append(
             f"fixed after the data: {judged.late} of its {judged.trials} trials had begun before"

@@ -22,7 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 
 from dps.core.credentials import masked, masked_for
 from dps.errors import DpsError, StoreUnavailable
-from flows.files import write_whole
+from flows.files import scratch_path, write_whole
 
 
 def refuse_other_schema(path: Path) -> None:
@@ -180,7 +180,7 @@ def create_database(path: Path) -> None:
     from mlflow import MlflowClient
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = _scratch(path)
+    scratch = scratch_path(path)
     try:
         with _without_waiting_for_the_disk():
             MlflowClient(tracking_uri=f"sqlite:///{scratch}").search_experiments(max_results=1)
@@ -222,7 +222,7 @@ def directory_id(folder: Path) -> str:
     """
     path = folder / "mlruns" / DIRECTORY_FILE
     if not path.exists():
-        scratch = _scratch(path)
+        scratch = scratch_path(path)
         write_whole(scratch, secrets.token_hex(8), "the id of the working directory")
         with suppress(FileExistsError):  # another process was quicker: its id is that of both
             os.link(scratch, path)
@@ -287,7 +287,7 @@ def _require_writable_sqlite(path: Path) -> None:
 
     SQLite would leave an empty file, which `create_database` would take for a database.
     """
-    tried = path if path.exists() else _scratch(path)
+    tried = path if path.exists() else scratch_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -300,11 +300,6 @@ def _require_writable_sqlite(path: Path) -> None:
                 tried.unlink(missing_ok=True)
     except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
         raise unavailable(f"sqlite:///{path}", error) from error
-
-
-def _scratch(path: Path) -> Path:
-    """Where a file is made that is not whole yet: nobody can have put a link there."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
 
 
 def _status(error: Exception) -> object:

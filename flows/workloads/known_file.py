@@ -1,4 +1,4 @@
-"""Files and folders that a trial depends on, each known by the SHA-256 of what is in it."""
+"""Files and folders that a trial depends on, each identified by the SHA-256 of its contents."""
 
 from __future__ import annotations
 

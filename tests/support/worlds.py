@@ -100,9 +100,13 @@ class Setting:
             table = await self.world.complete()
         return table
 
+    def process_at(self, endpoint: Endpoint) -> Process:
+        """The process at an endpoint, dead or alive."""
+        return self.network._processes[endpoint.address]
+
     def held_back(self, to: Endpoint, which: Callable[[Any], bool]) -> asyncio.Event:
         """Have an endpoint carry out some requests, but reply only when the event is set."""
-        services = self.network._processes[to.address].services
+        services = self.process_at(to).services
         handle, released = services[to.key], asyncio.Event()
 
         async def reply(message: Any) -> Any:

@@ -97,7 +97,7 @@ def test_numbers_in_another_notation_are_neither_labels_nor_left_out(
     frame = pd.DataFrame({"x": [1, 2, 3], "y": ["2", "1.5", cell]})
     for other in (frame, frame.assign(y=[cell] * 3), frame.rename(columns={"x": "y", "y": "x"})):
         other.to_csv(tmp_path / "a.csv", index=False)
-        (table,) = [csv_table(tmp_path / "a.csv")]
+        table = csv_table(tmp_path / "a.csv")
         with pytest.raises(ConfigurationError) as error:
             read_tables([table], "y")
         assert f"is {cell!r}, expected a number" in str(error.value)

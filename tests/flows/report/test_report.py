@@ -283,7 +283,7 @@ def test_where_there_is_no_control_no_effect_is_told(
     for name in ("chain.kill.seed-0", "chain.kill.seed-1", "chain.no-fault.seed-0"):
         shutil.copytree(folder / name, tmp_path / name)
     alone = [outcome for _, outcome in read_trials(tmp_path, load_prices())]
-    said = "The effect of the faults is not known of 1 of 2 valid trials: chain.kill.seed-1 (it has"
+    said = "The effect of the faults is unknown for 1 of 2 valid trials: chain.kill.seed-1 (it has"
     assert without_effect(alone).startswith(said)
     page = write_report(tmp_path, tmp_path / "report.html").read_text(encoding="utf-8")
     assert said in page

@@ -23,7 +23,7 @@ MOMENT = 0.5  # for a monitor to see something, and a coordinator to hear and ac
 async def members_of(s: Setting) -> list[Process]:
     """The processes of shard 0's replicas, from head to tail."""
     chain = (await s.world.complete()).views[0].chain
-    return [s.network._processes[member.address] for member in chain]
+    return [s.process_at(member) for member in chain]
 
 
 async def occupy(s: Setting, process: Process, seconds: float) -> None:

@@ -158,7 +158,7 @@ def test_a_last_replica_that_is_only_silent_is_waited_for() -> None:
         for _ in range(5):
             await client.push(ONES)
         view = (await s.world.complete()).views[0]
-        silent = [s.network._processes[member.address] for member in view.chain]
+        silent = [s.process_at(member) for member in view.chain]
         for process in silent:
             s.network.pause(process)
         await until(lambda: not s.world.view(0).serving)
@@ -411,7 +411,7 @@ def test_no_checkpoint_has_what_the_store_has_not() -> None:
         await client.push(ONES)
         await until(lambda: events(s, CheckpointWritten)[-1].version == 1)
         (keeper,) = s.world.table.stores
-        store = s.network._processes[keeper.address]
+        store = s.process_at(keeper)
         s.network.pause(store)
         pushed = process.run(client.push(ONES))
         await asyncio.sleep(0.3)

@@ -182,7 +182,7 @@ def test_a_silent_store_is_not_waited_for_while_a_new_one_is_filled_by_a_server_
         cut(s, "store-2", "server-0")
         await s.world.bring_up(["store-2"])
         await until(lambda: not s.world.view(0).serving, LEASE)
-        s.network.pause(s.network._processes[s.world.endpoint("store-0").address])
+        s.network.pause(s.process_at(s.world.endpoint("store-0")))
         s.network.heal()
         await s.all_of(process.run(client.push(ONES)), within=4 * LEASE)
         assert kept(s) == {"store-2": 3}
