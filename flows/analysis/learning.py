@@ -211,7 +211,7 @@ def rmse(record: Record) -> float | None:
         return None
     deviation = record.config.get("dataset", {}).get("target_deviation")
     explained = _mean([step.accuracy for step in course(record)][-LAST_EVALUATIONS:])
-    if deviation is None or not explained:
+    if deviation is None or explained is None or not 0 < explained <= 1:
         return None
     return float(deviation * math.sqrt(1 - explained))
 
@@ -232,7 +232,7 @@ def objective(record: Record) -> Objective:
     return Objective(
         final=final,
         lowest=min(filter(math.isfinite, values), default=None),
-        excess=None if final is None or reference is None else final / reference - 1,
+        excess=None if final is None or not reference else final / reference - 1,
         stationarity=_finite_mean(norms[-LAST_EVALUATIONS:]),
         stationarity_lowest=min(filter(math.isfinite, norms), default=None),
         seconds=max(0.0, reached.seconds) if reached else None,

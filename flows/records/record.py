@@ -27,6 +27,7 @@ from dps.events import Event, TrialEnded, TrialStarted, to_json
 from dps.events.reading import from_line, quoted
 from dps.protocol.storage.regular import open_regular
 from flows.files import open_own, write_whole
+from flows.metrics.score import SCORES
 from flows.quoting import unseen
 
 EVENTS_FILE = "events.jsonl"
@@ -62,6 +63,7 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "workload", "kind"): (str,),
     ("config", "dataset"): (dict,),
     ("config", "dataset", "kind"): (str,),
+    ("config", "dataset", "target_deviation"): (int, float, type(None)),
     ("config", "consistency"): (dict,),
     ("config", "consistency", "kind"): (str,),
     ("config", "recovery"): (dict, str),
@@ -74,7 +76,10 @@ _SETTINGS: dict[tuple[str, ...], tuple[type, ...]] = {
     ("config", "faults", "*"): (dict,),
     ("config", "faults", "*", "kind"): (str,),
     ("config", "evaluation"): (dict,),
+    ("config", "evaluation", "metric"): (str, type(None)),
     ("config", "evaluation", "target"): (int, float, type(None)),
+    ("config", "evaluation", "objective"): (dict, type(None)),
+    ("config", "evaluation", "objective", "*"): (int, float, type(None)),
 }
 
 _LONGEST_NAME = 500  # of trials, experiments and labels: no configuration can give a longer one
@@ -499,6 +504,10 @@ def _check_settings(path: Path, settings: dict[str, Any]) -> None:
                 raise _damaged(path, 1, said)
             if types == (int,) and value < 0:
                 raise _damaged(path, 1, f"has {value} as {'.'.join(place)}, expected 0 or more")
+    for place, score in _found(settings, ("config", "evaluation", "metric")):
+        if score not in (None, *SCORES):
+            said = f"has {quoted(score)} as {'.'.join(place)}, expected one of {', '.join(SCORES)}"
+            raise _damaged(path, 1, said)
     names = {key: settings.get(key, "") for key in ("trial", "experiment", "digest")}
     for key, name in {**names, **settings.get("labels", {})}.items():
         # No stricter than what a configuration may say, or its trials would never be whole.

@@ -237,6 +237,18 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None
             TrialStarted(1.0, "a", {"config": {"faults": [{}, {"kind": None}]}}, {}),
             "has None as config.faults.1.kind, not of type str",
         ),
+        (
+            TrialStarted(1.0, "a", {"config": {"evaluation": {"metric": 0.1}}}, {}),
+            "has 0.1 as config.evaluation.metric, not of type str",
+        ),
+        (
+            TrialStarted(1.0, "a", {"config": {"evaluation": {"metric": "acc"}}}, {}),
+            "has 'acc' as config.evaluation.metric, expected one of accuracy, auc, ",
+        ),
+        (
+            TrialStarted(1.0, "a", {"config": {"evaluation": {"objective": 3}}}, {}),
+            "has 3 as config.evaluation.objective, not of type dict",
+        ),
     ],
 )
 def test_a_record_that_does_not_begin_as_that_of_a_trial_is_damaged(
