@@ -301,6 +301,7 @@ class ParameterServer(Observable):
         self._caller: Client | None = None
         self._started_workers = 0
         self._last_run: Sequence[str] = ()
+        self._seeding: list[asyncio.Task[None]] = []  # the initial values; none before the start
         self._open = False
         self._lost = False
         self._connection = SchedulerConnection(client)
@@ -839,7 +840,7 @@ class ParameterServer(Observable):
         await start.leave_description(platform_of(client).clock.now())
         how = self._transport, self._router, start.states, start.tables
         seeder = Bootstrap(self.group, start.initial, *how)
-        self._seeding = asyncio.create_task(seeder.run())
+        self._seeding.append(asyncio.create_task(seeder.run()))
         try:
             async with asyncio.timeout(START_SECONDS):
                 await self._shard_hosts.make_hosts(self.nodes)
@@ -943,11 +944,10 @@ class ParameterServer(Observable):
         """Let go of what is in this process, without the scheduler, and so without the group."""
         self._lost = self._connection.lost
         self._watch.abandon()
-        seeding = [self._seeding] if hasattr(self, "_seeding") else []
-        for task in seeding:
+        for task in self._seeding:
             task.cancel()
-        ending = (self._drainer.close(), self._shard_hosts.stop(), self._router.close(), *seeding)
-        await asyncio.gather(*ending, return_exceptions=True)
+        ending = self._drainer.close(), self._shard_hosts.stop(), self._router.close()
+        await asyncio.gather(*ending, *self._seeding, return_exceptions=True)
         self._port.exit()
         await self._end_runs()
         if checkpoint:
@@ -982,10 +982,9 @@ class ParameterServer(Observable):
     async def _take_no_more_in(self) -> None:
         # Not before the last checkpoint: a server that was lost just now needs a node in its place.
         self._client.unsubscribe_topic(node_topic(self.group.name))
-        tasks = [self._seeding] if hasattr(self, "_seeding") else []
-        for task in tasks:
+        for task in self._seeding:
             task.cancel()
-        await asyncio.gather(*tasks, self._shard_hosts.stop(), return_exceptions=True)
+        await asyncio.gather(*self._seeding, self._shard_hosts.stop(), return_exceptions=True)
 
     async def _scale(self, servers: int) -> None:
         group = self._shard_hosts.group
