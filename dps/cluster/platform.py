@@ -101,7 +101,7 @@ class Presence(Protocol):
     async def registered(self) -> None:
         """Wait until the process is registered, or cannot be.
 
-        Before that, nobody could say that it is busy, not dead.
+        Before that, a busy process cannot be distinguished from a dead one.
         """
         ...
 

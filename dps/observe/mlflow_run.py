@@ -125,7 +125,7 @@ class MlflowRun:
                 self._client.update_run(run.info.run_id, status="RUNNING")
             self.id: str = run.info.run_id
             self._failovers = sum(tag.startswith(_FAILOVER) for tag in run.data.tags)
-            known = run.data.params  # which nobody can change
+            known = run.data.params  # immutable in MLflow
             chosen = dict(pair for name, choice in params.items() for pair in flat(name, choice))
             given = [Param(k, str(v)[:_TEXT]) for k, v in chosen.items() if k not in known]
             said = [RunTag(key, value) for key, value in {**tags, _GROUP: group}.items()]

@@ -64,7 +64,7 @@ class Tasks:
             try:
                 await work()
                 return
-            except Exception as error:  # noqa: BLE001 - the owner is told of it
+            except Exception as error:  # noqa: BLE001 - passed to the owner
                 self._on_failure(error)
             failures = failures + 1 if now() - began < FORGIVEN_SECONDS else 0
             await asyncio.sleep(pause * 2 ** min(max(failures - 1, 0), MOST_DOUBLINGS))

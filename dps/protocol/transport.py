@@ -88,7 +88,7 @@ class Monitors(Protocol):
     """
 
     def follow(self, monitor: str) -> None:
-        """Have the coordinator told what a monitor sees, from now on; at once if it is already."""
+        """Pass reports of a monitor to the coordinator, from now on; no effect if repeated."""
         ...
 
     async def kill(self, watched: Watched, stopped: float) -> None:

@@ -1,4 +1,4 @@
-"""Exceptions that nobody foresees, raised at some point of a background task of a process."""
+"""Unforeseen exceptions, raised at a drawn point of a background task of a process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def _run(work: Coroutine[Any, Any, None]) -> None:
 
 @coroutine
 def _driven(work: Coroutine[Any, Any, None]) -> Generator[Any, Any, None]:
-    """Run a coroutine; when it goes on after a wait, it may find that it is doomed."""
+    """Run a coroutine; after any of its waits, it raises if its process is doomed."""
     process = here.get()
     try:
         waits_for = work.send(None)

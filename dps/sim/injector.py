@@ -456,7 +456,7 @@ class Injector:
         undo()
 
     async def _busy(self, process: Process, seconds: float) -> None:
-        """Keep a process busy; after its patience nobody may wait for it any more."""
+        """Keep a process busy; after `patience`, other processes may stop waiting for it."""
         world, scheduler = self._world, self._world.process("scheduler")
         stood = scheduler.stood if scheduler is not None else 0.0
         began = asyncio.get_running_loop().time()

@@ -202,7 +202,7 @@ class Network:
             self._virtual.pause(process)
 
     def resume(self, process: Process) -> None:
-        """Let a paused process go on."""
+        """Continue a paused process."""
         if process.paused_at is not None:
             self.note("resume", process.name, "", "")
             paused = self._loop.time() - process.paused_at

@@ -59,7 +59,7 @@ class VirtualMonitor:
         self._monitor.silence(watched.number, self._loop.time() + seconds)
 
     def look(self) -> Sighted:
-        """Look at all processes that have not ended: of those, the scheduler is told."""
+        """Look at all processes that have not ended; the scheduler reports those itself."""
         for number in [n for n, process in self._processes.items() if not process.alive]:
             self._monitor.remove(number)
             del self._processes[number]
@@ -122,7 +122,7 @@ class VirtualLinks:
         self._is_following = False
 
     def follow(self, monitor: str) -> None:
-        """Have the coordinator told what the monitor sees."""
+        """Pass reports of the monitor to the coordinator."""
         if not self._is_following:
             self._is_following = True
             self._tasks.keep(self._follow, LOOK_SECONDS)

@@ -80,7 +80,7 @@ def _parsed(text: bytes, first: int) -> tuple[Any, Array]:
     from sklearn.datasets import load_svmlight_file
 
     if UNDERLINED.search(text):
-        raise ValueError("Python takes 1_000 for 1000, and nobody else does")
+        raise ValueError("only Python reads 1_000 as 1000")
     x, y = load_svmlight_file(BytesIO(text), zero_based=not first)
     if not (np.isfinite(x.data).all() and np.isfinite(y).all()):
         raise ValueError("a number is not finite")

@@ -47,7 +47,7 @@ class MonitorLinks:
         self._writers: dict[str, tuple[asyncio.StreamWriter, Signed]] = {}
 
     def follow(self, monitor: str) -> None:
-        """Have the coordinator told what a monitor sees."""
+        """Pass reports of a monitor to the coordinator."""
         if monitor not in self._following:
             self._following.add(monitor)
             self._tasks.keep(partial(self._follow, monitor), AGAIN_SECONDS)
@@ -115,7 +115,7 @@ class MonitorLinks:
                 seen = await _report(reader, signed)
                 try:
                     await self._told(Sighted(monitor, seen))
-                except Exception as error:  # noqa: BLE001 - the coordinator's, and it is told of it
+                except Exception as error:  # noqa: BLE001 - passed to the coordinator
                     self._on_failure(error)
         finally:
             del self._writers[monitor]

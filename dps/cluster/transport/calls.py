@@ -301,7 +301,7 @@ async def answer(handle: Any, meter: Meter, link: str, frames: wire.Frames) -> w
         reply = wire.encode(await handle(wire.decode(frames)))
     except DpsError as error:
         reply = wire.encode(error)
-    except Exception as error:  # noqa: BLE001 - a defect: whoever asked is told, and asks no more
+    except Exception as error:  # noqa: BLE001 - a defect: returned to the caller, which must not retry
         # As text: a log that keeps the traceback would keep the arrays, and their memory.
         _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
         reply = wire.encode(RemoteError(f"{type(error).__name__}: {error}"))

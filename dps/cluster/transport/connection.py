@@ -46,7 +46,7 @@ LARGE_BYTES = 1 << 16  # of a frame from which on a segment costs less than the 
 JOIN_BYTES = 1 << 14  # of a whole message that is better copied than sent in parts
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
-NO_KEY = ""  # which nothing has: whoever is asked for it says so at once
+NO_KEY = ""  # no service has it, so a request for it is refused at once
 NEWS_SECONDS = 0.5  # later than this the end of a loan is told by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
@@ -162,7 +162,7 @@ class Connection:
                 self.close()
 
     async def is_alive(self, within: float) -> bool:
-        """Whether the other end answers, or takes in a large message, within so many seconds."""
+        """Whether the other end answers, or takes in a large message, within `seconds`."""
         received, sent = self._received, self._bytes_sent
         try:
             async with asyncio.timeout(within):

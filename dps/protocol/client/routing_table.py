@@ -111,7 +111,7 @@ class Router:
     def report(self, host: Endpoint, request: ReportLink | None = None) -> None:
         """Tell the coordinator that a call to the host failed; what follows comes as a new table.
 
-        The coordinator takes its time to check, so nobody waits for its reply. `request` says that
+        The coordinator takes its time to check, so the reply is not awaited. `request` says that
         it has failed for long.
         """
         if host not in self._reported:
@@ -132,7 +132,7 @@ class Router:
 
     @property
     def closed(self) -> bool:
-        """Whether the group is known to be closed: there is, or soon will be, nobody to ask."""
+        """Whether the group is known to be closed; its coordinator has ended or soon will."""
         return self._table is not None and self._table.closed
 
     def _fail(self, error: Exception) -> None:

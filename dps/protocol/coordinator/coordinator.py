@@ -80,7 +80,7 @@ from dps.protocol.monitor import Sighting
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 
-# What is asked again and again: whoever asks must not lose what it has because one reply fails.
+# Requests that are repeated anyway: one failed reply must not end the process that sends them.
 REPEATED = (GetTable, RenewLease, RenewWorker, Sighted)
 
 

@@ -94,7 +94,7 @@ OF_REPLICAS = (
     Save,
 )
 
-# What comes from clients, as they are and with what users give them.
+# Requests of clients, which carry arguments of users.
 OF_CLIENTS = (Push, Pull, PullRows, PullRange, ReplayBuffered, Deposit, Save, Describe, Audit)
 
 FORGIVEN = 6  # leases after which an earlier failure counts no more
@@ -248,7 +248,7 @@ class ShardServer:
         return bool(reply.granted) and life == self._life
 
     def _fail(self, error: Exception) -> None:
-        """Start over, as after a kill: nobody knows what a part that has failed has left undone.
+        """Start over, as after a kill: a failed part may have left anything undone.
 
         If that happens again and again, the host takes no shard for a while.
         """

@@ -1,6 +1,6 @@
 """How local files are read that somebody else may have put there: only if they are regular ones.
 
-Whoever opens a pipe waits for its writer, and a device may have no end.
+Opening a pipe blocks until there is a writer, and a device may have no end.
 """
 
 from __future__ import annotations

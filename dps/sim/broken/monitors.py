@@ -79,7 +79,7 @@ def _kill_by_states_alone(
 
 @instead_of(Membership, "sighted", "processes of two monitors confused", any_case)
 async def _sighted_by_number(self: Membership, watched: Watched, sighting: Sighting) -> None:
-    """Know a process by its number alone, which each monitor gives anew."""
+    """Identify a process by its number alone, which is unique only within its monitor."""
     for member in self._known.values():
         if member.watched is not None and member.watched.number == watched.number:
             await _sighted(self, member.watched, sighting)
