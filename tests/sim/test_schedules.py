@@ -129,6 +129,10 @@ def _digest_with_hash_seed(seed: str) -> str:
         "none, ring:33701000018:0,1,2,3,4,5,6,7,9:watched:calm",
         # A worker fails while its call is durable, and not acknowledged.
         "chain(2) + functions:33501000007:0,2,3,4,10:wide:watched:calm",
+        # A shard that can only be restored off the ring moves back to it.
+        "checkpoint, ring:339261126000090:watched",
+        # A replica is restored from a checkpoint below, its reply is lost, and another one is, too.
+        "chain(2) over checkpoint:339261126000050:watched",
         # The only store that has the state is out of reach of its server, which fills another.
         "two stores + wait:33701000015:0,7:wide:watched:calm",
         # A head that is busy while all go back answers that its lease is over, and then renews it.

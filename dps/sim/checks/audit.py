@@ -99,6 +99,7 @@ class _Shard:
         self.restorations: dict[int, _Restoration] = {}  # by epoch
         self.layer = LayerHistory()
         self.last_chain: tuple[Endpoint, ...] = ()
+        self.fell_back: set[str] = set()  # hosts that were restored since from checkpoints below
         self.stores: tuple[Endpoint, ...] = ()  # who had its state when it was last served
         self.lives: dict[Endpoint, int] = {}  # of these stores, when its epoch began
 
@@ -268,6 +269,7 @@ class Auditor:
             view = self._world.view(number)
             shard.last_chain = view.chain or shard.last_chain
             if view.serving:
+                shard.fell_back.clear()
                 shard.stores = self._world.stored(number)
                 if view.epoch not in shard.served:
                     shard.served.add(view.epoch)
@@ -280,7 +282,8 @@ class Auditor:
         """A shard is to be restored from the checkpoints below: what is above has to be lost.
 
         The last replica of a chain is waited for while it is only silent, for longer than any fault
-        lasts; a host that holds states in a store may be given up before.
+        lasts; a host that holds states in a store may be given up before. A replica that was itself
+        restored from these checkpoints, but whose reply was lost, has nothing more.
         """
         shard = self._shards[m.shard]
         if host._group.name != self._world.group.name or m.epoch < self._world.view(m.shard).epoch:
@@ -291,8 +294,10 @@ class Auditor:
             member.address
             for member in shard.last_chain
             if self._world.name_of(member)
+            and member.address not in shard.fell_back
             and m.shard in self._world.hosts[member.address]._replicas
         ]
+        shard.fell_back.add(host._me.address)
         if alive:
             text = f"shard {m.shard} goes back to a checkpoint, though {', '.join(alive)} has it"
             self._world.network.report(Violation("a copy above lives", text))

@@ -97,11 +97,16 @@ class _Rest:
             self._hosts, self.changed = scaling._infos_in_use(), set()
 
     def check(self, scaling: Rebalancer, move: Move[Endpoint]) -> None:
-        """A shard moves only if somebody has come or gone who had, has or is to have it."""
+        """Report a move that no change of the hosts requires.
+
+        A shard that could only be restored off the ring meanwhile has to move back to it.
+        """
         if self._hosts is None:
             return
         self.look(scaling)
         before, _ = _owners(scaling, move.shard, self._hosts)
+        if move.source not in before:
+            return
         after, names = _owners(scaling, move.shard, scaling._infos_in_use())
         text = (
             f"shard {move.shard} moves from {move.source} to {move.target.address}, though nobody "
