@@ -133,6 +133,12 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, ring:339261126000090:watched",
         # A replica is restored from a checkpoint below, its reply is lost, and another one is, too.
         "chain(2) over checkpoint:339261126000050:watched",
+        # The coordinator is paused while the other copy of what a stopped server has is lost.
+        "chain(2), pull filters:339262203000143:wide:watched",
+        # A node is drained while fewer servers hold shards than a chain has replicas.
+        "chain(3), reads any, pull filters:339262203000139:wide:watched",
+        # A server starts over, and ends while another one restores what it had.
+        "checkpoint, seconds, elastic:339262203000138:watched",
         # The only store that has the state is out of reach of its server, which fills another.
         "two stores + wait:33701000015:0,7:wide:watched:calm",
         # A head that is busy while all go back answers that its lease is over, and then renews it.

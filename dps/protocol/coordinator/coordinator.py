@@ -120,6 +120,7 @@ class Coordinator:
             self.tasks,
             holds_anything=self._holds_anything,
             holds_only_copy=self._holds_only_copy,
+            copies_beside=self._copies_beside,
             on_lost=self._lose_host,
             on_silent=self._suspend_host,
             on_found=self._use_hosts,
@@ -586,6 +587,10 @@ class Coordinator:
     def _holds_anything(self, host: Endpoint) -> bool:
         """Whether a host has a replica, or keeps states or mail, or is about to."""
         return self.load(host) > 0 or host in (*self.stores, *self.mailboxes)
+
+    def _copies_beside(self, host: Endpoint) -> set[Endpoint]:
+        chains = [c.view.chain for c in self._controllers if host in c.view.chain]
+        return {other for others in (*chains, self.stores) for other in others} - {host}
 
     def _holds_only_copy(self, host: Endpoint) -> bool:
         """Whether what a host holds is lost if it is given up, though it should not be."""

@@ -66,6 +66,8 @@ class Membership:
         Whether a host has a replica or keeps states, or is about to.
     holds_only_copy
         Whether a host must be waited for, although its lease is over.
+    copies_beside
+        The hosts that may have a copy of what a host has.
     on_lost
         Called with a host that is given up, and with what noticed that.
     on_silent
@@ -85,6 +87,7 @@ class Membership:
         *,
         holds_anything: Callable[[Endpoint], bool],
         holds_only_copy: Callable[[Endpoint], bool],
+        copies_beside: Callable[[Endpoint], Collection[Endpoint]],
         on_lost: Callable[[HostInfo, str], Awaitable[None]],
         on_silent: Callable[[HostInfo, str], Awaitable[None]],
         on_found: Callable[[], Awaitable[None]],
@@ -96,6 +99,7 @@ class Membership:
         self._tasks = tasks
         self._holds_anything = holds_anything
         self._holds_only_copy = holds_only_copy
+        self._copies_beside = copies_beside
         self._on_lost = on_lost
         self._on_silent = on_silent
         self._on_found = on_found
@@ -234,15 +238,21 @@ class Membership:
         pause = FIRST_PROBE
         try:
             while pause < self._timings.lease:  # later it answers, or its lease ends
-                if await self._transport.gone(address):
-                    self._ended_at.add(address)
-                    hosts = [host for host in self._known if host.address == address]
-                    await asyncio.shield(self._end(hosts, by))
+                if await self._end_if_gone(address, by):
                     return
                 await asyncio.sleep(min(pause, LAST_PROBE))
                 pause *= 1.2
         finally:
             self._probed.discard(address)
+
+    async def _end_if_gone(self, address: str, by: str) -> bool:
+        """Give up the hosts at an address if its process has ended; return whether it has."""
+        gone = await self._transport.gone(address)
+        if gone:
+            self._ended_at.add(address)
+            hosts = [host for host in self._known if host.address == address]
+            await asyncio.shield(self._end(hosts, by))
+        return gone
 
     async def _end(self, hosts: Collection[Endpoint], by: str) -> None:
         """Give up hosts whose process is proven to have ended."""
@@ -264,17 +274,24 @@ class Membership:
         elif any(self._holds_anything(host) for host in listed):
             if watched not in self._killed:
                 self._killed.add(watched)
-                self._tasks.start(self._kill(watched))
+                self._tasks.start(self._kill(watched, listed))
         else:
             for host in listed:
                 if host in self and not self._holds_anything(host):  # it may have changed
                     await self._give_up(host, "monitor")
 
-    async def _kill(self, watched: Watched) -> None:
+    async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
+        """Have a process killed, unless its hosts turn out to have the only copy of a state.
+
+        If the coordinator itself was paused, others may have ended without its knowledge.
+        """
+        others = {other.address for host in hosts for other in self._copies_beside(host)}
         try:
-            with suppress(DpsError):
-                await self._monitors.kill(watched, self._timings.stopped)
-            await asyncio.sleep(self._timings.stopped)  # until its end is reported
+            await asyncio.gather(*(self._end_if_gone(other, "coordinator") for other in others))
+            if not any(self._holds_only_copy(host) for host in hosts):
+                with suppress(DpsError):
+                    await self._monitors.kill(watched, self._timings.stopped)
+                await asyncio.sleep(self._timings.stopped)  # until its end is reported
         finally:
             self._killed.discard(watched)
 

@@ -104,8 +104,9 @@ class Rebalancer:
             self._check_keeper(info)
         else:
             self._check_server(info)
-            if self.servers is None:
-                self.servers = sum(load > 0 for load in self._loads().values())
+            if self.servers is None:  # during an outage, fewer may hold shards than are needed
+                loaded = sum(load > 0 for load in self._loads().values())
+                self.servers = max(loaded, self._group.replicas)
         self._drained[host] = len(self._drained)
 
     def _check_server(self, info: HostInfo) -> None:

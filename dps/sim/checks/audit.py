@@ -95,6 +95,7 @@ class _Shard:
         self.members: dict[str, Process] = {}
         self.refused = 0
         self.begun = False
+        self.dropped = False  # by a server that started over, since it was last restored
         self.seeded: Restored | None = None  # the last restoration, if it needs no host of before
         self.restorations: dict[int, _Restoration] = {}  # by epoch
         self.layer = LayerHistory()
@@ -395,6 +396,9 @@ class Auditor:
                     self._shards[event.shard].layer.written(event.epoch, event.version)
                 text = f"{type(event).__name__} says that it took {event.seconds:g} s"
                 require(event.seconds >= 0, "negative time", text)
+            case TaskFailed():
+                for shard in self._shards:
+                    shard.dropped |= any(m.name == event.node for m in shard.members.values())
             case WorkerJoined():
                 self._worker_joined(event)
             case WorkerLeft():
@@ -473,7 +477,8 @@ class Auditor:
         hindered = any(self._injector.struck[kind] for kind in HINDERS)
         others = [member for member in shard.members.values() if member is not process]
         ended = [m.ended_at for m in others if m.ended_at is not None and not m.stood]
-        return max(ended) if ended and len(ended) == len(others) and not hindered else None
+        known = bool(ended) and len(ended) == len(others) and not shard.dropped
+        return max(ended) if known and not hindered else None
 
     def _given_up(self, event: Detected) -> None:
         """Only who was touched by a fault is taken for lost."""
@@ -515,6 +520,7 @@ class Auditor:
         if self._committed:
             whole, lost_at = shard.refused == 0, self._lost_at(shard, process)
             self._committed[event.shard].restored(what, state.version, whole, lost_at)
+            shard.dropped = False
         self._tally.lives[event.shard] += 1
         bound = float("inf") if anew or fell_back else self._bound(shard)
         if self._parts:
