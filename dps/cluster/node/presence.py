@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 NAME = "dps-presence"
 START_SECONDS = 10.0  # until a monitor that was started must answer
 LOOK_SECONDS = 0.02
-AGAIN_SECONDS = 30.0
+AGAIN_SECONDS = 1.0  # until the next attempt to register; doubled by each failure
+MOST_AGAIN_SECONDS = 30.0
 
 _log = logging.getLogger("distributed.worker.dps")
 
@@ -87,10 +88,11 @@ class NodePresence:
             self._writer.write(json.dumps(request).encode() + b"\n")
 
     async def _stay(self) -> None:
-        told = False
+        told, pause = False, AGAIN_SECONDS
         while True:
             try:
                 await self._register()
+                pause = AGAIN_SECONDS
             except Exception as error:  # noqa: BLE001 - training continues without a monitor
                 if not told:
                     _log.warning(
@@ -101,7 +103,8 @@ class NodePresence:
                     )
                 told = True
                 self._tried.set()
-                await asyncio.sleep(AGAIN_SECONDS)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MOST_AGAIN_SECONDS)
 
     async def _register(self) -> None:
         """Register, and return when the monitor has ended."""
