@@ -98,8 +98,8 @@ class Reported(Event):
     """One number that a worker's training loop reported about its steps, such as the loss.
 
     Row i of each column is one step; steps count up from 1 in each incarnation. `versions` are
-    those of what the worker had been given last by then, on the mean of the shards; -1: nothing
-    yet. Empty where nobody knows them.
+    those of the weights that the worker had pulled last, averaged over the shards; -1: no weights
+    yet. The column is empty if the versions are unknown.
     """
 
     worker: str

@@ -18,7 +18,7 @@ _EFFECTS = frozenset(metric.key for metric in EFFECTS)
 
 
 def why_unknown(outcome: Outcome, key: str) -> str:
-    """Return why a figure of a trial is unknown, whatever happened in it; "": it is known."""
+    """Return the reason why a figure of a trial is unknown, or "" if it is known."""
     if not outcome.valid:
         return f"it is {outcome.status}"
     if BY_KEY[key].whole and not outcome.whole:

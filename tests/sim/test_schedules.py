@@ -125,7 +125,7 @@ def _digest_with_hash_seed(seed: str) -> str:
         "stateless, filters:5500110022000191:0,1,3:wide:calm",
         # The newcomer of a move acks before it is known that what it was given is saved in time.
         "checkpoint, seconds:771300450001000002:0,1,2,3,4:calm",
-        # A worker that fell silent pushes on, and is not waited for: nobody knows what it was told.
+        # An evicted worker continues to push, so the acknowledgements that it received are unknown.
         "none, ring:33701000018:0,1,2,3,4,5,6,7,9:watched:calm",
         # A worker fails while its call is durable, and not acknowledged.
         "chain(2) + functions:33501000007:0,2,3,4,10:wide:watched:calm",

@@ -251,7 +251,7 @@ class Client:
     async def _exit(self, reason: str, returned: Returned | None = None) -> None:
         """Have nobody wait for this worker any more."""
         if self.router.closed and self._is_cancelled():
-            return  # its group has ended meanwhile, so nothing receives the report
+            return  # the group has been closed, so no coordinator needs the report
         called, statement = self._calls > 0, self._statement
         request = ExitWorker(self.worker, self.incarnation, reason, called, statement, returned)
         await self.router.ask(request)

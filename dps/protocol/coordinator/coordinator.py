@@ -264,7 +264,7 @@ class Coordinator:
             watched = Watched(m.monitor, sighting.number)
             await self.members.sighted(watched, sighting)
             for name in names[watched]:
-                worker = self._workers[name]  # it may have changed meanwhile
+                worker = self._workers[name]  # the await may have changed it
                 if worker.watched == watched and worker.active:
                     await self._worker_sighted(name, worker, sighting)
         return Done()

@@ -99,7 +99,7 @@ class _Rest:
     def check(self, scaling: Rebalancer, move: Move[Endpoint]) -> None:
         """Report a move that no change of the hosts requires.
 
-        A shard that could only be restored off the ring meanwhile has to move back to it.
+        If the hosts on the ring were unreachable, a shard was restored elsewhere and has to move.
         """
         if self._hosts is None:
             return

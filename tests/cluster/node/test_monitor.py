@@ -10,11 +10,11 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from dps.cluster import monitor
@@ -227,16 +227,11 @@ def test_a_process_that_hangs_in_the_kernel_is_seen_so() -> None:
     )
     with subprocess.Popen([sys.executable, "-c", script], start_new_session=True) as process:
         try:
-            eventually(lambda: stays_hung(process.pid), SECONDS)
+            eventually(psutil.Process(process.pid).children, SECONDS)
+            eventually(lambda: monitor.look_at(process.pid).halted == "hung", SECONDS)
+            assert monitor.look_at(process.pid) == monitor.look_at(process.pid)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def stays_hung(pid: int) -> bool:
-    """Whether a process makes no progress; one that starts only hangs for moments."""
-    first = monitor.look_at(pid)
-    time.sleep(0.3)
-    return first.halted == "hung" and monitor.look_at(pid) == first
 
 
 def test_a_monitor_is_small() -> None:
@@ -276,8 +271,7 @@ def test_a_process_starts_also_where_the_monitor_does_not_answer(
         async with asyncio.timeout(SECONDS):
             await presence.registered()
             assert presence.watched is None
-            while presence.watched is None:
-                await asyncio.sleep(0.05)
+            await asyncio.to_thread(eventually, lambda: presence.watched is not None, SECONDS)
         presence.exit("g")
         server.close()
 
