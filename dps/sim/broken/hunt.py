@@ -8,7 +8,6 @@ wrong with every one.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from dps.sim.broken import (  # noqa: F401 - what is in VARIANTS
@@ -26,7 +25,7 @@ from dps.sim.schedules.draw import numbered
 from dps.sim.schedules.schedule import Schedule
 from dps.sim.simulate import Record, simulate
 
-__all__ = ["BUDGET", "VARIANTS", "Caught", "hunt", "in_place"]
+__all__ = ["BUDGET", "VARIANTS", "Caught", "hunt"]
 
 BUDGET = 10_000
 
@@ -37,11 +36,6 @@ class Caught:
 
     record: Record
     after: int
-
-
-def in_place(variant: Variant) -> AbstractContextManager[None]:
-    """Have the shipped code replaced by a broken variant of it."""
-    return patched(*variant.patches)
 
 
 def hunt(variant: Variant, budget: int = BUDGET, first: Iterable[Schedule] = ()) -> Caught | None:
@@ -75,7 +69,7 @@ def _broken_only_by(variant: Variant, schedule: Schedule) -> Record | None:
 
     An error shows nothing of the checks, unless it is what the variant leads to.
     """
-    with in_place(variant):
+    with patched(*variant.patches):
         record = simulate(schedule)
     if record.violation is None or (record.violation.kind == "bug" and not variant.raises):
         return None

@@ -95,7 +95,7 @@ class _Shard:
         self.members: dict[str, Process] = {}
         self.refused = 0
         self.begun = False
-        self.dropped = False  # by a server that started over, since it was last restored
+        self.dropped: dict[str, float] = {}  # by which servers that started over, and when
         self.seeded: Restored | None = None  # the last restoration, if it needs no host of before
         self.restorations: dict[int, _Restoration] = {}  # by epoch
         self.layer = LayerHistory()
@@ -174,6 +174,8 @@ class Auditor:
             shard.heads, shard.versions, shard.members, shard.begun = {}, {}, {}, False
             shard.seeded, shard.restorations, shard.served = None, {}, set()
             shard.layer, shard.last_chain, shard.stores = LayerHistory(), (), ()
+            shard.dropped.clear()
+            shard.fell_back.clear()
         for refused in saved.refused:
             self._refused(refused.shard, refused.path, refused.reason)
         for state in saved.states:
@@ -383,6 +385,7 @@ class Auditor:
             case Restored():
                 self._restored(process, event)
             case Promoted() | ReplicaAdded():
+                self._shards[event.shard].dropped.pop(event.node, None)
                 self._shards[event.shard].members[process.address] = process
             case Detected():
                 self._given_up(event)
@@ -398,7 +401,7 @@ class Auditor:
                 require(event.seconds >= 0, "negative time", text)
             case TaskFailed():
                 for shard in self._shards:
-                    shard.dropped |= any(m.name == event.node for m in shard.members.values())
+                    shard.dropped.setdefault(event.node, now())
             case WorkerJoined():
                 self._worker_joined(event)
             case WorkerLeft():
@@ -476,9 +479,12 @@ class Auditor:
         """When the last server of a shard ended, if nothing had kept it from saving its state."""
         hindered = any(self._injector.struck[kind] for kind in HINDERS)
         others = [member for member in shard.members.values() if member is not process]
-        ended = [m.ended_at for m in others if m.ended_at is not None and not m.stood]
-        known = bool(ended) and len(ended) == len(others) and not shard.dropped
-        return max(ended) if known and not hindered else None
+        ended = [
+            min(m.ended_at, shard.dropped.get(m.name, m.ended_at))
+            for m in others
+            if m.ended_at is not None and not m.stood
+        ]
+        return max(ended) if ended and len(ended) == len(others) and not hindered else None
 
     def _given_up(self, event: Detected) -> None:
         """Only who was touched by a fault is taken for lost."""
@@ -520,7 +526,7 @@ class Auditor:
         if self._committed:
             whole, lost_at = shard.refused == 0, self._lost_at(shard, process)
             self._committed[event.shard].restored(what, state.version, whole, lost_at)
-            shard.dropped = False
+            shard.dropped.clear()
         self._tally.lives[event.shard] += 1
         bound = float("inf") if anew or fell_back else self._bound(shard)
         if self._parts:

@@ -99,15 +99,15 @@ class _Rest:
     def check(self, scaling: Rebalancer, move: Move[Endpoint]) -> None:
         """Report a move that no change of the hosts requires.
 
-        If the hosts on the ring were unreachable, a shard was restored elsewhere and has to move.
+        If the hosts on the ring were unreachable, a shard was restored elsewhere, and moves back.
         """
         if self._hosts is None:
             return
         self.look(scaling)
         before, _ = _owners(scaling, move.shard, self._hosts)
-        if move.source not in before:
-            return
         after, names = _owners(scaling, move.shard, scaling._infos_in_use())
+        if move.source not in before and move.target in after:
+            return
         text = (
             f"shard {move.shard} moves from {move.source} to {move.target.address}, though nobody "
             f"has come or gone of those who had it, {_told(before)}, or are to have it, {names}"

@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dps.errors import ConfigurationError
-from dps.sim.broken.hunt import VARIANTS, in_place
+from dps.sim.broken.hunt import VARIANTS
+from dps.sim.patches import patched
 from dps.sim.schedules.draw import named
 from dps.sim.schedules.shrink import shrink
 from dps.sim.simulate import simulate
@@ -60,7 +61,7 @@ def test_a_schedule_that_does_not_exist_is_refused(name: str) -> None:
 
 @pytest.mark.slow
 def test_a_violation_is_shrunk_to_what_it_takes_and_replays() -> None:
-    with in_place(VARIANTS["mailbox left"]):
+    with patched(*VARIANTS["mailbox left"].patches):
         record = simulate(named("stateless:1"))
         assert record.violation is not None
         less = shrink(record)
