@@ -6,11 +6,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SOAK_MINUTES ?= 30
 SOAK_SEED ?= 0
-SOAK_TIMES ?= 20
-SIMULATE_SEED ?= 0
+SCHEDULES ?= 10000
+SEED ?= 0
+REPLAY ?=
+EXPERIMENT ?= demo
+PROFILE ?= laptop
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate replicate-virtual replicate-full shapes findings torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh soak soak-returns clean frontier
+.PHONY: help setup demo explore fashion fashion-data wordnet test test-all test-clusters test-others deployment-test examples examples-large framework replicate shapes torch torch-test jax browser browser-test slurm slurm-test docs docs-tools lint types lock ui report bench bench-throughput bench-recovery bench-elastic bench-measuring bench-sparse bench-torch bench-baselines simulate simulate-fresh mutants validate soak clean frontier
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name text; do \
@@ -41,10 +44,10 @@ fashion-data:
 		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends dataset-fashion-mnist; } || true
 
 # Tests that start clusters wait most of the time, and watch the clock: more than two at once would
-# disturb each other. The others take what the processors have left, so their limit of time is wide.
+# disturb each other. The others take what the processors have left.
 CLUSTERS := $(BIN)/python -m pytest -n 2 --dist loadfile -m
-OTHERS := nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 600 -m
-SIMULATE_FRESH := $(BIN)/dps simulate --schedules 320 --fresh $$(git rev-parse HEAD)
+OTHERS := nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal -m
+SIMULATE_FRESH := $(BIN)/python -m tests.simulator --schedules 320 --fresh $$(git rev-parse HEAD)
 
 # Hundreds of processes import the same modules: they are compiled once, whatever the shell says.
 test test-all test-clusters test-others deployment-test slurm-test torch-test browser-test: export PYTHONDONTWRITEBYTECODE :=
@@ -88,51 +91,22 @@ wordnet: setup ## L1-logistic regression on the glosses of WordNet, which Debian
 examples-large: setup fashion-data ## the same at their large sizes: some minutes each
 	$(BIN)/python -m examples all --size large
 
-replicate: torch fashion-data ## repeat the experiments of both papers in short, and judge their claims
-	$(BIN)/dps replicate ttf
-	$(BIN)/dps replicate ftps
+replicate: setup fashion-data ## repeat experiments of two papers and judge their claims: the first on virtual time, the second in short
+	$(BIN)/dps run replicate/ttf
+	$(BIN)/dps run replicate/ftps --set 'seeds=[0, 1, 2, 3]' --set training.updates=750
 
 framework: setup ## the shapes of the first parameter-server papers: staleness, scaling, filters, elasticity
-	for each in staleness scaling filters pull-filters elastic; do $(BIN)/dps run $$each || exit; done
+	for each in staleness scaling filters studies/pull-filters elastic; do $(BIN)/dps run $$each || exit; done
 
-shapes: setup ## the same on virtual time, on the framework's own problems: the tables of docs/shapes.md, and its figures
+shapes: setup ## the same on virtual time, on the framework's own problems: the grids of docs/shapes.md
 	$(BIN)/dps run staleness --set cluster.kind=virtual --set experiment=staleness-virtual
 	for each in saturation problems-l1-workers problems-l1-delays problems-rica-workers problems-rica-delays \
-		problems-rica-filters; do $(BIN)/dps run $$each || exit; done
-	cp results/saturation/figures/gradients-together-against-training.svg docs/figures/shapes/saturation-gradients-together-against-training.svg
-	cp results/problems-l1-workers/figures/objective-target-seconds-against-training.svg docs/figures/shapes/l1-objective-target-seconds-against-training.svg
-	cp results/problems-l1-delays/figures/objective-target-gradients-against-consistency.svg docs/figures/shapes/l1-objective-target-gradients-against-consistency.svg
-
-# Verdicts of real processes: those of `make replicate` where it was run here, else the documented ones.
-beside = $(shell test -e results/replicate-$(1)-short/verdicts.json || echo --beside docs/figures/$(1)/verdicts.json)
-
-replicate-virtual: torch fashion-data ## both papers with all cells and seeds on virtual time, and their sections of docs/findings.md
-	$(BIN)/dps replicate ttf --full --virtual $(call beside,ttf)
-	$(BIN)/dps replicate ftps --full --virtual $(call beside,ftps)
-	mkdir -p docs/figures/ttf-virtual docs/figures/ftps-virtual
-	cp results/replicate-ttf-virtual/*.svg docs/figures/ttf-virtual/
-	cp results/replicate-ftps-virtual/figures/*.svg docs/figures/ftps-virtual/
-	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ttf-virtual/findings.md figures/ttf-virtual
-	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ftps-virtual/findings.md figures/ftps-virtual
-
-# On real processes alone, all cells and seeds take four and a half hours: `dps replicate ttf --full`, and ftps.
-replicate-full: replicate replicate-virtual ## in short on real processes, and all cells and seeds on virtual time: see docs/training-through-failure.md
+		problems-rica-filters; do $(BIN)/dps run studies/$$each || exit; done
 
 frontier: setup ## who wins when, on virtual time: the grids of docs/who-wins-when.md
-	for each in frontier frontier-workers frontier-size frontier-all frontier-layers frontier-stores frontier-faults frontier-everywhere frontier-model frontier-profile explore interval partial partial-small ring; do \
-		$(BIN)/dps run $$each --yes || exit; done
-
-findings: replicate-full framework shapes ## all of these, and bring figures and sections of docs/findings.md up to date
-	cp results/replicate-ttf-short/*.svg results/replicate-ttf-short/verdicts.json docs/figures/ttf/
-	cp results/replicate-ftps-short/figures/*.svg results/replicate-ftps-short/verdicts.json docs/figures/ftps/
-	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ttf-short/findings.md figures/ttf
-	$(BIN)/python -m flows.replication.page docs/findings.md results/replicate-ftps-short/findings.md figures/ftps
-	cp results/staleness-virtual/figures/idle-share-against-consistency.svg docs/figures/framework/
-	cp results/staleness-virtual/figures/target-seconds-against-consistency.svg docs/figures/framework/
-	cp results/staleness-virtual/figures/accuracy-final-against-consistency.svg docs/figures/framework/
-	cp results/scaling/figures/gradients-together-against-training.svg docs/figures/framework/
-	cp results/scaling/figures/server-busy-against-training.svg docs/figures/framework/
-	cp results/elastic/figures/gradients-per-second-time.svg docs/figures/framework/
+	for each in explore interval $(addprefix studies/,frontier frontier-workers frontier-size frontier-all frontier-layers \
+		frontier-stores frontier-faults frontier-everywhere frontier-model frontier-profile partial partial-small ring); do \
+		$(BIN)/dps run $$each || exit; done
 
 torch: $(VENV)/.torch ## install torch as well, a CPU build of it where pip knows of one
 
@@ -226,18 +200,23 @@ bench-torch: torch ## train modules of torch beside the bare loop of the same mo
 bench-baselines: setup ## train beside a single process, and Ray, torch RPC and torchft where installed, and kill the server of each
 	$(BIN)/python -m benchmarks baselines --seeds 5
 
-simulate: setup ## run 10,000 random schedules of faults on virtual time, and catch every broken variant
-	$(BIN)/dps simulate --schedules 10000 --seed $(SIMULATE_SEED)
-	$(BIN)/dps simulate --mutants
+simulate: setup ## run SCHEDULES (10000) random schedules of faults of the series SEED (0) on virtual time; REPLAY='chain(2):12' repeats one
+	$(BIN)/python -m tests.simulator $(if $(REPLAY),--replay '$(REPLAY)',--schedules $(SCHEDULES) --seed $(SEED))
+
+mutants: setup ## run schedules until every deliberately broken variant of the protocol is caught
+	$(BIN)/python -m tests.simulator --mutants
 
 simulate-fresh: setup ## run some hundred schedules of a series that is the present commit's, about a minute
 	$(SIMULATE_FRESH)
 
-soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30), and check every promise
-	$(BIN)/python -m tests.soak rounds --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
+# Virtual time is first: it takes seconds, and what is wrong with a configuration is found there.
+validate: setup ## run EXPERIMENT (demo) on virtual time with PROFILE (laptop) and on real processes, and compare the two
+	$(BIN)/dps run $(EXPERIMENT) --virtual --set cluster.profile=$(PROFILE)
+	$(BIN)/dps run $(EXPERIMENT)
+	$(BIN)/dps compare $(EXPERIMENT) $(EXPERIMENT)-virtual
 
-soak-returns: setup ## kill the driver and the scheduler of supervised trainings SOAK_TIMES (20) times each
-	$(BIN)/python -m tests.soak returns driver scheduler --times $(SOAK_TIMES) --seed $(SOAK_SEED)
+soak: setup ## kill and pause nodes at random for SOAK_MINUTES (30), and check every promise
+	$(BIN)/python -m tests.soak --minutes $(SOAK_MINUTES) --seed $(SOAK_SEED)
 
 clean: ## remove results, tracking store, caches and .venv
 	rm -rf $(VENV) results report.html report-fashion.html build *.egg-info

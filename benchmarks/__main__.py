@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from dps.errors import DpsError
-from flows.cli.console import prepare_process
-from flows.cli.documents import AsJson, json_output
+from flows.cli.console import AsJson, json_output, prepare_process
 
 if TYPE_CHECKING:
     from benchmarks.torch import Row

@@ -17,6 +17,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.live import Watch, eventually
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
@@ -25,8 +26,7 @@ from dps.core.rules.rule import SGD
 from dps.events import Applied, Moved
 from dps.protocol.durabilities.presets import PRESETS
 from dps.protocol.recovery import with_checkpoint_path
-from flows.analysis.statistics import nearest_rank
-from flows.records.live import Watch, eventually
+from flows.metrics.updates import nearest_rank
 from flows.records.record import Record
 
 SHARDS = 2

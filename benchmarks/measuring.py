@@ -21,18 +21,19 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.node.worker import Worker
 from dps.events import Sink
-from flows.analysis.statistics import Interval, interval
 from flows.config.experiment import TrialConfig, load_experiment
-from flows.execution.trial import Scorer, initial, nodes, train
+from flows.execution.attempt import nodes
+from flows.execution.training import Scorer, initial, train
 from flows.execution.workers import shares_of
 from flows.records.record import EVENTS_FILE, EventWriter
+from flows.statistics import Interval, interval
 
 ROUNDS = 20
 UPDATES = 400
 WARM_UP = 1
 TARGET = 0.98
 PATIENCE = 120.0
-PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.trial", __name__)
+PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.training", __name__)
 
 Tell = Callable[[str], None]
 
@@ -127,7 +128,7 @@ def _rate(config: TrialConfig, cluster: LocalCluster, record: Sink | None) -> fl
         cluster.client,
         initial(config),
         shards=config.server.shards,
-        optimizer=config.build_optimizer(),
+        optimizer=config.optimizer.build(),
         on_event=record,
     ) as ps:
         if record is not None:

@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.live import Watch
 from benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell, nodes_for
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
@@ -26,9 +27,8 @@ from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery, with_checkpoint_path
-from flows.analysis.resources import sent_by_link, total_usage, usage_by_role
 from flows.metrics.metric import LINKS
-from flows.records.live import Watch
+from flows.metrics.processes import last_samples, peak_bytes
 
 ROUNDS = 5
 WARM_UP = 30
@@ -153,9 +153,10 @@ def _turn(recovery: Recovery, workers: int) -> Turn:
             futures = ps.run(partial(push, GRADIENTS), workers=workers)
             rates = [GRADIENTS / future.result(PATIENCE) for future in futures]
         record = watch.record
+    samples = last_samples(record)
     updates = workers * (WARM_UP + GRADIENTS)
-    sent = {link: total / updates for link, total in sent_by_link(record).items()}
-    return Turn(sum(rates), sent, total_usage(usage_by_role(record)).peak_bytes)
+    sent = {link: sum(s.sent.get(link, 0) for s in samples) / updates for link in LINKS}
+    return Turn(sum(rates), sent, peak_bytes(samples))
 
 
 def push(gradients: int, worker: Worker) -> float:

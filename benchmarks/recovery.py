@@ -20,21 +20,21 @@ from statistics import median
 
 import numpy as np
 
-from dps.chaos.kill_and_pause import Striker
+from benchmarks.live import Watch, eventually
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import SystemClock
 from dps.core.rules.rule import SGD
+from dps.events import NodeJoined
+from dps.faults.acts import Striker
 from dps.protocol.durabilities.presets import PRESETS
 from dps.protocol.recovery import Recovery, with_checkpoint_path
 from dps.protocol.timings import Timings
-from flows.analysis.faults import FaultTimes, fault_times
-from flows.analysis.statistics import nearest_rank
-from flows.records.live import Watch, eventually
+from flows.metrics.faults import FaultTimes, fault_times
+from flows.metrics.updates import nearest_rank
 from flows.records.record import Record
-from flows.verification.calibration import head_of, joined
 
 PARAMETERS = 812_500  # float32: 3.25 MB
 COMPUTE_SECONDS = 0.01
@@ -202,7 +202,8 @@ class _Ring:
     def fault(self, kind: str, number: int) -> FaultTimes:
         """Have the shard's head fail once; return what came of it when a spare is warm again."""
         self._settle()
-        head = head_of(self._ps)
+        address = self._ps.table().views[0].chain[0].address
+        head = next(node.name for node in self._ps.nodes if node.address == address)
         strike = self._striker.kill if kind == "kill" else self._striker.pause
         strike(number, head, 0)
         times = self._watch.until(_recovered, f"recovery from the loss of {head}", PATIENCE)
@@ -218,7 +219,7 @@ class _Ring:
     def _replace(self) -> None:
         name = next(self._names)
         self._cluster.start(NodeSpec(name, "server"))
-        self._watch.until(partial(joined, name), f"start of {name}", PATIENCE)
+        self._watch.until(partial(_joined, name), f"start of {name}", PATIENCE)
 
 
 @contextlib.contextmanager
@@ -238,6 +239,10 @@ def push_until(flag: str, worker: Worker) -> None:
     while not Path(flag).exists():
         time.sleep(COMPUTE_SECONDS)
         worker.push_pull(gradients)
+
+
+def _joined(name: str, record: Record) -> NodeJoined | None:
+    return next((event for event in record.of(NodeJoined) if event.node == name), None)
 
 
 def _recovered(record: Record) -> FaultTimes | None:

@@ -24,7 +24,7 @@ from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
 from dps.core.rules.rule import SGD
 from dps.core.tables.spec import SparseSpec
-from flows.analysis.statistics import nearest_rank
+from flows.metrics.updates import nearest_rank
 
 KEYS = 100_000
 WIDTH = 16

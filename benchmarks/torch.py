@@ -174,9 +174,9 @@ def made(model: Model) -> Any:
     torch.manual_seed(0)
     if not model.layers:
         from flows.workloads.base import DatasetShape
-        from flows.workloads.torch_module import ConvNet
+        from flows.workloads.torch_module import conv_net
 
-        return ConvNet()(DatasetShape(784, 10)).to(model.device)
+        return conv_net(DatasetShape(784, 10)).to(model.device)
     layer = nn.TransformerEncoderLayer(
         model.width, 8, 4 * model.width, dropout=0.0, batch_first=True
     )

@@ -1,11 +1,30 @@
-"""The experiments that come with the package; `dps run NAME` finds them here by file name."""
+"""Experiments that `dps run NAME` finds by the names of their files.
 
+Those of this folder come with the package. Folders in it (`replicate`, `studies`) are found in a
+clone only.
+"""
+
+import re
 from importlib.resources import files
 from pathlib import Path
 
 
 def packaged_names() -> list[str]:
-    """Return the names of the configurations that come with the package."""
+    """Return the names of the configurations: `demo`, and in a clone `studies/frontier`, too."""
     root = Path(str(files("flows.configs")))
-    found = root.rglob("*.yaml")
-    return sorted(path.relative_to(root).with_suffix("").as_posix() for path in found)
+    return sorted(
+        path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.yaml")
+    )
+
+
+def question_of(name: str) -> str:
+    """Return the first sentence of a configuration's comment: what the experiment asks."""
+    text = Path(str(files("flows.configs") / f"{name}.yaml")).read_text("utf-8")
+    return re.split(r"(?<=[.?]) ", comment_of(text))[0]
+
+
+def comment_of(configuration: str) -> str:
+    """Return the first comment paragraph of a configuration, which describes it."""
+    notes = r"(?:#(?: yaml-language-server| changed by --set|\s*$).*\n)*"
+    found = re.match(rf"{notes}((?:#[ \t]*\S.*\n)*)", configuration)
+    return " ".join(line.lstrip("# ").rstrip() for line in found[1].splitlines()) if found else ""

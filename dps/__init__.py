@@ -1,8 +1,9 @@
 """dps: a parameter server on Dask, for dense arrays and sparse tables.
 
-The names below are the public interface. `ParameterServer` is imported on first use, because it
-brings in Dask, which takes a second to import. So are the modules `dps.torch`, which needs torch,
-and `dps.tree`.
+The names below are the public interface. An update rule, a filter or a strategy that is exported
+here can also be chosen in experiments and stored beside checkpoints. `ParameterServer` is imported
+on first use, because it imports Dask, which takes a second. The modules `dps.torch`, which needs
+torch, and `dps.tree` are imported on first use as well.
 """
 
 from __future__ import annotations
@@ -27,16 +28,30 @@ from dps.core.filters.filter import (
 from dps.core.functions import Changed, Part
 from dps.core.outage import Continue, Replay, Wait
 from dps.core.placement.hash_ring import ConsistentHash
-from dps.core.rules.clipping import Clipped
-from dps.core.rules.compensation import DelayCompensated
-from dps.core.rules.decay import WeightDecay
-from dps.core.rules.ftrl import FTRL
-from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
 from dps.core.rules.per_array import Frozen, PerArray
-from dps.core.rules.proximal import DelayedProximal, Proximal
+from dps.core.rules.proximal import (
+    FTRL,
+    L1,
+    L2,
+    DelayedProximal,
+    ElasticNet,
+    GroupL1,
+    Penalty,
+    Proximal,
+)
 from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule
-from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, StepDecay, WarmUp
-from dps.core.rules.staleness import StalenessAware
+from dps.core.rules.wrappers import (
+    Clipped,
+    Constant,
+    Cosine,
+    DelayCompensated,
+    Schedule,
+    Scheduled,
+    StalenessAware,
+    StepDecay,
+    WarmUp,
+    WeightDecay,
+)
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
     CopiesMissingWarning,
@@ -61,6 +76,7 @@ from dps.protocol.messages import Loss
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.model_files import Model, load
 from dps.protocol.timings import Timings
+from dps.protocol.wire import message
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
@@ -154,32 +170,28 @@ __all__ = [
 ]
 
 
+# Never sent and never stored with checkpoints, so a user's class may have one of these names.
+_LOCAL = (Changed, Given, Part, Sending, Timings)
+
 for _name in __all__:
     if isinstance(_found := globals().get(_name), type) and is_dataclass(_found):
         explained(_found)
+        if _found not in _LOCAL:
+            message(_found)
+
+
+_LAZY = {  # what brings in Dask, or torch, by the module that it is in
+    "ParameterServer": "dps.cluster.driver.parameter_server",
+    "Pipeline": "dps.cluster.node.pipeline",
+    "Session": "dps.cluster.supervision.session",
+    "Worker": "dps.cluster.node.worker",
+    "supervise": "dps.cluster.supervision.supervisor",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ParameterServer":
-        from dps.cluster.driver.parameter_server import ParameterServer
-
-        return ParameterServer
-    if name == "Pipeline":
-        from dps.cluster.node.pipeline import Pipeline
-
-        return Pipeline
-    if name == "Worker":
-        from dps.cluster.node.worker import Worker
-
-        return Worker
-    if name == "Session":
-        from dps.cluster.supervision.session import Session
-
-        return Session
-    if name == "supervise":
-        from dps.cluster.supervision.supervisor import supervise
-
-        return supervise
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     if name in ("torch", "tree"):
         return import_module(f"dps.{name}")
     raise AttributeError(f"module 'dps' has no attribute {name!r}")

@@ -11,25 +11,13 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+LONGEST_REASON = 300
+
 _TABLE = "border-collapse:collapse;margin:0.4em 0"
 _CELL = (
     "padding:0.2em 1em 0.2em 0;text-align:left;vertical-align:top;background:none;"
     "border-bottom:1px solid rgba(128,128,128,0.35)"
 )
-
-
-class Shown:
-    """A frozen dataclass of settings that a notebook shows with its purpose and all settings."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        first = (type(self).__doc__ or "").strip().split("\n\n")[0].replace("`", "")
-        settings = [
-            (field.name, brief(getattr(self, field.name)))
-            for field in dataclasses.fields(self)  # type: ignore[arg-type]
-        ]
-        return block(type(self).__name__, " ".join(first.split()), pairs_html(settings))
 
 
 def brief(choice: Any) -> str:
@@ -48,6 +36,14 @@ def brief(choice: Any) -> str:
     return f"{type(choice).__name__}({', '.join(said)})"
 
 
+def in_a_line(text: str) -> str:
+    """Return a text that may quote the contents of a file, in one printable line."""
+    printable = text if text.isprintable() else repr(text)[1:-1]
+    if len(printable) <= LONGEST_REASON:
+        return printable
+    return f"{printable[: LONGEST_REASON - 1]}…"
+
+
 def block(title: str, below: str, *parts: str) -> str:
     """Return HTML with a title, a line below it, and whatever follows."""
     return (
@@ -64,15 +60,3 @@ def pairs_html(pairs: Sequence[tuple[str, str]]) -> str:
         for name, value in pairs
     )
     return f'<table style="{_TABLE}"><tbody>{rows}</tbody></table>' if pairs else ""
-
-
-def table_html(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table with a line of headings."""
-    head = "".join(f'<th style="{_CELL};font-weight:600">{escape(name)}</th>' for name in columns)
-    body = "".join(
-        '<tr style="background:none">'
-        + "".join(f'<td style="{_CELL}">{escape(cell)}</td>' for cell in row)
-        + "</tr>"
-        for row in rows
-    )
-    return f'<table style="{_TABLE}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

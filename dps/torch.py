@@ -13,16 +13,14 @@ from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 
-from dps.cluster.node.closing import Closing
-from dps.cluster.node.pipeline import Pipeline
+from dps.cluster.node.pipeline import Closing, Pipeline
 from dps.cluster.node.worker import NOTHING, Worker, check_worker
 from dps.core.arguments import as_gradient
-from dps.core.averaging import AVERAGE, average
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays, FlatLayout
-from dps.core.functions import Function
-from dps.core.ranges import argument_above_zero, one_of, refused, shown, whole_argument
+from dps.core.functions import AVERAGE, Function, average
+from dps.core.ranges import one_of, refused, shown, whole_argument
 from dps.errors import ConfigurationError
 
 try:
@@ -116,7 +114,6 @@ def attach(
     module: Module,
     *,
     ahead: int = 0,
-    clip_norm: float | None = None,
     buffers: Buffers = "kept",
     average_every: int = 10,
 ) -> Replica:
@@ -133,8 +130,6 @@ def attach(
     ahead
         How many of its own last updates the weights may lack on which it computes; see
         `dps.Pipeline`.
-    clip_norm
-        What the norm of all gradients together is clipped to, as `clip_grad_norm_` does.
     buffers
         "kept": each worker has its own. "averaged": they are averaged over the workers every
         `average_every` steps and at the end; for a server that was given `parameters(module,
@@ -147,7 +142,7 @@ def attach(
         the module is on several devices, or on one of another kind, or another argument is nothing
         of what it may be.
     """
-    return Replica(worker, module, ahead, clip_norm, buffers, average_every)
+    return Replica(worker, module, ahead, buffers, average_every)
 
 
 class Replica(Closing):
@@ -166,21 +161,17 @@ class Replica(Closing):
         worker: Worker,
         module: Module,
         ahead: int,
-        clip_norm: float | None,
         buffers: Buffers,
         average_every: int,
     ) -> None:
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
-        if clip_norm is not None:
-            argument_above_zero("clip_norm", clip_norm)
         _check_buffers(buffers)
         whole_argument("average_every", average_every, 1, "steps")
         trained = _trained(module, worker.layout.names)
         self.module = module
         self._worker = worker
         self._trained = trained
-        self._clip_norm = clip_norm
         self._averaged = _float_buffers(module) if buffers == "averaged" else {}
         self._average_every = average_every
         self._steps = 0
@@ -223,8 +214,6 @@ class Replica(Closing):
         """
         self._pipeline.require_open()
         self._require_unchanged()
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(self._trained.values()), self._clip_norm)
         found = {name: t.grad for name, t in self._trained.items() if t.grad is not None}
         gradients = self._memory.collected(found) if found else NOTHING
         self.zero_grad()
@@ -247,8 +236,7 @@ class Replica(Closing):
     def close(self) -> None:
         """Wait for all that is under way; average the buffers a last time, if they are averaged.
 
-        Afterwards the module is one's own, and nothing is sent: `step` and `load_state_dict` raise
-        `GroupClosed`.
+        Afterwards the module is no longer synchronised, and `step` raises `GroupClosed`.
         """
         try:
             if self._pipeline.is_open:
@@ -261,22 +249,6 @@ class Replica(Closing):
         """Return the module's `state_dict`, as copies, after all that is under way."""
         self.drain()
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the weights on the server, and here, to those of a `state_dict`.
-
-        For a server with `functions=dps.torch.FUNCTIONS`. What other workers push meanwhile is
-        applied before or after; slots of the update rule, such as momentum, stay as they are.
-        """
-        self._pipeline.require_open()
-        self.drain()
-        self.module.load_state_dict(state)
-        self._require_unchanged()
-        new = {name: _array(tensor) for name, tensor in self._trained.items()}
-        new |= {name: _array(tensor) for name, tensor in self._averaged.items()}
-        self._worker.apply(AVERAGE, new, 1.0, False)
-        self._worker.pull_into(self._memory.weights)
-        self._memory.load()
 
     def _require_unchanged(self) -> None:
         """Refuse a module whose parameters are not those that were attached."""
@@ -450,15 +422,10 @@ def _trained(module: Module, held: Container[str] = ()) -> dict[str, Tensor]:
                 f"the module's {name!r} is not initialised yet: run the module once, on one example"
             )
         if (parameter.requires_grad or name in held) and parameter.numel():
-            if parameter.is_complex():
+            if parameter.is_complex() or parameter.layout != torch.strided:
                 raise ConfigurationError(
-                    f"the module's {name!r} is {parameter.dtype}, and the server holds real "
-                    "numbers: make the parameter of torch.view_as_real(…), and use "
-                    "torch.view_as_complex(parameter)"
-                )
-            if parameter.layout != torch.strided:
-                raise ConfigurationError(
-                    f"the module's {name!r} is {parameter.layout}, expected a dense tensor"
+                    f"the module's {name!r} is {parameter.dtype} and {parameter.layout}, expected "
+                    "a dense tensor of real numbers"
                 )
             found[name] = parameter
     return found

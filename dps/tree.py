@@ -13,22 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from dps.cluster.node.closing import Closing
-from dps.cluster.node.pipeline import Pipeline
+from dps.cluster.node.pipeline import Closing, Pipeline
 from dps.cluster.node.worker import Worker, check_worker
 from dps.core.arguments import is_floating, plain
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays
-from dps.core.ranges import argument_above_zero, refused
+from dps.core.ranges import refused
 from dps.errors import ConfigurationError, DpsError, ShapeMismatch
 
 # An array, or a mapping, list, tuple, named tuple or dataclass of trees; None is a tree of nothing.
 Tree = Any
 
 ONLY = "array"  # the path of a tree that is one array
-
-_EPS = 1e-6  # what the norm has added where gradients are clipped, as in torch
 
 
 def parameters(tree: Tree) -> dict[str, np.ndarray]:
@@ -70,9 +67,7 @@ def restored(like: Tree, arrays: Arrays) -> Tree:
     return _built(like, arrays, "")
 
 
-def attach(
-    worker: Worker, like: Tree, *, ahead: int = 0, clip_norm: float | None = None
-) -> Replica:
+def attach(worker: Worker, like: Tree, *, ahead: int = 0) -> Replica:
     """Take part in the training of a tree of weights.
 
     Parameters
@@ -85,16 +80,14 @@ def attach(
     ahead
         How many of its own last updates the weights may lack on which it computes; see
         `dps.Pipeline`.
-    clip_norm
-        What the norm of all gradients together is clipped to.
 
     Raises
     ------
     ConfigurationError
-        The parameter server has other parameters, the consistency model does not allow `ahead`, or
-        `clip_norm` is no number above 0.
+        The tree does not match the parameters of the parameter server, or the consistency model
+        does not allow `ahead`.
     """
-    return Replica(worker, like, ahead, clip_norm)
+    return Replica(worker, like, ahead)
 
 
 class Replica(Closing):
@@ -108,16 +101,13 @@ class Replica(Closing):
         The tree to compute the next gradients on.
     """
 
-    def __init__(self, worker: Worker, like: Tree, ahead: int, clip_norm: float | None) -> None:
+    def __init__(self, worker: Worker, like: Tree, ahead: int) -> None:
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
-        if clip_norm is not None:
-            argument_above_zero("clip_norm", clip_norm)
         self._names = tuple(path for path, _ in _leaves(like))
         _check(worker, parameters(like))
         self._worker = worker
         self._like = like
-        self._clip_norm = clip_norm
         self._pipeline = Pipeline(worker, ahead)
         self.weights: Tree = restored(like, self._pipeline.weights)
 
@@ -137,8 +127,6 @@ class Replica(Closing):
         self._pipeline.require_open()
         arrays = self._worker.gradients(self._names)
         _write(arrays, gradients)
-        if self._clip_norm is not None:
-            _clip(arrays, self._clip_norm)
         self.weights = restored(self._like, self._pipeline.push_pull(arrays))
         return self.weights
 
@@ -281,14 +269,6 @@ def _write(arrays: FlatArrays, gradients: Tree) -> None:
                 f"{list(arrays[path].shape)}"
             )
         arrays[path][...] = array
-
-
-def _clip(arrays: FlatArrays, clip_norm: float) -> None:
-    squares = (float(np.vdot(array, array)) for array in arrays.values())
-    factor = clip_norm / (sum(squares) ** 0.5 + _EPS)
-    if factor < 1:
-        for array in arrays.values():
-            array *= array.dtype.type(factor)
 
 
 def _check(worker: Worker, wanted: Arrays) -> None:

@@ -10,10 +10,13 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+from scipy.sparse import csr_array
 
 from dps.errors import ConfigurationError
 
@@ -46,6 +49,49 @@ def write_corpus(folder: Path, documents: int, seed: int) -> Path:
     path = folder / "docword.docstrings.txt"
     path.write_text(f"{len(bags)}\n{len(known)}\n{len(lines)}\n" + "".join(lines))
     return path
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Documents as counts of words: int64, documents × words, and the word of each column."""
+
+    counts: csr_array
+    words: tuple[str, ...]
+
+
+def read_bag_of_words(path: Path) -> Corpus:
+    """Read a corpus in the bag-of-words format of the UCI repository, plain or .gz.
+
+    ``docword.NAME.txt`` begins with three lines, the numbers of documents, of words, of entries;
+    then each line has a document, a word, both from 1, and a count. ``vocab.NAME.txt`` beside it
+    has the words, one on a line.
+
+    Raises
+    ------
+    ConfigurationError
+        A file cannot be read, or is not in this format.
+    """
+    try:
+        header = pd.read_csv(path, header=None, nrows=3)
+        documents, words, announced = map(int, header[0])
+        entries = pd.read_csv(path, sep=" ", skiprows=3, header=None).to_numpy(np.int64)
+        if entries.shape != (announced, 3):
+            raise ValueError(f"expected {announced} lines of three numbers after the first three")
+        document, word, count = entries.T
+        if count.min() < 1 or min(document.min(), word.min()) < 1:
+            raise ValueError("a number is below 1")
+        places = (document - 1, word - 1)
+        counts = csr_array((count, places), shape=(documents, words))
+        beside = path.with_name(path.name.removesuffix(".gz").replace("docword", "vocab", 1))
+        names = tuple(f"word {number}" for number in range(1, words + 1))
+        if beside.name.startswith("vocab") and beside.is_file():
+            names = tuple(beside.read_text("utf-8").split())
+        if len(names) != words:
+            raise ValueError(f"{beside} has {len(names)} words, expected {words}")
+    except (OSError, EOFError, ValueError, OverflowError) as error:
+        raise ConfigurationError(f"{path} is no bag of words: {error}") from error
+    counts.sum_duplicates()
+    return Corpus(counts, names)
 
 
 def _docstrings(number: int, rng: np.random.Generator) -> list[str]:

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from examples.ratings import Prepared
-from flows.readers.ratings import Ratings
+from examples.ratings import Prepared, Ratings
 
 Array = npt.NDArray[np.floating]
 

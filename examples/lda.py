@@ -20,10 +20,9 @@ from scipy.sparse import csr_array
 
 from dps import SGD, SSP, ParameterServer, Worker
 from dps.errors import ConfigurationError, DpsError
-from examples.corpus import write_corpus
+from examples.corpus import read_bag_of_words, write_corpus
 from examples.gibbs import Priors, Sampler, perplexity
 from examples.outcome import PATIENT, Outcome, Task
-from flows.readers import read_bag_of_words
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -8,15 +8,69 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dps.errors import ConfigurationError
-from flows.readers.ratings import Integers, Ratings, read_ratings
-from flows.workloads.patches import fashion, images_of
+from examples.images import fashion, images_of
+from flows.readers import numbers, read_csv, read_parquet
 
 DRAWN = {"digits": 44, "Fashion-MNIST": 40}  # pixels for each image, some of them twice
 HELD_OUT = 10  # one of so many ratings
+
+
+# The names that the columns of users, items and ratings may have.
+COLUMNS = (
+    ("user", "user_id", "userId"),
+    ("item", "item_id", "itemId", "movieId"),
+    ("rating", "value"),
+)
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Ratings:
+    """What users gave items: users and items are int64 from 0, values float64 and finite."""
+
+    users: Integers
+    items: Integers
+    values: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def part(self, which: npt.NDArray[Any]) -> Ratings:
+        """Some of them, by their positions or a mask."""
+        return Ratings(self.users[which], self.items[which], self.values[which])
+
+
+def read_ratings(path: Path) -> Ratings:
+    """Read a CSV, TSV or parquet file with columns of users, items and ratings.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read, a column is missing, or something in it is no whole number from 0
+        or no finite rating; the message has its place.
+    """
+    table = read_parquet(path) if path.suffix == ".parquet" else read_csv(path)
+    there, chosen = [*table.frame.columns], []
+    for names in COLUMNS:
+        found = next((name for name in names if name in there), None)
+        if found is None:
+            raise ConfigurationError(
+                f"{path} has no column {' or '.join(names)}; there are: {', '.join(there)}"
+            )
+        chosen.append(found)
+    for name in chosen[:2]:
+        keys = numbers(table.frame[name], table.place(name))
+        if table.frame[name].dtype.kind not in "iu" or not len(keys) or keys.min() < 0:
+            raise ConfigurationError(f"{path}: column {name!r}: expected whole numbers from 0")
+    users, items = (table.frame[name].to_numpy(np.int64) for name in chosen[:2])
+    return Ratings(users, items, numbers(table.frame[chosen[2]], table.place(chosen[2])))
 
 
 @dataclass(frozen=True, slots=True)

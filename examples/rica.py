@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from configs.studies.rica import random_filters, reconstruction
 from dps import BSP, Adam, ParameterServer, Worker
+from examples.images import PatchSource
 from examples.outcome import PATIENT, Outcome, Task
 from flows.workloads import batches
-from flows.workloads.patches import PatchSource, load_images, load_patches
-from flows.workloads.rica import random_filters, reconstruction
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,13 +51,13 @@ def objective(filters: Array, x: Array) -> tuple[float, Array]:
 
 def initial(source: PatchSource, filters: int) -> Array:
     """Filters in random directions, of the length at which patches are about reconstructed."""
-    components = load_patches(source).x.shape[1]
+    components = source.patches()[0].shape[1]
     return random_filters(np.random.default_rng([source.seed, 1]), filters, components)
 
 
 def train(source: PatchSource, plan: Plan, worker: Worker) -> None:
     """Push gradients of batches of this worker's patches."""
-    x = load_patches(source).x[worker.index :: worker.workers]
+    x = source.patches()[0][worker.index :: worker.workers]
     rng = np.random.default_rng([source.seed, 2, worker.index])
     weights = worker.pull()
     for steps, size in plan:
@@ -70,7 +70,7 @@ def train(source: PatchSource, plan: Plan, worker: Worker) -> None:
 
 def check(task: Task) -> None:
     """Refuse images that no patch can be cut out of, without solving anything."""
-    load_images(_source(task))
+    _source(task).images()
 
 
 def _source(task: Task) -> PatchSource:
@@ -94,14 +94,14 @@ def solve(client: Client, task: Task) -> Outcome:
     ) as ps:
         client.gather(ps.run(partial(train, source, PLAN), task.workers))
         filters = ps.pull()["filters"]
-    patches = load_patches(source)
-    reached, reference = objective(filters, patches.x)[0], l_bfgs(start, patches.x)
+    x, patterns = source.patches()
+    reached, reference = objective(filters, x)[0], l_bfgs(start, x)
     picture = task.output / "rica.png"
-    draw(filters @ patches.patterns, picture)
+    draw(filters @ patterns, picture)
     notes = (
         f"{count:,} patches of {size} × {size} pixels from {source.named}, whitened to "
         f"{start.shape[1]} components; {number} filters, λ = {SPARSITY:g}",
-        f"the objective at the start was {objective(start, patches.x)[0]:.5g}",
+        f"the objective at the start was {objective(start, x)[0]:.5g}",
     )
     named = "scipy's L-BFGS from the same start"
     return Outcome("objective", reached, reference, named, TOLERANCE, notes, (picture,))

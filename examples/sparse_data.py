@@ -18,7 +18,7 @@ from scipy.sparse import csr_array, diags_array, hstack
 from scipy.special import expit
 
 from dps.errors import ConfigurationError
-from flows.readers import read_examples
+from flows.readers import Examples, read_npz, read_svmlight
 
 STRIDE = 0x9E3779B1  # a prime: no two ranks meet in one column
 WEIGHTS = 200
@@ -144,7 +144,7 @@ class File:
 
     def share(self, index: int, workers: int) -> Iterator[csr_array]:
         """Yield every `workers`-th example of the file."""
-        found = read_examples(self.path)
+        found = _read(self.path)
         x = csr_array(found.x)
         label = np.where(found.y == self.high, 1.0, -1.0)
         yield _signed(x, label, self.constant)[index::workers]
@@ -158,7 +158,7 @@ def survey(path: Path) -> File:
     ConfigurationError
         There is something wrong in it, or its labels are not of two kinds.
     """
-    found = read_examples(path)
+    found = _read(path)
     labels = np.unique(found.y).tolist()
     if len(labels) != 2:
         shown = ", ".join(f"{label:g}" for label in labels[:MOST_SHOWN])
@@ -168,6 +168,13 @@ def survey(path: Path) -> File:
     squares = np.asarray((csr_array(found.x) ** 2).sum(axis=0))
     largest = float(np.sqrt(squares.max() / len(found.y)))
     return File(path, len(squares) + 1, len(found.y), max(labels), largest or 1.0)
+
+
+def _read(path: Path) -> Examples:
+    """Read an npz file, or one of svmlight."""
+    if path.suffix == ".npz":
+        return read_npz(path, regression=True)
+    return read_svmlight(path)
 
 
 def _signed(x: csr_array, label: Array, constant: float = 0.0) -> csr_array:

@@ -1,12 +1,10 @@
 """How files with results are written: whole or not at all, and with a message if it fails.
 
-A folder that cannot be written after hours of running must not end in a traceback. And how files
-that a user names are read: up to a limit, and only regular files.
+A folder that cannot be written after hours of running must not end in a traceback.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 from collections.abc import Callable
@@ -16,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from dps.errors import StoreUnavailable
-from dps.protocol.storage.regular import open_regular
 
 NO_HOME = "/nonexistent"  # the home of a user who has none, by the custom of Debian
 
@@ -73,36 +70,3 @@ def open_own(path: str | Path, mode: str, **options: Any) -> IO[Any]:
 def first_free(path_of: Callable[[int], Path], start: int = 1) -> Path:
     """Return the first of some numbered paths at which there is nothing yet."""
     return next(path for n in count(start) if not (path := path_of(n)).exists())
-
-
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; of a name that is too long there is none."""
-    try:
-        return path.is_file()
-    except OSError:
-        return False
-
-
-def is_folder(path: Path) -> bool:
-    """Whether there is such a folder; of a name that is too long there is none."""
-    try:
-        return path.is_dir()
-    except OSError:
-        return False
-
-
-def read_bytes(path: Path, most: int) -> bytes:
-    """Read a file that somebody named.
-
-    Raises
-    ------
-    OSError
-        It cannot be read, is something else than a file, or has more than `most` bytes.
-    """
-    with open_regular(path) as file:
-        read: bytes | None = file.read(most + 1)
-    if read is None:
-        raise BlockingIOError(errno.EAGAIN, "It has nothing to read yet", str(path))
-    if len(read) > most:
-        raise OSError(errno.EFBIG, f"It has more than {most:,} bytes", str(path))
-    return read

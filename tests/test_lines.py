@@ -8,8 +8,18 @@ import sys
 
 import pytest
 
-from dps.events import Detected, Evaluated, Event, Promoted, TrialEnded, TrialStarted, WorkerLeft
-from dps.events.lines import level_of, line_of, log
+from dps.events import (
+    Detected,
+    Evaluated,
+    Event,
+    Promoted,
+    TrialEnded,
+    TrialStarted,
+    WorkerLeft,
+    level_of,
+    line_of,
+    log,
+)
 from tests.support.records import acked, applied
 
 LABELS = {"trial": "chain.kill.seed-0", "group": "ab12"}
@@ -73,8 +83,7 @@ def test_lines_go_to_the_logger_of_their_subject_as_far_as_they_are_asked_for(
 
 def test_not_even_a_warning_is_shown_unless_somebody_asks() -> None:
     script = (
-        "from dps.events import Detected\n"
-        "from dps.events.lines import log\n"
+        "from dps.events import Detected, log\n"
         "log(Detected(1.0, 0, 2, 'server-0', False, 'lease'), {})\n"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)

@@ -25,8 +25,8 @@ from benchmarks.baselines.trials import (
     missing,
     systems,
 )
-from flows.analysis.statistics import Difference, Interval, interval, paired
 from flows.files import write_whole
+from flows.statistics import Difference, Interval, interval, paired
 
 MICRO = 1e6
 

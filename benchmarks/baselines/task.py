@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from flows.workloads import SHAPES, Arrays, Workload, batches, build_workload, load_dataset
+from flows.config.workload import WorkloadSection
+from flows.workloads import DATASETS, Arrays, Workload, batches
 
 TASK_FILE = "task.json"
 TRACE_FILE = "trace.jsonl"
@@ -91,8 +93,9 @@ class Task:
     @property
     def model(self) -> Workload:
         """The model that is trained."""
-        settings = dict(self.workload)
-        return build_workload(settings.pop("kind"), SHAPES[self.dataset], **settings)
+        section = TypeAdapter(WorkloadSection).validate_python(dict(self.workload))
+        model: Workload = section.build(DATASETS[self.dataset].shape)
+        return model
 
     def share(self, worker: int) -> int:
         """How many gradients a worker computes."""
@@ -120,7 +123,7 @@ class Gradients:
 
     def __init__(self, task: Task, worker: int, done: int = 0) -> None:
         self._model, self._seconds = task.model, task.compute_seconds
-        self._data = load_dataset(task.dataset, part="train")
+        self._data = DATASETS[task.dataset]().load("train")
         rng = np.random.default_rng([task.seed, 1 + worker])
         self._order = batches(rng, len(self._data.x_train), task.batch_size)
         deque(islice(self._order, done), maxlen=0)

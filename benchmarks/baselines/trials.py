@@ -19,13 +19,15 @@ from benchmarks.baselines.program import Ran, read_trace, run
 from benchmarks.baselines.task import Task, snapshots
 from dps.core.names import role_of
 from dps.errors import DpsError
-from flows.analysis.finished import read_finished
-from flows.analysis.learning import LAST_EVALUATIONS
-from flows.analysis.prices import Prices, load_prices
 from flows.config.experiment import ExperimentConfig, TrialConfig
 from flows.config.trials import Trial, expand
-from flows.execution.trial import Scorer, run_trial
+from flows.execution.training import Scorer
+from flows.execution.trial import run_trial
+from flows.metrics.learning import LAST_EVALUATIONS
+from flows.metrics.prices import Prices, load_prices
+from flows.metrics.trial import first_loss
 from flows.records.record import EVENTS_FILE
+from flows.statistics.finished import read_finished
 
 DPS = {"none": "none", "checkpoint": "checkpoint", "chain(2)": "chain", "stateless": "stateless"}
 SECONDS_PER_HOUR = 3600.0
@@ -230,7 +232,8 @@ def _of_dps(system: str, trial: Trial, killed: bool, folder: Path) -> Measured:
     run_trial(trial, folder, lambda event: None)
     prices = load_prices()
     found = read_finished(folder / EVENTS_FILE, prices).outcome
-    seconds, fault = found.target.seconds, found.first_loss
+    row, fault = found.row(), first_loss(found.faults)
+    seconds = row["target_seconds"]
     wrong = "" if found.valid else f"{found.status}: {found.reason}"
     # What fails after its kill counts, as it does with the others.
     unfinished = wrong if killed and fault is not None and found.status == "failed" else ""
@@ -245,10 +248,10 @@ def _of_dps(system: str, trial: Trial, killed: bool, folder: Path) -> Measured:
         reason,
         target_seconds=seconds,
         target_usd=None if seconds is None else usd(roles, seconds, prices),
-        training_seconds=None if unfinished else found.pace.seconds,
-        accuracy_final=None if unfinished else found.accuracy.final,
+        training_seconds=None if unfinished else row["training_seconds"],
+        accuracy_final=None if unfinished else row["accuracy_final"],
         kill_version=fault.updates if fault else None,
-        lost=found.ledger.lost if killed else None,
+        lost=row["updates_lost"] if killed else None,
         down_seconds=fault.rto_seconds if fault else None,
         unfinished=unfinished,
     )
@@ -256,7 +259,7 @@ def _of_dps(system: str, trial: Trial, killed: bool, folder: Path) -> Measured:
 
 def usd(roles: Sequence[str], seconds: float, prices: Prices) -> float:
     """What machines cost for so long, on demand; they are paid while their process is away too."""
-    return sum(prices.node_hour[role] for role in roles) * seconds / SECONDS_PER_HOUR
+    return sum(prices.node_hour[role].usd for role in roles) * seconds / SECONDS_PER_HOUR
 
 
 # -- a baseline --------------------------------------------------------------------------------

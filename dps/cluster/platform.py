@@ -1,6 +1,6 @@
 """What dps stands on in a process: its clocks and threads, and what the system says of the process.
 
-All of `dps.cluster` and `dps.chaos` asks this, and nothing else, for the time, for something that
+All of `dps.cluster` and `dps.faults` asks this, and nothing else, for the time, for something that
 goes on beside the rest, and for names that nobody else has. That is why it runs on virtual time as
 it is, where the platform is another one (`dps.virtual`).
 """
@@ -8,9 +8,11 @@ it is, where the platform is another one (`dps.virtual`).
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import resource
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -18,12 +20,16 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psutil
 from distributed import wait
 
 from dps.protocol.transport import Clock, TransportChoice, Watched
+
+if TYPE_CHECKING:
+    import distributed
 
 T = TypeVar("T")
 
@@ -247,3 +253,58 @@ def platform_of(holder: object) -> Platform:
     """The platform of a Dask worker, scheduler or client: its own, or that of this process."""
     found = getattr(holder, "dps_platform", SYSTEM)
     return found if isinstance(found, Platform) else SYSTEM  # an rpc has attributes of every name
+
+
+# From glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_TOP_PAD = -2
+M_MMAP_THRESHOLD = -3
+M_ARENA_MAX = -8
+
+KEEP_BYTES = 1 << 30
+PAD_BYTES = 64 << 20
+
+
+def keep_memory(platform: Platform = SYSTEM) -> bool:
+    """Have freed memory kept by this process; return whether the C library knows how.
+
+    A process in which nodes are simulated is somebody else's, and stays as it is.
+    """
+    if platform is not SYSTEM or not sys.platform.startswith("linux"):
+        return False
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return False
+    settings = (
+        (M_MMAP_THRESHOLD, KEEP_BYTES),
+        (M_TRIM_THRESHOLD, KEEP_BYTES),
+        (M_TOP_PAD, PAD_BYTES),
+        # The arenas of other threads cannot hold large arrays and would map them after all.
+        (M_ARENA_MAX, 1),
+    )
+    taken = [libc.mallopt(name, value) for name, value in settings]  # each, whatever came of others
+    return all(taken)
+
+
+_ATTRIBUTE = "dps_state"
+_making = Lock()
+
+
+def state_of(dask_worker: distributed.Worker) -> dict[str, Any]:
+    """What is kept, by names. Thread-safe.
+
+    It is not among Dask's `extensions`: Dask goes through those for each heartbeat, and gives a
+    worker up whose extensions change meanwhile, as they do when an actor is made in a thread.
+    """
+    found: dict[str, Any] = vars(dask_worker).setdefault(_ATTRIBUTE, {})
+    return found
+
+
+def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T]) -> T:
+    """What is kept by this name, made if there is none. Thread-safe."""
+    state = state_of(dask_worker)
+    with _making:
+        if name not in state:
+            state[name] = make()
+        found: T = state[name]
+    return found

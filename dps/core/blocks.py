@@ -17,9 +17,9 @@ import numpy as np
 
 from dps.core.arguments import is_name, plain
 from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
-from dps.core.placement.of_blocks import place
+from dps.core.placement.hash_ring import place
 from dps.core.ranges import listed, shown, whole_argument
-from dps.core.tables.spec import PARTITIONS, Given, SparseSpec
+from dps.core.tables.spec import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 Arrays = Mapping[str, np.ndarray]
@@ -176,7 +176,7 @@ class Layout:
         """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
 
         Blocks are made small enough that each shard gets about ten or more, which keeps the shards
-        within 10% of their mean (see `dps.core.placement.of_blocks`). With `whole_rows` no row (all
+        within 10% of their mean (see `dps.core.placement.hash_ring`). With `whole_rows` no row (all
         that has the same first index) is cut, and a block is one row at least, however long that
         is.
 
@@ -482,38 +482,3 @@ def _lay_out(blocks: list[Block], tables: tuple[SparseSpec, ...]) -> ShardLayout
         pieces.append(Piece(block, offset))
         offset += block.nbytes
     return ShardLayout(tuple(pieces), tables)
-
-
-def wrong_in(layout: Layout) -> str | None:
-    """Say what is wrong with a layout that was read back; None: every element has one place."""
-    at: dict[str, list[Block]] = {spec.name: [] for spec in layout.arrays}
-    dtypes = {spec.name: spec.dtype for spec in layout.arrays}
-    if not layout.shards or len(at) < len(layout.arrays):
-        return f"it has {len(layout.shards)} shards of {len(at)} arrays"
-    for number, shard in enumerate(layout.shards):
-        end = 0
-        for piece in shard.pieces:
-            block = piece.block
-            if block.name not in at or block.dtype != dtypes[block.name] or piece.offset != end:
-                return f"{block.key} of {block.dtype} at byte {piece.offset} of shard {number}"
-            if block.dtype not in DTYPES:
-                return f"{block.key} is of {block.dtype}"
-            at[block.name].append(block)
-            end = piece.end
-        if shard.tables != layout.tables:
-            return f"shard {number} has other tables than shard 0"
-    for spec in layout.arrays:
-        end = 0
-        for block in sorted(at[spec.name], key=lambda block: block.start):
-            if block.start != end or block.stop <= block.start:
-                return f"{block.key} follows on {end} elements of the array"
-            end = block.stop
-        if end != spec.size or min(spec.shape, default=1) < 1:
-            return f"array {spec.name!r} of shape {list(spec.shape)} has {end} elements"
-    if any(isinstance(spec.initial, Given) for spec in layout.tables):
-        return "rows that a table begins with are not in it"
-    if len(layout.homes) != (PARTITIONS if layout.tables else 0):
-        return f"it has homes of {len(layout.homes)} partitions"
-    if not all(0 <= home < len(layout.shards) for home in layout.homes):
-        return "a partition is at home on a shard that there is not"
-    return None

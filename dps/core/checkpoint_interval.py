@@ -51,14 +51,6 @@ class FailureHistory:
         return (prior + self.exposure) / (1 + self.failures)
 
 
-def young(cost: float, mtbf: float) -> float:
-    """Return Young's interval between the end of a write and the begin of the next, in seconds.
-
-    It is the optimum where the cost of a write is far less than the mean time between failures.
-    """
-    return math.sqrt(2 * cost * mtbf)
-
-
 def daly(cost: float, mtbf: float) -> float:
     """Return Daly's interval between the end of a write and the begin of the next, in seconds.
 
@@ -75,7 +67,8 @@ def daly(cost: float, mtbf: float) -> float:
     if cost >= 2 * mtbf:
         return mtbf
     part = cost / (2 * mtbf)
-    return young(cost, mtbf) * (1 + math.sqrt(part) / 3 + part / 9) - cost
+    young = math.sqrt(2 * cost * mtbf)
+    return young * (1 + math.sqrt(part) / 3 + part / 9) - cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,18 +24,18 @@ def sealed(text: str) -> str:
     return f'{text[:-1]},"crc":"{crc32(text.encode()):08x}"}}'
 
 
-def unsealed(data: bytes) -> tuple[bytes, bool]:
-    """Return the bytes of a text without its checksum, and whether it had one.
+def unsealed(data: bytes) -> bytes:
+    """Return the bytes of a text without its checksum.
 
     Raises
     ------
     ValueError
-        It has one, and not that of its bytes.
+        It has none, or not that of its bytes.
     """
     found = _SEAL.fullmatch(data, len(data) - _LENGTH) if len(data) > _LENGTH else None
     if found is None:
-        return data, False
+        raise ValueError("has no checksum: it was not written by dps, or was cut short")
     text = data[: found.start()] + b"}"
     if f"{crc32(text):08x}".encode() != found[1]:
         raise ValueError("does not match its checksum: it was changed after it was written")
-    return text, True
+    return text

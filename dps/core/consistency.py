@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from dps.core import ranges
 from dps.core.shard import Progress
 from dps.errors import ConfigurationError
-from dps.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
-class BSP(Shown):
+class BSP:
     """Bulk synchronous (bounded delay 0): updates of one round are applied together.
 
     A shard holds each worker's update until every active worker has sent one, then applies them
@@ -26,7 +25,7 @@ class BSP(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class SSP(Shown):
+class SSP:
     """Stale synchronous with bound `tau`, the paper's "maximal delayed time" (OSDI 2014, 3.4).
 
     A worker whose clock is more than `tau` ahead of the slowest active worker's waits before it
@@ -40,7 +39,7 @@ class SSP(Shown):
 
 
 @dataclass(frozen=True, slots=True)
-class ASP(Shown):
+class ASP:
     """Asynchronous: no worker ever waits for another (unbounded delay)."""
 
 

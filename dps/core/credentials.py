@@ -1,10 +1,7 @@
-"""What is done about passwords in addresses: they are found, to be refused, and masked.
+"""Detection and masking of passwords in addresses.
 
-Who somebody is belongs in the environment. An address is shown, recorded and copied; a password in
-one would be as well.
-
-Texts come from whoever wrote a configuration, and may be long and odd, so each of these searches
-takes time in proportion to the text: no pattern may start anew in what another start has gone over.
+Credentials belong in the environment. An address is shown, recorded and copied, together with any
+password in it.
 """
 
 from __future__ import annotations
@@ -15,97 +12,54 @@ from urllib.parse import unquote, unquote_plus
 
 MASK = "***"
 
+# Texts may be long: the pattern is tried only at the start of a run of these characters.
 _SCHEME = r"(?<![a-z0-9+.-])([a-z0-9+.-]+://)"
-# The user's name and password, up to the last @ that may end them. A password may hold anything, a
-# slash and a quote as well, which it should not; only a colon tells it from a host and a path then.
-# These patterns are only tried on words up to their last @, so that `\S*@` never fails at the end.
+# The user's name and password, up to the last @ that may end them. A password may contain any
+# character, even an unescaped slash; then only a colon distinguishes it from a host and a path.
 _USER = re.compile(_SCHEME + r"([^\s/?\#:@]*:\S*|[^\s/?\#]*)@", re.IGNORECASE)
-# What may be a port and a path that holds an @ is masked, but is no reason to refuse an address:
-# unless it is a database's, which has no such path.
+# Text that may be a port and a path with an @ is masked, but does not make an address invalid.
 _PASSWORD = re.compile(_SCHEME + r"[^\s/?\#:@]*:(?!\d+(?:[/?\#]|$))\S*@", re.IGNORECASE)
-_USER_AND_PASSWORD = re.compile(r"((?<![a-z0-9+.-])[a-z0-9+.-]+)://[^\s/?\#:@]*:", re.IGNORECASE)
-_DATABASE = re.compile(r"postgres|mysql|mariadb|mssql|oracle", re.IGNORECASE)
 _TOKEN = re.compile(r"https?://[^\s/?\#]+@", re.IGNORECASE)
-_WORD_WITH_AT = re.compile(r"(?<!\S)\S*@")
-# The name of a parameter begins at the first of these; the run before "=" may hold several.
-_NAME = re.compile(r"(?<![^\s=&;])([^\s=&;]*+)=")
-_FIRST_MARK = re.compile(r"[?\#]")
-_SECRET_NAME = re.compile(r"pass|pwd|secret|token|key|sig|credential|odbc_connect", re.IGNORECASE)
-_VALUE = re.compile(r"[^\s&]+")
-_AROUND = "'\")]}>,."  # at the very end of a value, these are of the text around
-_ODBC_PASSWORD = re.compile(r"(?:^|;)\s*(?:pwd|password)\s*=\s*", re.IGNORECASE)
+# The patterns above are applied to words up to their last @: otherwise, each :// in a long word
+# would scan to the end of the word and backtrack.
+_UP_TO_AT = re.compile(r"(?<!\S)\S*@")
+# A value ends before quotes and brackets of the surrounding text.
+_PARAMETER = re.compile(
+    r"(?<=[?\#&;])([\w.-]{0,80}?(?:pass|pwd|secret|token|key|sig|credential|odbc_connect)"
+    r"[\w.-]{0,80}=)([^\s&]*[^\s&'\")\]}>,.]|[^\s&])",
+    re.IGNORECASE,
+)
+# The password in the value of `odbc_connect`, without the braces that may enclose it.
+_ODBC_PASSWORD = re.compile(r"(?:^|;)\s*(?:pwd|password)\s*=\s*\{?([^;}\s][^;}]*)", re.IGNORECASE)
 
 
 def masked(text: str) -> str:
     """Return a text in which no address shows a user, a password or another secret."""
-    text = _WORD_WITH_AT.sub(lambda word: _USER.sub(rf"\g<1>{MASK}@", word[0]), text)
-    parts, end = [], 0
-    for start, stop in _parameters(text):
-        parts += [text[end:start], MASK]
-        end = stop
-    return "".join([*parts, text[end:]])
+    text = _UP_TO_AT.sub(lambda word: _USER.sub(rf"\g<1>{MASK}@", word[0]), text)
+    return _PARAMETER.sub(rf"\g<1>{MASK}", text)
 
 
 def masked_for(uri: str, text: str) -> str:
     """Return what somebody says of an address, as `masked`, and without its user and password."""
     text = masked(text)
-    found = next(filter(None, (_USER.search(word) for word in _words_with_at(uri))), None)
+    found = next(filter(None, map(_USER.search, _UP_TO_AT.findall(uri))), None)
     user, _, password = found[2].partition(":") if found else ("", "", "")
-    secrets = [password, *(uri[start:stop] for start, stop in _parameters(uri))]
-    secrets += [
-        decoded for secret in secrets for decoded in (unquote(secret), unquote_plus(secret))
-    ]
-    secrets += [w.strip("{}") for secret in secrets for w in _odbc_passwords(secret)]
-    for secret in sorted({*secrets} - {"", MASK}, key=len, reverse=True):
+    for secret in sorted(_spellings(password, uri), key=len, reverse=True):
         text = text.replace(secret, MASK)
     for quote in ("'", '"') if user else ():
         text = text.replace(f"{quote}{unquote(user)}{quote}", f"{quote}{MASK}{quote}")
     return text
 
 
+def _spellings(password: str, uri: str) -> Iterator[str]:
+    """Yield the secrets of an address, both as written and percent-decoded."""
+    for secret in (password, *(parameter[2] for parameter in _PARAMETER.finditer(uri))):
+        yield from {secret, unquote(secret), unquote_plus(secret)} - {"", MASK}
+        yield from _ODBC_PASSWORD.findall(unquote_plus(secret))
+
+
 def holds_secret(text: str) -> bool:
-    """Whether an address in a text has a password or another secret; a user alone is none."""
-    return (
-        any(_PASSWORD.search(word) or _of_database(word) for word in _words_with_at(text))
-        or _TOKEN.search(text) is not None
-        or next(_parameters(text), None) is not None
-    )
-
-
-# -- parts -------------------------------------------------------------------------------------
-
-
-def _words_with_at(text: str) -> Iterator[str]:
-    """The words of a text that hold an @, each up to its last one."""
-    return (word[0] for word in _WORD_WITH_AT.finditer(text))
-
-
-def _of_database(word: str) -> bool:
-    """Whether the address of a database in a word that ends with @ has something of a password."""
-    return any(_DATABASE.search(found[1]) for found in _USER_AND_PASSWORD.finditer(word))
-
-
-def _parameters(text: str) -> Iterator[tuple[int, int]]:
-    """The places of the values of parameters that are secrets, as in ?token=…"""
-    at = 0
-    while (name := _NAME.search(text, at)) is not None:
-        at, start = name.end(), name.start()
-        if not start or text[start - 1] not in "&;":
-            mark = _FIRST_MARK.search(text, start, at)
-            start = mark.end() if mark else at
-        value = _VALUE.match(text, at) if _SECRET_NAME.search(text, start, at) else None
-        if value is not None:
-            # Something is left in any case: a value may be a quote.
-            at += max(1, len(value[0].rstrip(_AROUND)))
-            yield value.start(), at
-
-
-def _odbc_passwords(text: str) -> Iterator[str]:
-    last_brace = text.rfind("}")
-    at = 0
-    while (name := _ODBC_PASSWORD.search(text, at)) is not None:
-        start = name.end()
-        braced = text[start : start + 1] == "{" and start < last_brace
-        end = text.find("}", start) + 1 if braced else text.find(";", start)
-        at = len(text) if end < 0 else end
-        yield text[start:at]
+    """Whether an address in a text has a password or another secret; a user name is not one."""
+    words = _UP_TO_AT.findall(text)
+    in_a_word = any(_PASSWORD.search(word) or _TOKEN.search(word) for word in words)
+    return in_a_word or _PARAMETER.search(text) is not None

@@ -222,3 +222,32 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
 
 def _bytes(array: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+AVERAGE = "dps.average"
+
+
+def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: float) -> Changed:
+    """Move what a shard holds of arrays towards a caller's values.
+
+    Parameters
+    ----------
+    mine
+        Name → the caller's values, of the array's shape and dtype.
+    share
+        Weight of the caller's values in the new ones; 1 replaces the old values, including NaN.
+
+    Returns
+    -------
+    changed
+        With the result: name → [spans, new values], as in `Part`.
+    """
+    new: dict[str, np.ndarray] = {}
+    told: dict[str, Any] = {}
+    for name in sorted(mine.keys() & arrays.keys()):
+        part, flat = arrays[name], mine[name].reshape(-1)
+        theirs = np.concatenate([flat[start:stop] for start, stop in part.spans])
+        weight = part.values.dtype.type(share)
+        new[name] = theirs if share == 1 else (1 - weight) * part.values + weight * theirs
+        told[name] = [[list(span) for span in part.spans], new[name]]
+    return Changed(new, told)

@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dps.core import ranges
-from dps.shown import Shown
 
 
 @dataclass(frozen=True, slots=True)
-class Wait(Shown):
+class Wait:
     """A worker whose shard is down waits until it is back."""
 
 
 @dataclass(frozen=True, slots=True)
-class Continue(Shown):
+class Continue:
     """A worker whose shard is down computes on with the last weights and buffers its gradients.
 
     Parameters
@@ -42,7 +41,7 @@ Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older"
 
 
 @dataclass(frozen=True, slots=True)
-class Replay(Shown):
+class Replay:
     """How buffered gradients are applied after an outage (see `dps.core.replay`)."""
 
     policy: Policy = "sum"

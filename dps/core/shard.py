@@ -18,10 +18,11 @@ import numpy as np
 from dps.core.blocks import Piece, ShardLayout, all_finite
 from dps.core.flat import Empty
 from dps.core.functions import Function, carried_out, changed_buffer
-from dps.core.rules.compensation import check_base, compensated
-from dps.core.rules.row_steps import check_rows, stepped_tables
 from dps.core.rules.rule import UpdateRule, by_rows, factor, factor_at, is_per_array, rule_for
-from dps.core.tables.table import SparseTable
+from dps.core.rules.wrappers import check_base, compensated
+from dps.core.tables.row_gradients import Rows, are_sorted, check_fit
+from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import Level, SparseTable, table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
@@ -453,3 +454,77 @@ def _row(piece: Piece) -> int:
             "cut them: make the layout with whole_rows=True"
         )
     return piece.block.row
+
+
+# -- rows of sparse tables ----------------------------------------------------------------------
+
+
+def check_rows(layout: ShardLayout, op: Operation) -> None:
+    """Refuse rows of unknown tables, of a wrong width or dtype, or with NaN or infinity."""
+    for rows in op.rows:
+        spec = layout.table(rows.table)
+        try:
+            check_fit(spec, rows.keys, rows.gradient)
+        except ShapeMismatch as error:
+            raise ShapeMismatch(f"update {op.id}: {error}") from None
+        if rows.keys.dtype != np.int64 or not are_sorted(rows.keys):
+            raise ShapeMismatch(f"update {op.id}: keys of table {spec.name!r} are not in order")
+        if not all_finite(rows.gradient):
+            raise NonFiniteGradient(
+                f"update {op.id}: the rows for table {spec.name!r} hold NaN or infinity; "
+                "nothing of this update was applied"
+            )
+
+
+def stepped_tables(
+    layout: ShardLayout,
+    rule: UpdateRule,
+    tables: Mapping[str, SparseTable],
+    op: Operation,
+    t: int,
+    scale_of: Callable[[UpdateRule], float],
+) -> dict[str, SparseTable]:
+    """Return the tables after one step of the rule with the rows of an operation.
+
+    `scale_of` returns the factor on the learning rate of a rule. Missing rows are created. All
+    other rows stay unchanged, even if the rule would change them on a gradient of zeros.
+    """
+    check_rows(layout, op)
+    after = dict(tables)
+    for rows in op.rows:
+        if len(rows.keys):
+            table, spec = table_of(tables, rows.table), layout.table(rows.table)
+            own = rule_for(rule, rows.table)
+            after[rows.table] = table.written(
+                _stepped_rows(spec, own, table, rows, t, scale_of(own))
+            )
+    return after
+
+
+def written_bytes(layout: ShardLayout, tables: Mapping[str, SparseTable], op: Operation) -> int:
+    """Estimate the bytes that a step with the operation writes, and so how long it may take."""
+    dense = 0 if op.gradient is None else op.gradient.nbytes
+    total = layout.nbytes if op.codec else dense
+    for rows in op.rows:
+        copied = table_of(tables, rows.table).copied(len(rows.keys))
+        total += copied * layout.table(rows.table).row_nbytes
+    return total
+
+
+def _stepped_rows(
+    spec: SparseSpec, rule: UpdateRule, table: SparseTable, rows: Rows, t: int, scale: float
+) -> Level:
+    """The rows of these keys after the step."""
+    now = table.rows(spec, rows.keys, rule.slots)
+    shape = rows.gradient.shape if by_rows(rule) else (-1,)
+    slots = {name: slot.reshape(shape) for name, slot in now.slots.items()}
+    gradient = rows.gradient.reshape(shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # a diverging run shows in its results
+        values, slots = rule.step(now.values.reshape(shape), gradient, slots, t, scale)
+    full = rows.gradient.shape
+    # Copy the keys: they may be a view of a whole message, which a table must not keep alive.
+    return Level(
+        rows.keys.copy(),
+        values.reshape(full),
+        {name: slot.reshape(full) for name, slot in slots.items()},
+    )

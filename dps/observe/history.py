@@ -7,7 +7,6 @@ that what is left still shows the training from its beginning. The last number i
 
 from __future__ import annotations
 
-import math
 import threading
 from array import array
 from collections.abc import Callable, Sequence
@@ -120,17 +119,12 @@ class History:
         with self._lock:
             self._listeners.remove(listener)
 
-    def numbers(self) -> list[Number]:
-        """All that is kept, in the order of time."""
-        with self._lock:
-            return self._numbers()
-
     def last(self, source: str) -> dict[str, float]:
         """The last number of each metric of a worker, of its last incarnation that has any."""
         with self._lock:
-            found = [(key[1], key[2], s.last[2]) for key, s in self._series.items()]
-            own = [f for f, key in zip(found, self._series, strict=True) if key[0] == source]
-        return {metric: value for _, metric, value in sorted(own, key=lambda f: f[0])}
+            own = [(key, series) for key, series in self._series.items() if key[0] == source]
+        own.sort(key=lambda each: each[0][1])
+        return {metric: series.last[2] for (_, _, metric), series in own}
 
     def frame(self) -> pandas.DataFrame:
         """All that is kept as a table, in the order of time: a row for each number.
@@ -141,27 +135,22 @@ class History:
             The package pandas is not installed.
         """
         try:
-            import pandas as pd
+            import pandas as pd  # deferred: takes a second
         except ImportError as error:
             raise ConfigurationError(
                 "the history is a table of pandas, which is not installed: pip install pandas"
             ) from error
 
-        rows = self.numbers()
+        with self._lock:
+            rows = self._numbers()
         frame = pd.DataFrame(rows, columns=["time", *Number._fields[1:]])
         types = {"incarnation": "int64", "step": "int64", "value": "float64", "report": "int64"}
         frame = frame.astype(types)
-        rates = {step: self._rate(int(step)) for step in set(frame["step"])}
-        frame["learning_rate"] = frame["step"].map(rates).astype("float64")
+        rule, steps = self._rule, set(frame["step"])
+        known = {s: learning_rate_at(rule, int(s)) for s in steps if s >= 0} if rule else {}
+        frame["learning_rate"] = frame["step"].map(known).astype("float64")
         frame["time"] = pd.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
         return frame
-
-    def _rate(self, version: int) -> float:
-        """The learning rate of an update at a version; NaN where it is not known."""
-        if self._rule is None or version < 0:
-            return math.nan
-        rate = learning_rate_at(self._rule, version)
-        return math.nan if rate is None else rate
 
     def _add(self, number: Number) -> None:
         series = self._series.setdefault(number[1:4], _Series())

@@ -1,42 +1,56 @@
-"""What a user is shown of a training: shards and workers, as values, as text and as HTML."""
+"""The state of a training, as every live view shows it.
+
+A parameter server collects it from its shards, `dps top` from a Dask scheduler or from a growing
+record, and `dps run` from the events of its trials. This module represents it as a value, a line of
+text, and tables as text and HTML; `dps.observe.progress` draws it on terminals and in notebooks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from html import escape
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dps.shown import block, brief, pairs_html, table_html
+from rich.filesize import decimal
+
+from dps.shown import block, pairs_html
+
+if TYPE_CHECKING:
+    import pandas
 
 T = TypeVar("T")
 
-_UNITS = ("B", "kB", "MB", "GB", "TB")
-_NAMED = 3  # of more shards that lack copies there is no more than their number
-_FOLDED = 8  # of so many shards or workers there is no more than their number, until it is opened
+_NAMED = 3  # shards without copies that are named one by one
+_MOST_ROWS = 40  # in an HTML table
 
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """How it stands with one shard.
+    """The state of one shard.
 
     Attributes
     ----------
     node
         The node that clients push to; "" if the shard is down.
     replicas
-        The nodes that hold it, that one first.
+        The nodes that hold the shard, that one first.
     version
-        How many updates it has applied; None: it has not said so.
+        Number of applied updates; None if unknown.
     epoch
         Grows with every failure and every move.
     nbytes
         Bytes of weights, optimizer state and rows of tables, on one of the replicas.
     address
         The address of that node as Dask has it, such as "tcp://127.0.0.1:40123"; "" if the shard is
-        down. `client.run(os.getpid, workers=[address])` asks it for the number of its process.
+        down. `client.run(os.getpid, workers=[address])` returns the number of its process.
     wanted
-        How many replicas were asked for; while there are fewer, it survives fewer losses.
+        Number of replicas asked for; with fewer, the shard survives fewer losses. 0 if unknown.
+    rate
+        Updates per second, over the last ten seconds at most; None if unknown.
+    staleness
+        Versions that updates missed on average; None if unknown.
     """
 
     shard: int
@@ -44,36 +58,39 @@ class ShardView:
     replicas: tuple[str, ...]
     version: int | None
     epoch: int
-    nbytes: int
+    nbytes: int = 0
     address: str = ""
-    wanted: int = 1
+    wanted: int = 0
+    rate: float | None = None
+    staleness: float | None = None
 
     @property
     def serving(self) -> bool:
-        """Whether anybody serves it."""
+        """Whether a node serves it."""
         return bool(self.replicas)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """How it stands with one worker.
+    """The state of one worker.
 
     Attributes
     ----------
     status
-        "waiting" (for a thread, or to be let in), "running", "finished", "failed", "stopped" or
-        "cancelled".
+        "waiting" (for a thread, or to be let in), "running", "finished", "failed", "stopped",
+        "cancelled", or why it left ("lost").
     updates
-        How many of its gradients are applied, on the shard that has most of them. Those of earlier
-        incarnations count, and those of before `ParameterServer.resume`; what is on its way, or was
-        refused, does not.
+        Number of its gradients that are applied, on the shard that has most of them. Those of
+        earlier incarnations count, and those before `ParameterServer.resume`; gradients on their
+        way or refused do not.
     clock
         Its clock while it takes part, which the consistency model compares; else None.
     rate
-        Of these, how many a second, over the last ten seconds at most; 0 if it has pushed nothing
-        meanwhile, None: it is not running.
+        Applied gradients per second, over the last ten seconds at most; None if it is not running.
     reported
-        The last number that it has reported under each name.
+        The last number that it reported under each name.
+    node
+        The node that it runs on, where that is known.
     """
 
     worker: str
@@ -82,15 +99,16 @@ class WorkerView:
     clock: int | None
     rate: float | None
     reported: Mapping[str, float] = field(default_factory=dict)
+    node: str = ""
 
     @property
     def ended(self) -> bool:
-        """Whether its function has ended, in whatever way."""
+        """Whether its function has ended, in any way."""
         return self.status not in ("waiting", "running")
 
     @property
     def loss(self) -> float | None:
-        """The last loss that it has reported, if it reports any."""
+        """The last loss that it reported, if it reports one."""
         return self.reported.get("loss")
 
 
@@ -103,27 +121,56 @@ class Listing(tuple[T, ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return text_table(*_rows_of(self)) if self else "()"
+        return str(self._frame().to_string(index=False)) if self else "()"
 
     def _repr_html_(self) -> str:
-        return table_html(*_rows_of(self)) if self else "<i>none</i>"
+        return (
+            str(self._frame().to_html(index=False, border=0, max_rows=_MOST_ROWS))
+            if self
+            else "<i>none</i>"
+        )
+
+    def _frame(self) -> pandas.DataFrame:
+        import pandas as pd  # deferred: takes a second
+
+        columns, rows = self.table()
+        return pd.DataFrame(rows, columns=list(columns))
+
+    def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Return the headings, and a row for each view; columns without any value are left out."""
+        views: Sequence[Any] = self
+        columns: Mapping[str, Callable[[Any], str]]
+        columns = _SHARDS if views and isinstance(views[0], ShardView) else _WORKERS
+        cells = {name: [cell(view) for view in views] for name, cell in columns.items()}
+        kept = {name: column for name, column in cells.items() if set(column) - {"–"}}
+        return tuple(kept), list(zip(*kept.values(), strict=True))
 
 
-Columns = tuple[str, ...]
-Rows = list[tuple[str, ...]]
+def size(nbytes: int) -> str:
+    """Return a number of bytes with its unit, in powers of 1000."""
+    # Round to the digits that are shown first, because rich chooses the unit before it rounds.
+    return decimal(int(float(f"{nbytes:.4g}")))
+
+
+def _or_dash(value: float | None, form: str = ",") -> str:
+    return "–" if value is None else format(value, form)
+
 
 _SHARDS: dict[str, Callable[[ShardView], str]] = {
     "shard": lambda s: str(s.shard),
-    "node": lambda s: s.node or "down",
+    "node": lambda s: s.node or ("down" if s.epoch > 1 else "starting"),
     "version": lambda s: _or_dash(s.version),
     "epoch": lambda s: str(s.epoch),
-    "copies": lambda s: f"{len(s.replicas)} of {s.wanted}",
+    "updates/s": lambda s: _or_dash(s.rate, ".1f"),
+    "staleness": lambda s: _or_dash(s.staleness, ".1f"),
+    "copies": lambda s: f"{len(s.replicas)} of {s.wanted}" if s.wanted else "–",
     "other replicas": lambda s: ", ".join(s.replicas[1:]) or "–",
-    "size": lambda s: size(s.nbytes),
+    "size": lambda s: size(s.nbytes) if s.nbytes else "–",
     "address": lambda s: s.address or "–",
 }
 _WORKERS: dict[str, Callable[[WorkerView], str]] = {
     "worker": lambda w: w.worker,
+    "node": lambda w: w.node or "–",
     "status": lambda w: w.status,
     "gradients": lambda w: f"{w.updates:,}",
     "clock": lambda w: _or_dash(w.clock),
@@ -132,82 +179,115 @@ _WORKERS: dict[str, Callable[[WorkerView], str]] = {
 }
 
 
-def _rows_of(views: Sequence[Any]) -> tuple[Columns, Rows]:
-    columns: Mapping[str, Callable[[Any], str]]
-    columns = _SHARDS if isinstance(views[0], ShardView) else _WORKERS
-    return tuple(columns), [tuple(cell(view) for cell in columns.values()) for view in views]
-
-
-def text_table(columns: Columns, rows: Rows) -> str:
-    """Return a table as lines of text."""
-    lines = [columns, *rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class Overview:
-    """A parameter server at a glance.
+class TrainingView:
+    """The state of a training.
 
-    `parameters` and `nbytes` are of the weights, once; `notes` are what is worth knowing first,
-    such as that updates were lost; `choices` are name → what was chosen.
+    Attributes
+    ----------
+    state
+        "running"; of a trial that has ended, its status; "closed" of a parameter server.
+    t
+        The moment, in seconds since the Unix epoch.
+    done, total
+        Gradients that are applied on every shard, and how many there will be; None if unknown.
+    shards, workers
+        Their states.
+    lost
+        Acknowledged updates that were lost, on all shards.
+    scores
+        The last evaluation: name → number.
+    seconds
+        How long it has run, where that is known.
+    notes
+        What the user should know first, such as why a worker failed.
+    recent
+        The last faults, losses and recoveries, oldest first: a moment and a sentence each.
     """
 
     name: str
-    closed: bool
-    arrays: int
-    tables: int
-    parameters: int
-    nbytes: int
-    choices: Mapping[str, Any]
-    shards: Listing[ShardView]
-    workers: Listing[WorkerView]
+    state: str
+    t: float
+    done: int | None
+    total: int | None = None
+    shards: Listing[ShardView] = field(default_factory=Listing)
+    workers: Listing[WorkerView] = field(default_factory=Listing)
+    lost: int = 0
+    scores: Mapping[str, float] = field(default_factory=dict)
+    seconds: float | None = None
     notes: tuple[str, ...] = ()
+    recent: tuple[tuple[float, str], ...] = ()
 
     @property
-    def _numbers(self) -> list[str]:
-        """How many parameters there are; rows of tables are counted by their shards, in bytes."""
-        return [f"{self.parameters:,} parameters{' in arrays' * (self.tables > 0)}"] * (
-            self.arrays > 0
-        )
+    def running(self) -> int:
+        """The number of workers that have not ended."""
+        return sum(not worker.ended for worker in self.workers)
+
+    @property
+    def failed(self) -> int:
+        """The number of workers that have failed."""
+        return sum(worker.status == "failed" for worker in self.workers)
+
+    @property
+    def rate(self) -> float:
+        """Gradients per second of the workers that run."""
+        return sum(worker.rate or 0.0 for worker in self.workers)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the end at this rate; None if unknown."""
+        if self.total is None or not self.rate or not self.running:
+            return None
+        return max(0, self.total - (self.done or 0)) / self.rate
+
+    @property
+    def fraction(self) -> float | None:
+        """The share that is done; None if the total is unknown."""
+        return None if self.total is None else min(1.0, (self.done or 0) / max(1, self.total))
 
     def line(self) -> str:
-        """Return one line of text, as `repr` has it."""
-        said = [
-            _many(self.arrays, "array")
-            + (f" and {_many(self.tables, 'table')}" * (self.tables > 0)),
-            *self._numbers,
-            _many(len(self.shards), "shard"),
-            *(f"{name}={brief(choice)}" for name, choice in self.choices.items()),
-        ]
-        running = sum(worker.status == "running" for worker in self.workers)
-        said += (
-            [f"{_many(len(self.workers), 'worker')} ({running} running)"] if self.workers else []
-        )
-        state = " closed" if self.closed else ""
-        notes = "".join(f"; {note}" for note in self.notes)
-        return f"<ParameterServer {self.name}{state}: {', '.join(said)}{notes}>"
+        """Return the progress in one line."""
+        of_all = "" if self.total is None else f" of {self.total:,}"
+        parts = [f"{_or_dash(self.done)}{of_all} gradients", f"{self.rate:,.1f}/s"]
+        if self.running:
+            parts += [f"{_clock(self.left)} left"] if self.left is not None else []
+            parts += [f"{self.running} of {len(self.workers)} workers running"]
+        elif not self.workers:
+            parts += ["no worker was started"]
+        else:
+            parts += ["ended" if self.seconds is None else f"ended after {_clock(self.seconds)}"]
+        failed = [f"{self.failed} of {len(self.workers)} workers failed"] if self.failed else []
+        return " · ".join([*parts, *failed, *self.remarks()])
 
-    def html(self) -> str:
-        """Return a block of HTML, as notebooks show it."""
-        what = [
-            _many(self.arrays, "array"),
-            *([_many(self.tables, "table")] if self.tables else []),
-            *self._numbers,
-            size(self.nbytes),
-        ]
-        choices = [(name, brief(choice)) for name, choice in self.choices.items()]
-        return block(
-            f"ParameterServer {self.name}{' (closed)' if self.closed else ''}",
-            " · ".join(what),
-            *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in self.notes),
-            pairs_html(choices),
-            _section("Shards", self.shards),
-            _section("Workers", self.workers),
-        )
+    def remarks(self) -> list[str]:
+        """Return the loss, the scores, the shards that are down, and what was lost."""
+        losses = [worker.loss for worker in self.workers if worker.loss is not None]
+        parts = [f"loss {sum(losses) / len(losses):.4g}"] if losses else []
+        parts += [f"evaluated {name} {number:.4g}" for name, number in self.scores.items()]
+        parts += [f"shard {s.shard} is down" for s in self.shards if s.epoch > 1 and not s.node]
+        return [*parts, f"{self.lost:,} updates lost"] if self.lost else parts
+
+
+def overview_line(view: TrainingView, facts: Mapping[str, str]) -> str:
+    """Return a one-line description of a parameter server: its state, facts and notes."""
+    state = "" if view.state == "running" else f" ({view.state})"
+    parts = [f"{name}={text}" for name, text in facts.items()]
+    if view.workers:
+        running = sum(worker.status == "running" for worker in view.workers)
+        parts.append(f"workers={len(view.workers)} ({running} running)")
+    notes = "".join(f"; {note}" for note in view.notes)
+    return f"<ParameterServer {view.name}{state}: {', '.join(parts)}{notes}>"
+
+
+def overview_html(view: TrainingView, facts: Mapping[str, str]) -> str:
+    """Return a description of a parameter server as a block of HTML for notebooks."""
+    return block(
+        f"ParameterServer {view.name}",
+        view.state,
+        *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in view.notes),
+        pairs_html([*facts.items()]),
+        *(each._repr_html_() for each in (view.shards, view.workers) if each),
+    )
 
 
 def missing_copies(shards: Sequence[ShardView]) -> list[str]:
@@ -222,29 +302,5 @@ def missing_copies(shards: Sequence[ShardView]) -> list[str]:
     ]
 
 
-def size(nbytes: int) -> str:
-    """Return a number of bytes as people write it: powers of 1000."""
-    number = float(nbytes)
-    for unit in _UNITS:
-        if number < 999.5 or unit == _UNITS[-1]:
-            return (
-                f"{number:.0f} {unit}" if unit == "B" or number >= 99.5 else f"{number:.1f} {unit}"
-            )
-        number /= 1000
-    raise AssertionError
-
-
-def _section(name: str, views: Listing[Any]) -> str:
-    if not views:
-        return ""
-    is_open = " open" if len(views) <= _FOLDED else ""
-    head = f"<summary><b>{name}</b> ({len(views)})</summary>"
-    return f"<details{is_open}>{head}{views._repr_html_()}</details>"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _or_dash(value: float | None, form: str = ",") -> str:
-    return "–" if value is None else format(value, form)
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

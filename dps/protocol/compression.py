@@ -22,8 +22,8 @@ from dps.core.filters.encoding import (
 )
 from dps.core.filters.filter import Filter
 from dps.core.flat import Empty
-from dps.core.rules.compensation import compensated
 from dps.core.rules.rule import UpdateRule
+from dps.core.rules.wrappers import compensated
 from dps.core.shard import Each, ShardState, Step, apply, in_turn
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch

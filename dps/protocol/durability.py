@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
@@ -23,7 +23,6 @@ from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
 from dps.protocol.wire import message
-from dps.shown import Shown
 
 Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
 
@@ -258,7 +257,7 @@ class CoordinatorPart(Protocol):
         ...
 
 
-class Durability(Shown):
+class Durability:
     """One choice of where shard state survives.
 
     A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. What it does not
@@ -386,6 +385,8 @@ class Durability(Shown):
 @dataclass(frozen=True, slots=True)
 class NoDurability(Durability):
     """Shard state survives nothing; a lost shard restarts from its initial values."""
+
+    kind: ClassVar[str] = "none"
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
         """Whether a host is the only replica: a server that is only silent has the state still."""

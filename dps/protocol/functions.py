@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dps.core.arguments import check_function, nearest
-from dps.core.averaging import AVERAGE
-from dps.core.functions import Function, pack
+from dps.core.functions import AVERAGE, Function, pack
 from dps.core.ranges import listed, shown
 from dps.core.updates import Call
 from dps.errors import ConfigurationError, FunctionFailed
@@ -39,7 +38,7 @@ def known_call(functions: Mapping[str, Function], name: str, arguments: Sequence
             raise ConfigurationError(f"an argument of function {name!r}: {error}") from None
     if isinstance(name, str) and name == AVERAGE:
         raise ConfigurationError(
-            f"there is no function {name!r}, which averaged buffers and load_state_dict need; give "
+            f"there is no function {name!r}, which averaged buffers need; give "
             "ParameterServer(functions=dps.torch.FUNCTIONS), or with others of your own, "
             "functions={**dps.torch.FUNCTIONS, name: function}"
         )

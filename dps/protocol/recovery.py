@@ -9,7 +9,6 @@ from dps.core.ranges import refused, whole
 from dps.errors import ConfigurationError
 from dps.protocol.durability import Durability, Feature, NoDurability
 from dps.protocol.wire import message
-from dps.shown import Shown
 
 _AXES = (
     ("durability", Durability, "Chain(2), Checkpoint(path=…) or another durability"),
@@ -17,13 +16,10 @@ _AXES = (
     ("replay", Replay, "Replay(policy)"),
 )
 
-for _cls in (Wait, Continue, Replay):
-    message(_cls)
-
 
 @message
 @dataclass(frozen=True, slots=True)
-class Recovery(Shown):
+class Recovery:
     """One choice on each axis: where state survives, what workers do meanwhile, and afterwards."""
 
     durability: Durability = NoDurability()

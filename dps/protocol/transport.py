@@ -1,6 +1,6 @@
 """The interfaces that the protocol runs against: `Transport`, `Clock` and `Monitors`.
 
-`dps.cluster` implements them on Dask, `dps.sim` on virtual time in one process.
+`dps.cluster` implements them on Dask, `dps.virtual` on virtual time in one process.
 """
 
 from __future__ import annotations

@@ -94,12 +94,6 @@ def decode(frames: Frames) -> Any:
     return value
 
 
-def is_refusal(frames: Frames) -> bool:
-    """Whether the frames carry an error, or the answer that there is none yet."""
-    header = frames[0][:13].tobytes()
-    return header.startswith(b'{"!"') or header == b'{"@":"Waiting'
-
-
 def size(frames: Frames) -> int:
     """Number of bytes in the frames."""
     return sum(map(_NBYTES, frames))

@@ -9,8 +9,11 @@ waits for something.
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -18,18 +21,18 @@ from random import Random
 from types import SimpleNamespace, TracebackType
 from typing import Any, Self, TypeVar
 
-from distributed import Security
+from distributed import KilledWorker, Security
 from greenlet import getcurrent
 
+from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
-from dps.sim.disk import SCHEME, disk
-from dps.sim.process import Process
-from dps.virtual.monitors import VirtualMonitor
-from dps.virtual.network import NodeNetwork
+from dps.virtual.disk import SCHEME, disk
+from dps.virtual.loop import Process, only_errors
+from dps.virtual.network import Network
 from dps.virtual.node import Peer, Place, VirtualScheduler, VirtualWorker, result_of, takes_worker
+from dps.virtual.platform import VirtualMonitor
 from dps.virtual.profile import PLENTY, Profile
-from dps.virtual.tasks import TaskFuture, Tasks
 from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread
 
 T = TypeVar("T")
@@ -64,7 +67,7 @@ class VirtualClient:
         self._loop = BlockingLoop(Random(f"{seed}/work"), profile.work)
         self._loop.files = self._files_take
         self.profile = profile
-        self._loop.set_exception_handler(_only_errors)
+        self._loop.set_exception_handler(only_errors)
         self._numbers = count(FIRST_PID)
         self._handlers: dict[str, list[Callable[[Any], Any]]] = defaultdict(list)
         self._workers: dict[str, VirtualWorker] = {}  # all that were started, by name
@@ -80,7 +83,7 @@ class VirtualClient:
             self._add(spec)
 
     async def _build(self, seed: int) -> None:
-        self.network = NodeNetwork(Random(f"{seed}/network"), self.profile)
+        self.network = Network(Random(f"{seed}/network"), self.profile, Process)
         self._loop.probe = self.network.refuses
         monitor = VirtualMonitor(lambda process: self.kill(process.name))
         shared = count(), self._tell, self._files, monitor
@@ -154,7 +157,6 @@ class VirtualClient:
         **_: Any,
     ) -> TaskFuture[Any]:
         """Have a task run, or an actor made, on one of some nodes: the one that is least busy."""
-        self._loop.expect_functions()
         work = partial(function, *args)
         if actor:
             return self._tasks.make(work, key, workers)
@@ -322,7 +324,254 @@ def _begin(callback: Callable[..., Any], args: Sequence[Any]) -> None:
         asyncio.ensure_future(found)  # noqa: RUF006 - the network's process keeps it
 
 
-def _only_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say nothing of tasks that are forgotten: what a dropped replica was asked has no answer."""
-    if "exception" in context:
-        loop.default_exception_handler(context)
+class VirtualNodes(Cluster):
+    """The nodes of a virtual client. What is done to one has its effect at once."""
+
+    NO_QUEUE = (
+        "to requeue a job or take a host away, nodes must be jobs of Slurm, which nodes on virtual "
+        "time are not; plan a kill by signal"
+    )
+
+    def __init__(self, client: VirtualClient) -> None:
+        super().__init__()
+        self._stack.callback(client.close)
+        self._virtual = client
+        dask: Any = client  # it has what dps uses of one
+        self.client = dask
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """A number for each node that was started."""
+        return {name: node.dps_platform.pid for name, node in self._virtual.started.items()}
+
+    def spec(self, name: str) -> NodeSpec:
+        """What the node of this name was started as."""
+        return self._virtual.node(name).spec
+
+    def start(self, node: NodeSpec) -> None:
+        """Have one more node; it joins when it is up."""
+        self._virtual.start(node)
+
+    def kill(self, name: str) -> int:
+        """Kill a node's process; return its number."""
+        self._virtual.kill(name)
+        return self.pids[name]
+
+    def gone(self, name: str, deadline: float) -> bool:
+        """Whether a node's process has ended."""
+        return not self._process(name).alive
+
+    def stopped(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is stopped."""
+        return self._process(name).paused_at is not None
+
+    def running(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is there and not stopped."""
+        process = self._process(name)
+        return process.alive and process.paused_at is None
+
+    def obstacle(self, name: str, act: Act) -> str | None:
+        """Why something cannot be done to a node's process; None: it can."""
+        if act == "limit":
+            return f"{name} is a node on virtual time, whose disk is in memory and never full"
+        return self.NO_QUEUE if act in ("requeue", "host") else None
+
+    def _process(self, name: str) -> Process:
+        return self._virtual.node(name).process
+
+    def _signal(self, name: str, number: int) -> int:
+        process = self._process(name)
+        if not process.alive:
+            raise ProcessLookupError(f"{name}: there is no such process")
+        if number == signal.SIGSTOP:
+            self._virtual.network.pause(process)
+        else:
+            self._virtual.network.resume(process)
+        return self.pids[name]
+
+
+class TaskFuture(VirtualFuture[T]):
+    """What becomes of a task or an actor: Dask's `Future`, as far as dps uses it."""
+
+    def __init__(self, loop: BlockingLoop, key: str, let_go: Callable[[str], None]) -> None:
+        super().__init__(loop)
+        self.key = key
+        self._let_go = let_go
+
+    @property
+    def status(self) -> str:
+        """Dask's word for how it stands."""
+        if not self.done():
+            return "pending"
+        if self.cancelled():
+            return "cancelled"
+        return "error" if self.exception() is not None else "finished"
+
+    def release(self) -> None:
+        """Have no more interest in it."""
+        self._let_go(self.key)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What waits for a node: how it begins there, which ones may have it, if they have a thread."""
+
+    begin: Callable[[VirtualWorker], None]
+    addresses: Sequence[str]
+    takes_a_thread: bool
+
+
+class Tasks:
+    """All tasks and actors of a cluster that somebody holds the futures of.
+
+    Parameters
+    ----------
+    loop, profile
+        On which time passes, and what takes how much of it.
+    nowhere
+        The context of what goes on whatever becomes of the process that asks for it.
+    alive
+        Says which nodes there are.
+    """
+
+    def __init__(
+        self,
+        loop: BlockingLoop,
+        profile: Profile,
+        nowhere: Context,
+        alive: Callable[[], list[VirtualWorker]],
+    ) -> None:
+        self._loop = loop
+        self._profile = profile
+        self._nowhere = nowhere
+        self._alive = alive
+        self._futures: dict[str, tuple[VirtualWorker | None, TaskFuture[Any]]] = {}
+        self._queue: list[_Waiting] = []
+
+    def make(self, make: Callable[[], Any], key: str, addresses: Sequence[str]) -> TaskFuture[Any]:
+        """Have an actor made on the least busy of some nodes."""
+        future = self._future(key)
+        self._wait(_Waiting(lambda worker: self._make(make, future, worker), addresses, False))
+        return future
+
+    def run(
+        self, work: Callable[[], Any], key: str, addresses: Sequence[str], takes_a_thread: bool
+    ) -> TaskFuture[Any]:
+        """Have a task run on the least busy of some nodes; it may need one of a node's threads."""
+        future = self._future(key)
+
+        def begin(worker: VirtualWorker) -> None:
+            self._run(work, future, takes_a_thread, worker)
+
+        self._wait(_Waiting(begin, addresses, takes_a_thread))
+        return future
+
+    def cancel(self, futures: Iterable[TaskFuture[Any]]) -> None:
+        """Have tasks end, as soon as they ask whether they are wanted still."""
+        for future in futures:
+            worker, _ = self._futures.get(future.key, (None, None))
+            if worker is not None and future.key in worker.state.tasks:
+                worker.state.tasks[future.key].state = "cancelled"
+            future.cancel()
+
+    def lost(self, worker: VirtualWorker) -> None:
+        """Tell whoever waits for something of a node that the node is gone."""
+        for key, (at, future) in list(self._futures.items()):
+            if at is worker and not future.done():
+                future.set_exception(KilledWorker(key, SimpleNamespace(address=at.address), 0))
+
+    def look_for_nodes(self) -> None:
+        """Look soon whether there is a node for what waits for one."""
+        self._loop.call_soon(self._place)
+
+    def _future(self, key: str) -> TaskFuture[Any]:
+        future: TaskFuture[Any] = TaskFuture(self._loop, key, self._forget)
+        self._futures[key] = (None, future)
+        return future
+
+    def _wait(self, waiting: _Waiting) -> None:
+        self._queue.append(waiting)
+        self.look_for_nodes()
+
+    def _place(self) -> None:
+        """Begin what there is a node for; the rest waits for one."""
+        left, self._queue = self._queue, []
+        for waiting in left:
+            able = [w for w in self._alive() if w.address in waiting.addresses]
+            if waiting.takes_a_thread:
+                able = [w for w in able if w.busy < w.spec.threads]
+            if able:
+                waiting.begin(min(able, key=lambda w: w.busy))
+            else:
+                self._queue.append(waiting)
+
+    def _make(
+        self, make: Callable[[], Any], future: TaskFuture[Any], worker: VirtualWorker
+    ) -> None:
+        self._futures[future.key] = (worker, future)
+
+        def done() -> None:
+            if not worker.process.alive or future.done():
+                return  # whoever waits is told when that is noticed
+            try:
+                worker.make_actor(make, future.key)
+            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the actor
+                future.set_exception(error)
+            else:
+                actor = worker.state.actors[future.key]
+                self._later(self._profile.actor, tell, actor)
+
+        def tell(actor: Any) -> None:
+            if worker.process.alive and not future.done():
+                future.set_result(actor)
+
+        self._later(2 * self._latency, done)
+
+    def _run(
+        self,
+        work: Callable[[], Any],
+        future: TaskFuture[Any],
+        takes_a_thread: bool,
+        worker: VirtualWorker,
+    ) -> None:
+        self._futures[future.key] = (worker, future)
+        worker.busy += takes_a_thread
+
+        def begin() -> None:
+            if worker.process.alive and not future.done():
+                thread = worker.run(work, future.key)
+                thread.future.add_done_callback(end)
+            else:  # it was cancelled on the way, or while it waited for a node
+                leave()
+
+        def end(ended: Any) -> None:
+            worker.forget(future.key)
+            self._later(self._latency, tell, ended)
+            leave()
+
+        def leave() -> None:
+            worker.busy -= takes_a_thread
+            self._place()
+
+        def tell(ended: Any) -> None:
+            if future.done() or ended.cancelled():
+                return
+            if (error := ended.exception()) is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(ended.result())
+
+        self._later(2 * self._latency, begin)
+
+    def _forget(self, key: str) -> None:
+        worker, _ = self._futures.pop(key, (None, None))
+        if worker is not None:
+            worker.forget(key)
+
+    def _later(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
+        """Do something later, whatever becomes of the process that asks for it."""
+        self._nowhere.run(lambda: self._loop.call_later(seconds, act, *args))
+
+    @property
+    def _latency(self) -> float:
+        return self._profile.link.latency

@@ -1,67 +1,214 @@
-"""The network between virtual nodes: it carries frames as they are, for as long as that takes."""
+"""The network between virtual nodes: it transports frames unchanged and models the time it takes.
+
+The delay of a message is drawn from the link's own seeded generator, so it does not depend on the
+number of messages on other links. When a process crashes, all its tasks end, and no message that
+they send during cancellation leaves the process. Messages arrive even if their sender is paused;
+messages to a paused process wait.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
+from asyncio import AbstractEventLoop, TimerHandle
 from collections import defaultdict
 from collections.abc import Callable
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from dps.errors import DpsError, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
-from dps.sim.network import Network, Weather
-from dps.sim.process import Process, here
-from dps.virtual.ports import Ports
+from dps.virtual.loop import Process, VirtualLoop, here
 from dps.virtual.profile import Profile
+
+P = TypeVar("P", bound=Process)
+
+Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused or lost
 
 PORT = 8700
 PER_NET = 250
 APPLIED = ("train", "replicate")  # links whose requests carry gradients
+SMALL_BYTES = 1 << 14  # smaller messages pass between others, as packets do
 
 
-class NodeNetwork(Network):
+@dataclass(slots=True, eq=False)
+class _Transfer:
+    """Bytes in transit from one host to another."""
+
+    source: str
+    target: str
+    left: float
+    delay: float
+    done: Callable[[], None]
+    rate: float
+    since: float
+    timer: TimerHandle | None = None
+
+
+class Ports:
+    """One outgoing and one incoming port for each host. Used from one loop.
+
+    Parameters
+    ----------
+    bandwidth
+        Bytes per second of each port, in each direction.
+    context
+        Context in which transfers run.
+    """
+
+    def __init__(self, loop: AbstractEventLoop, bandwidth: float, context: Context) -> None:
+        self._loop = loop
+        self._bandwidth = bandwidth
+        self._context = context
+        self._out: dict[str, dict[_Transfer, None]] = defaultdict(dict)
+        self._in: dict[str, dict[_Transfer, None]] = defaultdict(dict)
+
+    def send(
+        self, source: str, target: str, nbytes: int, delay: float, done: Callable[[], None]
+    ) -> None:
+        """Send bytes from one host to another; call `done` when the last byte has arrived.
+
+        The last byte arrives `delay` seconds after it has passed both ports.
+        """
+        if nbytes < SMALL_BYTES or math.isinf(self._bandwidth):
+            self._later(nbytes / self._bandwidth + delay, done)
+            return
+        now = self._loop.time()
+        transfer = _Transfer(source, target, nbytes, delay, done, 0.0, now)
+        self._out[source][transfer] = self._in[target][transfer] = None
+        self._share(source, target)
+
+    def _share(self, source: str, target: str) -> None:
+        """Set the bandwidth share of each affected transfer from now on."""
+        now = self._loop.time()
+        for transfer in {**self._out[source], **self._in[target]}:
+            transfer.left -= transfer.rate * (now - transfer.since)
+            crowd = max(len(self._out[transfer.source]), len(self._in[transfer.target]))
+            transfer.rate, transfer.since = self._bandwidth / crowd, now
+            if transfer.timer is not None:
+                transfer.timer.cancel()
+            left = max(0.0, transfer.left) / transfer.rate
+            transfer.timer = self._later(left, self._arrived, transfer)
+
+    def _arrived(self, transfer: _Transfer) -> None:
+        del self._out[transfer.source][transfer], self._in[transfer.target][transfer]
+        transfer.timer = None  # breaks a reference cycle that would keep the bytes alive
+        self._share(transfer.source, transfer.target)
+        self._later(transfer.delay, transfer.done)
+
+    def _later(self, seconds: float, call: Callable[..., None], *args: object) -> TimerHandle:
+        return self._loop.call_later(seconds, call, *args, context=self._context)
+
+
+class Link:
+    """One direction between two names: its mean delay and its random generator."""
+
+    __slots__ = ("mean", "random")
+
+    def __init__(self, random: Random, mean: float) -> None:
+        self.random = random
+        self.mean = mean
+
+    def delay(self) -> float:
+        """Draw the delay of a message: half of the mean or more, so messages may overtake."""
+        return self.mean * (0.5 + self.random.expovariate(2.0))
+
+
+class Network(Generic[P]):
     """Connects the processes of one virtual cluster. Used from its loop.
 
-    Each process has a host of its own. What a service is given and returns are frames; an error
-    that it raises goes back to who asked.
+    Each process has its own host. Services receive and return frames; an error that a service
+    raises is passed to the caller.
+
+    Parameters
+    ----------
+    make
+        Creates a process from its name and address.
 
     Attributes
     ----------
     busy
-        For how many seconds each process has been at work on messages, by its address.
+        Seconds that each process has spent on messages, by its address.
+    nowhere
+        The context of work that belongs to no process, such as messages in transit.
+    requests
+        Creates the object that delivers a request to its target.
     """
 
-    def __init__(self, random: Random, profile: Profile) -> None:
-        latency = profile.link.latency
-        super().__init__(random, Weather((latency, latency)))
+    def __init__(self, random: Random, profile: Profile, make: Callable[[str, str], P]) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self._loop = loop
+        self._loop.set_task_factory(self._task)
+        self._seed = random.getrandbits(64)
+        self.nowhere = copy_context()
+        self.requests: Callable[..., Request[P]] = Request
+        self._make = make
+        self._latency = profile.link.latency
         self._service = profile.service
-        self._ports = Ports(self._loop, profile.link.bandwidth, self.nowhere)
+        self._ports = Ports(loop, profile.link.bandwidth, self.nowhere)
         self._free_at: dict[str, float] = {}
         self.busy: dict[str, float] = defaultdict(float)
+        self._processes: dict[str, P] = {}
+        self._links: dict[tuple[str, str], Link] = {}
+
+    def process(self, name: str) -> P:
+        """Start an empty process at a new address."""
+        process = self._make(name, self.address(name, len(self._processes)))
+        self._processes[process.address] = process
+        return process
 
     def address(self, name: str, number: int) -> str:
-        """An address of the form that Dask gives."""
+        """Return an address in the format of Dask; `number` counts the processes started before."""
         return f"tcp://10.0.{number // PER_NET}.{number % PER_NET + 1}:{PORT}"
 
-    def note(self, what: str, source: str, target: str, message: str) -> None:
-        """Keep no trace: there may be millions of messages."""
+    # -- faults ----------------------------------------------------------------------------------
+
+    def crash(self, process: P) -> None:
+        """End a process at once: its memory is lost, and pending requests to it soon fail."""
+        process.alive = False
+        for task in process.tasks:
+            task.cancel()
+        self.resume(process)
+        self._refuse_all(process)
+
+    def _refuse_all(self, process: P) -> None:
+        for reply in process.expected:
+            self._later(self._link(process.name, process.name).delay(), refuse, reply)
+
+    def pause(self, process: P) -> None:
+        """Stop a process until it is resumed; messages to it wait."""
+        if process.paused_at is None and process.alive:
+            process.paused_at = self._loop.time()
+            self._loop.pause(process)
+
+    def resume(self, process: P) -> None:
+        """Continue a paused process."""
+        if process.paused_at is not None:
+            process.stood += self._loop.time() - process.paused_at
+            process.paused_at = None
+            self._loop.resume(process)
+
+    # -- messages --------------------------------------------------------------------------------
 
     async def request(
-        self, source: Process, to: Endpoint, link: str, frames: wire.Frames, deadline: float
+        self, source: P, to: Endpoint, link: str, frames: wire.Frames, deadline: float
     ) -> wire.Frames:
-        """Bring frames to a service, and its reply back.
+        """Send frames to a service and return its reply.
 
         Raises
         ------
         OSError
             The connection was refused or lost.
         KeyError
-            There is no such service in that process.
+            The process does not have the service.
         """
         if to.address not in self._processes:
-            raise ConnectionRefusedError(f"nobody listens at {to.address}")
+            raise ConnectionRefusedError(f"no process listens at {to.address}")
         try:
             reply: Any = await self.ask(source, to, link, to.key, carried(frames), deadline)
         except Unreachable as error:
@@ -70,27 +217,60 @@ class NodeNetwork(Network):
             raise reply
         return carried(reply)
 
-    def carry(
+    async def ask(
+        self, source: P, to: Endpoint, link: str, message: Any, frames: Any, deadline: float
+    ) -> wire.Frames:
+        """Send a request to its service and return the reply.
+
+        Raises
+        ------
+        TimeoutError
+            No reply arrived within the deadline.
+        """
+        if not source.alive:
+            raise asyncio.CancelledError  # a dead process sends nothing
+        target = self._processes[to.address]
+        reply: Reply = self._loop.create_future()
+        target.expected[reply] = None
+        request = self.requests(self, source, target, to.key, link, message, frames, reply)
+        # `asyncio.timeout` would cancel the task, and cost as much time as the rest of a message.
+        timer = self._loop.call_later(deadline, request.expire)
+        try:
+            self._send(source, target, request, frames, request.arrive)
+            answered = await reply
+            if request.expired:  # a process that was paused may find a late reply
+                raise TimeoutError
+            if answered is None:
+                raise Unreachable(f"the connection to {target.name} was refused or lost")
+            return answered
+        finally:
+            timer.cancel()
+            del target.expected[reply]
+
+    def _send(
         self,
-        source: Process,
-        target: Process,
-        kind: str,
+        source: P,
+        target: P,
+        request: Request[P],
         frames: Any,
-        delay: float,
         arrive: Callable[[], None],
-        back: bool,
+        back: bool = False,
     ) -> None:
-        """Have frames leave their host, travel, and wait until the target has time for them."""
+        """Send frames through the ports and the link, and queue them at the target.
+
+        The frames are a request to a process, or with `back` the reply to one.
+        """
+        link = self._link(source.name, target.name)
+        delay = link.delay()
         nbytes = 0 if isinstance(frames, BaseException) else wire.size(frames)
         takes = self._service.message + nbytes * self._service.byte
-        if kind in APPLIED and not back:
+        if request.link in APPLIED and not back:
             takes += nbytes * self._service.update
-        taken_in = partial(self._take_in, target, takes, arrive)
-        ends = source.address, target.address
-        self._ports.send(*ends, nbytes, delay, taken_in)
+        taken_in = partial(self._take_in, target, takes, partial(unless_torn, source, link, arrive))
+        self._ports.send(source.address, target.address, nbytes, delay, taken_in)
 
-    def _take_in(self, target: Process, takes: float, arrive: Callable[[], None]) -> None:
-        """Have a process take in one message after the other."""
+    def _take_in(self, target: P, takes: float, arrive: Callable[[], None]) -> None:
+        """Make a process receive messages one after the other."""
         if not takes:
             arrive()
             return
@@ -101,8 +281,8 @@ class NodeNetwork(Network):
         self.busy[target.address] += takes
         self._later(ready - now, arrive)
 
-    async def serve(self, target: Process, key: str, link: str, frames: wire.Frames) -> Any:
-        """Have a request carried out where it has arrived; return the reply, or an error."""
+    async def serve(self, target: P, key: str, link: str, frames: wire.Frames) -> Any:
+        """Execute a request at its target; return the reply or the error."""
         service: Any = target.services.get(key)
         if service is None:
             return KeyError(key)
@@ -111,17 +291,122 @@ class NodeNetwork(Network):
         except (DpsError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return error
 
+    async def probe(self, source: P, address: str) -> bool:
+        """Whether a connection from `source` to the process at an address would be refused."""
+        target = self._processes[address]
+        there, back = (source.name, target.name), (target.name, source.name)
+        await asyncio.sleep(self._link(*there).delay() + self._link(*back).delay())
+        return not target.alive
+
     async def refuses(self, host: str, port: int) -> bool:
-        """Whether nobody listens there, as whoever asks finds out."""
+        """Whether no process listens there, as seen by the current process."""
         address, source = f"tcp://{host}:{port}", here.get()
         if address not in self._processes or source is None:
             return True
-        return await self.probe(source, address)
+        return await self.probe(self._processes[source.address], address)
+
+    def _later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
+        self._loop.call_later(delay, callback, *args, context=self.nowhere)
+
+    def _link(self, source: str, target: str) -> Link:
+        link = self._links.get((source, target))
+        if link is None:
+            # One generator per link: an additional message on one link does not affect the others.
+            random = Random(f"{self._seed} {source} {target}")
+            link = self._links[source, target] = Link(random, self._mean_delay(random))
+        return link
+
+    def _mean_delay(self, random: Random) -> float:
+        return self._latency
+
+    def _task(
+        self, loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """Create a task and register it in the process that it runs in."""
+        task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
+        process = here.get() if context is None else context.get(here)
+        if process is not None:
+            process.tasks[task] = None
+            task.add_done_callback(partial(self._ended, process), context=self.nowhere)
+        return task
+
+    def _ended(self, process: Process, task: asyncio.Task[Any]) -> BaseException | None:
+        """Remove a task; return its error, so that asyncio does not report it as unretrieved."""
+        del process.tasks[task]
+        return None if task.cancelled() else task.exception()
+
+
+class Request(Generic[P]):
+    """A request in transit and its reply; it is in no reference cycle, so it needs no gc."""
+
+    __slots__ = (
+        *("expired", "frames", "key", "link", "message", "network", "reply", "source", "target"),
+    )
+
+    def __init__(
+        self,
+        network: Network[P],
+        source: P,
+        target: P,
+        key: str,
+        link: str,
+        message: Any,
+        frames: wire.Frames,
+        reply: Reply,
+    ) -> None:
+        self.network = network
+        self.source = source
+        self.target = target
+        self.key = key
+        self.link = link
+        self.message = message
+        self.frames = frames
+        self.reply = reply
+        self.expired = False
+
+    def arrive(self) -> None:
+        """Make the target process the request, which may arrive more than once."""
+        if self.target.alive:
+            self.target.run(self.carry_out()).add_done_callback(self._answer)
+        else:
+            refuse(self.reply)
+
+    async def carry_out(self) -> Any:
+        """Return the reply of the target."""
+        return await self.network.serve(self.target, self.key, self.link, self.frames)
+
+    def expire(self) -> None:
+        """Stop waiting for the reply."""
+        self.expired = True
+        _fulfil(self.reply, [])
+
+    def _answer(self, serving: asyncio.Task[wire.Frames]) -> None:
+        if serving.cancelled() or serving.exception() is not None:
+            return
+        frames = serving.result()
+        fulfil = partial(_fulfil, self.reply, frames)
+        self.network._send(self.target, self.source, self, frames, fulfil, back=True)
 
 
 def carried(frames: wire.Frames) -> wire.Frames:
-    """Frames on the wire: nobody's memory but their own, and nobody can change them."""
+    """Return frames on the wire: read-only copies, which share no memory with a process."""
     copies = [frame.copy() for frame in frames]
     for copy in copies:
         copy.setflags(write=False)
     return copies
+
+
+def unless_torn(source: Process, link: Link, arrive: Callable[[], None]) -> None:
+    """Deliver a message, unless its sender has crashed; then deliver it with probability 0.5."""
+    if source.alive or link.random.random() < 0.5:
+        arrive()
+
+
+def refuse(reply: Reply) -> None:
+    """Fail a pending reply: the connection was refused or lost."""
+    _fulfil(reply, None)
+
+
+def _fulfil(reply: Reply, frames: wire.Frames | None) -> None:
+    if not reply.done():
+        reply.set_result(frames)

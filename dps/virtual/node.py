@@ -22,10 +22,9 @@ from dps.cluster.names import NodeSpec
 from dps.cluster.transport.calls import frozen, thawed
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
-from dps.sim.process import Process
-from dps.virtual.monitors import VirtualMonitor
-from dps.virtual.network import NodeNetwork
-from dps.virtual.platform import VirtualPlatform
+from dps.virtual.loop import Process
+from dps.virtual.network import Network
+from dps.virtual.platform import VirtualMonitor, VirtualPlatform
 from dps.virtual.threads import BlockingLoop, VirtualThread
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ class Place:
     """
 
     loop: BlockingLoop
-    network: NodeNetwork
+    network: Network[Process]
     tokens: Iterator[int]
     tell: Tell
     disk: str

@@ -11,39 +11,14 @@ from typing import Any, TypeVar
 from greenlet import GreenletExit
 
 from dps.cluster.platform import Flag, Platform, Running, Timer, Usage
-from dps.protocol.transport import TransportChoice
-from dps.sim.process import EPOCH_SECONDS, Process
-from dps.virtual.monitors import VirtualLinks, VirtualMonitor
+from dps.protocol.messages import Sighted
+from dps.protocol.monitor import Look, Monitor
+from dps.protocol.tasks import Tasks
+from dps.protocol.transport import TransportChoice, Watched
+from dps.virtual.loop import Process, VirtualClock
 from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualThread, begin
 
 T = TypeVar("T")
-
-
-class VirtualClock:
-    """The virtual time: the same in every process."""
-
-    def __init__(self, loop: BlockingLoop) -> None:
-        self._loop = loop
-
-    def now(self) -> float:
-        """Seconds since the Unix epoch, where every simulation begins at the same moment."""
-        return EPOCH_SECONDS + self._loop.time()
-
-    def monotonic(self) -> float:
-        """Seconds since the simulation began."""
-        return self._loop.time()
-
-
-class Beginning:
-    """What every clock shows before a simulation has begun."""
-
-    def now(self) -> float:
-        """Seconds since the Unix epoch, as a simulation begins with."""
-        return EPOCH_SECONDS
-
-    def monotonic(self) -> float:
-        """Zero."""
-        return 0.0
 
 
 class VirtualPlatform(Platform):
@@ -77,7 +52,7 @@ class VirtualPlatform(Platform):
         busy: Callable[[], float],
         monitor: VirtualMonitor,
     ) -> None:
-        self.presence = monitor.presence(process)
+        self.presence = VirtualPresence(monitor, process)
         self._monitor = monitor
         self.clock = VirtualClock(loop)
         self._loop = loop
@@ -116,7 +91,7 @@ class VirtualPlatform(Platform):
         on_failure: Callable[[Exception], None],
     ) -> VirtualLinks:
         """Return the coordinator's way to the monitor of all virtual nodes."""
-        return self._monitor.links(told, on_failure)
+        return VirtualLinks(self._monitor, told, on_failure)
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
         """Return what stands for all connections: there are no sockets."""
@@ -144,7 +119,7 @@ class VirtualPlatform(Platform):
         """Begin work beside the rest."""
         thread = VirtualThread(work, self._loop, self._process)
         thread.future.add_done_callback(self._tell_of_failure)
-        return _Thread(thread)
+        return thread
 
     def wait(
         self, client: Any, futures: Sequence[Any], timeout: float, every: bool = False
@@ -179,19 +154,6 @@ class VirtualPlatform(Platform):
             self._loop.call_exception_handler(told)
 
 
-class _Thread:
-    """A `VirtualThread` as `threading.Thread` is used."""
-
-    def __init__(self, thread: VirtualThread) -> None:
-        self._future = thread.future
-
-    def join(self) -> None:
-        self._future.exception()
-
-    def is_alive(self) -> bool:
-        return not self._future.done()
-
-
 class _Timer:
     """Work that begins later, as by `threading.Timer`."""
 
@@ -215,3 +177,120 @@ class _Timer:
 
 def _never(wake: Callable[..., None]) -> None:
     pass
+
+
+LOOK_SECONDS = 0.2
+NAME = "virtual"
+
+
+class VirtualMonitor:
+    """One monitor for all nodes of a virtual cluster. Used from its loop.
+
+    Parameters
+    ----------
+    kill
+        Ends the process of a node.
+
+    Attributes
+    ----------
+    state
+        What it has seen.
+    processes
+        Those that it watches, by their numbers.
+    """
+
+    def __init__(self, kill: Callable[[Process], None]) -> None:
+        self._kill = kill
+        self.state = Monitor()
+        self.processes: dict[int, Process] = {}
+        self.loop = asyncio.get_running_loop()
+
+    def remove(self, number: int) -> None:
+        """Watch a process no more."""
+        self.state.remove(number)
+        self.processes.pop(number, None)
+
+    def look(self) -> Sighted:
+        """Look at all processes that have not ended; the scheduler reports those itself."""
+        for number in [n for n, process in self.processes.items() if not process.alive]:
+            self.remove(number)
+        seen = self.state.look(self.loop.time(), lambda number: look_at(self.processes[number]))
+        return Sighted(NAME, tuple(seen))
+
+    def kill(self, number: int, stopped: float) -> None:
+        """Kill a process that is stopped."""
+        process, now = self.processes.get(number), self.loop.time()
+        if process is not None and self.state.may_kill(number, now, look_at(process), stopped):
+            self._kill(process)
+
+
+class VirtualPresence:
+    """The registration of a virtual process (see `dps.cluster.platform.Presence`)."""
+
+    def __init__(self, monitor: VirtualMonitor, process: Process) -> None:
+        self.watched: Watched | None = None
+        self._monitor = monitor
+        self._process = process
+        self._users = 0
+
+    def enter(self, group: str) -> None:
+        """Register, if this is the first use of the process."""
+        self._users += 1
+        if self.watched is None:
+            self.watched = Watched(NAME, self._monitor.state.add(may_be_killed=True))
+            self._monitor.processes[self.watched.number] = self._process
+
+    async def registered(self) -> None:
+        """Do nothing: it is."""
+
+    def exit(self, group: str) -> None:
+        """Leave, if this was the last use."""
+        self._users -= 1
+        if not self._users and self.watched is not None:
+            self._monitor.remove(self.watched.number)
+            self.watched = None
+
+    def silence(self, seconds: float) -> None:
+        """Have the monitor say nothing of this process for a while."""
+        if self.watched is not None:
+            until = self._monitor.loop.time() + seconds
+            self._monitor.state.silence(self.watched.number, until)
+
+
+class VirtualLinks:
+    """A coordinator's way to the monitor (see `dps.protocol.transport.Monitors`)."""
+
+    def __init__(
+        self,
+        monitor: VirtualMonitor,
+        told: Callable[[Sighted], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._monitor = monitor
+        self._told = told
+        self._tasks = Tasks(on_failure)
+        self._is_following = False
+        self.close = self._tasks.close
+
+    def follow(self, monitor: str) -> None:
+        """Pass reports of the monitor to the coordinator."""
+        if not self._is_following:
+            self._is_following = True
+            self._tasks.keep(self._follow, LOOK_SECONDS)
+
+    async def kill(self, watched: Watched, stopped: float) -> None:
+        """Have a stopped process killed."""
+        self._monitor.kill(watched.number, stopped)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._told(self._monitor.look())
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def look_at(process: Process) -> Look:
+    """Look at a simulated process, as `dps.cluster.monitor.look_at` does at a real one."""
+    if process.paused_at is None:
+        return Look("no", None)
+    progress: Any = process.stood
+    return Look("stopped", progress)

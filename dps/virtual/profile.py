@@ -43,11 +43,10 @@ class Gradient:
 
     def __post_init__(self) -> None:
         _no_less_than_zero(self)
-        if self.straggling > 1 or self.factor < 1:
-            raise ConfigurationError(
-                f"straggling={self.straggling}, factor={self.factor}: expected a fraction, and 1 "
-                "or more"
-            )
+        if self.straggling > 1:
+            raise ConfigurationError(f"straggling={self.straggling}, expected a fraction")
+        if self.factor < 1:
+            raise ConfigurationError(f"factor={self.factor}, expected 1 or more")
 
     def draw(self, random: Random) -> Iterator[float]:
         """Yield how long one gradient after the other takes, without end."""
@@ -76,8 +75,9 @@ class Link:
 
     def __post_init__(self) -> None:
         _no_less_than_zero(self)
-        if not self.latency or not self.bandwidth:
-            raise ConfigurationError(f"{self}: expected more than 0")
+        for name in ("latency", "bandwidth"):
+            if not getattr(self, name):
+                raise ConfigurationError(f"{name}=0, expected more than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class Disk:
     def __post_init__(self) -> None:
         _no_less_than_zero(self)
         if not self.bandwidth:
-            raise ConfigurationError(f"{self}: expected a bandwidth of more than 0")
+            raise ConfigurationError("bandwidth=0, expected more than 0")
 
     def seconds(self, nbytes: int) -> float:
         """How long it takes to move so many bytes."""

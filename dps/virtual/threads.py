@@ -10,60 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import Context, copy_context
-from random import Random
-from types import ModuleType
 from typing import Any, SupportsIndex, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from dps.errors import ConfigurationError
-from dps.sim.loop import VirtualLoop
-from dps.sim.process import Process
+from dps.virtual.loop import Process, VirtualLoop
 
 T = TypeVar("T")
 
 GARBAGE = 2_000_000  # objects that were made and not let go of, until the collector looks
 REAL_SLEEP = time.sleep
-SLEEP_ID = frozenset({id(REAL_SLEEP)})
 
 Wake = Callable[..., None]
 Subscribe = Callable[[Wake], object]
-
-
-class Sleepers:
-    """Where modules have `time.sleep`, in `time` and by `from time import sleep`.
-
-    Modules are looked through again only when they have come to have more names.
-    """
-
-    def __init__(self) -> None:
-        self._looked_at: dict[int, int] = {}
-        self._found: list[tuple[dict[str, Any], str]] = []
-
-    def find(self) -> list[tuple[dict[str, Any], str]]:
-        """Return the namespaces and the names in them."""
-        for module in list(sys.modules.values()):
-            if not issubclass(type(module), ModuleType):
-                continue
-            # Not by `vars`, which has a module that is imported lazily be imported.
-            namespace = ModuleType.__getattribute__(module, "__dict__")
-            if self._looked_at.get(id(namespace)) != len(namespace):
-                self._looked_at[id(namespace)] = len(namespace)
-                # There are tens of thousands of names: only where it is somewhere, each is asked.
-                if not SLEEP_ID.isdisjoint(map(id, list(namespace.values()))):
-                    self._look_through(namespace)
-        return [(space, name) for space, name in self._found if space.get(name) is REAL_SLEEP]
-
-    def _look_through(self, namespace: dict[str, Any]) -> None:
-        known = {name for space, name in self._found if space is namespace}
-        for name, value in list(namespace.items()):
-            if value is REAL_SLEEP and name not in known and namespace is not globals():
-                self._found.append((namespace, name))
 
 
 class BlockingLoop(VirtualLoop):
@@ -80,11 +44,6 @@ class BlockingLoop(VirtualLoop):
 
     files: Callable[[], Callable[[], float]]
     probe: Callable[[str, int], Coroutine[Any, Any, bool]]
-
-    def __init__(self, random: Random, work: float) -> None:
-        super().__init__(random, work)
-        self._known = Sleepers()
-        self._sleepers: list[tuple[dict[str, Any], str]] | None = None
 
     def wait(self, subscribe: Subscribe, timeout: float | None = None) -> None:
         """Return when something has happened, or after `timeout` virtual seconds.
@@ -116,22 +75,14 @@ class BlockingLoop(VirtualLoop):
         Meanwhile the garbage collector looks less often: what a simulation makes is soon let go of,
         and looking at what stays took a quarter of the time.
         """
-        if self._sleepers is None:
-            self._sleepers = self._known.find()
-        sleepers, garbage = self._sleepers, gc.get_threshold()
-        for namespace, name in sleepers:
-            namespace[name] = self._sleep
+        garbage = gc.get_threshold()
+        time.sleep = _sleep
         gc.set_threshold(max(GARBAGE, garbage[0]), *garbage[1:])
         try:
             return self.run_until_complete(future)
         finally:
             gc.set_threshold(*garbage)
-            for namespace, name in sleepers:
-                namespace[name] = REAL_SLEEP
-
-    def expect_functions(self) -> None:
-        """Look anew for who can sleep: there may be functions of other modules from now on."""
-        self._sleepers = None
+            time.sleep = REAL_SLEEP
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
@@ -175,14 +126,15 @@ class BlockingLoop(VirtualLoop):
             raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
         return _Unused(), factory()
 
-    def _sleep(self, seconds: float | SupportsIndex) -> None:
-        """What `time.sleep` is while virtual time passes."""
-        if isinstance(getcurrent(), VirtualThread):
-            raise ConfigurationError(
-                f"time.sleep({seconds}) on virtual time would hold everything up, and no time "
-                "would pass: a training function waits by worker.sleep(seconds)"
-            )
-        REAL_SLEEP(seconds)
+
+def _sleep(seconds: float | SupportsIndex) -> None:
+    """What `time.sleep` is while virtual time passes."""
+    if isinstance(getcurrent(), VirtualThread):
+        raise ConfigurationError(
+            f"time.sleep({seconds}) on virtual time would hold everything up, and no time "
+            "would pass: a training function waits by worker.sleep(seconds)"
+        )
+    REAL_SLEEP(seconds)
 
 
 class _Unused(asyncio.Transport):
@@ -302,6 +254,14 @@ class VirtualThread(greenlet):
         if timer is not None:
             timer.cancel()
         self._must_live()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self.future.exception()
+
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return not self.future.done()
 
     def kill(self) -> None:
         """End it where it is, soon: its process is gone."""

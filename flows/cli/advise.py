@@ -1,107 +1,130 @@
-"""The command `dps advise`: which recovery a training of yours should use, and what each costs."""
+"""The command `dps advise`: which recovery a training should use, and what each costs."""
 
 from __future__ import annotations
 
+import math
+import shlex
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.console import console
-from flows.cli.documents import AsJson, json_output
+from flows.cli import runs
+from flows.cli.console import AsJson, console, exit_if_failed, json_output
 
 if TYPE_CHECKING:
-    from flows.advice.situation import Situation
+    import pandas as pd
 
-app = typer.Typer()
-
-Bytes = Annotated[str, typer.Option(help="Size of the model's parameters, such as 400MB.")]
+WRITTEN = "# Written by `dps advise`"
 Price = Annotated[float | None, typer.Option(min=0, help="USD for one hour of one node.")]
 
 
-@app.command()
 def advise(
-    model: Bytes,
+    model: Annotated[str, typer.Option(help="Size of the model's parameters, such as 400MB.")],
     mtbf: Annotated[
         str, typer.Option(help="Mean time between failures of one server-side node, such as 6h.")
     ],
-    workers: Annotated[int, typer.Option(min=1, max=128, help="How many workers there are.")],
+    workers: Annotated[int, typer.Option(min=1, max=128, help="Number of workers.")],
     gradient: Annotated[
         str, typer.Option(help="How long a worker computes a gradient, in seconds or as 200ms.")
     ],
     outage: Annotated[
         str, typer.Option(help="From the loss of a node until a fresh one is started in its place.")
     ] = "60s",
-    servers: Annotated[
-        int, typer.Option(min=1, max=16, help="How many servers, each with a shard.")
-    ] = 2,
+    servers: Annotated[int, typer.Option(min=1, max=16, help="Number of servers.")] = 2,
     training: Annotated[
         str, typer.Option(help="How long the whole training takes if nothing fails.")
     ] = "24h",
+    every: Annotated[int, typer.Option(min=1, help="Updates between two checkpoints.")] = 100,
     server_price: Price = None,
     worker_price: Price = None,
     profile: Annotated[
         str, typer.Option(help="What costs time on the nodes: a profile's name, or its file.")
     ] = "cluster-25gbit",
-    seeds: Annotated[
-        int, typer.Option(min=4, max=100, help="Trials with a failure, for each strategy.")
-    ] = 5,
+    seeds: Annotated[int, typer.Option(min=3, max=100, help="Number of seeds.")] = 5,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the experiment.")
+    ] = Path("advice.yaml"),
     as_json: AsJson = False,
 ) -> None:
-    """Say which recovery to use: what each is expected to cost a training of yours.
+    """Recommend a recovery: what each is expected to cost your training.
 
-    Small trials on virtual time tell what one failure costs under each strategy; how often
+    An experiment on virtual time measures what one failure costs under each strategy; how often
     failures come is computed. Prices are those of the price table unless you give them.
     """
-    from flows.advice.quantities import parse_duration, parse_size
-    from flows.advice.situation import Situation
-    from flows.analysis.prices import load_prices
+    import yaml
+
+    from flows import advice
+    from flows.config.document import read_document
     from flows.config.profile import load_profile
+    from flows.metrics.prices import load_prices
+    from flows.report.terminal import print_study
 
     hourly = load_prices().node_hour
-    situation = Situation(
-        nbytes=parse_size(model, "--model"),
+    situation = advice.Situation(
+        nbytes=advice.bytes_of(model, "--model"),
         workers=workers,
         servers=servers,
-        gradient=parse_duration(gradient, "--gradient"),
-        mtbf=parse_duration(mtbf, "--mtbf"),
-        outage=parse_duration(outage, "--outage"),
-        training=parse_duration(training, "--training"),
-        server_price=hourly["server"] if server_price is None else server_price,
-        worker_price=hourly["worker"] if worker_price is None else worker_price,
+        gradient=advice.seconds_of(gradient, "--gradient"),
+        mtbf=advice.seconds_of(mtbf, "--mtbf"),
+        outage=advice.seconds_of(outage, "--outage"),
+        training=advice.seconds_of(training, "--training"),
+        every=every,
+        server_price=hourly["server"].usd if server_price is None else server_price,
+        worker_price=hourly["worker"].usd if worker_price is None else worker_price,
         profile=load_profile(profile).build(),
     )
-    try:
-        _advise(situation, seeds, as_json)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-
-
-def _advise(situation: Situation, seeds: int, as_json: bool) -> None:
-    from rich.console import Console
-
-    from flows.advice import text
-    from flows.advice.estimate import expected, flips
-    from flows.advice.situation import STRATEGIES
-    from flows.advice.trials import number_of_trials, parallel, run_trials
-
     situation.check()
-    shown, aside = console(), Console(stderr=True, highlight=False)
-    count = number_of_trials(STRATEGIES, seeds)
-    with aside.status("") as status:
+    costs = output.with_name(f"{output.stem}-profile.yaml")
+    _write(costs, yaml.safe_dump(advice.scaled_profile(situation), sort_keys=False))
+    _write(output, advice.configuration(situation, seeds, output.stem, costs.name))
+    with json_output(as_json) as out:
+        ran = runs.run_missing(str(output), read_document(output))
+        outcomes = ran.done.outcomes
+        print_study(ran.study, None, console())
+        exit_if_failed(outcomes)
+        found = advice.expected(situation, ran.trials, outcomes)
+        said = list(advice.warnings(situation, found, outcomes))
+        recommended = advice.recommendation(found)
+        print(f"\n{_table(found)}\n\n{recommended}", *(f"- {line}" for line in said), sep="\n")
+        print(f"\nReport: {ran.done.report}\nThe experiment, to go on with: dps run {output}")
+        out.write(
+            {
+                **ran.document,
+                "configuration": output,
+                "strategies": found.rename_axis("strategy").reset_index().to_dict("records"),
+                "recommendation": recommended,
+                "warnings": said,
+            }
+        )
 
-        def tell(over: int) -> None:
-            status.update(f"{over} of {count} trials on virtual time")
 
-        with parallel(situation, tell) as run:
-            trialled = run_trials(situation, STRATEGIES, seeds, run)
-    found, turns = expected(situation, trialled), flips(situation, trialled)
-    told = list(text.warnings(situation, found, trialled[0].idle))
-    if as_json:
-        with json_output(as_json) as out:
-            out.write(text.as_data(situation, found, turns, trialled[0].rate, told))
-        return
-    lines = ("", text.recommendation(situation, found, turns), *(f"- {line}" for line in told))
-    shown.print(f"{text.situation_text(situation)}\n", markup=False)
-    shown.print(text.table(found))
-    for line in lines:
-        shown.print(line, markup=False)
+def _write(path: Path, text: str) -> None:
+    """Write YAML with the command that made it; a file of other origin is not replaced."""
+    from dps.errors import ConfigurationError
+    from flows.files import write_whole
+
+    if path.exists() and not path.read_text("utf-8", "replace").startswith(WRITTEN):
+        raise ConfigurationError(f"{path}: is there already; name another file by --output")
+    command = shlex.join(["dps", *sys.argv[1:]])
+    write_whole(path, f"{WRITTEN}: {command}\n\n{text}", "the experiment")
+
+
+def _table(found: pd.DataFrame) -> str:
+    """Return what is expected, as text: shares in percent, times for people."""
+    from dask.utils import format_time
+
+    def setback(seconds: float) -> str:
+        return "begins again" if math.isinf(seconds) else format_time(seconds) if seconds else "0"
+
+    header = ["nodes", "pace %", "kept %", "setback by a loss", "updates lost", "USD/million"]
+    forms = [
+        "{:.0f}".format,
+        "{:.1%}".format,
+        "{:.2%}".format,
+        setback,
+        "{:.1f}".format,
+        "{:.3g}".format,
+    ]
+    return str(found.drop(columns="lost_time").to_string(header=header, formatters=forms))

@@ -1,26 +1,71 @@
-"""What commands share that take a configuration: arguments, and claims that --set leaves out."""
+"""The arguments that commands share, and what the shell completes for them.
+
+Completion looks at names of files only, and imports nothing that takes time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli import completion
 from flows.cli.console import warn
+from flows.configs import packaged_names
 
 if TYPE_CHECKING:
+    from flows.config.document import Document
     from flows.config.experiment import ExperimentConfig
-    from flows.config.yaml_document import Document
+
+RESULTS = "results"  # `flows.statistics.finished.RESULTS`, which takes a second to import
+EVENTS = "events.jsonl"
+
+
+def configurations(incomplete: str) -> list[str]:
+    """Packaged configurations, and YAML files and folders here, that begin like this."""
+    folder = Path(incomplete).parent if not incomplete.endswith("/") else Path(incomplete)
+    found = packaged_names()
+    for each in folder.glob("[!.]*"):
+        if each.is_dir() or each.suffix in (".yaml", ".yml"):
+            found.append(f"{each}/" if each.is_dir() else str(each))
+    return _beginning(incomplete, found)
+
+
+def experiments(incomplete: str) -> list[str]:
+    """Experiments that are recorded in this working directory."""
+    return _beginning(
+        incomplete, (path.parent.parent.name for path in Path(RESULTS).glob(f"*/*/{EVENTS}"))
+    )
+
+
+def runs(incomplete: str) -> list[str]:
+    """Experiments, and their trials by the beginnings of their names."""
+    name, slash, _ = incomplete.partition("/")
+    trials = (path.parent.name for path in Path(RESULTS, name).glob(f"*/{EVENTS}"))
+    found = (
+        f"{name}/{part}"
+        for trial in trials
+        for part in accumulate(trial.split("."), "{}.{}".format)
+    )
+    return _beginning(incomplete, found) if slash else experiments(incomplete)
+
+
+def _beginning(incomplete: str, names: Iterable[str]) -> list[str]:
+    return sorted({name for name in names if name.startswith(incomplete)})
+
 
 Config = Annotated[
     str,
     typer.Argument(
-        help="A YAML file, or the name of a packaged one: demo, fashion, or of a replication, as "
-        "replicate/ttf (an unknown name lists them all).",
-        autocompletion=completion.configurations,
+        help="A YAML file, or a name that `dps list` shows, such as demo.",
+        autocompletion=configurations,
     ),
+]
+Experiment = Annotated[
+    str,
+    typer.Argument(help="The name of an experiment recorded here.", autocompletion=experiments),
 ]
 Settings = Annotated[
     list[str],
@@ -28,13 +73,39 @@ Settings = Annotated[
         "--set", metavar="KEY=VALUE", help="Override a setting, as in training.updates=400."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask about a very large grid.")]
+Seeds = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SEEDS", help="The seeds: a count (40), a range (100-139) or a list ([1, 2])."
+    ),
+]
+Virtual = Annotated[
+    bool,
+    typer.Option(
+        "--virtual",
+        help="Run on virtual time: real protocol, no processes. It is recorded as NAME-virtual.",
+    ),
+]
 
 
-def tell_of_claims_left_out(
+def with_options(
+    document: Document, settings: Sequence[str], seeds: str | None, virtual: bool
+) -> list[str]:
+    """Return settings with those of `--seeds` and `--virtual`."""
+    added = [] if seeds is None else [f"seeds={seeds}"]
+    if virtual:
+        name = document.data.get("experiment", document.name)
+        cluster = document.data.get("cluster")
+        added.append(f"experiment={name}-virtual")
+        if (cluster.get("kind") if isinstance(cluster, dict) else cluster) != "virtual":
+            added.append("cluster={kind: virtual}")
+    return [*added, *settings]  # so that --set can name another profile
+
+
+def warn_of_claims_left_out(
     document: Document, settings: Sequence[str], experiment: ExperimentConfig
 ) -> None:
-    """Say how many of the written claims are not of this grid, as --set has changed it."""
+    """Warn of written claims that are not of this grid, as --set has changed it."""
     if any(text.startswith("claims") for text in settings):
         return
     written = document.data.get("claims") or ()

@@ -1,50 +1,51 @@
-"""The flow behind `dps calibrate`: a cluster, its measurement, and the profile in a file."""
+"""The command `dps calibrate`: measures a cluster, and writes its profile for virtual time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Annotated
 
-from dps.errors import ConfigurationError
+import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from dps.virtual.profile import Profile
-    from flows.cli.documents import JsonOutput
-    from flows.verification.calibration import Measured
+from flows.cli.arguments import Settings, configurations
+from flows.cli.console import AsJson, console, json_output, warn
 
 
 def calibrate(
-    config: str | None,
-    settings: Sequence[str],
-    output: Path,
-    folder: str | None,
-    console: Console,
-    warn: Callable[[str], None],
-    out: JsonOutput,
+    config: Annotated[
+        str | None,
+        typer.Argument(
+            help="A configuration: its cluster is measured, and its gradients are; without, this "
+            "machine.",
+            autocompletion=configurations,
+        ),
+    ] = None,
+    settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the profile.")
+    ] = Path("calibrated.yaml"),
+    folder: Annotated[
+        str | None,
+        typer.Option(help="Where the server's node writes; its temporary folder if not given."),
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure, write the profile, and show what calls take by it.
+    """Measure what costs time on a cluster, and write it down as a profile for virtual time."""
+    import platform
+    from dataclasses import asdict
 
-    Raises
-    ------
-    ConfigurationError
-        The configuration's trials are on virtual time, or the name of the file is none of a
-        profile.
-    StoreUnavailable
-        The file cannot be written.
-    """
     import yaml
+    from dask.utils import format_bytes
 
+    from dps.errors import ConfigurationError
+    from dps.protocol.executor import available_cores
     from flows.config.cluster import LocalSection
-    from flows.config.profile import ProfileSection
+    from flows.config.profile import PROFILE
     from flows.config.trials import load_trials
-    from flows.execution.preload import preload_of
+    from flows.execution import calibration
+    from flows.execution.attempt import preload_of
     from flows.files import write_whole
-    from flows.verification import calibration
 
     if output.suffix not in (".yaml", ".yml"):
         raise ConfigurationError(f"--output {output}: expected the name of a YAML file")
@@ -56,41 +57,27 @@ def calibrate(
             "the profile is to be of, as by --set cluster.kind=local"
         )
     preload = preload_of(trial.config) if trial is not None else ()
-    with section.open(calibration.NODES, (*calibration.PRELOAD, *preload), warn) as cluster:
-        measured = calibration.calibrate(cluster, trial, folder, console.print)
-    profile = calibration.fitted(output.stem, measured)
-    where = f"cluster {section.kind}, driven from {calibration.here()}"
-    data = calibration.as_yaml(profile, measured, where, f"{datetime.now(UTC).date()}")
-    ProfileSection.model_validate(data)
-    text = yaml.safe_dump(data, sort_keys=False, width=100, allow_unicode=True)
-    write_whole(output, text, "the profile")
-    calls = [
-        {"bytes": nbytes, "measured_seconds": measured.calls[nbytes], "profile_seconds": seconds}
-        for nbytes, seconds in calibration.predicted(profile).items()
-    ]
-    out.write({"file": output, "profile": data, "calls": calls})
-    console.print(_table(measured, profile))
-    console.print(
-        f"\n{output}: run an experiment with it by --set cluster.kind=virtual --set "
-        f"cluster.profile={output}, and compare it with real nodes by dps validate NAME --profile "
-        f"{output}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
-
-
-def _table(measured: Measured, profile: Profile) -> Table:
-    from rich.table import Table
-
-    from flows.verification.calibration import predicted, size_told
-
-    shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    shown.add_column("push and pull")
-    for heading in ("measured, ms", "by the profile, ms", "error"):
-        shown.add_column(heading, justify="right")
-    for nbytes, seconds in predicted(profile).items():
-        real = measured.calls[nbytes]
-        cells = f"{real * 1e3:.2f}", f"{seconds * 1e3:.2f}", f"{seconds / real - 1:+.0%}"
-        shown.add_row(size_told(nbytes), *cells)
-    return shown
+    with json_output(as_json) as out:
+        with section.open(calibration.NODES, (*calibration.PRELOAD, *preload), warn) as cluster:
+            console().print("Measuring takes about a minute.")
+            measured = calibration.calibrate(cluster, trial, folder)
+        profile = calibration.fitted(output.stem, measured)
+        source = (
+            f"dps calibrate on {datetime.now(UTC).date()}: cluster {section.kind}, driven from "
+            f"{platform.system()} on {platform.machine()}, {available_cores()} cores, Python "
+            f"{platform.python_version()}"
+        )
+        data = {"sources": [source], **asdict(profile)}
+        PROFILE.model_validate(data)
+        text = yaml.safe_dump(data, sort_keys=False, width=100, allow_unicode=True)
+        write_whole(output, text, "the profile")
+        calls = []
+        for nbytes, seconds in calibration.predicted(profile).items():
+            real = measured.calls[nbytes]
+            print(
+                f"push and pull {format_bytes(nbytes)}: {real * 1e3:.2f} ms, by the profile "
+                f"{seconds * 1e3:.2f} ms ({seconds / real - 1:+.0%})"
+            )
+            calls.append({"bytes": nbytes, "measured_seconds": real, "profile_seconds": seconds})
+        print(f"\nRun with it: --set cluster.kind=virtual --set cluster.profile={output}")
+        out.write({"file": output, "profile": data, "calls": calls})

@@ -1,40 +1,40 @@
-"""What commands share: the terminal, the tracking store, and how they tell what went wrong."""
+"""What all commands share: how they print, write JSON with `--json`, and report what went wrong.
+
+A JSON document is what a command has computed: dataclasses by their fields, tables by their rows.
+docs/json.md names the keys.
+"""
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import pwd
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
-
-from flows.quoting import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from flows.analysis.outcome import Outcome
+    from flows.metrics.outcome import Outcome
+    from flows.report.study import Study
 
 WIDTH_OFF_TERMINAL = 120
-ASCII = dict(zip("−–—×·…“”’→≤≥", '---x*.""\'><>', strict=True))
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Write one JSON document to stdout, and all else to stderr.")
+]
 
 
 def prepare_process() -> None:
-    """Let every text be printed, and let a user be nameless, before libraries ask for either.
-
-    What the encoding of a stream lacks is printed as ASCII of the same width: a minus as -, most
-    others as ?.
-    """
-    codecs.register_error("dps.ascii", _as_ascii)
+    """Let every text be printed, and let a user be nameless, before libraries ask for either."""
     nowhere = None if sys.stdout and sys.stderr else open(os.devnull, "w")  # noqa: SIM115
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # of `>&-` there is none
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="dps.ascii")
+            stream.reconfigure(errors="backslashreplace")
     try:
         pwd.getpwuid(os.getuid())
     except KeyError:  # as in a container that runs as any number: MLflow asks for a home on import
@@ -42,12 +42,6 @@ def prepare_process() -> None:
 
         os.environ.setdefault("HOME", NO_HOME)
         os.environ.setdefault("USER", f"uid-{os.getuid()}")
-
-
-def _as_ascii(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    lacking = error.object[error.start : error.end]
-    return "".join(ASCII.get(char, "?") for char in lacking), error.end
 
 
 def console() -> Console:
@@ -65,38 +59,100 @@ def store() -> str | None:
 
 def curves(experiment: str, tracked: bool) -> str:
     """Say in a line where the runs of an experiment are, or how they get there."""
+    from dps.errors import StoreUnavailable
+    from flows.tracking.tracker import tracked_experiments
+    from flows.tracking.ui_server import TRAINING_VIEW, comparison_view, served_page
+
     if not tracked:
         return f"Every run, with its curves, when the tracking store is back: dps sync {experiment}"
-    uri = store() or ""
-    served = uri.startswith(("http://", "https://"))
-    return f"Every run, with its curves: {_trials_of(experiment, uri) if served else 'dps ui'}"
-
-
-def _trials_of(experiment: str, uri: str) -> str:
-    """The page of a server that shows the trials of an experiment; else, the one of all."""
-    from dps.errors import StoreUnavailable
-    from flows.tracking.server import TRAINING_VIEW, served_page, trials_view
-    from flows.tracking.tracker import tracked_experiments
-
-    try:
-        number = tracked_experiments(uri).get(experiment)
-    except StoreUnavailable:  # since a moment ago, when it had them all
-        number = None
-    return served_page(TRAINING_VIEW if number is None else trials_view(number), uri)
+    uri, where = store() or "", "dps ui"
+    if uri.startswith(("http://", "https://")):
+        try:
+            view = comparison_view(tracked_experiments(uri)[experiment])
+        except (StoreUnavailable, KeyError):  # since a moment ago, when it had them all
+            view = TRAINING_VIEW
+        where = served_page(view, uri)
+    return f"Every run, with its curves: {where}"
 
 
 def warn(text: str) -> None:
-    """Tell of something that ends no command."""
+    """Print a warning."""
     from dps.core.credentials import masked
 
-    print(f"dps: warning: {visible(masked(text))}", file=sys.stderr)
+    print(f"dps: warning: {masked(text)}", file=sys.stderr)
 
 
 def exit_if_failed(outcomes: Sequence[Outcome]) -> None:
     """Name those trials that failed, and end the command with 1 if there are any."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     for outcome in failed:
-        failure = visible(f"{outcome.identity.trial} failed: {outcome.reason}")
-        print(f"dps: {failure}", file=sys.stderr)
+        print(f"dps: {outcome.identity.trial} failed: {outcome.reason}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
+
+
+class JsonOutput:
+    """Takes the document of a command; what is written without `--json` goes nowhere."""
+
+    def __init__(self, out: IO[str] | None) -> None:
+        self._out = out
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a document is asked for."""
+        return self._out is not None
+
+    def write(self, document: Any) -> None:
+        """Write the document: what JSON knows, dataclasses, DataFrames, paths, numbers of numpy.
+
+        A number that is unknown or infinite becomes null.
+        """
+        from pydantic_core import to_json
+
+        if self._out is not None:
+            text = to_json(document, indent=2, inf_nan_mode="null", fallback=_plain).decode()
+            print(text, file=self._out, flush=True)
+
+
+@contextmanager
+def json_output(wanted: bool) -> Iterator[JsonOutput]:
+    """Give what takes the document, if one is wanted; until the end, stdout is stderr.
+
+    So it is for the processes that are started meanwhile, where stdout is that of the process.
+    """
+    if not wanted:
+        yield JsonOutput(None)
+        return
+    own = sys.stdout
+    if own is not sys.__stdout__ or own is None:
+        with redirect_stdout(sys.stderr):
+            yield JsonOutput(own)
+        return
+    own.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        os.dup2(2, 1)
+        try:
+            yield JsonOutput(out)
+        finally:
+            own.flush()
+            os.dup2(out.fileno(), 1)
+
+
+def document_of(experiment: str, study: Study) -> dict[str, Any]:
+    """Return what is recorded of an experiment, and what it shows."""
+    from flows.report.tables import claims_frame, comparison_frame
+
+    return {
+        "experiment": experiment,
+        "score": study.score.key,
+        "trials": [outcome.row() for outcome in study.outcomes],
+        "claims": claims_frame(study.judged),
+        "comparison": comparison_frame(study.compared),
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON does not know by itself: tables, numbers and arrays of numpy."""
+    if hasattr(value, "to_dict"):
+        return value.astype(object).where(value.notna(), None).to_dict("records")
+    return value.tolist() if hasattr(value, "tolist") else str(value)

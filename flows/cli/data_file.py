@@ -1,182 +1,140 @@
-"""A file of one's own for `dps new`: what kind of file it is, what is in it, and how it is learnt.
+"""The section `dataset` of a configuration for a user's file, as `dps new` writes it.
 
-The file is read by the readers that a configuration has, so that what is wrong in it is said before
-anything is written. What is found out by looking is written down, where it can be changed.
+The section reads the file as in a run, so that errors in the file are reported before anything is
+written. Each guess is written into the configuration, where the user can change it.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any
 
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
+import numpy as np
+import yaml
+from pydantic import ValidationError
 
-    from flows.readers.tables import Table
-    from flows.workloads.own_data import FileDataset, Format, Loaded
+from dps.errors import ConfigurationError
+from flows.config.errors import complaints
+from flows.config.own_data import FileSection, NpzSection, SvmlightSection, TableSection
+from flows.quoting import listed, quoted, shown
+from flows.readers import (
+    Array,
+    Table,
+    as_numbers,
+    labels,
+    looks_like_numbers,
+    read_csv,
+    read_npz,
+    read_parquet,
+    read_svmlight,
+    row_labels,
+)
+from flows.workloads import Dataset
+from flows.workloads.own_code import sha256_of
+from flows.workloads.own_data import LEAST_TO_DIVIDE, summary
 
-Task = Literal["classification", "regression"]
-TASKS: tuple[Task, ...] = get_args(Task)
-
-MOST_CLASSES = 20  # whole numbers that are taken for classes, if nothing is said
+MOST_CLASSES = 20  # whole numbers that are taken for classes, if the user does not name the task
+MOST_VALUES = 20  # of a column of texts that becomes a feature for each value
 MOST_LISTED = 20  # columns in a message
-MOST_REASONS = 5
-MOST_TOLD = 400  # characters of a comment
-WIDTH = 94  # of its lines
-FASTEST = 0.1  # learning rate
-BATCH = 32
-SVMLIGHT = (".svm", ".svmlight", ".libsvm")
-SUFFIXES: Mapping[Format, tuple[str, ...]] = {
-    "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz"),
-    "parquet": (".parquet",),
-    "npz": (".npz",),
-    "svmlight": (*SVMLIGHT, *(f"{end}.gz" for end in SVMLIGHT)),
+KINDS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".parquet": "parquet",
+    ".npz": "npz",
+    ".svm": "svmlight",
+    ".svmlight": "svmlight",
+    ".libsvm": "svmlight",
 }
-TABLES: tuple[Format, ...] = ("csv", "parquet")
+OTHER_TASK = {"classification": "regression", "regression": "classification"}
+COMMENTS = {
+    "path": "relative to this file, if it is not absolute",
+    "missing": "cells are filled with the mean of their column; drop: leave their rows out",
+    "one_hot": "a feature of 0 and 1 for each of their values",
+    "dates": "in days since 1970",
+    "split": "a fifth of the rows scores models and is not trained on",
+    "standardise": "each feature gets the mean 0 and the standard deviation 1",
+    "standardise_target": "the target as well; the score stays in its own unit",
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """What is known of a file before it is known what is to be predicted.
-
-    Attributes
-    ----------
-    path
-        Where it is, seen from here.
-    kind
-        Of the file, as `dataset.kind` names it.
-    delimiter
-        Between the cells of CSV.
-    columns
-        Those of a table: for each None, or why nothing can be learnt from it.
-    """
-
-    path: Path
-    kind: Format
-    delimiter: str = ","
-    columns: Mapping[str, str | None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DataFile:
-    """A file of examples, and what is to be predicted.
+    """A user's file as a data set.
 
     Attributes
     ----------
-    kind, path, delimiter, target, task
-        As the section `dataset` has them; `path` is relative to the configuration's folder.
+    section
+        The section `dataset`.
+    data
+        The loaded data set.
+    target_deviation
+        The standard deviation of a numeric target; None for classes.
     guessed
-        Whether the task may be the other one, for nobody has said it, and targets are numbers.
+        Whether the task may be the other one: nobody named it, and targets are numbers.
     left_out
         Columns that nothing can be learnt from, each with the reason.
-    features
-        The columns that are left, if there are any that are left out; None: all but the target.
-    told
-        What is in the file, in a line.
-    rows
-        How many there are to train on.
-    classes
-        How many; 1 where numbers are predicted.
-    sparse
-        Whether its rows are sparse.
-    note
-        What was assumed about the file.
-    deviation
-        The standard deviation of numbers that are to be predicted; 1 for classes.
-    learning_rate
-        One that least squares do not diverge with.
     """
 
-    kind: Format
-    path: str
-    delimiter: str
-    target: str | None
-    task: Task
+    section: Mapping[str, Any]
+    data: Dataset
+    target_deviation: float | None
     guessed: bool
     left_out: Mapping[str, str]
-    features: tuple[str, ...] | None
-    told: str
-    rows: int
-    classes: int
-    sparse: bool
-    note: str
-    deviation: float
-    learning_rate: float
 
     @property
     def score(self) -> str:
-        """What models of it are scored by."""
-        if self.task == "regression":
+        """The score of models of it."""
+        if self.data.regression:
             return "rmse"
-        return "auc" if self.classes == 2 else "accuracy"
+        return "auc" if self.data.classes == 2 else "accuracy"
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """The workloads of dps that can be trained on it, the usual one first."""
-        if self.task == "regression":
-            return ("linear", "mlp")
-        return ("mlp", "softmax", "logistic") if self.classes == 2 else ("mlp", "softmax")
+    def learning_rate(self) -> float:
+        """A rate at which least squares do not diverge, whatever the size of features."""
+        if not self.data.regression:
+            return 0.1
+        x = self.data.x_train
+        values = x if isinstance(x, np.ndarray) else x.data
+        square = float(np.vdot(values, values)) / x.shape[0]
+        return float(f"{min(0.1, 0.5 / max(square, 1e-9)):.1g}")
 
-    @property
-    def batch_size(self) -> int:
-        """How many examples a gradient is of."""
-        return min(BATCH, self.rows)
-
-    def document(self) -> dict[str, Any]:
-        """What was chosen, as `--json` has it."""
-        return {
-            "kind": self.kind,
-            "path": self.path,
-            "target": self.target,
-            "task": self.task,
-            "features": self.features,
-            "left_out": self.left_out,
-            "metric": self.score,
-        }
-
-
-def found_columns(path: Path) -> Columns:
-    """Look at a file: its kind, and the columns if it is a table.
-
-    Raises
-    ------
-    ConfigurationError
-        It is of no kind that can be read, is not there, or its columns cannot be read.
-    """
-    from flows.readers.tables import csv_delimiter, csv_table, parquet_table
-    from flows.workloads.known_file import KnownFile
-
-    # Unlike that of pathlib, it leaves the name of a user whom nobody knows as it is.
-    path = Path(os.path.expanduser(path))
-    kind = _kind(path)
-    KnownFile.found(str(path))
-    if kind == "csv":
-        delimiter = csv_delimiter(path)
-        return Columns(path, kind, delimiter, _objections(csv_table(path, delimiter)))
-    if kind == "parquet":
-        return Columns(path, kind, columns=_objections(parquet_table(path)))
-    return Columns(path, kind)
+    def text(self) -> str:
+        """Return the section as YAML, with a comment on each fact and guess."""
+        lines = [f"# {line}" for line in wrap(shown(summary(self.data), 400), 94)]
+        if self.left_out:
+            lines.append("# Left out of the features:")
+            lines += [f"#   {shown(quoted(n))} {reason}" for n, reason in self.left_out.items()]
+        for key, value in self.section.items():
+            comment = COMMENTS.get(key, "")
+            if key == "task" and self.guessed:
+                comment = f"guessed; if not, run `dps new` with --task {OTHER_TASK[value]}"
+            style = None if isinstance(value, list | dict) else False
+            entry = yaml.safe_dump(
+                {key: value},
+                default_flow_style=style,
+                sort_keys=False,
+                width=float("inf"),
+                allow_unicode=True,
+            )
+            lines.append(entry.rstrip("\n") + (f"  # {comment}" if comment else ""))
+        return "\n".join(["dataset:", *(f"  {line}" for line in lines)])
 
 
-def data_file(found: Columns, target: str | None, task: Task | None, folder: Path) -> DataFile:
-    """Return what can be learnt from a file.
+def data_file(path: Path, target: str | None, task: str | None, folder: Path) -> DataFile:
+    """Return how a file can be learnt from.
 
     Parameters
     ----------
-    found
+    path
         The file.
     target
-        The column or array that is to be predicted; svmlight has none.
+        The column or array that is predicted; svmlight has none.
     task
-        None: it is guessed from the targets.
+        classification or regression; None: it is guessed from the targets.
     folder
         Of the configuration, which paths are relative to.
 
@@ -185,248 +143,107 @@ def data_file(found: Columns, target: str | None, task: Task | None, folder: Pat
     ConfigurationError
         There is no such target, it does not suit the task, or something in the file is wrong.
     """
-    import numpy as np
-
-    from flows.workloads.own_data import Preparation, divided, examples_of
-
-    target = _target(found, target)
-    others = {name: reason for name, reason in (found.columns or {}).items() if name != target}
-    left_out = {name: reason for name, reason in others.items() if reason}
-    kept = tuple(name for name in others if name not in left_out) if left_out else None
-    _must_have_features(found.path, kept, left_out)
-    source = _source(found, target, kept, task)
-    parts = examples_of(source)
-    examples = parts[0]
-    chosen = task or guessed(examples.y)
-    # As the section that is written prepares it, but for targets, which are told in their own unit.
-    dense = isinstance(examples.x, np.ndarray)
-    preparation = Preparation(standardise=dense, regression=chosen == "regression")
-    data = divided(found.path.name, parts, source.split, preparation)
-    return DataFile(
-        kind=found.kind,
-        path=_seen_from(found.path, folder),
-        delimiter=found.delimiter,
-        target=target,
-        task=chosen,
-        guessed=task is None and examples.y.dtype.kind == "f",
-        left_out=left_out,
-        features=kept,
-        told=data.told(),
-        rows=len(data.data.y_train),
-        classes=data.shape.classes,
-        sparse=data.shape.sparse,
-        note=data.note,
-        deviation=data.target_deviation or 1.0,
-        learning_rate=_learning_rate(data, chosen),
-    )
-
-
-def guessed(targets: npt.NDArray[np.generic]) -> Task:
-    """Return what targets look like: texts are classes, and so are few whole numbers.
-
-    Numbers are none if one of them is there once: no class can be divided then.
-    """
-    import numpy as np
-
-    from flows.workloads.own_data import LEAST_TO_DIVIDE
-
-    if targets.dtype.kind != "f":
-        return "classification"
-    values, counts = np.unique(targets, return_counts=True)
-    whole = np.array_equal(values, np.round(values))
-    few = len(values) <= MOST_CLASSES and counts.min() >= LEAST_TO_DIVIDE
-    return "classification" if whole and few else "regression"
-
-
-def told(data: DataFile) -> Iterator[str]:
-    """Yield what was found in a file, and what follows from it, for who has named it."""
-    from flows.quoting import quoted
-
-    yield data.told
-    if data.guessed:
-        other = TASKS[1 - TASKS.index(data.task)]
-        yield f"Taken for {data.task}, by the target; give --task {other} if it is that"
-    if data.kind == "svmlight":
-        yield "If its indices begin with another number, set dataset.zero_based in the file"
-    if data.left_out:
-        reasons = [f"{quoted(name)} {reason}" for name, reason in data.left_out.items()]
-        more = f"; and {len(reasons) - MOST_REASONS:,} more" if len(reasons) > MOST_REASONS else ""
-        yield f"Left out: {'; '.join(reasons[:MOST_REASONS])}{more}"
-
-
-def section(data: DataFile) -> str:
-    """Return the section `dataset` of a configuration, with a comment on every choice."""
-    return "\n".join(["dataset:", *(f"  {line}" for line in _lines(data))])
-
-
-# -- what is there ---------------------------------------------------------------------------------
-
-
-def _kind(path: Path) -> Format:
-    from dps.errors import ConfigurationError
-    from flows.readers.files import files_of
-    from flows.readers.tables import PARTS
-
-    if path.is_dir():
-        names = [file.name for file in files_of(path)]
-        kinds = [kind for kind in TABLES if any(name.endswith(PARTS[kind]) for name in names)]
-    else:
-        kinds = [kind for kind, ends in SUFFIXES.items() if path.name.lower().endswith(ends)]
-    if kinds:
-        return kinds[0]
-    raise ConfigurationError(
-        f"{path}: expected a file whose name ends in {', '.join(chain(*SUFFIXES.values()))}, or a "
-        f"folder with files in {' or '.join(PARTS.values())}; docs/howto/own-data.md says what may "
-        "be in them, and how a function of yours reads others"
-    )
-
-
-def _objections(table: Table) -> dict[str, str | None]:
-    """The columns: for each None, or why nothing can be learnt from it."""
-    from flows.readers.tables import require
-    from flows.readers.values import objection
-
-    require(table, table.names, "features")
-    reasons = {name: objection(table.frame[name]) for name in table.names}
-    return {**reasons, **table.row_labels()}
-
-
-def _target(found: Columns, target: str | None) -> str | None:
-    from dps.errors import ConfigurationError
-    from flows.quoting import listed, quoted
-
-    if found.kind == "svmlight":
+    path = path.expanduser()
+    name = path.name.lower().removesuffix(".gz")
+    kind = KINDS.get("." + name.rpartition(".")[2])
+    if path.is_dir() and any(path.rglob("*.parquet")):
+        kind = "parquet"
+    if kind is None:
+        raise ConfigurationError(
+            f"{path}: expected a file whose name ends in {', '.join(KINDS)}, or a folder of "
+            ".parquet files; for other files, a Python function can return the data (dataset.kind: "
+            "python)"
+        )
+    sha256_of(str(path))
+    section: dict[str, Any] = {"kind": kind, "path": str(path)}
+    if not path.is_absolute() and folder != Path():
+        section["path"] = os.path.relpath(path.resolve(), folder.resolve())
+    cls: type[FileSection] = TableSection
+    left_out: dict[str, str] = {}
+    if kind == "svmlight":
         if target is not None:
             raise ConfigurationError(
-                f"--target {target}: {found.path} is svmlight, whose lines begin with the target; "
-                "leave it out"
+                f"--target {target}: {path} is svmlight, whose lines begin with the target; leave "
+                "it out"
             )
-        return None
-    if found.kind == "npz":
-        return target or "y"
-    columns = [*(found.columns or ())]
-    if target is None:
-        raise ConfigurationError(
-            f"--target: which column of {found.path} is to be predicted? There are: "
-            f"{listed(map(quoted, columns), MOST_LISTED)}"
-        )
-    return target
+        cls, y = SvmlightSection, read_svmlight(path).y
+    elif kind == "npz":
+        section["target"] = target or "y"
+        cls, y = NpzSection, read_npz(path, y=section["target"]).y
+    else:
+        table = read_csv(path) if kind == "csv" else read_parquet(path)
+        names = [*table.frame.columns]
+        if target is None:
+            raise ConfigurationError(
+                f"--target: which column of {path} is the target? There are: "
+                f"{listed(map(quoted, names), MOST_LISTED)}"
+            )
+        section["target"] = target
+        left_out = _choose_columns(table, target, section)
+        known = target in names  # if not, the section raises an error that lists the columns
+        y = labels(table.frame[target], table.place(target)) if known else np.empty(0)
+    numbers = y.dtype.kind == "f"
+    if task == "regression" and not numbers:
+        raise ConfigurationError(f"{path}: the target is not numeric; leave out --task regression")
+    section["task"] = task or _guessed(y)
+    section["split"] = {"test": 0.2, "seed": 0}
+    if kind != "svmlight":
+        section["standardise"] = True
+    if section["task"] == "regression":
+        section["standardise_target"] = True
+    try:
+        made = cls.model_validate({**section, "path": str(path.absolute())})
+    except ValidationError as error:
+        raise ConfigurationError(complaints(error)[0][1]) from error
+    return DataFile(section, made.whole, made.target_deviation, task is None and numbers, left_out)
 
 
-def _must_have_features(
-    path: Path, kept: tuple[str, ...] | None, left_out: Mapping[str, str]
-) -> None:
-    from dps.errors import ConfigurationError
-    from flows.quoting import quoted
-
-    if kept == ():
+def _choose_columns(table: Table, target: str, section: dict[str, Any]) -> dict[str, str]:
+    """Add the keys that select features; return the columns left out, each with the reason."""
+    roles = {name: _role(table.frame, name) for name in table.frame.columns if name != target}
+    left_out = {n: role for n, role in roles.items() if role not in ("number", "one_hot", "dates")}
+    kept = [name for name in roles if name not in left_out]
+    if roles and not kept:
         name, reason = next(iter(left_out.items()))
         raise ConfigurationError(
-            f"{path}: no column of numbers is left to learn from: {quoted(name)} {reason}; write "
-            "texts as numbers, such as a column of 0 and 1 for each value"
+            f"{table.path}: no usable feature column is left: {quoted(name)} {reason}"
         )
+    if left_out:
+        section["features"] = kept
+    for key in ("one_hot", "dates"):
+        if chosen := [name for name in kept if roles[name] == key]:
+            section[key] = chosen
+    if table.frame[kept].isna().any(axis=None):
+        section["missing"] = "mean"
+    return left_out
 
 
-def _source(
-    found: Columns, target: str | None, features: tuple[str, ...] | None, task: Task | None
-) -> FileDataset:
-    from flows.workloads.known_file import KnownFile
-    from flows.workloads.own_data import FileDataset, Preparation
-
-    return FileDataset(
-        found.kind,
-        KnownFile.found(str(found.path.absolute())),
-        target=target,
-        features=("x",) if found.kind == "npz" else features,
-        delimiter=found.delimiter,
-        preparation=Preparation(regression=task == "regression"),
-    )
-
-
-def _learning_rate(data: Loaded, task: Task) -> float:
-    """Half of what the steps of least squares are stable with, whatever the batch."""
-    import numpy as np
-
-    if task == "classification":
-        return FASTEST
-    x = data.data.x_train
-    values = x if isinstance(x, np.ndarray) else x.data
-    square = float(np.vdot(values, values)) / len(data.data.y_train)
-    return float(f"{min(FASTEST, 0.5 / max(square, 1e-9)):.1g}")
+def _role(frame: Any, name: str) -> str:
+    """Return number, one_hot or dates, or why a column is left out."""
+    if name in row_labels(frame):
+        return "numbers the rows"
+    filled = frame[name].dropna()
+    if filled.empty:
+        return "is empty"
+    if filled.dtype.kind == "M":
+        return "dates"
+    texts = filled[np.isnan(as_numbers(filled))].map(str)
+    if 2 * len(texts) <= len(filled) or looks_like_numbers(texts):
+        return "number"  # the reader refuses what is no number, with its line
+    if texts.str.match(r"\d{4}-\d\d-\d\d").all():
+        return "dates"
+    values = filled.map(str).nunique()
+    return "one_hot" if values <= MOST_VALUES else f"has {values:,} different texts"
 
 
-def _seen_from(path: Path, folder: Path) -> str:
-    """A path as a configuration in `folder` names it."""
-    if path.is_absolute() or folder == Path():
-        return str(path)
-    return os.path.relpath(path.resolve(), folder.resolve())
+def _guessed(targets: Array) -> str:
+    """Return what targets look like: texts are classes, and so are few whole numbers.
 
-
-# -- the text --------------------------------------------------------------------------------------
-
-
-def _lines(data: DataFile) -> Iterator[str]:
-    from flows.quoting import shown
-
-    yield from (f"# {line}" for line in wrap(shown(data.told, MOST_TOLD), WIDTH))
-    yield f"kind: {data.kind}"
-    whence = "" if Path(data.path).is_absolute() else "  # relative to this file"
-    yield f"path: {_scalar(data.path)}{whence}"
-    if data.kind == "svmlight":
-        yield f"zero_based: auto  # {data.note}; true: with 0, false: with 1"
-    if data.delimiter != ",":
-        yield f"delimiter: {json.dumps(data.delimiter)}"
-    if data.target is not None:
-        what = "column" if data.kind in TABLES else "array"
-        yield f"target: {_scalar(data.target)}  # the {what} that is to be predicted"
-    yield from _task(data)
-    yield from _features(data)
-    rows = "rows of each class" if data.task == "classification" else "rows"
-    yield f"# A fifth of the {rows} scores models and is not trained on; `seed` draws it."
-    yield "split: {test: 0.2, seed: 0}"
-    if data.sparse:
-        yield "# Sparse rows are taken as they are. With few features give dense: true, and"
-        yield "# standardise: true, which gives each the mean 0 and the standard deviation 1."
-    else:
-        yield "# Each feature gets the mean 0 and the standard deviation 1, by the rows that are"
-        yield "# trained on."
-        yield "standardise: true"
-    if data.task == "regression":
-        yield "standardise_target: true  # the target as well; the score stays in its own unit"
-
-
-def _task(data: DataFile) -> Iterator[str]:
-    other = TASKS[1 - TASKS.index(data.task)]
-    what = {"classification": "classes", "regression": "numbers"}
-    if data.guessed:
-        yield f"# Guessed from the target. To predict {what[other]}, run `dps new` again with"
-        yield f"# --task {other}: model, score and claims are others then."
-    yield f"task: {data.task}  # {what[data.task]} are predicted"
-
-
-def _features(data: DataFile) -> Iterator[str]:
-    from flows.quoting import shown
-
-    if data.features is None:
-        if data.kind in TABLES:
-            yield "# The features are all other columns. To leave some out, such as the number of a"
-            yield "# customer, list those to keep: features: [a, b]"
-        return
-    yield "# The features; take out what should tell nothing, such as the number of a customer."
-    yield "# These columns are left out:"
-    for name, reason in data.left_out.items():
-        yield f"#   {shown(json.dumps(name, ensure_ascii=False))} {reason}"
-    yield "features:"
-    yield from (f"  - {_scalar(name)}" for name in data.features)
-
-
-def _scalar(text: str) -> str:
-    """A text as YAML has it: in quotes, where it might be read as something else."""
-    import yaml
-
-    from flows.quoting import visible
-
-    plain = re.fullmatch(r"[A-Za-z_./][\w./ -]*(?<! )", text, re.ASCII)
-    if plain and yaml.safe_load(text) == text:
-        return text
-    return visible(json.dumps(text, ensure_ascii=False))  # its escapes are those of YAML as well
+    Numbers are no classes if one of them is there once: no class can be divided then.
+    """
+    if targets.dtype.kind != "f" or not len(targets):
+        return "classification"
+    values, counts = np.unique(targets, return_counts=True)
+    few = len(values) <= MOST_CLASSES and counts.min() >= LEAST_TO_DIVIDE
+    whole = np.array_equal(values, np.round(values))
+    return "classification" if whole and few else "regression"

@@ -1,4 +1,4 @@
-"""The commands that run trials: `dps run`, `dps resume` and `dps replay`."""
+"""The commands that run trials: `dps run` and `dps rerun`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,36 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from flows.cli import completion
-from flows.cli.arguments import Config, Settings, Yes, tell_of_claims_left_out
+from flows.cli.arguments import (
+    RESULTS,
+    Config,
+    Seeds,
+    Settings,
+    Virtual,
+    runs,
+    warn_of_claims_left_out,
+    with_options,
+)
+from flows.cli.console import AsJson, curves, document_of, exit_if_failed, json_output, store, warn
 from flows.cli.console import console as _console
-from flows.cli.console import curves as _curves
-from flows.cli.console import exit_if_failed as _exit_if_failed
-from flows.cli.console import store as _store
-from flows.cli.console import warn as _warn
-from flows.cli.documents import AsJson
-from flows.cli.documents import json_output as _json_output
-from flows.cli.replicate import run_replication
 
 if TYPE_CHECKING:
-    from flows.cli.documents import JsonOutput
-    from flows.config.yaml_document import Document
+    from flows.config.document import Document
+    from flows.config.experiment import ExperimentConfig
+    from flows.config.trials import Trial
+    from flows.execution.experiment import Ran
+    from flows.report.study import Study
 
 
 def run(
     config: Config,
     settings: Settings = [],  # noqa: B006 (typer makes its own list)
+    seeds: Seeds = None,
+    virtual: Virtual = False,
     parallel: Annotated[
         int | None,
         typer.Option(
@@ -47,78 +54,90 @@ def run(
             help="Have a trial that was interrupted start again, never go on from checkpoints.",
         ),
     ] = False,
-    yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run an experiment: the trials that are not recorded yet, then compare all of them.
-
-    A configuration of `replicate/` may be a whole replication, which ends with a paper's claims.
-    """
-    from dps.errors import ConfigurationError
+    """Run an experiment: the trials that are not recorded yet, then compare all of them."""
     from flows.config.experiment import find_document
-    from flows.replication.config import load_replication
 
     document = find_document(config)
-    if (replication := load_replication(document, settings)) is not None:
-        if (parallel or 1) > 1 or retry_invalid or as_json:
-            raise ConfigurationError(
-                "--parallel, --retry-invalid and --json: not for a replication, which compares "
-                "times, tries nothing twice, and ends with a page; leave them out"
-            )
-        run_replication(replication)
-    else:
-        with _json_output(as_json) as out:
-            _run_experiment(
-                config, document, settings, parallel, retry_invalid, no_resume, yes, out
-            )
+    settings = with_options(document, settings, seeds, virtual)
+    with json_output(as_json) as out:
+        ran = run_missing(config, document, settings, parallel, retry_invalid, no_resume)
+        if out.wanted:
+            out.write(ran.document)
+        else:
+            from flows.report.terminal import print_study
+
+            name = ran.experiment.experiment
+            _console().print()
+            print_study(ran.study, Path.cwd() / RESULTS / name, _console())
+            print(f"\nReport: {ran.done.report}\n{curves(name, ran.done.tracked)}")
+        exit_if_failed(ran.done.outcomes)
 
 
-def _run_experiment(
+class Run(NamedTuple):
+    """An experiment that was run, with its trials and results."""
+
+    experiment: ExperimentConfig
+    trials: Sequence[Trial]
+    done: Ran
+
+    @property
+    def study(self) -> Study:
+        """The results as its report has them."""
+        from flows.report.study import Study
+
+        return Study(self.done.outcomes, (), self.experiment.claims, self.experiment.comparison)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The results as JSON has them."""
+        return {
+            **document_of(self.experiment.experiment, self.study),
+            "report": self.done.report,
+            "tracked": self.done.tracked,
+            "refused_by_tracking": self.done.refused,
+        }
+
+
+def run_missing(
     config: str,
     document: Document,
-    settings: Sequence[str],
-    parallel: int | None,
-    retry_invalid: bool,
-    no_resume: bool,
-    yes: bool,
-    out: JsonOutput,
-) -> None:
-    from numpy.random import default_rng
+    settings: Sequence[str] = (),
+    parallel: int | None = None,
+    retry_invalid: bool = False,
+    no_resume: bool = False,
+) -> Run:
+    """Run the trials of a configuration that are not recorded yet, and show how it goes.
 
-    from flows.analysis.comparison import compared
-    from flows.analysis.finished import RESULTS, print_comparison, print_remedies
-    from flows.analysis.statistics.claims import judge
-    from flows.cli import documents
+    Ctrl-C ends the command, with the words by which the same goes on; `config` is among them.
+    """
+    from flows.config.document import as_written
     from flows.config.trials import load_trials
-    from flows.config.yaml_document import as_written
     from flows.execution.drivers import Drivers
     from flows.execution.experiment import run_experiment
-    from flows.execution.plan import confirm_many
     from flows.execution.preflight import check_deployments, check_models
-    from flows.monitor.progress import view_for
-    from flows.report.claims import print_claims
-    from flows.report.terminal import print_exploratory
+    from flows.monitor.progress import PlainView
 
-    experiment, trials = load_trials(document, settings, None if yes else confirm_many)
-    tell_of_claims_left_out(document, settings, experiment)
+    experiment, trials = load_trials(document, settings)
+    warn_of_claims_left_out(document, settings, experiment)
     check_models(trials)
-    at_once = check_deployments(trials, parallel, _warn)
-    console = _console()
+    at_once = check_deployments(trials, parallel, warn)
     if at_once > 1 and any(trial.config.cluster.shares_cores for trial in trials):
-        print(
-            f"dps: warning: {at_once} trials at once disturb each other's timings: compare times "
-            "and costs only between trials that ran alone",
-            file=sys.stderr,
+        warn(
+            f"{at_once} trials at once disturb each other's timings: compare times and costs only "
+            "between trials that ran alone"
         )
-    command = _command(config, settings, parallel, yes)
+    words = ["dps", "run", config, *(f"--set={text}" for text in settings)]
+    command = shlex.join(words + [f"--parallel={parallel}"] * bool(parallel))
     try:
         with Drivers(at_once) as drivers:
             done = run_experiment(
                 experiment,
                 Path.cwd(),
-                view_for(console),
+                PlainView(_console()),
                 drivers,
-                _store(),
+                store(),
                 trials=trials,
                 retry_invalid=retry_invalid,
                 resume=not no_resume,
@@ -133,99 +152,31 @@ def _run_experiment(
             file=sys.stderr,
         )
         raise typer.Exit(130) from None
-    judged = judge(done.outcomes, experiment.claims, default_rng(0))
-    rows = compared(done.outcomes, experiment.comparison, default_rng(0))
-    if out.wanted:
-        out.write(documents.run(experiment.experiment, done, judged, rows))
-        _exit_if_failed(done.outcomes)
-        return
-    print_claims(judged, console)
-    console.print()
-    print_comparison(done.outcomes, console)
-    print_remedies(Path.cwd() / RESULTS / experiment.experiment, done.outcomes, console)
-    print_exploratory(rows, console, done.outcomes[0].score)
-    print(f"\nReport: {done.report}\n{_curves(experiment.experiment, done.tracked)}")
-    _exit_if_failed(done.outcomes)
+    return Run(experiment, trials, done)
 
 
-def _command(config: str, settings: Sequence[str], parallel: int | None, yes: bool) -> str:
-    """The command line that runs an experiment, without options for one run."""
-    return shlex.join(
-        [
-            *("dps", "run", config, *(w for text in settings for w in ("--set", text))),
-            *(("--parallel", str(parallel)) if parallel else ()),
-            *(("--yes",) if yes else ()),
-        ]
-    )
-
-
-def resume(
-    trial: Annotated[
-        str,
-        typer.Argument(
-            help="A trial that was interrupted, as in demo/checkpoint.kill.seed-0, its folder, or "
-            "the path of its checkpoints.",
-            autocompletion=completion.trials,
-        ),
-    ],
-    as_json: AsJson = False,
-) -> None:
-    """Go on with a trial from its checkpoints alone, on this machine, and record it."""
-    from flows.analysis.finished import print_comparison
-    from flows.execution.attempt import failures
-    from flows.execution.experiment import exclusive
-    from flows.execution.resume import (
-        checkpoints_of,
-        keep_record,
-        must_not_have_ended,
-        saved_in,
-        trial_folder,
-        trial_of,
-    )
-    from flows.execution.single import run_alone
-    from flows.monitor.progress import view_for
-    from flows.records.record import FAILED_ATTEMPTS
-
-    path = checkpoints_of(trial, Path.cwd())
-    again = trial_of(saved_in(path), path)
-    folder = trial_folder(again, path, Path.cwd())
-    with _json_output(as_json) as out:
-        console = _console()
-        with exclusive(folder.parent), view_for(console) as view:
-            must_not_have_ended(folder)
-            keep_record(folder)
-            circumstances = {FAILED_ATTEMPTS: len(failures(again, folder))}
-            outcome = run_alone(again, folder, view, path, circumstances=circumstances)
-        print_comparison((outcome,), console)
-        out.write({"trial": outcome.row()})
-    _exit_if_failed([outcome])
-
-
-def replay(
+def rerun(
     trial: Annotated[
         str,
         typer.Argument(
             help="A recorded trial, as in demo/chain.kill.seed-0, or its folder.",
-            autocompletion=completion.trials,
+            autocompletion=runs,
         ),
     ],
     as_json: AsJson = False,
 ) -> None:
     """Run a recorded trial again under the faults that it met, and show both outcomes."""
-    from flows.analysis.finished import finished
-    from flows.analysis.prices import load_prices
-    from flows.execution.replay import replay_of
-    from flows.execution.single import run_alone
-    from flows.monitor.progress import view_for
-    from flows.report.compare import figures_of_two
+    from flows.execution.rerun import rerun_of
+    from flows.monitor.progress import PlainView
+    from flows.report.compare import two_trials
+    from flows.report.terminal import print_table
 
-    again = replay_of(trial, Path.cwd())
-    with _json_output(as_json) as out:
+    again = rerun_of(trial, Path.cwd())
+    with json_output(as_json) as out:
         console = _console()
-        with view_for(console) as view:
-            outcome = run_alone(again.trial, again.folder, view, plan=again.plan)
-        original = finished(again.events_file, again.record, load_prices()).outcome
-        names = original.identity.trial, outcome.identity.trial
-        console.print(figures_of_two(names, original, outcome))
-        out.write({"original": original.row(), "replay": outcome.row()})
-    _exit_if_failed([outcome])
+        with PlainView(console) as view:
+            before, after = again.run(view)
+        names = before.identity.trial, after.identity.trial
+        print_table(two_trials(names, before, after), console)
+        out.write({"original": before.row(), "rerun": after.row()})
+    exit_if_failed([after])

@@ -1,4 +1,4 @@
-"""`dps top`: a view of trainings that run, in the terminal, like that of processes by htop."""
+"""The commands that watch trainings: `dps top`, like htop for processes, and `dps status`."""
 
 from __future__ import annotations
 
@@ -7,32 +7,50 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli import completion, documents
-from flows.cli.console import console
-from flows.cli.documents import AsJson, json_output
+from flows.cli.arguments import experiments
+from flows.cli.console import AsJson, console, json_output
 
 if TYPE_CHECKING:
-    from flows.monitor.top import Picture, Source
-
-_ADDRESS = re.compile(r"[\w.\-\[\]:]+:[0-9]+")  # of a host, without the protocol
-
-app = typer.Typer()
+    from dps.observe.views import TrainingView
+    from flows.monitor.top import Source
 
 
-@app.command()
+def status(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="One experiment; without, all that are recorded here.",
+            autocompletion=experiments,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the finished, running, waiting, missing and damaged trials of experiments.
+
+    It reads their files only, so it may run on another host that sees them.
+    """
+    from flows.monitor.status import show, statuses
+
+    found = statuses(Path.cwd(), experiment)
+    with json_output(as_json) as out:
+        if not out.wanted:
+            show(found, console())
+        out.write(found)
+
+
 def top(
     training: Annotated[
         str | None,
         typer.Argument(
             metavar="[ADDRESS|NAME|FOLDER]",
-            help="The address of a Dask scheduler (tcp://10.0.0.1:8786, tls://…), whose groups are "
+            help="The address of a Dask scheduler (10.0.0.1:8786, tls://…), whose groups are "
             "shown; or an experiment that runs here, by its name; or a folder of records. Without: "
             "the experiment that runs here.",
-            autocompletion=completion.experiments,
+            autocompletion=experiments,
         ),
     ] = None,
     once: Annotated[
@@ -54,42 +72,52 @@ def top(
 
     It only reads, so it may be used beside any training.
     """
-    from flows.monitor.top import look_twice, shown
+    from flows.monitor.top import look_twice
 
     with (
         _source(training, tls_ca_file, tls_cert, tls_key) as source,
         json_output(as_json) as out,
     ):
         if once or as_json or not console().is_terminal:
-            pictures = look_twice(source)
+            views = look_twice(source)
             if not out.wanted:
-                console().print(shown(pictures))
-            out.write(documents.top(pictures))
+                console().print(_shown(views))
+            out.write(views)
         else:
             _show(source, every)
 
 
+def _shown(views: list[TrainingView]) -> Any:
+    from rich.console import Group
+    from rich.text import Text
+
+    from dps.observe.progress import whole
+
+    if not views:
+        return Text("no training runs here now", style="dim")
+    return Group(*map(whole, views))
+
+
 def _show(source: Source, every: float) -> None:
-    """Show pictures until Ctrl-C, or until what is shown has ended."""
+    """Show views until Ctrl-C, or until what is shown has ended."""
     from rich.live import Live
 
-    from flows.monitor.top import Ended, shown
+    from flows.monitor.top import Ended
 
     terminal = console()
-    pictures: list[Picture] = []
+    views: list[TrainingView] = []
     try:
-        pictures = source.look()
         with Live(console=terminal, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(shown(pictures), refresh=True)
+                views = source.look()
+                live.update(_shown(views), refresh=True)
                 time.sleep(every)
-                pictures = source.look()
     except KeyboardInterrupt:
         raise typer.Exit from None
     except Ended as ended:
-        if pictures:
-            terminal.print(shown(pictures))
-        terminal.print(str(ended), highlight=False, markup=False)
+        if views:
+            terminal.print(_shown(views))
+        print(ended)
 
 
 @contextmanager
@@ -101,32 +129,22 @@ def _source(
     from flows.monitor.top import SchedulerSource, source_of
 
     given = [str(path) for path in (ca_file, cert, key) if path is not None]
-    if training is not None and "://" in training:
-        if given and (ca_file is None or cert is None):
-            raise ConfigurationError("--tls-ca-file and --tls-cert: expected both, or neither")
-        from dps.cluster.backends.existing import WITH_TLS, connected
-        from dps.cluster.backends.tls import from_files
-
-        security = from_files(*given) if given else None
-        try:
-            client = connected(training, security)
-        except ConfigurationError as error:
-            if given or training.partition("://")[0] not in WITH_TLS:
-                raise
-            raise ConfigurationError(
-                f"{error}. With dps top: --tls-ca-file FILE --tls-cert FILE"
-            ) from error
-        with client:
-            yield SchedulerSource(client)
+    if given and (ca_file is None or cert is None):
+        raise ConfigurationError("--tls-ca-file and --tls-cert: expected both, or neither")
+    if training is None or re.fullmatch(r"\w+://.+|[\w.\-\[\]:]+:\d+", training) is None:
+        if given:
+            raise ConfigurationError("--tls-…: only for the address of a scheduler, as tls://…")
+        yield source_of(training or running(Path.cwd())[0].experiment, Path.cwd())
         return
-    if given:
-        raise ConfigurationError("--tls-…: only for the address of a scheduler, such as tls://…")
+    from dps.cluster.backends.existing import WITH_TLS, connected
+    from dps.cluster.backends.tls import from_files
+
+    security = from_files(*given) if given else None
     try:
-        source = source_of(training or running(Path.cwd())[0].experiment, Path.cwd())
+        client = connected(training if "://" in training else f"tcp://{training}", security)
     except ConfigurationError as error:
-        if training is None or not _ADDRESS.fullmatch(training):
+        if given or not training.startswith(WITH_TLS):
             raise
-        raise ConfigurationError(
-            f"{error}. A scheduler is shown by its whole address: dps top tcp://{training}"
-        ) from error
-    yield source
+        raise ConfigurationError(f"{error}. Here: --tls-ca-file FILE --tls-cert FILE") from error
+    with client:
+        yield SchedulerSource(client)

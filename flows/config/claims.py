@@ -11,27 +11,40 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, PositiveFloat, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PositiveFloat,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-from flows.config.axes import Combinations
-from flows.config.base import Section
-from flows.config.errors import refuse, suggest
-from flows.config.limits import LONGEST_KEY
-from flows.metrics import BY_KEY, COLUMNS, Metric
+from flows.config.axes import check_labels, label_texts
+from flows.config.errors import check_known, refuse
+from flows.config.sections import Section
+from flows.metrics import BY_KEY, METRICS, Metric
 from flows.metrics.metric import FROM_ZERO
-from flows.quoting import listed, quoted
+from flows.quoting import first_few, quoted
+
+if TYPE_CHECKING:
+    from flows.config.experiment import ExperimentConfig
 
 # What a figure is compared with that is a difference already: 0.
 NONE_GIVEN = "none-given"
-MOST_CLAIMS = 100
+SMALLEST = {
+    "anyOf": [
+        {"type": "number", "exclusiveMinimum": 0},
+        {"type": "string", "pattern": r"^[0-9.]+%$"},
+    ]
+}
 DIGEST_LENGTH = 12
-# With this as context, an experiment is read whose grid is not the one that was written.
-NARROWED = {"narrowed": True}
-# What a claim's digest is of: its sentence may be reworded.
-DECISIVE = {"metric", "strategy", "against", "condition", "direction", "smallest"}
+Label = str | int | float
+# A label, or labels by axis, where YAML may have read numbers.
+Text = BeforeValidator(label_texts, json_schema_input_type=Label | dict[str, Label])
 
 
 class ClaimSection(Section):
@@ -40,57 +53,51 @@ class ClaimSection(Section):
     `claim` says it in words; without, it is said from the rest. The figure `metric` of `strategy`
     minus that of `against`, seed by seed under `condition`, is to be `less` or `more` than 0, or
     `equivalent`: nowhere beyond the margin `smallest`. Of the others `smallest` is the smallest
-    difference of interest, in the unit of `dps results --format json`. Without `against` (or with
-    the word `none-given`) the figure is compared with 0, for those that are differences already;
-    `against: {axis: label}` is for the same strategy under another condition: that with these
-    labels in the place of its own. `condition` is a label on another axis, or labels by axis.
+    difference of interest, in the unit of `dps results --json`, or a share of the mean of
+    `against`, such as `25%` (then `relative` is true, and `smallest` is 0.25). Without `against`
+    (or with the word `none-given`) the figure is compared with 0, for those that are differences
+    already; `against: {axis: label}` is for the same strategy under another condition: that with
+    these labels in the place of its own. `condition` is a label on another axis, or labels by axis.
     """
 
-    claim: Annotated[str, Field(max_length=LONGEST_KEY)] = ""
+    claim: str = ""
     metric: str
-    strategy: str
-    against: str | dict[str, str] = NONE_GIVEN
-    condition: dict[str, str] = Field(default_factory=dict)
+    strategy: Annotated[str, Text]
+    against: Annotated[str | dict[str, str], Text] = NONE_GIVEN
+    condition: Annotated[dict[str, str], Text] = Field(default_factory=dict)
     direction: Literal["less", "more", "equivalent"]
-    smallest: PositiveFloat
+    smallest: Annotated[PositiveFloat, WithJsonSchema(SMALLEST)]
+    relative: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share(cls, data: Any) -> Any:
+        written = data.get("smallest") if isinstance(data, dict) else None
+        if not isinstance(written, str) or not written.endswith("%"):
+            return data
+        try:
+            share = float(written[:-1]) / 100
+        except ValueError:
+            refuse(f"expected a number, or a share such as 25%; got {quoted(written)}", "smallest")
+        return {**data, "smallest": share, "relative": True}
+
+    @model_validator(mode="after")
+    def _share_of_something(self) -> ClaimSection:
+        if self.relative and self.one_sample:
+            refuse("a share of what? Give against as well", key="smallest")
+        return self
 
     @field_validator("metric")
     @classmethod
     def _is_a_number(cls, key: str) -> str:
-        numbers = [column.key for column in COLUMNS if column.metric is not None]
-        if key not in numbers:
-            refuse(
-                f"{quoted(key)} is no figure; {suggest(key, numbers)}; docs/experiments.md lists "
-                "them, by unit"
-            )
+        check_known(key, [column.key for column in METRICS if column.number], "figure")
         return key
-
-    @field_validator("strategy", "against", mode="before")
-    @classmethod
-    def _label(cls, label: Any, info: ValidationInfo) -> Any:
-        if label is None and info.field_name == "against":
-            return NONE_GIVEN
-        if label is None or isinstance(label, bool):
-            refuse(f"YAML reads {label!r} as no text; put the label in quotes")
-        return _text(label)
-
-    @field_validator("against", mode="after")
-    @classmethod
-    def _is_some_condition(cls, against: str | dict[str, str]) -> str | dict[str, str]:
-        if against == {}:
-            refuse("expected a strategy, or labels by axis, such as {training.workers: 8}")
-        return against
 
     @field_validator("condition", mode="before")
     @classmethod
-    def _labels(cls, condition: Any) -> Any:
-        if condition is None:
-            return {}
-        if isinstance(condition, str | int | float) and not isinstance(condition, bool):
-            return {"": str(condition)}  # of the axis that has it; see `checked`
-        if not isinstance(condition, dict):
-            refuse("expected a label on another axis, or labels by axis, such as {faults: kill}")
-        return _text(condition)
+    def _bare_label(cls, condition: Any) -> Any:
+        # Of the axis that has it; see `checked`.
+        return condition if isinstance(condition, dict) else {"": condition}
 
     @property
     def column(self) -> Metric:
@@ -120,10 +127,24 @@ class ClaimSection(Section):
             return own, (self.strategy, self.condition | self.against)
         return (own,) if self.one_sample else (own, (self.against, self.condition))
 
+    def resolved(self, baseline: float) -> ClaimSection:
+        """Return the claim with `smallest` in the unit of the metric.
+
+        Parameters
+        ----------
+        baseline
+            The mean of the metric over the seeds of `against`.
+        """
+        if not self.relative:
+            return self
+        return self.model_copy(
+            update={"smallest": self.smallest * abs(baseline), "relative": False}
+        )
+
     @property
     def digest(self) -> str:
         """Digest of what is claimed, whatever the words."""
-        said = self.model_dump(mode="json", include=DECISIVE)
+        said = self.model_dump(mode="json", exclude={"claim"})
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:DIGEST_LENGTH]
 
     def side_of(self, strategy: str, labels: Mapping[str, str]) -> int | None:
@@ -134,34 +155,20 @@ class ClaimSection(Section):
         return None
 
 
-def checked(
-    claims: Sequence[ClaimSection],
-    grid: Combinations,
-    strategy_axis: str | None,
-    experiment: str,
-    narrowed: bool = False,
-) -> tuple[ClaimSection, ...]:
+def checked(experiment: ExperimentConfig, narrowed: bool = False) -> tuple[ClaimSection, ...]:
     """Return claims with the axes of their conditions; refuse what is on no axis, with its key.
 
     Parameters
     ----------
-    claims
-        As they were written.
-    grid
-        The combinations that there are trials of.
-    strategy_axis
-        The axis of strategies; None where there are no axes, and the experiment is the strategy.
     experiment
-        Its name.
+        The experiment with the claims as written in the file.
     narrowed
         Leave out a claim of what is not in the grid, instead of refusing it.
     """
-    if len(claims) > MOST_CLAIMS:
-        refuse(f"expected {MOST_CLAIMS} claims at most, got {len(claims):,}", key="claims")
     found: list[ClaimSection] = []
-    for index, claim in enumerate(claims):
+    for index, claim in enumerate(experiment.claims):
         try:
-            whole = _whole(claim, grid, strategy_axis, experiment, f"claims.{index}")
+            whole = _whole(claim, experiment, f"claims.{index}")
         except PydanticCustomError:
             if narrowed:
                 continue
@@ -172,116 +179,53 @@ def checked(
     return tuple(found)
 
 
-# -- parts -------------------------------------------------------------------------------------
-
-
-def _whole(
-    claim: ClaimSection, grid: Combinations, strategy_axis: str | None, experiment: str, key: str
-) -> ClaimSection:
-    strategies = [experiment] if strategy_axis is None else grid.axes[strategy_axis]
-    others = {axis: labels for axis, labels in grid.axes.items() if axis != strategy_axis}
-    _check_strategies(claim, strategies, key)
-    whole = claim.model_copy(update={"condition": _condition(claim, others, key)})
-    if isinstance(claim.against, dict):
-        _check_other_condition(whole, claim.against, others, key)
+def _whole(claim: ClaimSection, experiment: ExperimentConfig, key: str) -> ClaimSection:
+    strategies, strategy_axis = experiment.strategies, experiment.strategy_axis
+    others = {
+        axis: list(labels) for axis, labels in experiment.axes.items() if axis != strategy_axis
+    }
+    check_known(claim.strategy, strategies, "strategy", f"{key}.strategy")
+    whole = claim.model_copy(update={"condition": _condition(claim, others, f"{key}.condition")})
+    figure = claim.column
+    if claim.one_sample:
+        if claim.direction == "less" and not figure.signed and figure.unit in (*FROM_ZERO, "%"):
+            refuse(
+                f"without `against` the figure is compared with 0, and {claim.metric} is never "
+                "less; expected a strategy to compare it with",
+                key=f"{key}.against",
+            )
+    elif isinstance(claim.against, dict):
+        check_labels(claim.against, others, f"{key}.against")
+    else:
+        check_known(claim.against, [*strategies, NONE_GIVEN], "strategy", f"{key}.against")
+    if len(whole.sides) > 1 and whole.sides[0] == whole.sides[1]:
+        refuse("is what it is compared with; expected another", key=f"{key}.against")
     for name, condition in whole.sides:
         wanted = condition | ({} if strategy_axis is None else {strategy_axis: name})
-        if not any(wanted == labels for labels in grid):
+        if wanted not in experiment.combinations:
             refuse(f"the grid leaves out {quoted(name)} under this condition", key=key)
     return whole
-
-
-def _check_strategies(claim: ClaimSection, strategies: Sequence[str], key: str) -> None:
-    if claim.strategy not in strategies:
-        known = suggest(claim.strategy, strategies)
-        refuse(f"there is no strategy {quoted(claim.strategy)}; {known}", key=f"{key}.strategy")
-    if claim.one_sample:
-        _check_that_0_says_something(claim, strategies, key)
-    if claim.one_sample or isinstance(claim.against, dict):
-        return
-    if claim.against not in strategies:
-        known = suggest(claim.against, [*strategies, NONE_GIVEN])
-        refuse(f"there is no strategy {quoted(claim.against)}; {known}", key=f"{key}.against")
-    if claim.against == claim.strategy:
-        refuse(
-            f"is the strategy itself; expected another, or {NONE_GIVEN} for a figure that is a "
-            "difference already",
-            key=f"{key}.against",
-        )
-
-
-def _check_that_0_says_something(claim: ClaimSection, strategies: Sequence[str], key: str) -> None:
-    figure = claim.column
-    if claim.direction == "less" and not figure.signed and figure.unit in (*FROM_ZERO, "%"):
-        others = [name for name in strategies if name != claim.strategy]
-        or_one = f" such as {quoted(others[0])}" if others else ""
-        refuse(
-            f"without `against` the figure is compared with 0, and {claim.metric} is never less; "
-            f"expected a strategy to compare it with{or_one}",
-            key=f"{key}.against",
-        )
 
 
 def _condition(
     claim: ClaimSection, others: Mapping[str, Sequence[str]], key: str
 ) -> dict[str, str]:
-    """The label on each of the other axes."""
+    """Return the label on each of the other axes; an axis with one label may be left out."""
     given = dict(claim.condition)
     if (bare := given.pop("", None)) is not None:
+        check_known(bare, [label for labels in others.values() for label in labels], "label", key)
         having = [axis for axis, labels in others.items() if bare in labels]
-        if not having:
-            every = [label for labels in others.values() for label in labels]
-            refuse(
-                f"no axis besides that of strategies has a label {quoted(bare)}; "
-                f"{suggest(bare, every)}",
-                key=f"{key}.condition",
-            )
         if len(having) > 1:
-            both = listed(having, MOST_CLAIMS)
-            refuse(f"{quoted(bare)} is a label on {both}; say which", key=f"{key}.condition")
+            refuse(f"{quoted(bare)} is a label on {first_few(having)}; say which", key=key)
         given = {having[0]: bare}
-    _check_labels(given, others, f"{key}.condition")
-    open_axes = [axis for axis, labels in others.items() if axis not in given and len(labels) > 1]
-    if open_axes:
-        axis = open_axes[0]
-        refuse(
-            f"which value on the axis {quoted(axis)}? Expected one of its labels as well, such as "
-            f"{{{axis}: {others[axis][0]}}}",
-            key=f"{key}.condition",
-        )
-    return {axis: given.get(axis, labels[0]) for axis, labels in others.items()}
-
-
-def _check_other_condition(
-    claim: ClaimSection, against: Mapping[str, str], others: Mapping[str, Sequence[str]], key: str
-) -> None:
-    _check_labels(against, others, f"{key}.against")
-    for axis, label in against.items():
-        if claim.condition[axis] == label:
+    given = {axis: labels[0] for axis, labels in others.items() if len(labels) == 1} | given
+    if given:
+        check_labels(given, others, key)
+    for axis, labels in others.items():
+        if axis not in given:
             refuse(
-                "is the condition itself; expected another label",
-                key=f"{key}.against.{axis}",
-            )
-
-
-def _check_labels(given: Mapping[str, str], others: Mapping[str, Sequence[str]], key: str) -> None:
-    for axis, label in given.items():
-        if axis not in others:
-            refuse(
-                f"there is no axis {quoted(axis)} besides that of strategies; "
-                f"{suggest(axis, others)}",
+                f"which value on the axis {quoted(axis)}? Expected one of its labels as well, such "
+                f"as {{{axis}: {labels[0]}}}",
                 key=key,
             )
-        if label not in others[axis]:
-            refuse(
-                f"no value is labelled {quoted(label)}; {suggest(str(label), others[axis])}",
-                key=f"{key}.{axis}",
-            )
-
-
-def _text(label: Any) -> Any:
-    """A label as text, or labels by axis, where YAML has read numbers."""
-    if isinstance(label, dict):
-        return {str(axis): _text(each) for axis, each in label.items()}
-    is_number = isinstance(label, int | float) and not isinstance(label, bool)
-    return str(label) if is_number else label
+    return {axis: given[axis] for axis in others}

@@ -6,7 +6,6 @@ the `ways` in which its nodes can be killed, and a limit of the real time that a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,17 +18,19 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
-from dps.core.faults.plan import Way
 from dps.errors import ConfigurationError
-from flows.config.base import KIND_ALONE, Section, absolute, is_of_record
+from dps.faults import Way
 from flows.config.errors import refuse, refusing
 from flows.config.profile import load_profile, shipped
-from flows.config.tls import CertificateSection, Tls, security_of
+from flows.config.sections import Group, InputPath, Section, absolute, is_of_record, like
 from flows.quoting import quoted
 
 if TYPE_CHECKING:
+    from distributed.security import Security
+
     from dps.cluster.backends.base import Cluster
     from dps.cluster.backends.jobqueue import JobGroup, Queue
     from dps.cluster.names import NodeSpec
@@ -37,8 +38,63 @@ if TYPE_CHECKING:
     from dps.virtual.profile import Gradient
 
 Tell = Callable[[str], None]
-_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)? ?[kKMGT]i?B")
-_ADDRESS = re.compile(r"[a-z]+://\S+:[0-9]+")
+
+
+class CertificateSection(Section):
+    """Your own certificate: files in PEM format; the key may be in the file of `cert`."""
+
+    ca_file: InputPath
+    cert: InputPath
+    key: InputPath | None = None
+
+    @model_validator(mode="after")
+    def _go_together(self, info: ValidationInfo) -> CertificateSection:
+        if is_of_record(info):
+            return self
+        try:
+            self.build()
+        except ConfigurationError as error:
+            key, _, reason = str(error).partition(": ")
+            refuse(reason, key=key)
+        return self
+
+    def build(self) -> Security:
+        """Return the certificate for all processes of a cluster."""
+        from dps.cluster.backends.tls import from_files
+
+        return from_files(self.ca_file, self.cert, self.key)
+
+
+def _tls(*words: str) -> BeforeValidator:
+    def check(tls: Any, info: ValidationInfo) -> Any:
+        if isinstance(tls, dict):
+            return CertificateSection.model_validate(tls, context=info.context)
+        tls = "off" if tls is False else tls  # how YAML reads an off without quotes
+        if tls not in words and not isinstance(tls, CertificateSection):
+            own = "{ca_file: …, cert: …, key: …}"
+            refuse(f"expected {', '.join(words)}, or {own}; got {quoted(tls)}")
+        return tls
+
+    forms = Literal["off", "temporary", False] | CertificateSection
+    return BeforeValidator(check, json_schema_input_type=forms)
+
+
+# How processes know each other. `temporary` makes a certificate for each trial. With `off`, Dask's
+# own configuration decides, which is no TLS unless it requires encryption.
+Tls = Annotated[Literal["off", "temporary"] | CertificateSection, _tls("off", "temporary")]
+# Without a certificate for each trial, for what there is before it.
+TlsOfOthers = Annotated[Literal["off"] | CertificateSection, _tls("off")]
+
+
+def security_of(tls: Tls) -> Security | None:
+    """Return what the processes of a cluster know each other by; None: Dask's configuration."""
+    if isinstance(tls, CertificateSection):
+        return tls.build()
+    if tls == "off":
+        return None
+    from dps.cluster.backends.tls import temporary
+
+    return temporary()
 
 
 class _AnyCluster(Section):
@@ -68,15 +124,15 @@ class _AnyCluster(Section):
         """What computing a gradient takes where that is not measured but a model says it."""
         return None
 
-    def real_limit(self, time_limit: float) -> tuple[float, str]:
-        """Seconds of real time that a trial may take beside set-up and tear-down, and what for.
+    def real_limit(self, time_limit: float) -> float:
+        """Return the limit in seconds of real time of a trial, without set-up and tear-down.
 
         Parameters
         ----------
         time_limit
             Of its training, in seconds of its own clock.
         """
-        return time_limit, f"the time limit of {time_limit:g} s"
+        return time_limit
 
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
         """Return what of the section, as it is recorded, a trial's results depend on.
@@ -92,10 +148,9 @@ class _WaitedFor(_AnyCluster):
 
     patience: PositiveFloat = 600.0
 
-    def real_limit(self, time_limit: float) -> tuple[float, str]:
-        """Seconds of real time that a trial may train for and wait for nodes, and what for."""
-        told = f"the time limit of {time_limit:g} s, {self.patience:g} s of waiting for nodes"
-        return time_limit + self.patience, told
+    def real_limit(self, time_limit: float) -> float:
+        """Return the limit in seconds of real time for training and for waiting for nodes."""
+        return time_limit + self.patience
 
 
 class LocalSection(_AnyCluster):
@@ -104,14 +159,6 @@ class LocalSection(_AnyCluster):
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["local"] = "local"
     tls: Tls = "temporary"
-
-    def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
-        """Return what of the section, as it is recorded, a trial's results depend on.
-
-        A trial is the same with TLS and without, as it was before TLS was the default; that it had
-        certificates of the user's own has always been told.
-        """
-        return super().decisive(written) if isinstance(self.tls, CertificateSection) else {}
 
     def open(
         self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
@@ -138,27 +185,14 @@ class ExistingSection(_WaitedFor):
     starts_scheduler: ClassVar[bool] = False
     ways: ClassVar[tuple[Way, ...]] = ("signal",)
     kind: Literal["existing"]
-    address: str | None = None
-
-    @field_validator("address")
-    @classmethod
-    def _is_one(cls, address: str | None) -> str | None:
-        if address is not None and not _ADDRESS.fullmatch(address):
-            refuse(
-                "expected the address of a Dask scheduler, tcp://10.0.0.1:8786; got "
-                f"{quoted(address)}"
-            )
-        return address
-
-    @field_validator("tls")
-    @classmethod
-    def _is_that_of_the_deployment(cls, tls: Tls) -> Tls:
-        if tls == "temporary":
-            refuse(
-                "a deployment that is there has its certificates already; expected {ca_file: …, "
-                "cert: …, key: …}, or off: those that Dask's own configuration names"
-            )
-        return tls
+    address: (
+        Annotated[
+            str,
+            like(r"^[a-z]+://\S+:[0-9]+$", "the address of a Dask scheduler, tcp://10.0.0.1:8786"),
+        ]
+        | None
+    ) = None
+    tls: TlsOfOthers = "off"
 
     def open(
         self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
@@ -182,6 +216,7 @@ class VirtualSection(_AnyCluster):
     kind: Literal["virtual"]
     profile: str = "laptop"
     patience: PositiveFloat = 1800.0
+    tls: Annotated[Literal["off"], _tls("off")] = "off"  # nothing is sent
 
     @field_validator("profile", mode="before")
     @classmethod
@@ -199,13 +234,6 @@ class VirtualSection(_AnyCluster):
                 load_profile(profile)
         return profile
 
-    @field_validator("tls")
-    @classmethod
-    def _is_off(cls, tls: Tls) -> Tls:
-        if tls != "off":
-            refuse("nothing is sent on virtual time that could be encrypted; expected off")
-        return tls
-
     def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
         """Return what of the section, as it is recorded, a trial's results depend on.
 
@@ -216,16 +244,16 @@ class VirtualSection(_AnyCluster):
             return {"kind": self.kind, "profile": costs}
         return super().decisive(written)
 
-    def real_limit(self, time_limit: float) -> tuple[float, str]:
+    def real_limit(self, time_limit: float) -> float:
         """Seconds of real time that a trial may compute for, whatever its own clock says."""
-        return self.patience, f"{self.patience:g} s of computing, by cluster.patience"
+        return self.patience
 
     @property
     def clock(self) -> Clock:
         """The clock that a record begins with: that of a simulation that has not begun."""
-        from dps.virtual.platform import Beginning
+        from dps.virtual.loop import VirtualClock
 
-        return Beginning()
+        return VirtualClock()
 
     @property
     def gradient(self) -> Gradient:
@@ -236,8 +264,7 @@ class VirtualSection(_AnyCluster):
         self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
     ) -> Cluster:
         """Make the nodes; what happens by chance is drawn from the seed."""
-        from dps.virtual.client import VirtualClient
-        from dps.virtual.cluster import VirtualNodes
+        from dps.virtual.client import VirtualClient, VirtualNodes
 
         return VirtualNodes(VirtualClient(nodes, seed, load_profile(self.profile).build()))
 
@@ -250,21 +277,19 @@ class JobSection(Section):
 
     queue: str | None = None
     cores: PositiveInt | None = None
-    memory: str | None = None
+    memory: (
+        Annotated[
+            str,
+            like(r"^[0-9]+(\.[0-9]+)? ?[kKMGT]i?B$", "an amount of memory, such as 2GB"),
+        ]
+        | None
+    ) = None
     walltime: str | None = None
     directives: Annotated[tuple[str, ...], Field(strict=False)] | None = None
 
-    @field_validator("memory")
-    @classmethod
-    def _is_an_amount(cls, memory: str | None) -> str | None:
-        if memory is not None and not _AMOUNT.fullmatch(memory):
-            refuse(f"expected an amount of memory, such as 2GB; got {quoted(memory)}")
-        return memory
-
     def asked(self) -> dict[str, Any]:
         """What is given, by its name."""
-        known = {name: getattr(self, name) for name in JobSection.model_fields}
-        return {name: value for name, value in known.items() if value is not None}
+        return self.model_dump(include=set(JobSection.model_fields), exclude_none=True)
 
 
 class QueueSection(JobSection, _WaitedFor):
@@ -316,8 +341,14 @@ class QueueSection(JobSection, _WaitedFor):
         """Return what the jobs of a role ask for."""
         from dps.cluster.backends.jobqueue import JobGroup
 
-        own = {str(name): section for name, section in self.groups.items()}.get(role)
-        return JobGroup(**{**self.asked(), **(own.asked() if own is not None else {})})
+        groups = {str(name): section for name, section in self.groups.items()}
+        return JobGroup(**self.asked() | groups.get(role, JobSection()).asked())
+
+    def cores_asked(self, nodes: Sequence[NodeSpec]) -> int:
+        """Return how many cores the jobs of some nodes ask for in all."""
+        from dps.cluster.backends.jobqueue import cores_of
+
+        return sum(cores_of(self.queueing, self.group(node.resource), node) for node in nodes)
 
     def scripts(self, nodes: Sequence[NodeSpec]) -> dict[str, str]:
         """Return a job script for each role, with the first node of it for an example."""
@@ -336,9 +367,7 @@ def _here_if_nothing_is_said(cluster: Any) -> Any:
 
 
 ClusterSection = Annotated[
-    Annotated[
-        LocalSection | ExistingSection | QueueSection | VirtualSection, Field(discriminator="kind")
-    ],
+    LocalSection | ExistingSection | QueueSection | VirtualSection,
+    Group(()),
     BeforeValidator(_here_if_nothing_is_said),
-    KIND_ALONE,
 ]

@@ -7,88 +7,60 @@ seeds. Both are pydantic models at the edge; the `build_…` methods hand on the
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from importlib.resources import files
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
+    BeforeValidator,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PrivateAttr,
     ValidationError,
     ValidationInfo,
-    field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from dps.core.consistency import Consistency, check_ahead
-from dps.core.faults.expansion import (
-    MOST_FAULTS,
-    Drawn,
-    Each,
-    Entry,
-    Expanded,
-    Recurring,
-    expand,
-)
-from dps.core.faults.plan import Fault, FaultPlan
+from dps.core.consistency import ASP, check_ahead
 from dps.core.filters.filter import Filter
-from dps.core.names import role_of
 from dps.core.placement.hash_ring import checked_placement
-from dps.core.rules.per_array import check_names, frozen
-from dps.core.rules.rule import UpdateRule
+from dps.core.rules.per_array import Frozen, check_names, frozen
+from dps.core.rules.rule import is_per_array
 from dps.errors import ConfigurationError
+from dps.faults import FaultPlan
+from dps.faults.expansion import Entry, expand
 from dps.protocol.compression import checked_filters, checked_pull_filters
-from dps.protocol.recovery import Recovery, as_servers
-from flows.config.axes import (
-    OF_THE_GRID,
-    Combinations,
-    check_excluded,
-    check_extent,
-    check_together,
-    excluded_labels,
-    labelled,
+from dps.protocol.recovery import as_servers
+from flows.config.axes import MOST_TRIALS, check_labels, label_of, labelled, seeds_of
+from flows.config.claims import ClaimSection, checked
+from flows.config.cluster import ClusterSection, LocalSection
+from flows.config.document import Document, Override, parse_override, read_document, set_key
+from flows.config.errors import (
+    Complaint,
+    check_known,
+    complaints,
+    placed,
+    refuse,
+    refusing,
+    suggest,
 )
-from flows.config.base import (
-    AspSection,
+from flows.config.faults import FaultSection, objections
+from flows.config.kinds import CONSISTENCIES, ConsistencySection, FilterSection, OptimizerSection
+from flows.config.own_data import PythonDataSection
+from flows.config.sections import Derived, SafeName, Section, folder_of, is_of_record
+from flows.config.settings import (
     BudgetSection,
     ChangeSection,
     ComparisonSection,
-    ConsistencySection,
     EvaluationSection,
     RecoverySection,
-    SafeName,
-    Section,
     ServerSection,
     TrainingSection,
-    folder_of,
-    in_folder,
-    is_key,
-    is_of_record,
 )
-from flows.config.claims import NARROWED, ClaimSection, checked
-from flows.config.cluster import ClusterSection, LocalSection
-from flows.config.errors import Complaint, complaints, placed, refuse, refusing, suggest
-from flows.config.faults import FaultSection, TraceSection
-from flows.config.faults.checks import (
-    NO_CHECKPOINTS,
-    FaultContext,
-    entry_objections,
-    is_local,
-    late,
-    plan_objections,
-)
-from flows.config.filters import FilterSection
-from flows.config.limits import MOST_ENTRIES, MOST_IN_ALL, MOST_LISTED, MOST_NODES, MOST_TRIALS
-from flows.config.optimizer import ByNameSection, OptimizerSection
-from flows.config.own_data import PythonDataSection
-from flows.config.plugins import Registered
 from flows.config.workload import (
     DatasetSection,
     PythonSection,
@@ -97,22 +69,16 @@ from flows.config.workload import (
     score_objection,
     workload_of,
 )
-from flows.config.yaml_document import (
-    Document,
-    Override,
-    overridden,
-    parse_overrides,
-    read_document,
-    set_key,
-)
-from flows.configs import packaged_names as packaged_names
-from flows.quoting import listed, quoted, shown
+from flows.configs import packaged_names
+from flows.quoting import quoted
 from flows.workloads import Objective
 
 # The keys that make the grid what it is; who sets one of them leaves out claims of what is gone.
-SHAPE = ("axes", "exclude", "experiment", "zip")
-# The keys that name labels on the axes.
-NAMES_LABELS = ("claims", "comparison", "exclude")
+SHAPE = ("axes", "exclude", "experiment")
+
+Written = tuple[Document, Sequence[Override]]  # a file, and the settings of the command line
+Label = Annotated[str, BeforeValidator(label_of, json_schema_input_type=Any)]
+Chain = Annotated[tuple[FilterSection, ...], Field(strict=False)]
 
 
 class _Settings(Section):
@@ -123,32 +89,17 @@ class _Settings(Section):
     dataset: DatasetSection
     training: TrainingSection
     optimizer: OptimizerSection
-    filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
-        default_factory=dict
-    )
-    pull_filters: dict[str, Annotated[tuple[FilterSection, ...], Field(strict=False)]] = Field(
-        default_factory=dict
-    )
-    consistency: ConsistencySection = AspSection()
-    server: ServerSection = ServerSection()
+    filters: dict[str, Chain] = Field(default_factory=dict)
+    pull_filters: dict[str, Chain] = Field(default_factory=dict)
+    consistency: ConsistencySection = Field(default_factory=lambda: CONSISTENCIES.default(ASP))
+    server: ServerSection = Field(default_factory=ServerSection)
     budget: BudgetSection | None = None
-    recovery: RecoverySection = RecoverySection()
-    faults: Annotated[tuple[FaultSection, ...], Field(strict=False, max_length=MOST_ENTRIES)] = ()
-    elastic: Annotated[tuple[ChangeSection, ...], Field(strict=False, max_length=MOST_ENTRIES)] = ()
+    recovery: RecoverySection = Field(default_factory=RecoverySection)
+    faults: Annotated[tuple[FaultSection, ...], Field(strict=False)] = ()
+    elastic: Annotated[tuple[ChangeSection, ...], Field(strict=False)] = ()
     evaluation: EvaluationSection = EvaluationSection()
     cluster: ClusterSection = LocalSection()
     time_limit: PositiveFloat = 60.0
-
-    @field_validator("faults")
-    @classmethod
-    def _traces_are_short_together(
-        cls, faults: tuple[FaultSection, ...]
-    ) -> tuple[FaultSection, ...]:
-        # Before a fault is made of each row.
-        rows = sum(len(each.rows or ()) for each in faults if isinstance(each, TraceSection))
-        if rows > MOST_FAULTS:
-            refuse(f"the traces have {rows:,} rows in all; expected {MOST_FAULTS:,} at most")
-        return faults
 
 
 class TrialConfig(_Settings):
@@ -157,119 +108,86 @@ class TrialConfig(_Settings):
     seed: NonNegativeInt
 
     @model_validator(mode="after")
-    def _nodes_can_be_started(self) -> TrialConfig:
-        # First of all: what follows goes through their names.
-        replicas = self.server.shards * self._replicas
-        if replicas > MOST_NODES:
-            reason = (
-                f"the shards have {replicas:,} replicas in all; expected {MOST_NODES:,} at most"
-            )
-            refuse(reason, key="server.shards")
-        nodes = self._number_of_nodes
-        if nodes > MOST_NODES:
-            refuse(
-                f"the trial has {nodes:,} nodes: {self.most_workers:,} workers, "
-                f"{self._number_of_servers:,} servers and replicas, {self.spares:,} spares "
-                f"and others; expected {MOST_NODES:,} at most",
-                key="server" if replicas >= self.most_workers else "training.workers",
-            )
-        return self
+    def _can_run(self, info: ValidationInfo) -> TrialConfig:
+        self._check_budget()
+        for key, reason in objections(self._fault_entries(), self):
+            refuse(reason, key=key)
+        with refusing("faults"):
+            self.fault_plan  # noqa: B018 - builds and checks the plan
+        trial = self
+        if not is_of_record(info):
+            # Own code runs here, and not where the sections are read: none for a refused file.
+            trial = self._with_own_code(folder_of(info))
+            trial._check_workload()
+        trial._check_optimizer()
+        trial._check_filters()
+        trial._check_changes()
+        with refusing("training.ahead"):
+            check_ahead(trial.consistency.build(), trial.training.ahead)
+        return trial
 
-    @model_validator(mode="after")
-    def _budget_is_enough(self) -> TrialConfig:
+    def _check_budget(self) -> None:
         if self.budget is None:
-            return self
-        if self.server.spares:
-            reason = "with a budget, spares are what a strategy leaves of it; leave them out"
-            refuse(reason, key="server.spares")
-        if self.recovery.spares is not None:
-            reason = "with a budget, spares are what a strategy leaves of it; leave them out"
-            refuse(reason, key="recovery.spares")
-        servers, stores = self._number_of_servers, self._number_of_stores
+            return
+        if self.server.spares or self.recovery.spares is not None:
+            key = "server.spares" if self.server.spares else "recovery.spares"
+            refuse("a budget determines the number of spares; leave spares out", key)
+        servers, stores = self._number_of_servers, self.recovery.build().stores
         if servers + stores > self.budget.nodes:
-            store = f" and {stores} store{'s' if stores > 1 else ''}" if stores else ""
             refuse(
                 f"this strategy needs {servers + stores} nodes: {servers} for servers and replicas"
-                f"{store}; expected at least as many, or fewer shards or replicas",
+                f", {stores} for stores; increase the budget, or use fewer shards or replicas",
                 key="budget.nodes",
             )
-        return self
 
-    @model_validator(mode="after")
-    def _faults_can_happen(self) -> TrialConfig:
-        wrong = next(self._fault_objections(), None)
+    def _with_own_code(self, folder: Path) -> TrialConfig:
+        if isinstance(self.dataset, PythonDataSection):
+            self.dataset.run_code(folder)
+        if not isinstance(self.workload, PythonSection):
+            return self
+        return self.model_copy(update={"workload": self.workload.with_code(folder)})
+
+    def _check_workload(self) -> None:
+        with refusing("workload"):
+            if isinstance(self.workload, Derived):  # others are checked by their sections
+                workload_of(self)
+            elif isinstance(self.workload, PythonSection):
+                _ = self.workload.build(self.dataset.shape).model
+            wrong = misfit(self)
         if wrong is not None:
             refuse(wrong[1], key=wrong[0])
-        return self
+        with refusing("evaluation.metric"):
+            unfit = score_objection(self, self.evaluation.metric)
+        if unfit is not None:
+            refuse(unfit, key="evaluation.metric")
 
-    @model_validator(mode="after")
-    def _code_of_ones_own_runs(self, info: ValidationInfo) -> TrialConfig:
-        # Here and not where the sections are read: nobody's code runs for a file that is refused.
-        if not is_of_record(info):
-            for section in (self.workload, self.dataset):
-                if isinstance(section, PythonSection | PythonDataSection):
-                    section.run_code(folder_of(info))
-        return self
+    def _check_optimizer(self) -> None:
+        rule = self.optimizer.build()
+        if not is_per_array(rule) and not isinstance(rule, Frozen):
+            return
+        with refusing("optimizer.rules"):
+            names = workload_of(self).parameters
+            check_names(rule, names)
+        if frozen(rule, names) == frozenset(names):
+            refuse("all arrays are frozen: nothing would be trained", key="optimizer.rules")
+        if self.evaluation.objective is not None:
+            refuse(
+                "an objective has the penalty of one rule for all arrays, and this optimizer "
+                "has rules by names; leave one of the two out",
+                key="evaluation.objective",
+            )
 
-    @model_validator(mode="after")
-    def _workload_can_be_made(self, info: ValidationInfo) -> TrialConfig:
-        if isinstance(self.workload, Registered):  # what others are told is checked by itself
-            with refusing("workload"):
-                workload_of(self)
-        if isinstance(self.workload, PythonSection) and not is_of_record(info):
-            with refusing("workload"):
-                self.workload.model(self.dataset.shape)
-        return self
-
-    @model_validator(mode="after")
-    def _workload_fits_the_data(self, info: ValidationInfo) -> TrialConfig:
-        if not is_of_record(info):
-            with refusing("workload"):
-                wrong = misfit(self, self.training)
-            if wrong is not None:
-                refuse(wrong[1], key=wrong[0])
-            with refusing("evaluation.metric"):
-                unfit = score_objection(self, self.evaluation.metric)
-            if unfit is not None:
-                refuse(unfit, key="evaluation.metric")
-        return self
-
-    @model_validator(mode="after")
-    def _workers_may_be_ahead(self) -> TrialConfig:
-        with refusing("training.ahead"):
-            check_ahead(self.build_consistency(), self.training.ahead)
-        return self
-
-    @model_validator(mode="after")
-    def _each_array_has_a_rule(self) -> TrialConfig:
-        if isinstance(self.optimizer, ByNameSection):
-            with refusing("optimizer.rules"):
-                names = workload_of(self).parameters
-                check_names(self.build_optimizer(), names)
-            if frozen(self.build_optimizer(), names) == frozenset(names):
-                refuse("all arrays are frozen: nothing would be trained", key="optimizer.rules")
-            if self.evaluation.objective is not None:
-                refuse(
-                    "an objective has the penalty of one rule for all arrays, and this optimizer "
-                    "has rules by names; leave one of the two out",
-                    key="evaluation.objective",
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _filters_can_work(self) -> TrialConfig:
+    def _check_filters(self) -> None:
         if self.filters:
             with refusing("filters"):
                 names = workload_of(self).parameters
-                checked_filters(self.build_filters(), names, self.build_optimizer())
+                checked_filters(built(self.filters), names, self.optimizer.build())
         if self.pull_filters:
             with refusing("pull_filters"):
-                names, durability = workload_of(self).parameters, self.build_recovery().durability
-                checked_pull_filters(self.build_pull_filters(), names, durability)
-        return self
+                names, durability = workload_of(self).parameters, self.recovery.build().durability
+                checked_pull_filters(built(self.pull_filters), names, durability)
 
-    @model_validator(mode="after")
-    def _changes_can_happen(self) -> TrialConfig:
+    def _check_changes(self) -> None:
         wanted = [("server.servers", self.server.servers)]
         for number, change in enumerate(self.elastic):
             wanted.append((f"elastic.{number}.servers", change.servers))
@@ -281,46 +199,30 @@ class TrialConfig(_Settings):
         for key, servers in wanted:
             with refusing(key):
                 if servers is not None:
-                    as_servers(servers, self.server.shards, self.build_recovery())
+                    as_servers(servers, self.server.shards, self.recovery.build())
         with refusing("server.placement"):
             checked_placement(self.server.placement.build(), self.servers)
-        return self
 
     @cached_property
     def node_names(self) -> tuple[str, ...]:
         """The nodes of the trial at its start."""
+        shards, replicas = range(self.server.shards), range(1, self.replicas)
+        holders = range(self.server.shards if self.servers is None else self._number_of_servers)
         return (
-            *self._server_names(),
+            *(f"server-{i}" for i in holders),
+            *(f"replica-{s}-{i}" for s in shards for i in replicas if self.servers is None),
             *(f"spare-{i}" for i in range(self.spares)),
-            *(f"store-{i}" for i in range(self._number_of_stores)),
+            *(f"store-{i}" for i in range(self.recovery.build().stores)),
             *self.worker_nodes,
             "evaluator-0",
         )
-
-    def _server_names(self) -> Iterator[str]:
-        if self.servers is not None:
-            yield from (f"server-{number}" for number in range(self._number_of_servers))
-            return
-        shards, replicas = range(self.server.shards), range(1, self._replicas)
-        yield from (f"server-{shard}" for shard in shards)
-        yield from (f"replica-{shard}-{i}" for shard in shards for i in replicas)
 
     @property
     def _number_of_servers(self) -> int:
         """How many nodes hold replicas of shards, at most."""
         if self.servers is None:
-            return self.server.shards * self._replicas
+            return self.server.shards * self.replicas
         return max(self.servers, *(change.servers or 0 for change in self.elastic), 0)
-
-    @property
-    def _number_of_nodes(self) -> int:
-        """How many `node_names` there are."""
-        servers = self._number_of_servers + self.spares + self._number_of_stores
-        return servers + self._number_of_worker_nodes + 1  # the evaluator's
-
-    @property
-    def _number_of_stores(self) -> int:
-        return self.build_recovery().stores
 
     @property
     def spares(self) -> int:
@@ -328,23 +230,14 @@ class TrialConfig(_Settings):
         if self.budget is None:
             own = self.recovery.spares
             return self.server.spares if own is None else own
-        return max(0, self.budget.nodes - self._number_of_servers - self._number_of_stores)
-
-    @property
-    def _number_of_worker_nodes(self) -> int:
-        return math.ceil(self.most_workers / self.training.workers_per_node)
+        return max(0, self.budget.nodes - self._number_of_servers - self.recovery.build().stores)
 
     @property
     def servers(self) -> int | None:
         """How many nodes hold the shards at first; None: it never matters."""
         if self.server.servers is None and any(change.servers for change in self.elastic):
-            return self.server.shards * self._replicas
+            return self.server.shards * self.replicas
         return self.server.servers
-
-    @property
-    def most_workers(self) -> int:
-        """How many workers there are at most."""
-        return max(self.training.workers, *(change.workers or 0 for change in self.elastic), 0)
 
     @property
     def stops_together(self) -> bool:
@@ -355,22 +248,15 @@ class TrialConfig(_Settings):
         return self.training.stop == "together" and not self.elastic
 
     @property
-    def _replicas(self) -> int:
-        return self.build_recovery().durability.replicas
+    def replicas(self) -> int:
+        """How many nodes hold a replica of each shard."""
+        return self.recovery.build().durability.replicas
 
     @property
     def worker_nodes(self) -> tuple[str, ...]:
         """The nodes that workers run on, `training.workers_per_node` on each."""
-        return tuple(f"worker-{i}" for i in range(self._number_of_worker_nodes))
-
-    @property
-    def late_faults(self) -> tuple[tuple[Fault, str], ...]:
-        """Faults that cannot happen, each with what ends the training before."""
-        return late(self.build_faults(), self.training.updates, self.time_limit)
-
-    def build_optimizer(self) -> UpdateRule:
-        """Return the update rule of the shards."""
-        return self.optimizer.build()
+        most = max(self.training.workers, *(change.workers or 0 for change in self.elastic), 0)
+        return tuple(f"worker-{i}" for i in range(math.ceil(most / self.training.workers_per_node)))
 
     def build_objective(self) -> Objective | None:
         """Return what is told of the training problem; None: nothing is."""
@@ -379,263 +265,133 @@ class TrialConfig(_Settings):
             return None
         return Objective(workload_of(self), self.optimizer.build_penalty(), wanted.step)
 
-    def build_filters(self) -> dict[str, list[Filter]]:
-        """Return the filters of each array that has any, "*" for those that are not named."""
-        return {name: [f.build() for f in chain] for name, chain in self.filters.items()}
-
-    def build_pull_filters(self) -> dict[str, list[Filter]]:
-        """Return the filters of what workers pull of each array that has any."""
-        return {name: [f.build() for f in chain] for name, chain in self.pull_filters.items()}
-
-    def build_consistency(self) -> Consistency:
-        """Return the consistency model."""
-        return self.consistency.build()
-
-    def build_recovery(self) -> Recovery:
-        """Return the recovery strategy."""
-        return self.recovery.build()
-
-    def build_faults(self) -> FaultPlan:
-        """Return the fault plan: every single fault that is to come."""
-        return self._expanded.plan
-
-    @property
-    def drawn_faults(self) -> FaultPlan:
-        """Those of the plan whose moments are drawn from the seed."""
-        drawn = {
-            n
-            for n, e in enumerate(self._fault_entries())
-            if isinstance(e, Drawn | Recurring | Each)
-        }
-        pairs = zip(self._expanded.plan, self._expanded.origins, strict=True)
-        return tuple(fault for fault, origin in pairs if origin in drawn)
-
     @cached_property
-    def _expanded(self) -> Expanded:
-        return _expansion(tuple(self._fault_entries()), self.seed)
+    def fault_plan(self) -> FaultPlan:
+        """The fault plan, which lists every fault of the trial."""
+        return expand(self._fault_entries(), self.seed, self.node_names)
 
     def _fault_entries(self) -> list[Entry]:
-        nodes: defaultdict[str, list[str]] = defaultdict(list)
-        for name in self.node_names:
-            nodes[role_of(name)].append(name)
-        return [section.build(nodes) for section in self.faults]
-
-    def _fault_objections(self) -> Iterator[tuple[str, str]]:
-        entries, stage = self._fault_entries(), self._stage()
-        yield from entry_objections(entries, stage)
-        try:
-            expanded = self._expanded
-        except ConfigurationError as error:
-            yield "faults", str(error)
-        else:
-            yield from plan_objections(expanded, stage)
-
-    def _stage(self) -> FaultContext:
-        durability = self.build_recovery().durability
-        writes = durability.writes_checkpoints
-        local = writes and is_local(durability.path)
-        return FaultContext(
-            self.node_names,
-            self.server.shards,
-            self._replicas,
-            writes,
-            local,
-            self.cluster.ways,
-            self.cluster.kind == "virtual",
-            self.training.updates,
-            self.time_limit,
-        )
+        return [section.build(self.node_names) for section in self.faults]
 
 
-@lru_cache(maxsize=4096)  # strategies with the same nodes have the same faults
-def _expansion(entries: tuple[Entry, ...], seed: int) -> Expanded:
-    return expand(entries, seed)
+def built(chains: Mapping[str, Sequence[Derived]]) -> dict[str, list[Filter]]:
+    """Return the filters by array name; "*" stands for all arrays that are not named."""
+    return {name: [each.build() for each in chain] for name, chain in chains.items()}
 
 
 class ExperimentConfig(_Settings):
     """A base, axes of variation, and seeds; every combination runs with every seed.
 
     `axes` maps a dotted key of the configuration to its values by label. In YAML, a list of values
-    does too; each is then labelled by what it says. `zip` names groups of axes that vary together,
-    `exclude` labels on some axes whose combinations are left out. Each seed is a block of trials,
-    whose order is drawn from `order_seed`.
+    is allowed too; each value is then its own label. `exclude` lists labels on some axes; their
+    combinations are left out. `seeds` is a list, a count (40: 0 to 39) or a range ("100-139"). Each
+    seed is a block of trials, whose order is drawn from `order_seed`.
     """
 
-    axes: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    zip: Annotated[
-        tuple[Annotated[tuple[str, ...], Field(strict=False)], ...], Field(strict=False)
-    ] = ()
-    exclude: tuple[dict[str, str], ...] = ()
-    seeds: Annotated[tuple[NonNegativeInt, ...], Field(strict=False)] = (0,)
+    axes: Annotated[
+        dict[str, dict[str, Any]],
+        BeforeValidator(labelled, json_schema_input_type=dict[str, list[Any] | dict[str, Any]]),
+    ] = Field(default_factory=dict)
+    exclude: Annotated[tuple[dict[str, Label], ...], Field(strict=False)] = ()
+    seeds: Annotated[
+        tuple[NonNegativeInt, ...],
+        Field(strict=False, min_length=1),
+        BeforeValidator(seeds_of, json_schema_input_type=int | str | list[int]),
+    ] = (0,)
     comparison: ComparisonSection = ComparisonSection()
     claims: Annotated[tuple[ClaimSection, ...], Field(strict=False)] = ()
     order_seed: NonNegativeInt = 0
-    _folder: Path = PrivateAttr(default=Path())  # that the paths on its axes are relative to
+    _written: Written = PrivateAttr(default=(Document("experiment", {}, {}), ()))
 
     @model_validator(mode="after")
-    def _paths_are_relative_to_its_folder(self, info: ValidationInfo) -> ExperimentConfig:
-        self._folder = (info.context or {}).get("folder", Path())
-        return self
-
-    @field_validator("axes", mode="before")
-    @classmethod
-    def _label_values(cls, axes: Any) -> Any:
-        if not isinstance(axes, dict):
-            return axes
-        return {key: labelled(str(key), values) for key, values in axes.items()}
-
-    @field_validator("exclude", mode="before")
-    @classmethod
-    def _texts(cls, entries: Any) -> Any:
-        return excluded_labels(entries)
-
-    @field_validator("seeds")
-    @classmethod
-    def _some_seeds_once(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
-        if not seeds:
-            refuse("expected at least one seed, such as [0]")
-        if len(set(seeds)) < len(seeds):
-            refuse(f"a seed is given twice in {quoted(list(seeds))}; keep one of them")
-        return seeds
-
-    @model_validator(mode="after")
-    def _baseline_is_a_strategy(self) -> ExperimentConfig:
-        strategies, baseline = self._strategies, self.comparison.baseline
-        if baseline is not None and baseline not in strategies:
-            reason = f"there is no strategy {quoted(baseline)}; {suggest(baseline, strategies)}"
-            refuse(reason, key="comparison.baseline")
-        return self
-
-    @model_validator(mode="after")
-    def _grid_has_trials(self) -> ExperimentConfig:
-        combinations = self.combinations
-        check_together(combinations.axes, self.zip)
-        check_extent(combinations)
-        check_excluded(combinations)
-        if (trials := self.trials) > MOST_TRIALS:
+    def _goes_together(self, info: ValidationInfo) -> ExperimentConfig:
+        self._written = (info.context or {}).get("written", self._written)
+        if self.comparison.baseline is not None:
+            key = "comparison.baseline"
+            check_known(self.comparison.baseline, self.strategies, "strategy", key)
+        if len(set(self.seeds)) < len(self.seeds):
+            refuse(f"a seed is given twice in {quoted(self.seeds)}; keep one of them", key="seeds")
+        for number, entry in enumerate(self.exclude):
+            check_labels(entry, self.axes, f"exclude.{number}")
+        trials = math.prod(map(len, self.axes.values())) * len(self.seeds)
+        if trials > MOST_TRIALS:
             refuse(
-                f"the grid has {trials:,} trials; expected {MOST_TRIALS:,} at most",
+                f"the grid has {trials:,} trials before exclusions; expected {MOST_TRIALS:,} "
+                "at most",
                 key="axes" if self.axes else "seeds",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _trials_have_one_score(self) -> ExperimentConfig:
-        varied = [self.axes.get("evaluation.metric", {}), self.axes.get("dataset.task", {})]
-        sections = self.axes.get("evaluation", {}).values()
-        named = {section.get("metric") for section in sections if isinstance(section, dict)}
-        if any(varied) or len(named) > 1:
-            key = next(axis for axis in self.axes if axis.startswith(("evaluation", "dataset")))
-            refuse(
-                "trials with different scores cannot be compared; make an experiment of each",
-                key=f"axes.{key}",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _claims_are_of_trials(self, info: ValidationInfo) -> ExperimentConfig:
-        narrowed = info.context is not None and NARROWED.items() <= info.context.items()
-        found = checked(
-            self.claims, self.combinations, self._strategy_axis, self.experiment, narrowed
-        )
-        self.__dict__["claims"] = found  # each with the axes of its condition
-        return self
+        if not self.combinations:
+            refuse("every combination is left out: there is no trial to run", key="exclude")
+        if not self.claims:
+            return self
+        set_keys = {override.key.split(".")[0] for override in self._written[1]}
+        narrowed = not set_keys.isdisjoint(SHAPE) and "claims" not in set_keys
+        claims = checked(self, narrowed)  # each claim with the axes of its condition
+        return self.model_copy(update={"claims": claims})
 
     @property
-    def _strategy_axis(self) -> str | None:
+    def strategy_axis(self) -> str | None:
+        """The axis of strategies; None without axes, where the experiment has one strategy."""
         return "recovery" if "recovery" in self.axes else next(iter(self.axes), None)
 
     @property
-    def _strategies(self) -> Sequence[str]:
-        axis = self._strategy_axis
+    def strategies(self) -> list[str]:
+        """The labels of the compared strategies."""
+        axis = self.strategy_axis
         return [self.experiment] if axis is None else list(self.axes[axis])
 
-    @property
-    def combinations(self) -> Combinations:
-        """The combinations of labels on the axes, each of which runs with every seed."""
-        return Combinations({k: tuple(v) for k, v in self.axes.items()}, self.zip, self.exclude)
-
-    @property
-    def trials(self) -> int:
-        """How many trials it has, counted without making them."""
-        return self.combinations.count * len(self.seeds)
+    @cached_property
+    def combinations(self) -> list[dict[str, str]]:
+        """The combinations of labels that run with every seed; the last axis varies fastest."""
+        every = (dict(zip(self.axes, row, strict=True)) for row in product(*self.axes.values()))
+        return [
+            labels
+            for labels in every
+            if not any(entry.items() <= labels.items() for entry in self.exclude)
+        ]
 
     def trial_configs(self) -> Iterator[tuple[dict[str, str], TrialConfig]]:
         """Yield the labels on the axes and the configuration of every trial.
 
         Raises
         ------
-        InvalidCombination
-            An axis over something that is no key, or values that cannot work.
+        ConfigurationError
+            The name of an axis is not a valid key, or a value is invalid.
         """
-        base = self.model_dump(exclude_unset=True, exclude=set(OF_THE_GRID))
-        in_all = 0
+        base = self.model_dump(exclude_unset=True, include=set(_Settings.model_fields))
+        scores = set()
         for labels in self.combinations:
-            values = {axis: self.axes[axis][label] for axis, label in labels.items()}
-            data = _with_values(base, values)
+            data = base
+            for axis in sorted(labels, key=lambda axis: axis.count(".")):  # whole sections first
+                try:
+                    data = set_key(data, axis, self.axes[axis][labels[axis]])
+                except ConfigurationError as error:
+                    raise placed([(f"axes.{axis}", str(error))], *self._written) from error
             for seed in self.seeds:
-                trial = self._trial({**data, "seed": seed}, labels)
-                in_all += len(trial.node_names) + len(trial.build_faults())
-                if in_all > MOST_IN_ALL:
-                    raise ConfigurationError(
-                        f"the trials of the grid have more than {MOST_IN_ALL:,} nodes and faults "
-                        "in all; vary less"
-                    )
-                yield labels, trial
+                config = self._trial({**data, "seed": seed}, labels)
+                scores.add((config.evaluation.metric, config.dataset.shape.regression))
+                if len(scores) > 1:
+                    told = "trials with different scores cannot be compared; separate them"
+                    raise placed([("axes", told)], *self._written)
+                yield labels, config
 
     def _trial(self, data: dict[str, Any], labels: dict[str, str]) -> TrialConfig:
         try:
-            return TrialConfig.model_validate(data, context=in_folder(self._folder))
+            return TrialConfig.model_validate(data, context={"folder": self._written[0].folder})
         except ValidationError as error:
-            raise InvalidCombination(
-                [
-                    _on_axis(each.key, self._with_strategies(each.reason), labels)
-                    for each in complaints(error, data)
-                ]
-            ) from error
-
-    def _with_strategies(self, reason: str) -> str:
-        """Name those that write no checkpoints, where a fault needs some."""
-        strategies = self.axes.get("recovery", {})
-        more = any(axis.startswith("recovery.") for axis in self.axes)
-        if reason != NO_CHECKPOINTS or not strategies or more:
-            return reason
-        sections = {
-            label: RecoverySection.model_validate(value) for label, value in strategies.items()
-        }
-        without = [
-            label
-            for label, section in sections.items()
-            if not section.build().durability.writes_checkpoints
-        ]
-        return (
-            f"{reason}. None are by {listed(without, MOST_LISTED)}: `exclude` leaves combinations "
-            "with a strategy out"
-        )
-
-
-class InvalidCombination(ConfigurationError):
-    """Values on the axes that cannot work: `complaints` are what is wrong with them."""
-
-    def __init__(self, complaints: Sequence[Complaint]) -> None:
-        super().__init__("; ".join(f"{key}: {reason}" for key, reason, _ in complaints))
-        self.complaints = complaints
+            found = [_on_axis(*complaint, labels) for complaint in complaints(error)]
+            raise placed(found, *self._written) from error
 
 
 def load_experiment(source: str | Document, overrides: Sequence[str] = ()) -> ExperimentConfig:
-    """Read, override and check the configuration of an experiment and of each of its trials.
+    """Read, override and check the configuration of an experiment and of each of its trials."""
+    experiment = read_experiment(source, overrides)
+    list(experiment.trial_configs())
+    return experiment
 
-    As `load_grid`, of which it leaves the trials out.
-    """
-    return load_grid(source, overrides)[0]
 
-
-def load_grid(
-    source: str | Document,
-    overrides: Sequence[str] = (),
-    confirm: Callable[[int], None] | None = None,
-) -> tuple[ExperimentConfig, list[tuple[dict[str, str], TrialConfig]]]:
-    """Read an experiment, and return it with the labels and the configuration of each trial.
+def read_experiment(source: str | Document, overrides: Sequence[str] = ()) -> ExperimentConfig:
+    """Read and override the configuration of an experiment without checking its trials.
 
     Parameters
     ----------
@@ -643,8 +399,6 @@ def load_grid(
         A YAML file, the name of a packaged configuration, such as "demo", or what was read of one.
     overrides
         Assignments such as "training.updates=400"; the value is read as YAML.
-    confirm
-        Is called with the number of trials before any of them is made; may raise.
 
     Raises
     ------
@@ -652,26 +406,15 @@ def load_grid(
         Anything in it that cannot work, with the place and what was expected.
     """
     document = source if isinstance(source, Document) else find_document(source)
-    _refuse_other_kinds(document)
-    assignments = parse_overrides(overrides)
+    assignments = [parse_override(text) for text in overrides]
     data = document.data
     for assignment in assignments:
         data = _override(data, assignment)
+    context = {"folder": document.folder, "written": (document, assignments)}
     try:
-        set_keys = {each.key.split(".")[0] for each in assignments}
-        narrowed = not set_keys.isdisjoint(SHAPE) and "claims" not in set_keys
-        context = {**in_folder(document.folder), **(NARROWED if narrowed else {})}
-        experiment = ExperimentConfig.model_validate(data, context=context)
-        if confirm is not None:
-            confirm(experiment.trials)
-        configs = list(experiment.trial_configs())
+        return ExperimentConfig.model_validate(data, context=context)
     except ValidationError as error:
-        found = complaints(error, data)
-        blamed = _mistyped_values(data, document.folder) if all(map(_is_of_labels, found)) else []
-        raise placed(blamed or found, document, assignments) from error
-    except InvalidCombination as error:
-        raise placed(error.complaints, document, assignments) from error
-    return experiment, configs
+        raise placed(complaints(error), document, assignments) from error
 
 
 def find_document(path_or_name: str) -> Document:
@@ -683,138 +426,47 @@ def find_document(path_or_name: str) -> Document:
         There is neither, or it is no YAML.
     """
     path = Path(path_or_name)
-    try:
-        is_there = path.exists()
-        is_folder = path.is_dir()
-    except OSError as error:  # such as a name that is too long
-        reason = error.strerror or error
-        raise ConfigurationError(f"{shown(path_or_name)}: cannot be read: {reason}") from error
-    if is_there and not is_folder:
+    if path.is_file():
         return read_document(path)
     known = packaged_names()
     if path_or_name in known:
         packaged = Path(str(files("flows.configs") / f"{path_or_name}.yaml"))
         return read_document(packaged, f"packaged configuration {path_or_name!r}")
-    there = "a folder, not a file" if is_folder else "no such file"
+    there = "a folder, not a file" if path.is_dir() else "no such file"
     raise ConfigurationError(
-        f"{shown(path_or_name, 200)}: {there}, and no packaged configuration of this name; "
+        f"{path_or_name}: {there}, and no packaged configuration of this name; "
         f"{suggest(path_or_name, known)}"
     )
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a configuration, by which editors complete and check YAML."""
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return {"$schema": draft, **ExperimentConfig.model_json_schema()}
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _refuse_other_kinds(document: Document) -> None:
-    if "replication" in document.data:
-        parts = ", ".join(_parts_of(document.data["replication"]))
-        raise ConfigurationError(
-            f"{document.name}: a replication, which is several experiments; `dps run` runs it, and "
-            f"everything else takes its parts one by one: {parts or 'those its comment names'}"
-        )
-    if "emulation" in document.data:
-        raise ConfigurationError(
-            f"{document.name}: settings of an emulation, which only `dps replicate ttf` runs"
-        )
-
-
-def _parts_of(replication: object) -> list[str]:
-    """The packaged experiments of a replication."""
-    names = [name for name in packaged_names() if name.startswith(f"replicate/{replication}-")]
-    return [name for name in names if "emulation" not in find_document(name).data]
-
-
-def _is_of_labels(found: Complaint) -> bool:
-    """Whether a complaint is of what names labels on the axes, and has none of its own."""
-    return found.key.split(".")[0] in NAMES_LABELS
-
-
-def _mistyped_values(data: dict[str, Any], folder: Path) -> Sequence[Complaint]:
-    """What is wrong with the values on the axes, where something names a label that is not there.
-
-    A value that is mistyped takes its label along: then the value is to blame, not who names it.
-    """
-    rest = {key: value for key, value in data.items() if key not in NAMES_LABELS}
-    try:
-        # One seed is enough: values are as wrong with each.
-        one = ExperimentConfig.model_validate({**rest, "seeds": [0]}, context=in_folder(folder))
-        for _ in one.trial_configs():
-            pass
-    except InvalidCombination as error:
-        return error.complaints
-    except (ValidationError, ConfigurationError):
-        return []  # the grid is too large without what was left out of it
-    return []
-
-
-def _with_values(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    data = base
-    for key in sorted(values, key=lambda key: key.count(".")):  # whole sections first
-        try:
-            data = set_key(data, key, values[key])
-        except ConfigurationError as error:
-            raise InvalidCombination([Complaint(f"axes.{key}", str(error))]) from error
-    return data
-
-
 def _on_axis(key: str, reason: str, labels: Mapping[str, str]) -> Complaint:
     """Point a complaint about a trial at the axis that the value is from, if it is from one."""
-    involved = [axis for axis in labels if f"{key}.".startswith(f"{axis}.")]
-    if not involved:
-        combination = ", ".join(f"{shown(axis)} {quoted(label)}" for axis, label in labels.items())
-        return Complaint(key, f"{reason} (with {combination})" if combination else reason)
-    axis = max(involved, key=len)
-    inner = f" {shown(key.removeprefix(axis).lstrip('.'))}:" if key != axis else ""
-    others = "".join(
-        f" (with {shown(other)} {quoted(labels[other])})" for other in involved if other != axis
-    )
-    told = f"{quoted(labels[axis])}:{inner} {reason}{others}"
-    return Complaint(f"axes.{axis}", told, at=f"axes.{axis}.{labels[axis]}")
+    axis = max((each for each in labels if f"{key}.".startswith(f"{each}.")), key=len, default="")
+    others = [f"{each} {quoted(label)}" for each, label in labels.items() if each != axis]
+    if others:
+        reason += f" (with {', '.join(others)})"
+    return (f"axes.{axis}.{labels[axis]}{key.removeprefix(axis)}" if axis else key), reason
 
 
 def _override(data: dict[str, Any], override: Override) -> dict[str, Any]:
     axes = data.get("axes")
-    if isinstance(axes, dict) and (changed := _labelled_value(axes, override)) is not None:
-        return {**data, "axes": changed}
     for axis in axes if isinstance(axes, dict) else ():
         if f"{override.key}.".startswith(f"{axis}."):
             raise ConfigurationError(
                 f"{override}: the axis {quoted(axis)} varies this key, so that it would have no "
-                f"effect. Set the axis instead (--set 'axes.{shown(axis)}=[...]'), or leave out "
+                f"effect. Set the axis instead (--set 'axes.{axis}=[...]'), or leave out "
                 "all axes first (--set 'axes={}')."
             )
-    return overridden(data, override)
-
-
-def _labelled_value(axes: dict[str, Any], override: Override) -> dict[str, Any] | None:
-    """Set the value of one label on an axis, or a key of it: `axes.AXIS.LABEL[.KEY]=…`.
-
-    None: the key names a whole axis. It does where what follows an axis is a key of the
-    configuration itself (`axes.recovery.outage` beside `axes.recovery`) and no label of the axis.
-    """
-    section, _, rest = override.key.partition(".")
-    if section != "axes" or rest in axes:
-        return None
-    axis = max((each for each in axes if rest.startswith(f"{each}.")), key=len, default=None)
-    if axis is None:
-        return None
     try:
-        values = labelled(axis, axes[axis])
-    except PydanticCustomError:
-        return None  # it is told of with the whole configuration
-    name = rest.removeprefix(f"{axis}.")
-    known = [label for label in values if f"{name}.".startswith(f"{label}.")]
-    if not known and is_key(TrialConfig, rest):
-        return None
-    label = max(known, key=len, default=name)
-    if known and not isinstance(axes[axis], dict):
-        raise ConfigurationError(
-            f"{override}: the values of the axis {quoted(axis)} are their own labels, so that "
-            f"{quoted(label)} would name another value. Set the whole axis: "
-            f"--set 'axes.{shown(axis)}=[...]'."
-        )
-    inner = name.removeprefix(label).lstrip(".")
-    last = axis.rpartition(".")[2]  # so that one word may stand for a section, as anywhere else
-    whole = replace(override, key=".".join(filter(None, [last, inner])))
-    changed = overridden({last: values.get(label)}, whole)
-    return {**axes, axis: {**values, label: changed[last]}}
+        return set_key(data, override.key, override.value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{override}: {error}") from error

@@ -1,69 +1,63 @@
-"""The sections of a configuration that name data of the user's own: files of examples.
+"""The sections of a configuration that name a user's data: a file of examples, or a function.
 
-Paths are relative to the configuration file. A file is read when the configuration is, so that what
-is wrong in it is said before anything runs; what is in it, not where it lies, is part of a trial.
+Paths are relative to the configuration file. A file is read when the configuration is, so that
+mistakes in it are reported before anything runs; its content, not its place, is part of a trial.
 """
 
 from __future__ import annotations
 
 import json
 from abc import abstractmethod
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
 from dps.errors import ConfigurationError
-from flows.config.base import InputPath, Section, is_of_record
 from flows.config.errors import refuse, refusing
+from flows.config.sections import InputPath, Section, is_of_record
 from flows.quoting import quoted
-from flows.readers.svmlight import ZeroBased
-from flows.readers.tables import ColumnMissing
-from flows.workloads import Dataset, DatasetShape, Part
-from flows.workloads.known_file import KnownFile
-from flows.workloads.own_code import code_at, find
-from flows.workloads.own_data import (
-    FileDataset,
-    Format,
-    FunctionDataset,
-    Loaded,
-    Preparation,
-    Split,
-    called,
-    loaded,
+from flows.readers import (
+    ColumnUnfit,
+    Examples,
+    read_csv,
+    read_npz,
+    read_parquet,
+    read_svmlight,
+    table_examples,
 )
+from flows.workloads import Dataset, DatasetShape, Part
+from flows.workloads.base import Array
+from flows.workloads.own_code import OwnCode, check_file, code_at, find, sha256_of
+from flows.workloads.own_code import refusing as refusing_code
+from flows.workloads.own_data import prepared, returned
 
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
 class SplitSection(Section):
-    """Which rows score weights: a share `test` of them drawn from `seed`, or all of another file.
-
-    Of each class the same share is drawn. `sha256` is that of the other file.
-    """
+    """The scored rows: a share `test` of each class, drawn from `seed`."""
 
     test: Annotated[float, Field(gt=0, lt=1)] = 0.2
     seed: NonNegativeInt = 0
-    path: InputPath | None = None
-    sha256: Sha256 | None = None
-
-    @model_validator(mode="after")
-    def _one_or_the_other(self, info: ValidationInfo) -> SplitSection:
-        if self.path is not None and not is_of_record(info):
-            drawn = self.model_fields_set & {"test", "seed"}
-            if drawn:
-                refuse("with a file of its own, no rows are drawn; leave this out", key=min(drawn))
-        return self
 
 
 class OwnDataSection(Section):
-    """What data of the user's own have in common."""
+    """The keys that files and functions have in common.
+
+    With `standardise`, each feature has mean 0 and standard deviation 1 in the training part.
+    `target_deviation`, the standard deviation of the target in the scored part, is computed from
+    the data.
+    """
 
     split: SplitSection = SplitSection()
     standardise: bool = False
     task: Literal["classification", "regression"] = "classification"
     standardise_target: bool = False
-    # What RMSE is computed with from R²; it follows from the data.
     target_deviation: float | None = None
 
     @model_validator(mode="after")
@@ -73,13 +67,29 @@ class OwnDataSection(Section):
         return self
 
     @property
-    def _preparation(self) -> Preparation:
-        return Preparation(self.standardise, self.task == "regression", self.standardise_target)
+    def _regression(self) -> bool:
+        return self.task == "regression"
+
+    def _prepared(self, name: str, examples: Examples, scored: Array | None = None) -> Dataset:
+        return prepared(
+            name,
+            examples,
+            scored,
+            test=self.split.test,
+            seed=self.split.seed,
+            standardise=self.standardise,
+            regression=self._regression,
+            standardise_target=self.standardise_target,
+        )
 
     @property
-    @abstractmethod
-    def whole(self) -> Loaded:
+    def whole(self) -> Dataset:
         """The data set as a whole; raises `ConfigurationError` if it is not as it was planned."""
+        return _loaded(self)
+
+    @abstractmethod
+    def read(self) -> Dataset:
+        """Read the data set; see `whole`, which keeps it."""
 
     @property
     def shape(self) -> DatasetShape:
@@ -88,124 +98,123 @@ class OwnDataSection(Section):
 
     def load(self, part: Part = "both") -> Dataset:
         """Load the data set, or a part of it."""
-        return self.whole.part(part)
+        data = self.whole
+        if part == "test":
+            return replace(data, x_train=data.x_train[:0], y_train=data.y_train[:0])
+        if part == "train":
+            return replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
+        return data
 
-    def decisive(self, written: dict[str, Any]) -> dict[str, Any]:
-        """Return what of the section, as it is recorded, results depend on: not where files lie."""
-        split = {key: value for key, value in written["split"].items() if key != "path"}
-        follows = ("path", "target_deviation")
-        kept = {key: value for key, value in written.items() if key not in follows}
-        return {**kept, "split": split}
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # the settings of a function have no hash
 
 
-class _FileSection(OwnDataSection):
-    """A file of examples; `sha256` is of what is in it, and refuses any other file if it is given.
+# The last ones: shape and parts are asked for one after the other.
+@lru_cache(maxsize=2)
+def _loaded(section: OwnDataSection) -> Dataset:
+    return section.read()
 
-    With `standardise`, each feature has the mean 0 and the standard deviation 1 in the part that is
-    trained on.
-    """
 
-    format: ClassVar[Format]
+def _deviation(data: Dataset) -> float | None:
+    """Return the standard deviation of a numeric target in the scored part, before scaling."""
+    return float(data.y_test.std(dtype=np.float64) * data.target_scale) if data.regression else None
+
+
+class FileSection(OwnDataSection):
+    """A file of examples; if `sha256` is given, a file with another digest is refused."""
+
     path: InputPath
     sha256: Sha256 | None = None
 
     @model_validator(mode="after")
-    def _can_be_read(self, info: ValidationInfo) -> _FileSection:
+    def _can_be_read(self, info: ValidationInfo) -> FileSection:
         if is_of_record(info):
             return self
-        self._is_known(self, "path")
-        self._is_known(self.split, "split.path")
+        with refusing("path"):
+            found = sha256_of(self.path)
+        if self.sha256 not in (None, found):
+            refuse(f"{self.path} has the SHA-256 {found}, not the expected one", key="sha256")
+        self.__dict__["sha256"] = found
         with refusing("path"):
             try:
-                self.__dict__["target_deviation"] = self.whole.target_deviation
-            except ColumnMissing as error:
+                self.__dict__["target_deviation"] = _deviation(self.whole)
+            except ColumnUnfit as error:
                 refuse(str(error), key=error.key)
         return self
 
-    @staticmethod
-    def _is_known(section: _FileSection | SplitSection, key: str) -> None:
-        if section.path is None:
-            return
-        with refusing(key):
-            found = KnownFile.found(section.path)
-        if section.sha256 not in (None, found.sha256):
-            told = (
-                f"{section.path} has the SHA-256 {found.sha256}, expected the one that is written"
-            )
-            refuse(told, key=key.replace("path", "sha256"))
-        section.__dict__["sha256"] = found.sha256
+    def read(self) -> Dataset:
+        """Read the file."""
+        check_file(self.path, self.sha256 or "")
+        path = Path(self.path)
+        return self._prepared(path.name, self._examples(path))
 
-    @property
-    def whole(self) -> Loaded:
-        """The data set as a whole; raises `ConfigurationError` if it is not as it was planned."""
-        return loaded(self._source())
-
-    def _source(self, **settings: Any) -> FileDataset:
-        other = self.split
-        return FileDataset(
-            self.format,
-            KnownFile(self.path, self.sha256 or ""),
-            KnownFile(other.path, other.sha256 or "") if other.path is not None else None,
-            Split(other.test, other.seed),
-            preparation=self._preparation,
-            **settings,
-        )
+    @abstractmethod
+    def _examples(self, path: Path) -> Examples:
+        """Read the examples of the file."""
 
 
-class NpzSection(_FileSection):
-    """Arrays of numpy: `features` is the name of the one of examples, `target` that of classes."""
+class NpzSection(FileSection):
+    """Arrays of numpy: `features` is the name of the one of examples, `target` that of targets."""
 
-    format: ClassVar[Format] = "npz"
     kind: Literal["npz"]
     features: str = "x"
     target: str = "y"
 
-    def _source(self, **settings: Any) -> FileDataset:
-        return super()._source(features=(self.features,), target=self.target, **settings)
+    def _examples(self, path: Path) -> Examples:
+        return read_npz(path, self.features, self.target, self._regression)
 
 
-class _TableSection(_FileSection):
-    """Named columns: `target` is the one of classes, `features` are by default all the others."""
+class SvmlightSection(FileSection):
+    """An svmlight (libsvm) file, plain or .gz; its rows stay sparse unless `dense` is true."""
 
+    kind: Literal["svmlight"]
+    dense: bool = False
+
+    def _examples(self, path: Path) -> Examples:
+        found = read_svmlight(path)
+        return replace(found, x=found.x.toarray()) if self.dense else found
+
+
+class TableSection(FileSection):
+    """A table: CSV in UTF-8 with a line of names, plain or .gz; or parquet, a file or a folder.
+
+    `target` names the target column, `features` the feature columns (by default all the others).
+    Rows with `missing` cells are refused, left out (`drop`), or filled with the `mean` of their
+    column in the training part. Each value of a `one_hot` column becomes a feature that is 0 or 1;
+    `dates` become days since 1970.
+    """
+
+    kind: Literal["csv", "parquet"]
     target: str
-    features: Annotated[tuple[str, ...], Field(strict=False, min_length=1)] | None = None
+    features: Names | None = None
+    missing: Literal["refuse", "drop", "mean"] = "refuse"
+    one_hot: Names | None = None
+    dates: Names | None = None
 
     @field_validator("features")
     @classmethod
-    def _are_not_the_target(
-        cls, features: tuple[str, ...] | None, info: ValidationInfo
-    ) -> tuple[str, ...] | None:
-        for number, name in enumerate(features or ()):
-            if name == info.data.get("target"):
-                refuse(f"{quoted(name)} is the target, which no feature may tell; leave it out")
-            if name in (features or ())[:number]:
-                refuse(f"{quoted(name)} is given twice; keep one of them")
+    def _target_is_none(cls, features: Any, info: ValidationInfo) -> Any:
+        target = info.data.get("target")
+        if features is not None and target in features:
+            refuse(f"{quoted(target)} is the target, which no feature may reveal; leave it out")
+        if features is not None and len(set(features)) < len(features):
+            refuse("a column is named twice; keep one of them")
         return features
 
-    def _source(self, **settings: Any) -> FileDataset:
-        return super()._source(features=self.features, target=self.target, **settings)
-
-
-class CsvSection(_TableSection):
-    """CSV in UTF-8 whose first line names the columns, plain or .gz, or a folder of *.part."""
-
-    format: ClassVar[Format] = "csv"
-    kind: Literal["csv"]
-    delimiter: Annotated[str, Field(min_length=1, max_length=1)] = ","
-
-    def _source(self, **settings: Any) -> FileDataset:
-        return super()._source(delimiter=self.delimiter, **settings)
-
-
-class ParquetSection(_TableSection):
-    """A parquet file, or a folder of them, partitioned or not."""
-
-    format: ClassVar[Format] = "parquet"
-    kind: Literal["parquet"]
+    def _examples(self, path: Path) -> Examples:
+        return table_examples(
+            read_csv(path) if self.kind == "csv" else read_parquet(path),
+            self.target,
+            self.features,
+            self.missing,
+            self.one_hot or (),
+            self.dates or (),
+            self._regression,
+        )
 
 
 class PythonDataSection(OwnDataSection):
-    """What a function returns, which is given the `settings`: two arrays, or four divided ones.
+    """The arrays that a function returns, given the `settings`: x and y, or these of both parts.
 
     It is in a module beside the configuration file, or in one that is installed. `sha256` is of the
     data, which have to be the same in every process.
@@ -217,56 +226,40 @@ class PythonDataSection(OwnDataSection):
     path: str | None = None
     sha256: Sha256 | None = None
 
-    @model_validator(mode="after")
-    def _has_no_other_file(self, info: ValidationInfo) -> PythonDataSection:
-        if self.split.path is not None and not is_of_record(info):
-            refuse("a function has no other file; let it return four arrays", key="split.path")
-        return self
-
     def run_code(self, folder: Path) -> None:
-        """Call the function, which is looked for in `folder`, and note what its data are."""
+        """Call the function, which is looked for in `folder`, and keep the digest of its data."""
         with refusing("dataset.function"):
             self.__dict__["path"] = find(self.function, folder).path
-            found = called(self.source)
-        if self.sha256 not in (None, found.data.digest):
-            told = f"the data have the SHA-256 {found.data.digest}, not this one"
-            refuse(told, key="dataset.sha256")
-        self.__dict__.update(sha256=found.data.digest, target_deviation=found.target_deviation)
+            data = self._call()
+        if self.sha256 not in (None, data.digest):
+            refuse(f"the data have the SHA-256 {data.digest}, not this one", key="dataset.sha256")
+        self.__dict__.update(sha256=data.digest, target_deviation=_deviation(data))
 
-    @property
-    def source(self) -> FunctionDataset:
-        """The function, as it is now."""
-        drawn = Split(self.split.test, self.split.seed)
-        settings = json.dumps(self.settings, sort_keys=True)
-        return FunctionDataset(
-            code_at(self.function, self.path), settings, drawn, self._preparation
-        )
+    def read(self) -> Dataset:
+        """Call the function, and check that its data are those that were planned."""
+        return self._checked(self._call())
 
-    @property
-    def whole(self) -> Loaded:
-        """The data set as a whole; raises `ConfigurationError` if it is not as it was planned."""
-        found = called(self.source)
-        if found.data.digest != self.sha256:
+    def check_again(self) -> None:
+        """Call the function once more; raise `ConfigurationError` if it returns other data."""
+        self._checked(_called.__wrapped__(self, code_at(self.function, self.path)))
+
+    def _checked(self, data: Dataset) -> Dataset:
+        if data.digest != self.sha256:
             raise ConfigurationError(
-                f"{self.function} returned other data than when the trial was planned; it has to "
-                "return the same in every process: draw from a generator with a seed"
+                f"{self.function} returned other data when it was called again; it has to return "
+                "the same in every process: draw from a generator with a seed"
             )
-        return found
+        return data
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())  # settings may be nested, and have no hash
+    def _call(self) -> Dataset:
+        unknown = {"sha256": None, "target_deviation": None}  # same key before and after
+        return _called(self.model_copy(update=unknown), code_at(self.function, self.path))
 
 
-class SvmlightSection(_FileSection):
-    """An svmlight (libsvm) file, plain or .gz; its rows stay sparse unless `dense` is true.
-
-    Indices begin with 0 if `zero_based`, else with 1; auto: with 0 if one of them is 0.
-    """
-
-    format: ClassVar[Format] = "svmlight"
-    kind: Literal["svmlight"]
-    dense: bool = False
-    zero_based: ZeroBased = "auto"
-
-    def _source(self, **settings: Any) -> FileDataset:
-        return super()._source(dense=self.dense, zero_based=self.zero_based, **settings)
+@lru_cache(maxsize=2)
+def _called(section: PythonDataSection, code: OwnCode) -> Dataset:
+    function = code.load()
+    with refusing_code(section.function, "failed"):
+        found = function(**json.loads(json.dumps(section.settings)))
+    examples, scored = returned(section.function, found, section.task == "regression")
+    return section._prepared(section.function, examples, scored)

@@ -11,15 +11,15 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dps.errors import ConfigurationError
-from flows.config.experiment import ExperimentConfig, TrialConfig, load_grid
-from flows.config.limits import LONGEST_NAME
-from flows.config.workload import decisive
-from flows.config.yaml_document import Document
+from flows.config.document import Document
+from flows.config.experiment import ExperimentConfig, TrialConfig, read_experiment
+from flows.config.own_data import OwnDataSection
+from flows.config.workload import PythonSection
 from flows.quoting import quoted
 
 LONGEST_PART = 48
@@ -49,13 +49,11 @@ class Trial:
 
 
 def load_trials(
-    source: str | Document,
-    overrides: Sequence[str] = (),
-    confirm: Callable[[int], None] | None = None,
+    source: str | Document, overrides: Sequence[str] = ()
 ) -> tuple[ExperimentConfig, tuple[Trial, ...]]:
-    """Read an experiment and its trials (see `flows.config.experiment.load_grid`)."""
-    experiment, configs = load_grid(source, overrides, confirm)
-    return experiment, _trials(experiment, configs)
+    """Read an experiment and its trials (see `flows.config.experiment.read_experiment`)."""
+    experiment = read_experiment(source, overrides)
+    return experiment, expand(experiment)
 
 
 def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
@@ -64,15 +62,8 @@ def expand(experiment: ExperimentConfig) -> tuple[Trial, ...]:
     Raises
     ------
     ConfigurationError
-        Values on the axes cannot work together, or two labels differ only in signs, or are too long
-        together.
+        Values on the axes are incompatible, or two labels differ only in punctuation.
     """
-    return _trials(experiment, experiment.trial_configs())
-
-
-def _trials(
-    experiment: ExperimentConfig, configs: Iterable[tuple[dict[str, str], TrialConfig]]
-) -> tuple[Trial, ...]:
     trials = tuple(
         Trial(
             name=trial_name(labels, config.seed),
@@ -82,13 +73,8 @@ def _trials(
             config=config,
             digest=digest(config),
         )
-        for labels, config in configs
+        for labels, config in experiment.trial_configs()
     )
-    if len(longest := max((trial.name for trial in trials), key=len)) > LONGEST_NAME:
-        raise ConfigurationError(
-            f"a trial would be named {quoted(longest)}, which is too long for a folder: expected "
-            f"{LONGEST_NAME} characters at most; give the values on the axes shorter labels"
-        )
     for name, count in Counter(trial.name for trial in trials).items():
         if count > 1:
             raise ConfigurationError(
@@ -107,15 +93,6 @@ def in_blocks(experiment: ExperimentConfig, trials: Sequence[Trial]) -> tuple[Tr
     block = {seed: number for number, seed in enumerate(experiment.seeds)}
     lot = experiment.order_seed
     return tuple(sorted(trials, key=lambda trial: (block[trial.seed], _lot(trial.name, lot))))
-
-
-def labels_in_order(trials: Sequence[Trial]) -> dict[str, list[str]]:
-    """Return the labels of each axis as they first appear among trials."""
-    found: dict[str, dict[str, None]] = {}
-    for trial in trials:
-        for axis, label in trial.labels.items():
-            found.setdefault(axis, {})[label] = None
-    return {axis: list(labels) for axis, labels in found.items()}
 
 
 def _lot(name: str, order_seed: int) -> bytes:
@@ -138,11 +115,15 @@ def digest(config: TrialConfig) -> str:
 def decisive_settings(config: TrialConfig) -> dict[str, Any]:
     """Return the settings that a trial's results depend on, without such as paths of files."""
     written = config.model_dump(mode="json")
-    written |= decisive(config, written)
+    workload, dataset = written["workload"], written["dataset"]
+    if isinstance(config.workload, PythonSection):
+        del workload["path"]
+    if isinstance(config.dataset, OwnDataSection):
+        del dataset["target_deviation"]
+        dataset.pop("path", None)
     for fault in written["faults"]:
         fault.pop("csv", None)  # of a trace, whose rows are there
-    cluster = config.cluster.decisive(written.pop("cluster"))
-    return {**written, "cluster": cluster} if cluster else written
+    return {**written, "cluster": config.cluster.decisive(written["cluster"])}
 
 
 def _part(axis: str, label: str) -> str:

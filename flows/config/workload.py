@@ -3,116 +3,78 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveInt,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, field_validator
 
-from flows.config.base import KIND_ALONE, InputPath, Section, TrainingSection, is_of_record
 from flows.config.errors import refuse, refusing
-from flows.config.limits import MOST_LAYERS, MOST_WEIGHTS
 from flows.config.own_data import (
-    CsvSection,
     NpzSection,
     OwnDataSection,
-    ParquetSection,
     PythonDataSection,
     Sha256,
     SvmlightSection,
+    TableSection,
 )
-from flows.config.plugins import Group, Registered
+from flows.config.sections import (
+    Derived,
+    Group,
+    Section,
+)
+from flows.config.settings import TrainingSection
+from flows.workloads import DATASETS as BUILT_IN
 from flows.workloads import (
-    SHAPES,
+    MLP,
     Dataset,
     DatasetShape,
     DatasetSource,
+    ParityRegression,
     Part,
-    PatchDataset,
+    SoftmaxRegression,
     Workload,
-    build_workload,
-    find_dataset,
-    load_dataset,
 )
-from flows.workloads.base import side_of_images
-from flows.workloads.datasets import DIGITS_TRAIN_EXAMPLES
-from flows.workloads.fashion_mnist import train_rows
 from flows.workloads.own_code import OwnCode
 from flows.workloads.own_code import find as find_code
-from flows.workloads.python_model import Model, PythonModel
-from flows.workloads.with_torch import CROSS_ENTROPY, find, need_torch
+from flows.workloads.python_model import PythonModel
+from flows.workloads.with_torch import CROSS_ENTROPY, find, torch_module
+
+if TYPE_CHECKING:
+    from flows.config.experiment import TrialConfig
 
 FEWER = "expected a batch of at most that many"
-MOST_FILTERS = 4096
-MOST_PATCHES = 1_000_000
-TAKES_SPARSE = ("softmax", "mlp", "logistic", "linear")  # their layers are no more than products
-PREDICTS_NUMBERS = ("linear", "mlp", "torch", "python")
+TAKES_SPARSE = ("softmax", "mlp", "logistic")  # their layers are no more than products
+PREDICTS_NUMBERS = ("mlp", "torch", "python")
 OF_NUMBERS = ("r2", "rmse")  # scores of predictions that are numbers
-SCORED_BY_AUC = ("softmax", "mlp", "logistic", "torch", "cnn", "python")
+SCORED_BY_AUC = ("softmax", "mlp", "logistic", "torch", "python")
 
 
-class _WorkloadSection(Section):
-    """What all workloads of dps have in common: their section is what they are built of."""
+class ModelSection(Derived):
+    """A workload of dps, or one that an installed package registers."""
 
-    def build(self, shape: DatasetShape) -> Workload:
-        """Return the workload for data of a shape."""
-        chosen = self.model_dump()
-        return build_workload(chosen.pop("kind"), shape, **chosen)
+    given: ClassVar[tuple[str, ...]] = ("shape",)
+    kind: str
 
+    def build(self, shape: DatasetShape | None = None) -> Workload:
+        """Return the workload for data of a shape; raises `ConfigurationError`."""
+        workload: Workload = self.made(shape=shape)
+        return workload
 
-class MlpSection(_WorkloadSection):
-    """A multilayer perceptron; `hidden` are the widths of its hidden layers."""
-
-    kind: Literal["mlp"]
-    hidden: Annotated[tuple[PositiveInt, ...], Field(strict=False, max_length=MOST_LAYERS)] = (32,)
-
-    @field_validator("hidden")
-    @classmethod
-    def _fits_into_memory(cls, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        features = max(shape.features for shape in SHAPES.values())
-        weights = sum(inputs * outputs for inputs, outputs in pairwise((features, *hidden)))
-        if weights > MOST_WEIGHTS:
-            refuse(f"the layers have {weights:,} weights; expected {MOST_WEIGHTS:,} at most")
-        return hidden
+    def check_settings(self) -> None:
+        """Do nothing: settings are checked when the shape of the data is known."""
 
 
-class SoftmaxSection(_WorkloadSection):
-    """Softmax regression; its loss has `l2`/2 times the sum of squared weights added to it."""
+class OwnModelSection(ModelSection):
+    """A workload of dps."""
 
-    kind: Literal["softmax"]
-    l2: NonNegativeFloat = 0.0
+    given = ("shape", "dtype")
 
-
-class LogisticSection(_WorkloadSection):
-    """Logistic regression that tells even classes from odd ones."""
-
-    kind: Literal["logistic"]
+    def check_settings(self) -> None:
+        """Refuse what no shape of the data would allow."""
+        self.made(shape=DatasetShape(features=1, classes=2))
 
 
-class LinearSection(_WorkloadSection):
-    """Least squares; its loss has `l2`/2 times the sum of squared weights added to it."""
-
-    kind: Literal["linear"]
-    l2: NonNegativeFloat = 0.0
-
-
-class RicaSection(_WorkloadSection):
-    """Reconstruction ICA: so many `filters`, and the weight of their rare response."""
-
-    kind: Literal["rica"]
-    filters: Annotated[PositiveInt, Field(le=MOST_FILTERS)] = 64
-    sparsity: NonNegativeFloat = 0.5
-
-
-class TorchSection(_WorkloadSection):
+class TorchSection(Section):
     """A torch module and its loss, each named as "package.module:name"."""
 
     kind: Literal["torch"]
@@ -126,18 +88,9 @@ class TorchSection(_WorkloadSection):
             find(reference)
         return reference
 
-
-class CnnSection(_WorkloadSection):
-    """The convolutional network of "Training Through Failure"; there with a ReLU on its logits."""
-
-    kind: Literal["cnn"]
-    relu_logits: bool = False
-
-    @model_validator(mode="after")
-    def _torch_is_there(self) -> CnnSection:
-        with refusing():
-            need_torch()
-        return self
+    def build(self, shape: DatasetShape) -> Workload:
+        """Return the workload for data of a shape."""
+        return torch_module(shape, self.module, self.loss)
 
 
 class PythonSection(Section):
@@ -153,157 +106,33 @@ class PythonSection(Section):
     path: str | None = None
     sha256: Sha256 | None = None
 
-    def run_code(self, folder: Path) -> None:
-        """Import the module, which is looked for in `folder`, and note what it is."""
+    def with_code(self, folder: Path) -> PythonSection:
+        """Import the module, which is looked for in `folder`, and return the section with it."""
         with refusing("workload.module"):
             found = find_code(self.module, folder)
             found.load()
         if self.sha256 not in (None, found.sha256):
-            told = f"the module has the SHA-256 {found.sha256}, not this one"
-            refuse(told, key="workload.sha256")
-        # Not as if it had been written: what is read later may be another file.
-        self.__dict__.update(path=found.path, sha256=found.sha256)
+            reason = f"the module has the SHA-256 {found.sha256}, not this one"
+            refuse(reason, key="workload.sha256")
+        return self.model_copy(update={"path": found.path, "sha256": found.sha256})
 
-    def build(self, shape: DatasetShape) -> Workload:
-        """Return the workload for data of a shape."""
-        return self._made(shape)
-
-    def model(self, shape: DatasetShape) -> Model:
-        """Make the user's model for data of a shape; raises `ConfigurationError`."""
-        return self._made(shape).model
-
-    def _made(self, shape: DatasetShape) -> PythonModel:
+    def build(self, shape: DatasetShape) -> PythonModel:
+        """Return the workload for data of a shape; raises `ConfigurationError`."""
         code = OwnCode(self.module, self.path, self.sha256 or "")
         return PythonModel(shape, code, json.dumps(self.settings, sort_keys=True))
 
 
-class _RegisteredWorkload(Registered, Section):
-    """A workload that an installed package registers."""
-
-    def build(self, shape: DatasetShape) -> Workload:
-        """Return the workload for data of a shape; raises `ConfigurationError`."""
-        workload: Workload = self.made(shape=shape)
-        return workload
-
-    def check_settings(self) -> None:
-        """Nothing can be told before the shape of the data is known."""
-
-
+_MODELS = (MLP, SoftmaxRegression, ParityRegression)
 WORKLOADS = Group(
-    "dps.workloads",
-    _RegisteredWorkload,
-    needed=("name", "parameters", "initial", "gradient", "evaluate"),
-    given=("shape",),
+    _MODELS, ModelSection, dict.fromkeys(_MODELS, OwnModelSection), name="dps.workloads"
 )
-
-WorkloadSection = Annotated[
-    MlpSection
-    | SoftmaxSection
-    | LogisticSection
-    | LinearSection
-    | RicaSection
-    | TorchSection
-    | CnnSection
-    | PythonSection,
-    Field(discriminator="kind"),
-    WORKLOADS,
-    KIND_ALONE,
-]
+WorkloadSection = Annotated[ModelSection | TorchSection | PythonSection, WORKLOADS]
 
 
-class _DatasetSection(Section):
-    """What all data sets of dps have in common: their section is what they are loaded by."""
-
-    kind: str
-
-    @property
-    def shape(self) -> DatasetShape:
-        """The shape of the data."""
-        return SHAPES[self.kind]
-
-    def load(self, part: Part = "both") -> Dataset:
-        """Load the data set, or a part of it."""
-        return load_dataset(**self.model_dump(), part=part)
-
-
-class DigitsSection(_DatasetSection):
-    """The 8 × 8 digits that scikit-learn carries.
-
-    Weights are scored on the first `test_examples` of the test part, or on all of it.
-    """
-
-    kind: Literal["digits"]
-    train_rows: ClassVar[int] = DIGITS_TRAIN_EXAMPLES
-    test_examples: Annotated[int, Field(ge=1, le=360)] | None = None
-
-
-class FashionMnistSection(_DatasetSection):
-    """Fashion-MNIST; `folder` names its files where they are not in the usual place.
-
-    Pixels are in [-1, 1] (`symmetric`) or in [0, 1] (`unit`).
-    Weights are scored on the first `test_examples` of the test part, or on all of it.
-    """
-
-    kind: Literal["fashion_mnist"]
-    folder: InputPath | None = None
-    pixels: Literal["symmetric", "unit"] = "symmetric"
-    test_examples: Annotated[int, Field(ge=1, le=10_000)] | None = None
-
-    @property
-    def train_rows(self) -> int | None:
-        """How many examples there are to train on; None: the files are not here yet."""
-        return train_rows(self.folder)
-
-    @field_validator("folder")
-    @classmethod
-    def _has_the_files(cls, folder: str | None, info: ValidationInfo) -> str | None:
-        if folder is not None and not is_of_record(info):
-            with refusing():
-                find_dataset("fashion_mnist", folder)
-        return folder
-
-
-class PatchesSection(Section):
-    """Whitened patches of `size` × `size` pixels of `images`, which `rica` learns filters of.
-
-    `count` are to train on, a tenth as many to score weights on; `seed` says where they are cut.
-    """
-
-    kind: Literal["patches"]
-    count: Annotated[PositiveInt, Field(le=MOST_PATCHES)] = 10_000
-    size: Annotated[int, Field(ge=2)] = 6
-    components: PositiveInt = 24
-    images: Literal["digits", "fashion_mnist"] = "digits"
-    seed: NonNegativeInt = 0
-
-    @model_validator(mode="after")
-    def _can_be_cut(self) -> PatchesSection:
-        with refusing():
-            self._made()
-        return self
-
-    @property
-    def shape(self) -> DatasetShape:
-        """The shape of the data."""
-        return self._made().shape
-
-    @property
-    def train_rows(self) -> int:
-        """How many examples there are to train on."""
-        return self.count
-
-    def load(self, part: Part = "both") -> Dataset:
-        """Load the data set, or a part of it."""
-        return self._made().load(part)
-
-    def _made(self) -> PatchDataset:
-        return PatchDataset(**self.model_dump(exclude={"kind"}))
-
-
-class _RegisteredDataset(Registered, Section):
+class SourceSection(Derived):
     """A data set that an installed package registers."""
 
-    train_rows: ClassVar[None] = None  # known when it is loaded
+    kind: str
 
     @property
     def shape(self) -> DatasetShape:
@@ -315,55 +144,27 @@ class _RegisteredDataset(Registered, Section):
         return self._source.load(part)
 
     @property
+    def train_rows(self) -> int | None:
+        """The number of training examples; None if not known yet."""
+        return getattr(self._source, "train_rows", None)
+
+    @property
     def _source(self) -> DatasetSource:
-        source: DatasetSource = self.made()
+        source: DatasetSource = self.build()
         return source
 
 
-DATASETS = Group("dps.datasets", _RegisteredDataset, needed=("shape", "load"))
+DATASETS = Group(tuple(BUILT_IN.values()), SourceSection, name="dps.datasets")
 
 DatasetSection = Annotated[
-    DigitsSection
-    | FashionMnistSection
-    | PatchesSection
-    | NpzSection
-    | CsvSection
-    | ParquetSection
-    | SvmlightSection
-    | PythonDataSection,
-    Field(discriminator="kind"),
+    SourceSection | NpzSection | TableSection | SvmlightSection | PythonDataSection,
     DATASETS,
-    KIND_ALONE,
 ]
 
 
-class Trained(Protocol):
-    """A configuration that says what is trained."""
-
-    @property
-    def workload(self) -> WorkloadSection:
-        """The model."""
-        ...
-
-    @property
-    def dataset(self) -> DatasetSection:
-        """What it is trained on."""
-        ...
-
-
-def workload_of(config: Trained) -> Workload:
+def workload_of(config: TrialConfig) -> Workload:
     """Return the workload of a configuration, for the shape of its data."""
     return config.workload.build(config.dataset.shape)
-
-
-def decisive(config: Trained, written: dict[str, Any]) -> dict[str, Any]:
-    """Return what of both sections, as they are recorded, a trial's results depend on."""
-    workload, dataset = written["workload"], written["dataset"]
-    if isinstance(config.workload, PythonSection):
-        workload = {key: value for key, value in workload.items() if key != "path"}
-    if isinstance(config.dataset, OwnDataSection):
-        dataset = config.dataset.decisive(dataset)
-    return {"workload": workload, "dataset": dataset}
 
 
 def batch_objection(training: TrainingSection, name: str, rows: int) -> str | None:
@@ -375,7 +176,7 @@ def batch_objection(training: TrainingSection, name: str, rows: int) -> str | No
     return f"{name} has {each:,} rows to train on{' for each worker' * by_class}; {FEWER}"
 
 
-def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None:
+def misfit(config: TrialConfig) -> tuple[str, str] | None:
     """Say why a model cannot be trained on the data, with the key to change.
 
     Raises
@@ -383,16 +184,13 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
     ConfigurationError
         The data are not as they were planned, or the model refuses their shape.
     """
-    dataset, section = config.dataset, config.workload
-    if section.kind == "linear" and not dataset.shape.regression:
-        return "workload.kind", "linear predicts numbers; it needs data with task: regression"
-    if section.kind == "cnn":
-        side_of_images(dataset.shape)
+    dataset, section, training = config.dataset, config.workload, config.training
     if not isinstance(dataset, OwnDataSection):
-        rows = dataset.train_rows
+        with refusing("dataset"):
+            rows = dataset.train_rows
         unfit = None if rows is None else batch_objection(training, dataset.kind, rows)
         return None if unfit is None else ("training.batch_size", unfit)
-    data, shape = dataset.whole.data, dataset.shape
+    data, shape = dataset.whole, dataset.shape
     if unfit := batch_objection(training, data.name, len(data.y_train)):
         return "training.batch_size", unfit
     if shape.regression and section.kind not in PREDICTS_NUMBERS:
@@ -404,16 +202,10 @@ def misfit(config: Trained, training: TrainingSection) -> tuple[str, str] | None
     if shape.sparse and section.kind not in (*TAKES_SPARSE, "python"):
         told = f"{section.kind} takes no sparse rows; give dense: true, or use "
         return "dataset.kind", told + ", ".join(TAKES_SPARSE)
-    hidden = section.hidden if isinstance(section, MlpSection) else ()
-    widths = (shape.features, *hidden, shape.classes)
-    weights = sum(inputs * outputs for inputs, outputs in pairwise(widths))
-    if section.kind in TAKES_SPARSE and weights > MOST_WEIGHTS:
-        told = f"{data.name} has {shape.features:,} features: the layers have {weights:,} weights"
-        return "dataset.path", f"{told}; expected {MOST_WEIGHTS:,} at most"
     return None
 
 
-def score_objection(config: Trained, metric: str | None) -> str | None:
+def score_objection(config: TrialConfig, metric: str | None) -> str | None:
     """Say why a model cannot be scored by a metric on its data, if it cannot."""
     dataset, kind = config.dataset, config.workload.kind
     if metric in (None, "loss"):

@@ -1,9 +1,9 @@
 """An attempt at a trial: what a driver is asked to do, and what becomes of earlier attempts.
 
 Nothing that was recorded under another configuration is lost: it is moved aside, and taken back
-when its configuration is asked for again. Nor is that an attempt failed, or was invalid, which its
-trial would hide when it goes well at last: its record is kept, and the next attempt tells how many
-there were before.
+when its configuration is asked for again. A failed or invalid attempt is kept as well, and the next
+one tells how many there were before. An attempt that was interrupted is continued from its
+checkpoints where it has any; otherwise its trial starts again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
+from typing import Any
 
-from dps.errors import CheckpointCorrupt, ConfigurationError
+from dps.cluster.names import NodeSpec, resource_of
+from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.events import TrialEnded, TrialResumed, TrialStarted
-from flows.analysis.finished import Identified
+from dps.faults import AtUpdates
+from dps.protocol.storage.manifest import about, find_saved
+from flows.config import sections
+from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
-from flows.execution.resume import CHECKPOINTS, interrupted, keep_record
 from flows.files import first_free
 from flows.records.record import (
     EARLIER,
@@ -30,15 +34,18 @@ from flows.records.record import (
     Record,
     end_record,
     read_record,
-    read_start,
     read_trial,
 )
-from flows.records.settings import settings
+from flows.workloads import with_torch
 
+CHECKPOINTS = "checkpoints"
+INTERRUPTED = "events.interrupted.jsonl"
 PACKAGES = ("dps", "dask", "distributed", "numpy", "mlflow", "scikit-learn", "safetensors")
-FAILED = "failed"
-RESUMED = "resumed"
-DAMAGED = "damaged"
+# What nodes import before they are forked, so that each is up at once. Each process imports the
+# command again by which all was started, and typer with that.
+PRELOAD = ("dps.cluster.driver.parameter_server", "flows.execution.training", "typer")
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +57,7 @@ class Attempt:
     folder
         Where it is recorded.
     path
-        Checkpoints to go on from; None: from the start of the trial.
+        Checkpoints to resume from; None: from the start of the trial.
     circumstances
         What the trial does not depend on but its times may: how many ran at once, and which in the
         order it was; and how many went wrong before. Recorded, and no part of the digest.
@@ -71,50 +78,93 @@ def prepare(
     trial: Trial,
     folder: Path,
     circumstances: Mapping[str, int],
-    say: Callable[[str], None],
+    say: Say,
     *,
     resume: bool = True,
+    lost: str = "",
 ) -> Attempt:
-    """Make the folder of a trial ready for an attempt: go on with the last one, or start again.
+    """Make the folder of a trial ready for an attempt: resume the last one, or start again.
 
-    What is in it must be of this trial: see `set_aside`. Without `resume`, it starts again.
+    What is in it must be of this trial: see `set_aside`.
+
+    Parameters
+    ----------
+    resume
+        Whether an attempt that was interrupted may be resumed.
+    lost
+        Why the last attempt is lost, if it was one of this run. If it cannot be resumed, it has
+        failed for this reason: its record is kept and counted.
     """
-    path = _to_go_on_from(trial, folder, say) if resume else None
-    if path is None:
-        start_again(trial, folder, say, resume=resume)
-    return _made_ready(trial, folder, path, circumstances)
-
-
-def prepare_again(
-    lost: Attempt, reason: str, say: Callable[[str], None], *, resume: bool = True
-) -> Attempt:
-    """Make the folder of a trial ready for another attempt: its driver or its scheduler was lost.
-
-    As after an interruption it is gone on with, if it can be. Else that attempt has failed, for
-    this reason: its record is kept and counted, and the trial starts again.
-    """
-    trial, folder = lost.trial, lost.folder
-    path = _to_go_on_from(trial, folder, say) if resume else None
-    if path is None:
-        say(f"{trial.name}: {reason}; it starts again")
-        end_unfinished(lost, reason)
-        start_again(trial, folder, say, resume=resume)
+    path = resumable(trial, folder, say) if resume else None
+    if path is not None:
+        if lost:
+            # From which update is logged when it does: nodes may write checkpoints yet.
+            say(f"{trial.name}: {lost}; it goes on from its checkpoints")
+        keep_interrupted(folder)
     else:
-        # From which update is told when it does: nodes of a deployment may write checkpoints yet.
-        say(f"{trial.name}: {reason}; it goes on from its checkpoints")
-    return _made_ready(trial, folder, path, lost.circumstances)
+        if lost:
+            say(f"{trial.name}: {lost}; it starts again")
+            end_unfinished(Attempt(trial, folder, None, circumstances), lost)
+        _start_again(trial, folder, say, resume)
+    failed = {FAILED_ATTEMPTS: len(_kept(trial, folder, "failed"))}
+    return Attempt(trial, folder, path, {**circumstances, **failed})
 
 
-def start_again(
-    trial: Identified, folder: Path, say: Callable[[str], None], *, resume: bool = False
-) -> None:
-    """Empty the folder of a trial for an attempt from its start, and keep one that is over.
+def resumable(trial: Trial, folder: Path, say: Say) -> str | None:
+    """Return the checkpoints from which an unfinished trial can continue; None: it starts again.
 
-    With `resume`, one that is not over would have been gone on with, but could not be.
+    A trial that failed has ended: from its last checkpoint it would have another time limit, and
+    lack the faults under which it failed in its record.
     """
-    if (ended := _ended(folder)) is not None:
-        unwanted = not resume and _is_valid_but_resumed(ended)
-        _keep(trial, folder, RESUMED if unwanted else FAILED, say)
+    durability = trial.config.recovery.build().durability
+    if not durability.writes_checkpoints or not can_resume(trial.config):
+        return None
+    path = durability.path or str((folder / CHECKPOINTS).absolute())
+    try:
+        if recorded(folder).ended is not None:
+            return None
+        saved = find_saved(path)
+        same = about(saved.run).get("digest") == trial.digest
+    except StoreUnavailable:
+        return None
+    except (CheckpointCorrupt, ConfigurationError) as error:
+        say(f"{trial.name}: {error}")
+        return None
+    return path if same and saved.updates else None
+
+
+def can_resume(config: TrialConfig) -> bool:
+    """Return whether the number of applied updates says which faults and changes are over."""
+    timed = (fault.when for fault in config.fault_plan)
+    return not config.elastic and all(isinstance(when, AtUpdates) for when in timed)
+
+
+def keep_interrupted(folder: Path) -> None:
+    """Keep the record of the interrupted part under another name; what follows is a new record."""
+    if (folder / EVENTS_FILE).exists():
+        stem = Path(INTERRUPTED).stem  # it may have been interrupted more than once
+        kept = first_free(lambda n: folder / (INTERRUPTED if n == 1 else f"{stem}-{n}.jsonl"))
+        (folder / EVENTS_FILE).rename(kept)
+
+
+def _start_again(trial: Trial, folder: Path, say: Say, resume: bool) -> None:
+    """Empty the folder of a trial for an attempt from its start, and keep one that is over."""
+    try:
+        record = recorded(folder)
+    except ConfigurationError:
+        record = Record(())
+    if record.ended is not None:
+        # Nothing may be wrong with it but that its record begins in the middle.
+        unwanted = not resume and record.ended.status == "valid" and record.of(TrialResumed)
+        kind = "resumed" if unwanted else "failed"
+        kept = first_free(
+            lambda number: _earlier(folder, f"{trial.digest}.{kind}-{number}"),
+            len(_kept(trial, folder, kind)) + 1,
+        )
+        kept.parent.mkdir(exist_ok=True)
+        folder.rename(kept)
+        shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)  # they may be large
+        say(f"{trial.name}: is tried again; the record of the attempt before is kept in {kept}")
     elif (folder / EVENTS_FILE).exists():
         why = "left nothing to go on from" if resume else "was interrupted"
         say(f"{trial.name}: an earlier attempt {why}: it starts again")
@@ -122,34 +172,19 @@ def start_again(
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _made_ready(
-    trial: Trial, folder: Path, path: str | None, circumstances: Mapping[str, int]
-) -> Attempt:
-    if path is not None:
-        keep_record(folder)
-    failed = {FAILED_ATTEMPTS: len(failures(trial, folder))}
-    return Attempt(trial, folder, path, {**circumstances, **failed})
+def set_aside(trial: Trial, folder: Path, say: Say) -> bool:
+    """Move a record of this name that is damaged or of another configuration to another folder.
 
-
-def _to_go_on_from(trial: Trial, folder: Path, say: Callable[[str], None]) -> str | None:
-    """The path from which a trial that was interrupted can go on; None: it starts again."""
-    try:
-        return interrupted(trial, folder)
-    except (CheckpointCorrupt, ConfigurationError) as error:
-        say(f"{trial.name}: {error}")
-        return None
-
-
-def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
-    """Keep a record of this name that is damaged or of another configuration, in another folder."""
+    Returns whether the folder has a record of this very trial.
+    """
     path, damage = folder / EVENTS_FILE, None
     try:
         started = read_trial(path).started if path.exists() else None
         digest = str(started.settings.get("digest")) if started is not None else None
     except ConfigurationError as error:
-        digest, damage = DAMAGED, error
+        digest, damage = "damaged", error
     if digest in (None, trial.digest):
-        return
+        return digest is not None
     kept = first_free(lambda n: _earlier(folder, digest if n == 1 else f"{digest}.{n}"))
     kept.parent.mkdir(exist_ok=True)
     folder.rename(kept)
@@ -157,91 +192,77 @@ def set_aside(trial: Identified, folder: Path, say: Callable[[str], None]) -> No
         say(f"{trial.name}: its record under another configuration is kept in {kept}")
     else:
         say(f"{trial.name}: its record is kept in {kept}, for it is damaged: {damage}")
+    return False
 
 
-def take_back(trial: Identified, folder: Path, say: Callable[[str], None]) -> None:
+def take_back(trial: Trial, folder: Path, say: Say) -> None:
     """Use the record under this very configuration again, if there was one that was set aside."""
     kept = _earlier(folder, trial.digest)
-    if kept.is_dir() and _digest(folder) != trial.digest:
-        set_aside(trial, folder, say)
+    if kept.is_dir() and not set_aside(trial, folder, say):
         shutil.rmtree(folder, ignore_errors=True)  # nothing that was recorded is in it
         kept.rename(folder)
         say(f"{trial.name}: its record under this configuration is back from {kept.parent}")
 
 
-def _ended(folder: Path) -> Record | None:
-    """The record in a folder, if it is of an attempt that is over, to be repeated as it is."""
+def recorded(folder: Path) -> Record:
+    """Return the record in a folder; an empty one if there is none."""
     path = folder / EVENTS_FILE
-    try:
-        record = read_record(path) if path.exists() else Record(())
-    except ConfigurationError:  # damaged
-        return None
-    return record if record.ended is not None else None
-
-
-def _is_valid_but_resumed(record: Record) -> bool:
-    """Whether nothing is wrong with an attempt but that its record begins in the middle."""
-    valid = record.ended is not None and record.ended.status == "valid"
-    return valid and bool(record.of(TrialResumed))
-
-
-def _keep(trial: Identified, folder: Path, kind: str, say: Callable[[str], None]) -> None:
-    """Keep the record of an attempt that is over, without its checkpoints: they may be large."""
-    kept = first_free(
-        lambda number: _earlier(folder, f"{trial.digest}.{kind}-{number}"),
-        len(_attempts(trial, folder, kind)) + 1,
-    )
-    kept.parent.mkdir(exist_ok=True)
-    folder.rename(kept)
-    shutil.rmtree(kept / CHECKPOINTS, ignore_errors=True)
-    say(f"{trial.name}: is tried again; the record of the attempt before is kept in {kept}")
-
-
-def failures(trial: Identified, folder: Path) -> list[Path]:
-    """Return the kept records of attempts at a trial, as it is configured, that went wrong."""
-    return _attempts(trial, folder, FAILED)
-
-
-def _attempts(trial: Identified, folder: Path, kind: str) -> list[Path]:
-    return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{kind}-*"))
-
-
-def is_over(attempt: Attempt) -> bool:
-    """Whether the record of an attempt has an end."""
-    path = attempt.folder / EVENTS_FILE
-    return path.exists() and read_record(path).ended is not None
+    return read_record(path) if path.exists() else Record(())
 
 
 def end_unfinished(attempt: Attempt, reason: str) -> None:
-    """End the record of a trial whose driver cannot do it any more: the trial has failed."""
-    path = attempt.folder / EVENTS_FILE
-    record = read_record(path) if path.exists() else Record(())
+    """End the record of an attempt whose driver cannot do it any more: the trial has failed."""
+    record = recorded(attempt.folder)
     if record.ended is not None:
         return
-    now = time.time()
+    path, now = attempt.folder / EVENTS_FILE, time.time()
     if not record.events:
         told = settings(attempt.trial, attempt.circumstances)
         with EventWriter(path) as write:
-            write(TrialStarted(now, attempt.trial.name, told, versions()))
+            write(TrialStarted(now, attempt.trial.name, told, versions(attempt.trial.config)))
     end_record(path, TrialEnded(now, "failed", reason))
 
 
-def versions(torch: bool = False, others: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The software that a trial ran on; `others` are what provides kinds of its configuration."""
-    packages = (*PACKAGES, "torch") if torch else PACKAGES
+def settings(trial: Trial, circumstances: Mapping[str, int]) -> dict[str, Any]:
+    """Return all settings of a trial and its circumstances, for its record."""
+    return {
+        "trial": trial.name,
+        "experiment": trial.experiment,
+        "labels": trial.labels,
+        "seed": trial.seed,
+        "digest": trial.digest,
+        "config": trial.config.model_dump(mode="json"),
+        "circumstances": dict(circumstances),
+    }
+
+
+def versions(config: TrialConfig) -> dict[str, str]:
+    """Return the versions of the software that a trial runs on."""
+    packages = (*PACKAGES, "torch") if _needs_torch(config) else PACKAGES
     own = {name: version(name) for name in packages}
-    return {"python": python_version(), **own, **(others or {})}
+    return {"python": python_version(), **own, **sections.distributions(config)}
+
+
+def preload_of(config: TrialConfig) -> tuple[str, ...]:
+    """Return the modules that the nodes of a trial import before they are forked."""
+    torch = with_torch.PRELOAD if _needs_torch(config) else ()
+    return (*PRELOAD, *torch, *sections.modules(config))
+
+
+def nodes(config: TrialConfig) -> list[NodeSpec]:
+    """Return the trial's nodes, each with the Dask resource of its role."""
+    threads = dict.fromkeys(config.worker_nodes, config.training.workers_per_node)
+    return [NodeSpec(n, resource_of(n), threads.get(n, 1)) for n in config.node_names]
+
+
+def _needs_torch(config: TrialConfig) -> bool:
+    return config.workload.kind == "torch"
+
+
+def _kept(trial: Trial, folder: Path, kind: str) -> list[Path]:
+    """The kept records of attempts at a trial, as it is configured."""
+    return list((folder.parent / EARLIER).glob(f"{folder.name}.{trial.digest}.{kind}-*"))
 
 
 def _earlier(folder: Path, name: str) -> Path:
     return folder.parent / EARLIER / f"{folder.name}.{name}"
-
-
-def _digest(folder: Path) -> str | None:
-    """The digest of the trial that is recorded in a folder; None if none is."""
-    path = folder / EVENTS_FILE
-    try:
-        started = read_start(path) if path.exists() else None
-    except ConfigurationError:
-        return DAMAGED
-    return str(started.settings.get("digest")) if started is not None else None

@@ -1,9 +1,9 @@
 """The processes that drive trials: each has a cluster of its own and runs one trial at a time.
 
-The main process only hands out, watches the clock and records what a driver cannot: a trial that
-hangs anywhere, in its set-up or tear-down too, ends with its driver. Where a driver is lost, or the
-scheduler of its cluster, whoever runs the trials says whether there is to be another attempt.
-Drivers end when the main process does, however that ends, and what they started ends with them.
+The main process only hands out trials, watches the clock and records what a driver cannot: a trial
+that hangs anywhere, in its set-up or tear-down too, ends with its driver. Where a driver is lost,
+or the scheduler of its cluster, the caller decides whether there is another attempt. Drivers end
+when the main process does, however that ends, and what they started ends with them.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from tempfile import gettempdir
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import psutil
 
-from dps.cluster.backends.fork_server import ENVIRONMENT, environment, fork_context
-from dps.cluster.backends.lifetime import end_with_parent, without_interrupts
-from dps.cluster.backends.processes import scratch_prefix, started_with
-from dps.errors import ConfigurationError, StoreUnavailable
-from flows.config.cluster import LocalSection
-from flows.config.experiment import TrialConfig
+from dps.cluster.backends.fork_server import ENVIRONMENT, environment
+from dps.cluster.backends.processes import (
+    end_with_parent,
+    scratch_prefix,
+    started_with,
+    without_interrupts,
+)
+from dps.errors import StoreUnavailable
 from flows.config.trials import Trial
-from flows.execution.attempt import Again, Attempt, end_unfinished, is_over
-from flows.execution.preload import preload_of
-from flows.monitor.progress import Follower, PlainView
+from flows.execution.attempt import Again, Attempt, end_unfinished, recorded
+from flows.monitor.course import Follower
+from flows.monitor.progress import PlainView
 
 # What a trial may take besides its training, which has the time limit of its configuration.
 GRACE_SECONDS = 90.0
@@ -50,30 +51,26 @@ MARK = "DPS_DRIVER"  # in the environment of a driver, and so of all that comes 
 ORPHAN_SECONDS = 20.0
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
-    """A line of a trial's story."""
+class LogLine(NamedTuple):
+    """A line about a trial, for the user."""
 
     line: str
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a trial has come."""
+class Progress(NamedTuple):
+    """The updates of a trial so far, and the state of its training."""
 
     updates: int
     state: str
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(NamedTuple):
     """The attempt is over, and its record whole; or its end could not be written: `failure`."""
 
-    failure: str = ""
+    failure: str
 
 
-@dataclass(frozen=True, slots=True)
-class SchedulerIsLost:
+class SchedulerIsLost(NamedTuple):
     """The attempt is about to be over, with no end to its record, for this reason."""
 
     how: str
@@ -85,7 +82,7 @@ class Drivers:
     Parameters
     ----------
     parallel
-        How many trials run at once.
+        Number of trials that run at once.
     grace
         Seconds that a trial may take for its set-up and tear-down together.
     """
@@ -103,26 +100,21 @@ class Drivers:
         for driver in self._drivers:
             driver.end()
 
-    def warm_up(self, trials: Sequence[Trial]) -> None:
-        """Start the drivers that the first of these trials can use: they take seconds."""
-        for driver, trial in zip(self._drivers, trials, strict=False):
-            driver.start(trial)
-
     def run(
         self, attempts: Iterator[Attempt], view: PlainView, again: Again = end_unfinished
     ) -> Iterator[Attempt]:
         """Run attempts; yield each when it is over.
 
         The next attempt is taken from the iterator when a driver is free for it. Each leaves a
-        record with an end, whatever becomes of its driver. While the caller is busy with one that
-        is over, no other begins that it would disturb.
+        record with an end, even if its driver is lost. While the caller is busy with one that is
+        over, no other begins that it would disturb.
 
         Parameters
         ----------
         attempts
             What to run.
         view
-            Is shown how it goes.
+            Shows the progress.
         again
             Is called with an attempt whose driver was lost, or the scheduler of its cluster, and
             with the reason, when nothing of it is left on this machine. What it returns is run in
@@ -166,9 +158,7 @@ class _Driver:
         context = multiprocessing.get_context("spawn")
         get_temp_dir()  # the driver uses it too then, and whatever becomes of it, it is removed
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=drive, args=(theirs, trial.config), name="dps-driver"
-        )
+        self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
         # A trial that does not share the cores computes in its driver, on one of them.
         limits = {} if trial.config.cluster.shares_cores else ENVIRONMENT
         self._mark = uuid.uuid4().hex
@@ -178,10 +168,12 @@ class _Driver:
         theirs.close()
 
     def begin(self, attempt: Attempt) -> None:
-        """Have it run an attempt."""
+        """Hand it an attempt to run."""
         self.start(attempt.trial)
         self.attempt = attempt
-        self.deadline = time.monotonic() + _real_limit(attempt)[0] + self._grace
+        config = attempt.trial.config
+        limit = config.cluster.real_limit(config.time_limit)
+        self.deadline = time.monotonic() + limit + self._grace
         with suppress(BrokenPipeError):  # it has just died, which `listen` will find
             self.connection.send(attempt)
 
@@ -209,10 +201,13 @@ class _Driver:
             return self._lost(attempt, f"its driver was lost: {self._ending()}", again)
         if time.monotonic() < self.deadline:
             return None
-        limit, of_what = _real_limit(attempt)
+        config = attempt.trial.config
+        limit = config.cluster.real_limit(config.time_limit)
+        by = [] if config.cluster.kind == "virtual" else ["time_limit"]
+        by += ["cluster.patience"] * hasattr(config.cluster, "patience")
         reason = (
-            f"it hung: not over {limit + self._grace:g} s after its start ({of_what}, and "
-            f"{self._grace:g} s for set-up and tear-down)"
+            f"it hung: not over {limit + self._grace:g} s after its start ({limit:g} s by "
+            f"{' and '.join(by)}, {self._grace:g} s for set-up and tear-down)"
         )
         self._end_at_once()
         end_unfinished(attempt, reason)
@@ -221,27 +216,26 @@ class _Driver:
 
     def ask_to_end(self) -> None:
         """Have it end its cluster, if it has one, and itself with the files of its processes."""
-        if self._process is not None:
+        if self._process is not None and self._process.pid:  # None if interrupted during its start
             self._process.terminate()
 
     def end(self) -> None:
         """Wait until it has ended; if it does not, have it end at once."""
-        if self._process is not None:
+        if self._process is not None and self._process.pid:
             self._process.join(STOP_SECONDS)
             self._process.kill()
             self._process.join()
 
     def _lost(self, attempt: Attempt, reason: str, again: Again) -> Attempt | None:
-        """Begin another attempt if there is to be one; return this one if it is over."""
+        """Begin another attempt, or return this one if there is none."""
         self.attempt = None
         if left := self._end_at_once():
             pids = ", ".join(str(process.pid) for process in left)
             end_unfinished(attempt, f"{reason}; processes of it cannot be ended: {pids}")
             return attempt
-        if is_over(attempt):  # its end was written, but nobody was told of it any more
-            return attempt
-        following = again(attempt, reason)
-        if following is None:
+        if recorded(attempt.folder).ended is not None:
+            return attempt  # though it could not report that any more
+        if (following := again(attempt, reason)) is None:
             return attempt
         self.begin(following)
         return None
@@ -281,35 +275,18 @@ class _Driver:
         return f"exit code {code}"
 
 
-def _real_limit(attempt: Attempt) -> tuple[float, str]:
-    config = attempt.trial.config
-    return config.cluster.real_limit(config.time_limit)
-
-
 # -- in the driver -------------------------------------------------------------------------------
 
 
-def drive(connection: Connection, first: TrialConfig) -> None:
-    """Run the attempts that come, until the other end is closed or wants no more.
-
-    Meanwhile it gets ready for a trial of the configuration that is to come first.
-    """
+def drive(connection: Connection) -> None:
+    """Run incoming attempts until the other end closes the connection or asks to stop."""
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, _interrupt)
         end_with_parent(_end_as_orphan)
         with suppress(EOFError, ConnectionError):
-            _start_fork_server(first)
             _run_attempts(connection)
         signal.pause()  # the main process is ending; when it has, a signal says so
     _leave()
-
-
-def _start_fork_server(config: TrialConfig) -> None:
-    """Have the server of the nodes import what they need while the driver does the same."""
-    if isinstance(config.cluster, LocalSection):
-        # Whatever is wrong is found by the trial again, which then fails and says why.
-        with suppress(ConfigurationError):
-            fork_context(preload_of(config))
 
 
 def _run_attempts(connection: Connection) -> NoReturn:
@@ -328,7 +305,6 @@ def _run_attempts(connection: Connection) -> NoReturn:
     while True:
         attempt: Attempt = connection.recv()
         follower = Follower(
-            attempt.trial.config.server.shards,
             lambda line: send(LogLine(line)),
             lambda updates, state: send(Progress(updates, state)),
         )

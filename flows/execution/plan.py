@@ -1,101 +1,60 @@
-"""The preview of an experiment: its trials in order, what is recorded, and what they need."""
+"""The preview of an experiment: its trials, what they need, and the pilot of its claims.
+
+Any records of trials with the same labels and settings serve as a pilot, whatever their seeds:
+those of the experiment itself, of an earlier run, or of a few seeds on virtual time (`dps run
+--virtual`). They show how much figures differ from seed to seed.
+"""
 
 from __future__ import annotations
 
-import sys
+import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from dps.core.faults.plan import FaultPlan
 from dps.core.names import role_of
 from dps.errors import ConfigurationError
-from dps.events import Applied, Event, Filtered, Reported, ResourceSampled
-from dps.protocol.executor import available_cores
-from flows.analysis.finished import whole_record
+from dps.events import Applied, Filtered, Reported, ResourceSampled
+from dps.faults import FaultPlan
 from flows.config.cluster import QueueSection
-from flows.config.experiment import ExperimentConfig
-from flows.config.faults.text import brief, full, late_line
+from flows.config.experiment import ExperimentConfig, TrialConfig
+from flows.config.faults import late
 from flows.config.own_data import OwnDataSection
-from flows.config.trials import Trial
-from flows.monitor.estimate import Durations, about, seconds_of, trials_told
-from flows.quoting import listed, quoted
-from flows.records.record import Record
+from flows.config.trials import Trial, decisive_settings, flat
+from flows.execution.attempt import nodes
+from flows.execution.preflight import at_once_by_default
+from flows.metrics.outcome import Outcome
+from flows.metrics.prices import Prices
+from flows.monitor.estimate import Durations, about, trials_told
+from flows.quoting import first_few, listed, quoted
+from flows.records.record import event_files
+from flows.statistics.finished import RESULTS, Finished, experiment_folder, read_whole
+from flows.workloads.own_data import summary
 
-MANY = 1000
 # Most of a record, and not needed to find out whether a trial is recorded.
 BULK = (Applied, Filtered, Reported, ResourceSampled)
-SERVING_ROLES = ("server", "replica", "spare", "store")
+# Settings, besides labels, that may differ between a pilot and the plan without affecting spread.
+FREE = ("experiment", "seed", "time_limit", "cluster")
+# Settings that are recorded but not decisive.
+NO_MATTER = re.compile(r"(workload|dataset)\.path|dataset\.target_deviation|faults\.\d+\.csv")
+FEW_FAULTS = 2  # that a cell of the table names
 MOST_NAMED = 8  # trials or seeds in a line
 MOST_ROWS = 100  # of the table of trials: rich takes a second for a thousand
 
 
-def confirm_many(trials: int) -> None:
-    """Have a very large grid confirmed, where there is somebody to ask.
-
-    Raises
-    ------
-    ConfigurationError
-        It is not wanted, or nobody can be asked.
-    """
-    if trials <= MANY:
-        return
-    told = f"the grid has {trials:,} trials"
-    if not sys.stdin.isatty():
-        raise ConfigurationError(
-            f"{told}, which may be a mistake: give --yes if it is none, or vary less, so that "
-            f"{MANY:,} or fewer are left"
-        )
-    if not typer.confirm(f"{told}. Go on?", err=True):
-        raise ConfigurationError(f"{told}; nothing was done")
-
-
-def recorded_in(
-    folder: Path,
-    trials: Sequence[Trial],
-    durations: Durations,
-    without: Collection[type[Event]] = (),
-) -> Iterator[tuple[str, Record]]:
-    """Yield what is recorded in a folder, by trial; `durations` learn how long such trials take.
-
-    Records are read `without` events of some kinds.
-    """
-    for trial in trials:
-        record = whole_record(trial, folder, without)
-        if record is not None:
-            if trial.config.cluster.kind != "virtual":  # whose records know nothing of real time
-                durations.note(trial, seconds_of(record))
-            yield trial.name, record
-
-
-def at_once_by_default(trials: Sequence[Trial]) -> int:
-    """Return how many trials run at once if nobody says it: those that disturb no other."""
-    if any(trial.config.cluster.shares_cores for trial in trials):
-        return 1
-    return available_cores()
-
-
 def time_needed(trials: Sequence[Trial], durations: Durations) -> str:
-    """Say how long trials will take, and what this is known from."""
+    """Return how long trials will take, and the basis of the estimate."""
     if not trials:
         return "Nothing is left to run."
     learnt = f"going by {trials_told(durations.known, 'recorded ')}"
     basis = learnt if durations.known else "guessed from the settings, for a quiet machine"
     seconds = durations.total(trials, at_once_by_default(trials))
     return f"About {about(seconds)} of running, {basis}."
-
-
-def order_told(experiment: ExperimentConfig) -> str:
-    """Say how the order of the trials has come about."""
-    seeds = listed(map(str, experiment.seeds), MOST_NAMED)
-    blocks = f"a block for each of the seeds {seeds}, shuffled within"
-    if len(experiment.seeds) == 1:
-        blocks = f"one block, of seed {seeds}, shuffled"
-    return f"Order: {blocks} (order_seed {experiment.order_seed})."
 
 
 def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
@@ -111,7 +70,7 @@ def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
             trial.name,
             *trial.labels.values(),
             str(trial.seed),
-            brief(trial.config.build_faults()),
+            _brief(trial.config.fault_plan),
         ]
         table.add_row(*map(Text, [*cells, str(len(trial.config.node_names)), state]))
     if (more := len(trials) - MOST_ROWS) > 0:
@@ -120,34 +79,30 @@ def plan_table(trials: Sequence[Trial], recorded: Container[str]) -> Table:
 
 
 def nodes_needed(trials: Sequence[Trial]) -> str:
-    """Say how many nodes the largest trial needs, by what they are."""
+    """Return how many nodes the largest trial needs, by their roles."""
     names = max((trial.config.node_names for trial in trials), key=len)
     roles = Counter(role_of(name) for name in names)
     parts = ", ".join(f"{count} {role}" for role, count in roles.items())
     return f"Nodes needed at once, at most: {len(names)} ({parts}), and a scheduler."
 
 
+def queue_needs(trials: Sequence[Trial], durations: Durations) -> list[str]:
+    """Return how many jobs and core-hours trials ask a queueing system for."""
+    jobs, core_seconds = 0, 0.0
+    for trial in trials:
+        cluster = trial.config.cluster
+        if isinstance(cluster, QueueSection):
+            asked = nodes(trial.config)
+            jobs += len(asked)
+            core_seconds += cluster.cores_asked(asked) * durations.of(trial)
+    return [f"Queue: {jobs:,} jobs, about {core_seconds / 3600:,.1f} core-hours."] if jobs else []
+
+
 def data_told(trials: Sequence[Trial]) -> list[str]:
-    """Say what is in the data sets that are the user's own."""
-    told: dict[str, None] = {}
-    for trial in trials:
-        if isinstance(trial.config.dataset, OwnDataSection):
-            told[f"Data: {trial.config.dataset.whole.told()}."] = None
-    return [*told]
-
-
-def budgets_told(trials: Sequence[Trial]) -> list[str]:
-    """Say how each strategy uses the nodes that it has a budget of."""
-    used: dict[str, None] = {}
-    for trial in trials:
-        config = trial.config
-        if config.budget is None:
-            continue
-        strategy = trial.labels.get("recovery", config.recovery.name)
-        roles = Counter(role_of(n) for n in config.node_names if role_of(n) in SERVING_ROLES)
-        parts = ", ".join(f"{count} {role}" for role, count in roles.items())
-        used[f"  {config.budget.nodes} for {strategy}: {parts}"] = None
-    return ["Budget of nodes for servers, replicas, spares and store:", *used] if used else []
+    """Return what is in the data sets that are the user's own."""
+    datasets = (trial.config.dataset for trial in trials)
+    own = [summary(data.whole) for data in datasets if isinstance(data, OwnDataSection)]
+    return [f"Data: {told}." for told in dict.fromkeys(own)]
 
 
 def job_scripts(trial: Trial) -> str:
@@ -164,8 +119,6 @@ def job_scripts(trial: Trial) -> str:
             f"--job-script: there are no jobs with cluster: {{kind: {cluster.kind}}}; expected "
             "slurm, pbs, lsf or sge"
         )
-    from flows.execution.trial import nodes
-
     scripts = cluster.scripts(nodes(trial.config))
     return "\n".join(f"# -- {role} --\n{script}" for role, script in scripts.items())
 
@@ -174,44 +127,121 @@ def warnings(trials: Sequence[Trial]) -> list[str]:
     """Return what will make trials invalid: faults that come after the end of the training."""
     affected: defaultdict[str, list[str]] = defaultdict(list)
     for trial in trials:
-        for fault, end in trial.config.late_faults:
-            late = f"{late_line(fault)}, for {end}"
-            affected[late].append(trial.name)
-    return [f"{late}; will be marked invalid: {', '.join(n)}" for late, n in affected.items()]
-
-
-def claims_without_faults(experiment: ExperimentConfig, trials: Sequence[Trial]) -> list[str]:
-    """Return which claims are of what only faults do, under a condition without any."""
-    found: list[str] = []
-    for number, claim in enumerate(experiment.claims):
-        if not claim.column.of_faults:
-            continue
-        for strategy, condition in claim.sides:
-            of_side = [trial for trial in trials if _is_of(trial, strategy, condition)]
-            if of_side and not any(trial.config.build_faults() for trial in of_side):
-                under = ", ".join(f"{axis} {quoted(label)}" for axis, label in condition.items())
-                found.append(
-                    f"claims.{number}: {claim.metric} is of faults, and {strategy}"
-                    f"{f' with {under}' if under else ''} has none: it will never have a value; "
-                    "expected another condition or figure"
-                )
-                break
-    return found
+        config = trial.config
+        for fault, end in late(config.fault_plan, config.training.updates, config.time_limit):
+            text = f"the {fault.kind} of {fault.whom} {fault.when} never happens, because {end}"
+            affected[text].append(trial.name)
+    return [f"{text}; will be marked invalid: {', '.join(n)}" for text, n in affected.items()]
 
 
 def fault_plans(trials: Sequence[Trial]) -> list[str]:
     """Return the faults one by one, with how long each lasts, for which the table has no room."""
     trials_of: defaultdict[FaultPlan, list[str]] = defaultdict(list)
     for trial in trials:
-        if plan := trial.config.build_faults():
+        if plan := trial.config.fault_plan:
             trials_of[plan].append(trial.name)
     lines = []
     for plan, names in trials_of.items():
-        lines += [f"Faults of {listed(names, MOST_NAMED)}:", *(f"  {each}" for each in full(plan))]
+        lines += [
+            f"Faults of {listed(names, MOST_NAMED)}:",
+            *(f"  {each}" for each in numbered(plan)),
+        ]
     return lines
 
 
-def _is_of(trial: Trial, strategy: str, condition: Mapping[str, str]) -> bool:
-    """Whether it is a trial of a strategy under a condition, which names every other axis."""
-    rest = {label for axis, label in trial.labels.items() if axis not in condition}
-    return rest <= {strategy} and condition.items() <= trial.labels.items()
+def numbered(plan: FaultPlan) -> list[str]:
+    """Return every fault of a plan in words, with its number and for how long it lasts."""
+    return [f"{number}: {fault.describe()}" for number, fault in enumerate(plan)]
+
+
+def _brief(plan: FaultPlan) -> str:
+    """Return a plan in the words of a table's cell."""
+    if len(plan) > FEW_FAULTS:
+        return f"{len(plan)} faults"
+    return ", ".join(map(str, plan)) or "–"
+
+
+def find_pilot(
+    named: str | None,
+    experiment: ExperimentConfig,
+    trials: Sequence[Trial],
+    here: Path,
+    prices: Prices,
+    warn: Callable[[str], None],
+) -> tuple[list[Outcome], str]:
+    """Return the outcomes of a pilot, which shows how much seeds differ, and its name.
+
+    Parameters
+    ----------
+    named
+        A folder of records, or an experiment that is recorded here; None: the experiment itself,
+        which may have no records, and needs none without claims.
+    experiment, trials
+        What is planned.
+    here
+        The working directory.
+    prices
+        What figures of money are computed by.
+    warn
+        Receives a message for each record that cannot be used.
+
+    Raises
+    ------
+    ConfigurationError
+        Nothing of that name is recorded, or only trials of another configuration.
+    """
+    if named is None:
+        name, folder = experiment.experiment, here / RESULTS / experiment.experiment
+    else:
+        name, folder = named, Path(named)
+        if not (folder.is_dir() and any(folder.glob("*/events.jsonl"))):
+            folder = experiment_folder(named, here)
+    files = event_files(folder) if named is not None or experiment.claims else []
+    recorded = [done for done in read_whole(files, prices, warn) if done.record.started]
+    if unlike := _unlike(recorded, trials):
+        if named is not None:
+            raise ConfigurationError(f"--pilot {named}: {unlike}")
+        warn(f"the records of {name} cannot serve as a pilot: {unlike}")
+        return [], ""
+    if not recorded:
+        return [], ""
+    outcomes = [
+        # The name of an experiment may be that of a strategy.
+        replace(each, identity=replace(each.identity, experiment=experiment.experiment))
+        for each in (done.outcome for done in recorded)
+    ]
+    profiles = dict.fromkeys(each.virtual for each in outcomes if each.virtual)
+    on = f" on virtual time (profile {' and '.join(profiles)})" if profiles else ""
+    return outcomes, f"{name}{on}"
+
+
+def _unlike(pilot: Sequence[Finished], trials: Sequence[Trial]) -> str:
+    """Say in what trials of a pilot differ from planned ones with the same labels; "": nothing."""
+    planned = {frozenset(trial.labels.items()): trial.config for trial in reversed(trials)}
+    for done in pilot:
+        identity = done.outcome.identity
+        labels = frozenset(identity.labels.items())
+        if (config := planned.pop(labels, None)) is None:  # or another seed of the same labels
+            continue
+        if differing := _differing(done.record.config, config):
+            return (
+                f"its trial {identity.trial} has different settings: {first_few(differing)}. "
+                "Its spread may differ as well. Name a run with the planned settings, for "
+                "example of a few seeds with `dps run --virtual`"
+            )
+    return ""
+
+
+def _differing(recorded: Mapping[str, Any], planned: TrialConfig) -> list[str]:
+    """Name settings with both values; if both run on virtual time, compare the profiles too."""
+    decisive = {k: v for k, v in decisive_settings(planned).items() if k not in FREE}
+    kept = {k: v for k, v in recorded.items() if k in decisive}
+    if recorded.get("cluster", {}).get("kind") == planned.cluster.kind == "virtual":
+        kept["cluster"] = {"profile": recorded["cluster"].get("profile")}
+        decisive["cluster"] = {"profile": planned.cluster.profile}
+    theirs, ours = flat(kept), flat(decisive)
+    return [
+        f"{key} is {quoted(theirs.get(key))} there and {quoted(ours.get(key))} here"
+        for key in dict.fromkeys([*theirs, *ours])
+        if theirs.get(key) != ours.get(key) and not NO_MATTER.fullmatch(key)
+    ]

@@ -1,30 +1,59 @@
-"""The look at models and at a cluster before an experiment begins.
+"""The checks before an experiment starts: a problem found here would fail every trial later.
 
-Do models of the user's own fit the data? Is the cluster there, can jobs be submitted, for how many
-trials at once is it large enough, and can every fault be done on it? What is refused here would
-else fail one trial after the other.
+They check that the user's models fit the data, that the cluster is reachable and jobs can be
+submitted, how many trials it can run at once, and that it supports every fault.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
 from dps.core.rules.rule import by_rows
 from dps.errors import ConfigurationError
+from dps.events import Event
+from dps.faults.targets import obstacles
+from dps.protocol.executor import available_cores
 from flows.config.cluster import QueueSection
 from flows.config.experiment import TrialConfig
-from flows.config.faults.text import line
 from flows.config.own_data import OwnDataSection, PythonDataSection
 from flows.config.trials import Trial
-from flows.config.workload import MlpSection, RicaSection, workload_of
-from flows.execution.plan import at_once_by_default
+from flows.config.workload import OwnModelSection, batch_objection, workload_of
+from flows.execution.attempt import nodes
+from flows.monitor.estimate import Durations, seconds_of
+from flows.records.record import Record
+from flows.statistics.finished import whole_record
 from flows.workloads.model_checks import check_model, example_batch
 from flows.workloads.own_code import refusing
-from flows.workloads.own_data import FunctionDataset, call, called
+
+
+def at_once_by_default(trials: Sequence[Trial]) -> int:
+    """Return how many trials run at once if nobody says it: those that disturb no other."""
+    if any(trial.config.cluster.shares_cores for trial in trials):
+        return 1
+    return available_cores()
+
+
+def recorded_in(
+    folder: Path,
+    trials: Sequence[Trial],
+    durations: Durations,
+    without: Collection[type[Event]] = (),
+) -> Iterator[tuple[str, Record]]:
+    """Yield what is recorded in a folder, by trial; `durations` learn how long such trials take.
+
+    Records are read `without` events of some kinds.
+    """
+    for trial in trials:
+        record = whole_record(trial, folder, without)
+        if record is not None:
+            if trial.config.cluster.kind != "virtual":  # whose records know nothing of real time
+                durations.note(trial, seconds_of(record))
+            yield trial.name, record
 
 
 def check_deployments(
@@ -48,8 +77,8 @@ def check_deployments(
     for trial in trials:
         config = trial.config
         if config.cluster.kind != "local":
-            nodes = config.node_names, config.training.workers_per_node
-            alike[config.cluster.model_dump_json(), nodes].append(trial)
+            wanted = config.node_names, config.training.workers_per_node
+            alike[config.cluster.model_dump_json(), wanted].append(trial)
     at_once = min([parallel, *(_check(group, warn) for group in alike.values())])
     if at_once < parallel:
         warn(f"--parallel {parallel}: the deployment has room for {at_once} at once")
@@ -68,23 +97,37 @@ def check_models(trials: Sequence[Trial]) -> list[str]:
         shards; or a function that makes data makes others when it is called again.
     """
     checked: dict[object, str] = {}
-    sources: dict[FunctionDataset, None] = {}
+    functions: dict[PythonDataSection, None] = {}
     for trial in trials:
         config = trial.config
         if isinstance(config.dataset, PythonDataSection):
-            sources[config.dataset.source] = None
+            functions[config.dataset] = None
         if config.workload.kind in ("python", "torch"):
             key = config.workload.model_dump_json(), config.dataset, config.training.batch_size
             if key not in checked:
                 checked[key] = f"Model: {_check_model(config)}."
-    for source in sources:
-        if call(source).data.digest != called(source).data.digest:
-            raise ConfigurationError(
-                f"{source.code.reference} returned other data when it was called again; draw from "
-                "a generator with a seed"
-            )
+    for section in functions:
+        section.check_again()
     _check_shards(trials)
     return [*dict.fromkeys(checked.values())]
+
+
+def check_datasets(trials: Sequence[Trial]) -> None:
+    """Load each data set once, so that missing or too few data are found before anything runs.
+
+    Raises
+    ------
+    ConfigurationError
+        Data are missing, or a trial's batches are larger.
+    """
+    trials_of: defaultdict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        trials_of[trial.config.dataset.model_dump_json()].append(trial)
+    for those in trials_of.values():
+        data = those[0].config.dataset.load()
+        for trial in those:
+            if unfit := batch_objection(trial.config.training, data.name, len(data.y_train)):
+                raise ConfigurationError(f"{trial.name}: training.batch_size: {unfit}")
 
 
 def _check_shards(trials: Sequence[Trial]) -> None:
@@ -95,7 +138,7 @@ def _check_shards(trials: Sequence[Trial]) -> None:
     checked = set[object]()
     for trial in trials:
         config, shards = trial.config, trial.config.server.shards
-        rows = by_rows(config.build_optimizer())
+        rows = by_rows(config.optimizer.build())
         key = config.workload.model_dump_json(), config.dataset.shape, shards, rows
         if key in checked or shards <= _fewest_rows(config):
             continue
@@ -112,13 +155,11 @@ def _check_shards(trials: Sequence[Trial]) -> None:
 
 
 def _fewest_rows(config: TrialConfig) -> int:
-    """Rows that the arrays of a workload have at least; of the user's own, 0."""
+    """Return a lower bound on the rows of a workload's arrays; 1 for a user's workload."""
     section, features = config.workload, config.dataset.shape.features
-    if isinstance(section, MlpSection):
-        return features + sum(section.hidden)
-    if isinstance(section, RicaSection):
-        return section.filters
-    return 0 if section.kind in ("python", "torch") else features
+    if not isinstance(section, OwnModelSection):
+        return 1
+    return features + sum(getattr(section, "hidden", ()))
 
 
 def _check_model(config: TrialConfig) -> str:
@@ -136,9 +177,7 @@ def _check_model(config: TrialConfig) -> str:
 
 def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:
     """Check trials that need the same nodes of the same cluster; return how many fit on it."""
-    from dps.chaos.feasible import obstacles
     from dps.cluster.backends.existing import ExistingCluster
-    from flows.execution.trial import nodes
 
     config = trials[0].config
     if isinstance(config.cluster, QueueSection):
@@ -146,8 +185,8 @@ def _check(trials: Sequence[Trial], warn: Callable[[str], None]) -> int:
         return sys.maxsize  # as many as the queue lets in
     with config.cluster.open(nodes(config), (), warn) as cluster:
         for trial in trials:
-            plan = trial.config.build_faults()
+            plan = trial.config.fault_plan
             for number, reason in obstacles(plan, cluster, config.node_names):
-                told = line(plan[number])
+                told = str(plan[number])
                 raise ConfigurationError(f"{trial.name}: {told!r} is not possible there: {reason}")
         return cluster.room if isinstance(cluster, ExistingCluster) else sys.maxsize

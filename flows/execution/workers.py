@@ -1,138 +1,109 @@
-"""Who computes which gradients of a trial, also after a worker or its node is gone.
+"""The assignment of a trial's gradients to workers, also after a worker or its node is gone.
 
 Every worker has a share: a span of its own order of batches. When a worker is gone before its share
-is done, a fresh node that joins goes on with it where the shards have it; if none does, the workers
-that are left divide what is missing, once they are done, and each goes on in its own order. So
-every trial that ends has had all of its gradients computed.
+is done, a fresh node that joins continues it where the shards have it; if none does, the remaining
+workers divide what is missing, once they are done, and each continues in its own order. So every
+trial that ends has had all of its gradients computed.
 
 Workers that stop together have no shares: each goes through its own order of batches until it sees
 that the shards have all updates of the trial. Then the others are asked to leave, so that nobody is
 left computing alone, whatever is lost after that.
+
+Where servers and workers are added and removed, nobody has a share either: the workers of the
+moment compute until the shards have enough gradients, and then all are asked to leave, which takes
+a moment, so there may be a few more. A worker that leaves with its node is replaced as soon as
+there is a node for it.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from functools import partial
 
 from distributed import Client, Future, KilledWorker
 
 from dps.cluster.driver.parameter_server import ParameterServer
-from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of
-from dps.events import CheckpointFailed, CheckpointWritten, Event, WorkerJoined
+from dps.errors import CapacityError, DpsError
+from dps.events import Event, Rescaled, Sink, WorkerJoined
+from dps.faults.injector import Progress
+from flows.config.experiment import TrialConfig
+from flows.config.settings import ChangeSection
+from flows.execution.training import train
 
 LOOK_SECONDS = 0.05
 RESULT_SECONDS = 2.0
-
-Shares = Mapping[str, range]
-Train = Callable[[Shares, Worker], bool]
+CHANGE_SECONDS = 0.02  # between two looks at how far an elastic trial has come
 
 
 def shares_of(updates: int, workers: int, done: Mapping[str, int]) -> dict[str, range]:
-    """Divide so many gradients evenly; `done` says how many each worker has computed before."""
+    """Divide a number of gradients evenly; `done` are those that each worker computed before."""
     each, rest = divmod(updates, workers)
     names = [f"worker-{index}" for index in range(workers)]
     ends = {name: each + (index < rest) for index, name in enumerate(names)}
     return {name: range(min(done.get(name, 0), end), end) for name, end in ends.items()}
 
 
-def endless_shares(workers: int, done: Mapping[str, int]) -> dict[str, range]:
-    """Give each worker all of its order of batches, but for what it has computed before."""
-    names = (f"worker-{index}" for index in range(workers))
-    return {name: range(done.get(name, 0), sys.maxsize) for name in names}
-
-
-def _saw_the_end(future: Future) -> bool:
-    """Whether a worker that has ended had seen all updates, as far as its node can still tell."""
-    try:
-        return bool(future.result(RESULT_SECONDS))
-    except (TimeoutError, CancelledError, KilledWorker):
-        return False
-
-
-class Unwritten:
-    """The shards whose last checkpoint could not be written: acks may wait for the next."""
-
-    def __init__(self) -> None:
-        self._reasons: dict[int, str] = {}
-
-    def note(self, event: Event) -> None:
-        """Take note of an event of the group: what became of a checkpoint."""
-        if isinstance(event, CheckpointFailed):
-            self._reasons[event.shard] = event.reason
-        elif isinstance(event, CheckpointWritten):
-            self._reasons.pop(event.shard, None)
-
-    def __str__(self) -> str:
-        # A copy, for events come from another thread. One shard tells as much as all.
-        for shard, reason in sorted(self._reasons.copy().items()):
-            return f"; no newer checkpoint of shard {shard}: {reason}"
-        return ""
-
-
-def overdue(limit: float) -> str:
-    """Say that a training took longer than it may."""
-    return (
-        f"the training did not end within the time limit of {limit:g} s (time_limit; real nodes "
-        "take longer on a busy machine)"
-    )
-
-
-class WorkerPool:
-    """The workers of one trial.
-
-    Parameters
-    ----------
-    client
-        That of the parameter server.
-    train
-        Computes a worker's share, which is given by the worker's name. Returns whether it has seen
-        that the shards have all updates, where workers stop together.
-    together
-        Whether they do.
-    """
-
-    def __init__(
-        self,
-        client: Client,
-        ps: ParameterServer,
-        train: Train,
-        shares: Shares,
-        together: bool = False,
-    ) -> None:
+class _Pool:
+    def __init__(self, client: Client, ps: ParameterServer, config: TrialConfig) -> None:
         self._client = client
         self._platform = platform_of(client)
+        self._clock = self._platform.clock
         self._ps = ps
-        self._train = train
-        self._shares = dict(shares)
-        self._together = together
-        self._over = False
+        self._training = config.training
+        self._train = partial(train, config)
         self._running: dict[str, Future] = {}
+
+    def note(self, event: Event) -> None:
+        """Take note of an event of the group. Called in any thread."""
+
+    def _overdue(self, limit: float, rest: str = "") -> str:
+        return (
+            f"the training did not end within the time limit of {limit:g} s (time_limit; real "
+            f"nodes take longer on a busy machine){rest}"
+        )
+
+
+class WorkerPool(_Pool):
+    """The workers of one trial, each with its share."""
+
+    def __init__(self, client: Client, ps: ParameterServer, config: TrialConfig) -> None:
+        super().__init__(client, ps, config)
+        # What is in the state that the trial resumes from.
+        tables = [state.workers for state in ps.saved.states] if ps.saved is not None else []
+        done = {
+            name: min(table[name].applied if name in table else 0 for table in tables)
+            for name in {name for table in tables for name in table}
+        }
+        self._together = config.stops_together
+        updates, workers = self._training.updates, self._training.workers
+        self._shares = shares_of(updates, workers, done)
+        if self._together:
+            self._shares = {n: range(done.get(n, 0), sys.maxsize) for n in self._shares}
+        self._over = False
         self._gone: list[str] = []
         self._places: dict[str, str] = {}
         self._first: set[str] = set()
-        self._unwritten = Unwritten()
 
     def note(self, event: Event) -> None:
-        """Take note of an event of the group: which worker is on which node, and checkpoints."""
-        self._unwritten.note(event)
+        """Record from an event of the group which worker is on which node. Thread-safe."""
         if isinstance(event, WorkerJoined):
             self._places[event.worker] = event.node
 
     def work(self, limit: float) -> str | None:
         """Have all shares computed; return why that failed, or None."""
-        until = self._platform.clock.monotonic() + limit
+        until = self._clock.monotonic() + limit
         self._first = set(self._nodes())
-        train = partial(self._train, dict(self._shares))
-        futures = self._ps.run(train, workers=len(self._shares))
+        futures = self._ps.run(partial(self._train, dict(self._shares)), workers=len(self._shares))
         self._running = dict(zip(self._shares, futures, strict=True))
         while self._running or self._gone:
-            if self._platform.clock.monotonic() >= until:
-                return overdue(limit) + self._rest
+            if self._clock.monotonic() >= until:
+                lost = ", ".join(sorted(self._gone))
+                return self._overdue(limit, f"; nobody was left to go on for {lost}" * bool(lost))
             self._wait(until)
             if (failure := self._look()) is not None:
                 return failure
@@ -140,15 +111,9 @@ class WorkerPool:
                 self._hand_over()
         return None
 
-    @property
-    def _rest(self) -> str:
-        lost = ", ".join(sorted(self._gone))
-        nobody = f"; nobody was left to go on for {lost}" if lost else ""
-        return f"{nobody}{self._unwritten}"
-
     def _wait(self, until: float) -> None:
         """Wait for a worker that ends; while one is gone, only until it is time to look again."""
-        left = max(0.0, until - self._platform.clock.monotonic())
+        left = max(0.0, until - self._clock.monotonic())
         if self._gone:
             left = min(left, LOOK_SECONDS)
         if not self._running:
@@ -171,18 +136,14 @@ class WorkerPool:
                 if not _saw_the_end(future):
                     self._gone.append(name)  # its node is to leave
                 elif not self._over:
-                    self._end_of_all()
+                    self._over = True
+                    for other in self._running:
+                        self._ps.remove_worker(other)
             elif self._may_have_left(name):
                 self._gone.append(name)  # though it may have been done just then
         if self._over:
             self._gone.clear()
         return None
-
-    def _end_of_all(self) -> None:
-        """Have those leave who have not seen yet that the shards have all updates."""
-        self._over = True
-        for name in self._running:
-            self._ps.remove_worker(name)
 
     def _may_have_left(self, name: str) -> bool:
         """Whether a worker may have ended because its node is to leave, if that is known yet."""
@@ -190,7 +151,7 @@ class WorkerPool:
         return place in leaving if place is not None else bool(leaving)
 
     def _hand_over(self) -> None:
-        """Give the shares of workers that are gone to who is free for them."""
+        """Give the shares of workers that are gone to free nodes or workers."""
         done = self._applied()
         if done is None:
             return  # a shard is down: what it holds is known when it is back
@@ -213,7 +174,7 @@ class WorkerPool:
         return [node for node in fresh for _ in range(present[node] - taken[node])]
 
     def _divide(self, present: Collection[str]) -> None:
-        """Have the workers that are left compute what is missing, each in its own order."""
+        """Make the remaining workers compute what is missing, each in its own order."""
         left = [name for name, node in self._places.items() if node in present]
         left = sorted(set(left) - set(self._gone))
         if not left:
@@ -228,8 +189,8 @@ class WorkerPool:
 
     def _start(self, name: str, node: str) -> None:
         self._places[name] = node
-        train = partial(self._train, {name: self._shares[name]})
-        self._running[name] = self._ps.run_again(train, name, node)
+        share = partial(self._train, {name: self._shares[name]})
+        self._running[name] = self._ps.run_again(share, name, node)
 
     def _applied(self) -> dict[str, int] | None:
         """How many gradients of each worker all shards have; None while one does not answer."""
@@ -245,3 +206,109 @@ class WorkerPool:
         nodes = [node for node in self._ps.nodes if node.role == "worker"]
         there = [node for node in nodes if node.name not in self._ps.leaving]
         return {node.name: node.threads for node in there if node.address in alive}
+
+
+def _saw_the_end(future: Future) -> bool:
+    """Whether a worker that has ended had seen all updates, as far as its node can still tell."""
+    try:
+        return bool(future.result(RESULT_SECONDS))
+    except (TimeoutError, CancelledError, KilledWorker):
+        return False
+
+
+class ElasticWorkerPool(_Pool):
+    """The workers of one trial in which servers and workers are added and removed."""
+
+    def __init__(
+        self, client: Client, ps: ParameterServer, config: TrialConfig, emit: Sink
+    ) -> None:
+        super().__init__(client, ps, config)
+        endless: defaultdict[str, range] = defaultdict(partial(range, self._training.updates))
+        self._loop = partial(self._train, endless)
+        self._left = list(config.elastic)
+        self._emit = emit
+        self._progress = Progress(ps.audit, self._clock, self._platform)
+        self._going: dict[str, Future] = {}
+        self._hired = 0
+        self._owed = 0
+        self._began = 0.0
+
+    def work(self, limit: float) -> str | None:
+        """Have all gradients computed while things change; return why that failed, or None."""
+        moments = [change.at_updates for change in self._left if change.at_updates]
+        self._progress.expect([*moments, self._training.updates])
+        self._progress.begin()
+        try:
+            self._began = self._clock.monotonic()
+            self._have(self._training.workers)
+            return self._until_enough(limit) or self._until_all_left(limit)
+        except DpsError as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            self._progress.end()
+
+    def _until_enough(self, limit: float) -> str | None:
+        while (updates := self._progress.updates) < self._training.updates:
+            seconds = self._clock.monotonic() - self._began
+            if seconds > limit:
+                return self._overdue(limit)
+            if (failure := self._look()) is not None:
+                return failure
+            with suppress(CapacityError):  # no room yet for those whose nodes have left
+                while self._owed:
+                    self._hire()
+                    self._owed -= 1
+            if self._left and self._left[0].is_due(updates, seconds):
+                self._carry_out(self._left.pop(0), updates)
+            else:
+                self._platform.sleep(CHANGE_SECONDS)
+        return None
+
+    def _until_all_left(self, limit: float) -> str | None:
+        self._have(0)
+        if not self._gone(limit - (self._clock.monotonic() - self._began)):
+            return f"workers that were asked to leave did not within the time limit of {limit:g} s"
+        return self._look()
+
+    def _carry_out(self, change: ChangeSection, updates: int) -> None:
+        self._emit(Rescaled(self._clock.now(), change.servers, change.workers, updates))
+        if change.servers is not None:
+            self._ps.scale(change.servers)
+        if change.workers is not None:
+            self._have(change.workers)
+
+    def _have(self, workers: int) -> None:
+        """Start workers, or ask the last ones to leave, until there are this many."""
+        while len(self._running) > workers:
+            name, future = self._running.popitem()
+            self._going[name] = future
+            self._ps.remove_worker(name)
+        if len(self._running) < workers:
+            self._gone(self._ps.group.timings.unavailable)  # their nodes are needed
+        self._owed = 0
+        while len(self._running) < workers:
+            self._hire()
+
+    def _hire(self) -> None:
+        self._running[f"worker-{self._hired}"] = self._ps.add_worker(self._loop)
+        self._hired += 1
+
+    def _gone(self, seconds: float) -> bool:
+        """Wait until everybody has left who was asked to."""
+        return self._platform.wait(self._client, list(self._going.values()), seconds, every=True)
+
+    def _look(self) -> str | None:
+        """See which workers have ended, and how; return why the training failed, or None."""
+        for crew in (self._running, self._going):
+            for name, future in list(crew.items()):
+                if not future.done():
+                    continue
+                del crew[name]
+                error = future.exception() if future.status == "error" else None
+                if error is not None and not isinstance(error, KilledWorker):
+                    return f"{type(error).__name__}: {error}"
+                self._owed += error is None and crew is self._running
+        there = self._running or self._going or self._owed
+        if not there and self._progress.updates < self._training.updates:
+            return "no worker is left"
+        return None

@@ -1,251 +1,153 @@
-"""What the figures about the model mean: accuracy and loss, and both around a fault.
+"""What a trial did to the model: its score, loss and objective, from the evaluator's snapshots.
 
-Those around a fault describe what was seen. What a fault does is in `flows.metrics.effects`.
+What a fault does to them is in `flows.metrics.effects`.
 """
 
 from __future__ import annotations
 
-from flows.metrics.metric import Metric
+import math
+from collections.abc import Sequence
 
-ACCURACY = (
-    Metric(
-        "accuracy_final",
-        "final accuracy",
-        "%",
-        "Test accuracy: mean of the last 3 evaluations.",
-        "final/accuracy",
-        better="higher",
-        of_score=True,
-        whole=False,
-    ),
-    Metric(
-        "accuracy_best",
-        "best",
-        "%",
-        "Best evaluation of the trial.",
-        "final/best_accuracy",
-        better="higher",
-        of_score=True,
-    ),
-    Metric(
-        "accuracy_before",
-        "before fault (description)",
-        "%",
-        "Description, not an effect: last evaluation whose snapshot was read before the fault: "
-        "the first by which a shard was not served for a time, else the first of all.",
-        "fault/accuracy_before",
-        of_score=True,
-        of_faults=True,
-    ),
-    Metric(
-        "accuracy_before_mean",
-        "before fault, mean of 3 (description)",
-        "%",
-        "Description, not an effect: mean of the last 3 evaluations before the fault.",
-        "fault/accuracy_before_mean",
-        of_score=True,
-        of_faults=True,
-    ),
-    Metric(
-        "accuracy_after",
-        "after fault (description)",
-        "%",
-        "Description, not an effect: first evaluation after the shard served again; empty when no "
-        "fault took one down.",
-        "fault/accuracy_after",
-        better="higher",
-        of_score=True,
-        of_faults=True,
-    ),
-    Metric(
-        "accuracy_drop",
-        "before minus after (description)",
-        "points",
-        "Description, not an effect: accuracy before the fault minus accuracy after it; negative "
-        "when that was higher. What was learnt meanwhile is in it, over spans that differ between "
-        "strategies, and it does not count what would have been learnt without the fault.",
-        "fault/accuracy_drop",
-        better="lower",
-        signed=True,
-        of_score=True,
-        of_faults=True,
-    ),
-    Metric(
-        "accuracy_lowest_after",
-        "worst after fault (description)",
-        "%",
-        "Description, not an effect: worst evaluation after the shard served again.",
-        "fault/accuracy_lowest_after",
-        better="higher",
-        of_score=True,
-        of_faults=True,
-    ),
-    Metric(
-        "regain_seconds",
-        "regained after (description)",
-        "s",
-        "Description, not an effect: from the fault to the first evaluation, after the shard "
-        "served again, that is as good as the last before the fault. As coarse as the interval "
-        "between evaluations; empty when there is none.",
-        "fault/regain_seconds",
-        better="lower",
-        of_faults=True,
-    ),
-    Metric(
-        "accuracy_area_time",
-        "mean over time",
-        "%",
-        "Area under the curve of accuracy against time, divided by the time of the training: mean "
-        "accuracy while training, straight between evaluations.",
-        "final/accuracy_area_time",
-        better="higher",
-        of_score=True,
-    ),
-    Metric(
-        "accuracy_area_gradients",
-        "mean over gradients",
-        "%",
-        "Area under the curve of accuracy against gradients pushed, divided by their number: mean "
-        "accuracy per gradient, straight between evaluations. Gradients that were lost count.",
-        "final/accuracy_area_gradients",
-        better="higher",
-        of_score=True,
-    ),
-    Metric(
-        "target_accuracy",
-        "target",
-        "%",
-        "The accuracy that `evaluation.target` names.",
-        "target/accuracy",
-        of_score=True,
-        whole=False,
-    ),
-    Metric(
-        "target_seconds",
-        "time to target",
-        "s",
-        "From the start of the training to the first evaluation that is as good as the target; "
-        "empty when never reached, and without a target.",
-        "target/seconds",
-        better="lower",
-    ),
-    Metric(
-        "target_gradients",
-        "gradients to target",
-        "count",
-        "Gradients pushed until the first evaluation that is as good as the target.",
-        "target/gradients",
-        better="lower",
-    ),
-    Metric(
-        "target_usd",
-        "money to target",
-        "USD",
-        "Money spent until the first evaluation that is as good as the target, on demand, as if "
-        "the training had ended then.",
-        "target/usd",
-        better="lower",
-    ),
-    Metric(
-        "loss_final",
-        "final loss",
-        "",
-        "Test loss: mean of the last 3 evaluations; empty where one is not finite.",
-        "final/loss",
-        better="lower",
-        whole=False,
-    ),
-    Metric(
-        "rmse_final",
-        "final RMSE",
-        "",
-        "Root of the mean squared error on the test part, in the units of the target in its file: "
-        "that of the final R² where this is the score, and empty then if it is 0. Empty too with "
-        "the loss as the score, and where targets are classes.",
-        "final/rmse",
-        better="lower",
-        whole=False,
-    ),
-    Metric(
-        "loss_lowest",
-        "lowest loss",
-        "",
-        "Lowest test loss of the trial.",
-        "final/lowest_loss",
-        better="lower",
-    ),
-    Metric(
-        "objective_final",
-        "final objective",
-        "",
-        "Mean loss over all training data, with the penalty of the update rule: mean of the last 3 "
-        "evaluations; empty where one is not finite, and without `evaluation.objective`.",
-        "final/objective",
-        better="lower",
-        whole=False,
-    ),
-    Metric(
-        "objective_lowest",
-        "lowest objective",
-        "",
-        "Lowest objective of the trial.",
-        "final/lowest_objective",
-        better="lower",
-    ),
-    Metric(
-        "objective_excess",
-        "excess over the reference",
-        "%",
-        "Final objective minus `evaluation.objective.reference`, in per cent of that.",
-        "final/objective_excess",
-        better="lower",
-        signed=True,
-        whole=False,
-    ),
-    Metric(
-        "objective_target_seconds",
-        "time to the objective",
-        "s",
-        "From the start of the training to the first evaluation whose objective exceeds the "
-        "reference by `evaluation.objective.target` at most; empty when never reached.",
-        "target/objective_seconds",
-        better="lower",
-    ),
-    Metric(
-        "objective_target_gradients",
-        "gradients to the objective",
-        "count",
-        "Gradients pushed until the first evaluation whose objective exceeds the reference by "
-        "`evaluation.objective.target` at most.",
-        "target/objective_gradients",
-        better="lower",
-    ),
-    Metric(
-        "stationarity_final",
-        "distance from stationarity",
-        "",
-        "Norm of the proximal gradient mapping over all training data, which is 0 where the "
-        "weights are stationary and nowhere else: mean of the last 3 evaluations; empty without "
-        "`evaluation.objective`.",
-        "final/stationarity",
-        better="lower",
-        whole=False,
-    ),
-    Metric(
-        "stationarity_lowest",
-        "least distance from stationarity",
-        "",
-        "Lowest norm of the proximal gradient mapping of the trial.",
-        "final/lowest_stationarity",
-        better="lower",
-    ),
-    Metric("evaluations", "evaluations", "count", "Snapshots scored.", "final/evaluations"),
-    Metric(
-        "evaluations_missed",
-        "evaluations missed",
-        "count",
-        "Snapshots that could not be read because a shard was down.",
-        "final/evaluations_missed",
-        better="lower",
-    ),
-)
+from dps.events import Evaluated
+from flows.metrics.metric import Section
+from flows.metrics.trial import Trial
+
+LAST_EVALUATIONS = 3
+ACCURACY = Section()
+
+
+def _last_mean(values: Sequence[float | None]) -> float | None:
+    """The mean of the last 3 values; None without any, and where one is not finite."""
+    last = [value for value in values if value is not None][-LAST_EVALUATIONS:]
+    mean = sum(last) / len(last) if last else math.nan
+    return mean if math.isfinite(mean) else None
+
+
+def _scores(trial: Trial) -> list[float]:
+    return [event.accuracy for event in trial.evaluations]
+
+
+@ACCURACY.metric("final accuracy", "%", "higher", of_score=True, whole=False, level=2)
+def accuracy_final(trial: Trial) -> float | None:
+    """Test accuracy: mean of the last 3 evaluations."""
+    return _last_mean(_scores(trial))
+
+
+@ACCURACY.metric("best", "%", "higher", of_score=True)
+def accuracy_best(trial: Trial) -> float | None:
+    """Best evaluation of the trial."""
+    return trial.score.best(_scores(trial))
+
+
+# -- the target ------------------------------------------------------------------------------
+
+
+def _target_reached(trial: Trial) -> Evaluated | None:
+    if (wanted := target_accuracy(trial)) is None:
+        return None
+    return next((e for e in trial.evaluations if trial.score.reaches(e.accuracy, wanted)), None)
+
+
+def _since_start(trial: Trial, event: Evaluated | None) -> float | None:
+    if event is None:
+        return None
+    start = trial.span[0] if trial.span else trial.evaluations[0].t
+    return max(0.0, event.t - start)
+
+
+@ACCURACY.metric("target", "%", of_score=True, whole=False)
+def target_accuracy(trial: Trial) -> float | None:
+    """The accuracy that `evaluation.target` names."""
+    target: float | None = trial.record.config.get("evaluation", {}).get("target")
+    return target
+
+
+@ACCURACY.metric("time to target", "s", "lower", level=1)
+def target_seconds(trial: Trial) -> float | None:
+    """From the start of the training to the first evaluation that is as good as the target; empty
+    when never reached, and without a target.
+    """
+    return _since_start(trial, _target_reached(trial))
+
+
+@ACCURACY.metric("gradients to target", "count", "lower", level=1)
+def target_gradients(trial: Trial) -> int | None:
+    """Gradients pushed until the first evaluation that is as good as the target."""
+    reached = _target_reached(trial)
+    return None if reached is None else trial.pushed_at(reached.t)
+
+
+@ACCURACY.metric("money to target", "USD", "lower")
+def target_usd(trial: Trial) -> float | None:
+    """Money spent until the first evaluation that is as good as the target, on demand, as if the
+    training had ended then.
+    """
+    reached = _target_reached(trial)
+    if reached is None or trial.span is None:
+        return None
+    return trial.spending.at(max(trial.span[0], reached.t))
+
+
+# -- loss and objective ----------------------------------------------------------------------
+
+
+@ACCURACY.metric("final loss", "", "lower", whole=False, level=1)
+def loss_final(trial: Trial) -> float | None:
+    """Test loss: mean of the last 3 evaluations; empty where one is not finite."""
+    return _last_mean([event.loss for event in trial.evaluations])
+
+
+@ACCURACY.metric("final objective", "", "lower", whole=False)
+def objective_final(trial: Trial) -> float | None:
+    """Mean loss over all training data, with the penalty of the update rule: mean of the last 3
+    evaluations; empty where one is not finite, and without `evaluation.objective`.
+    """
+    return _last_mean([event.objective for event in trial.evaluations])
+
+
+def _wanted(trial: Trial) -> tuple[float | None, float | None]:
+    """The reference of the objective, and by how much it may be exceeded."""
+    wanted = trial.record.config.get("evaluation", {}).get("objective") or {}
+    return wanted.get("reference"), wanted.get("target")
+
+
+def _objective_reached(trial: Trial) -> Evaluated | None:
+    reference, at_most = _wanted(trial)
+    if reference is None or at_most is None:
+        return None
+    bound = reference * (1 + at_most)
+    near = (e for e in trial.evaluations if e.objective is not None and e.objective <= bound)
+    return next(near, None)
+
+
+@ACCURACY.metric("excess over the reference", "%", "lower", signed=True, whole=False, level=1)
+def objective_excess(trial: Trial) -> float | None:
+    """Final objective minus `evaluation.objective.reference`, in per cent of that."""
+    final, (reference, _) = objective_final(trial), _wanted(trial)
+    return None if final is None or not reference else final / reference - 1
+
+
+@ACCURACY.metric("time to the objective", "s", "lower")
+def objective_target_seconds(trial: Trial) -> float | None:
+    """From the start of the training to the first evaluation whose objective exceeds the reference
+    by `evaluation.objective.target` at most; empty when never reached.
+    """
+    return _since_start(trial, _objective_reached(trial))
+
+
+@ACCURACY.metric("gradients to the objective", "count", "lower")
+def objective_target_gradients(trial: Trial) -> int | None:
+    """Gradients pushed until the first evaluation whose objective exceeds the reference by
+    `evaluation.objective.target` at most.
+    """
+    reached = _objective_reached(trial)
+    return None if reached is None else trial.pushed_at(reached.t)
+
+
+@ACCURACY.metric("distance from stationarity", "", "lower", whole=False)
+def stationarity_final(trial: Trial) -> float | None:
+    """Norm of the proximal gradient mapping over all training data, which is 0 where the weights
+    are stationary and nowhere else: mean of the last 3 evaluations; empty without
+    `evaluation.objective`.
+    """
+    return _last_mean([event.stationarity for event in trial.evaluations])

@@ -1,42 +1,63 @@
-"""What is known of one figure of `Outcome.row()`, and how its values are written."""
+"""Metrics of a trial: how each is declared, and how its values are written.
+
+A metric is a function of a `flows.metrics.trial.Trial`, under the decorator of a section. Its name
+is the key, its docstring the definition that reports show::
+
+    @UPDATES.metric("gradients per second", "per second", "higher")
+    def gradients_per_second(trial: Trial) -> float | None:
+        '''Gradients divided by the time of the training.'''
+        return len(trial.pushed) / trial.seconds if trial.seconds else None
+
+The metric is then available in `--json`, CSV, claims, and the report's table of all metrics with
+definitions; if it has a `better` direction, also in the documentation's table of units. With
+`level=1` or `level=2` it is in the tables of trials and in MLflow as well. They have room for 25
+metrics and are full: lower the level of another metric to add one. Metrics that are attributes of
+one object, or differ only in a word (per role or link), are generated as `Metric` objects and added
+to the section. `flows.metrics.METRICS` lists the sections in order.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-Unit = Literal["", "%", "points", "point-seconds", "s", "MB", "USD", "count", "per second"]
+Unit = Literal["", "%", "points", "s", "MB", "USD", "count", "per second"]
 Better = Literal["higher", "lower"]
+Value = str | int | float | None
+C = TypeVar("C", bound=Callable[[Any], Value])
 
-# When a gradient was applied, seen from a fault; and what bytes are sent for.
-Period = Literal["before", "during", "after"]
-LINKS = ("train", "replicate", "store", "control")
+LINKS = ("train", "replicate", "store", "control")  # what bytes are sent for
 
 NOT_APPLICABLE = "–"
 # Units of shares and of differences of shares, which are written in per cent.
-SHARES = ("%", "points", "point-seconds")
+SHARES = ("%", "points")
 # Units of what is counted or measured from 0 on.
 FROM_ZERO = ("count", "s", "MB", "USD", "per second")
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure.
+    """One metric, declared once.
 
     Attributes
     ----------
     key
-        Its name in `Outcome.row()`.
+        Its name in `Outcome.row()`, in `--json`, in CSV and in claims.
     label
         Its heading in tables.
     unit
         How its value is written; rows hold plain numbers (shares in [0, 1], seconds, bytes, USD).
-    definition
-        What it is, in a sentence for the reader of a table.
-    metric
-        Its name among the metrics of a tracked run; None for what is not a number.
     better
         Whether a higher or a lower value is better; None where neither is.
+    text
+        What it is, in a sentence for the reader of a table.
+    compute
+        Returns its value for a `flows.metrics.trial.Trial`; of an effect of the faults, for the
+        `flows.metrics.effects.Effects` of the trial against its control (`of_effects`).
+    number
+        Whether it is a number that statistics and claims may be about.
     signed
         Whether it is a difference, which may be negative whatever its unit is.
     of_score
@@ -46,32 +67,41 @@ class Metric:
         Whether it takes a record of the whole training: a trial that was resumed has no value.
     of_faults
         Whether a trial without faults never has a value.
+    level
+        Prominence: 1 for MLflow and the table of trials, 2 for the short tables as well.
     """
 
     key: str
     label: str
     unit: Unit
-    definition: str
-    metric: str | None = None
-    better: Better | None = None
+    better: Better | None
+    text: str
+    compute: Callable[[Any], Value]
+    number: bool = True
     signed: bool = False
     of_score: bool = False
     whole: bool = True
     of_faults: bool = False
+    of_effects: bool = False
+    level: int = 0
 
     @property
     def shown_unit(self) -> str:
-        """The unit as it follows the label; nothing where the label says it, or there is none."""
-        told = self.unit in ("", "count") or self.label.endswith(self.unit)
-        return "" if told else self.unit
+        """The unit as it follows the label; nothing where the label has it, or there is none."""
+        return "" if self.unit == "count" or self.label.endswith(self.unit) else self.unit
+
+    @property
+    def plain_unit(self) -> str:
+        """The unit in files, which have fractions instead of percentages, and bytes."""
+        return {"%": "fraction", "points": "fraction", "MB": "bytes"}.get(self.unit, self.unit)
 
     def cut(self, bound: float) -> float:
-        """Return the bound of an interval of a mean, cut at 0 where the figure cannot be less."""
+        """Return the bound of an interval of a mean, cut at 0 where the metric cannot be less."""
         never_less = not self.signed and (self.of_score or self.unit in FROM_ZERO)
         return max(0.0, bound) if never_less else bound
 
-    def text(self, value: Any, finer: bool = False) -> str:
-        """Return a value of this column as a reader wants to see it.
+    def format(self, value: Any, finer: bool = False) -> str:
+        """Return a value as a reader wants to see it.
 
         `finer` writes a share or its difference with two decimals instead of one.
         """
@@ -81,6 +111,22 @@ class Metric:
             return value
         text = _number(float(value), self.unit, 2 if finer else 1)
         return (text if text.strip("-0.") else text.lstrip("-")).replace("-", "−")
+
+
+class Section(list[Metric]):
+    """The metrics of one subject, in the order in which tables and documents list them."""
+
+    def metric(
+        self, label: str, unit: Unit = "", better: Better | None = None, **flags: Any
+    ) -> Callable[[C], C]:
+        """Declare the metric that a function computes; see `Metric` for the parameters."""
+
+        def declared(compute: C) -> C:
+            text = " ".join((inspect.getdoc(compute) or "").split())
+            self.append(Metric(compute.__name__, label, unit, better, text, compute, **flags))
+            return compute
+
+        return declared
 
 
 def _number(value: float, unit: Unit, decimals: int) -> str:
@@ -94,19 +140,15 @@ def _number(value: float, unit: Unit, decimals: int) -> str:
         return f"{value:,.1f}"
     if unit == "MB":
         return _three_digits(value / 1e6)
+    if unit == "USD" and abs(value) < 0.1:
+        return "<0.000001" if 0 < value < 1e-6 else f"{value:.6f}"
     if unit == "USD":
-        return _money(value)
+        return f"{value:,.2f}"
     if unit == "s" and abs(value) < 1:
         return f"{value:.3f}"
     if not unit and abs(value) < 1:
         return f"{value:.3g}"
     return _three_digits(value)
-
-
-def _money(value: float) -> str:
-    if abs(value) >= 0.1:
-        return f"{value:,.2f}"
-    return "<0.000001" if 0 < value < 1e-6 else f"{value:.6f}"
 
 
 def _three_digits(value: float) -> str:

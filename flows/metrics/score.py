@@ -12,7 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dps.errors import RecordDamaged
 from flows.metrics.metric import Better, Metric
+from flows.quoting import quoted
 
 _WORD = re.compile(r"\baccuracy\b", re.IGNORECASE)
 _OPPOSITE: Mapping[Better | None, Better | None] = {
@@ -39,7 +41,7 @@ class Score:
     share
         Whether it is a share, in [0, 1]: written in per cent, and its differences in points.
     same_as
-        Figures of `Outcome.row()` that are this score again: nothing shows them beside it.
+        A metric of `Outcome.row()` that equals this score; it is not shown in addition to it.
     """
 
     key: str
@@ -47,17 +49,12 @@ class Score:
     definition: str
     better: Better = "higher"
     share: bool = True
-    same_as: frozenset[str] = frozenset()
+    same_as: str = ""
 
     @property
     def highest(self) -> float:
         """What no value can exceed; none is below 0."""
         return 1.0 if self.share else math.inf
-
-    @property
-    def sign(self) -> int:
-        """What values are multiplied by so that of the products more is better."""
-        return 1 if self.better == "higher" else -1
 
     def reaches(self, value: float, wanted: float) -> bool:
         """Whether a value is as good as another, or better."""
@@ -65,13 +62,10 @@ class Score:
 
     def best(self, values: Iterable[float]) -> float | None:
         """Return the best of the values that are finite; None where there is none."""
-        return max(filter(math.isfinite, values), key=lambda v: self.sign * v, default=None)
+        pick = max if self.better == "higher" else min
+        return pick(filter(math.isfinite, values), default=None)
 
-    def worst(self, values: Iterable[float]) -> float | None:
-        """Return the worst of the values that are finite; None where there is none."""
-        return min(filter(math.isfinite, values), key=lambda v: self.sign * v, default=None)
-
-    def text(self, value: float) -> str:
+    def format(self, value: float) -> str:
         """Return a value as it follows the name."""
         return f"{value:.1%}" if self.share else f"{value:.4g}"
 
@@ -81,15 +75,14 @@ class Score:
 
     def tracked(self, metric: str) -> str:
         """Return what a metric of a tracked run that has accuracy in its name is called."""
-        name = metric.replace("accuracy", self.key)
-        return name if self.better == "higher" else name.replace("lowest_after", "highest_after")
+        return metric.replace("accuracy", self.key)
 
     def of(self, metric: Metric) -> Metric:
         """Return a figure by the name of this score, and if it is one of it, in its unit."""
         if self.key == "accuracy":
             return metric
-        label, definition = self.said(metric.label), self.said(metric.definition)
-        found = replace(metric, label=label, definition=definition)
+        label, text = self.said(metric.label), self.said(metric.text)
+        found = replace(metric, label=label, text=text)
         if not metric.of_score:
             return found
         better = metric.better if self.better == "higher" else _OPPOSITE[metric.better]
@@ -130,7 +123,6 @@ SCORES = {
             "the root of the mean squared error, in the units that the target has in its file",
             better="lower",
             share=False,
-            same_as=frozenset({"rmse_final"}),
         ),
         Score(
             "loss",
@@ -138,16 +130,26 @@ SCORES = {
             "the mean loss over the examples that are scored, as the workload defines it",
             better="lower",
             share=False,
-            same_as=frozenset({"loss_final", "loss_lowest"}),
+            same_as="loss_final",
         ),
     )
 }
 
 
 def score_of(config: Mapping[str, Any]) -> Score:
-    """Return what a trial is scored by, from its configuration as it is recorded."""
+    """Return what a trial is scored by, from its configuration as it is recorded.
+
+    Raises
+    ------
+    RecordDamaged
+        There is no such score.
+    """
     evaluation, dataset = config.get("evaluation") or {}, config.get("dataset") or {}
     named = evaluation.get("metric")
     if named is None and dataset.get("task") == "regression":
         named = "r2"
+    if named not in (None, *SCORES):
+        raise RecordDamaged(
+            f"evaluation.metric is {quoted(named)}, expected one of {', '.join(SCORES)}"
+        )
     return SCORES[named or "accuracy"]

@@ -1,232 +1,223 @@
-"""What the figures about updates mean: what became of them, their age and pace."""
+"""What became of updates, how old the weights were that they came from, and how fast they came."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Literal
 
-from flows.metrics.metric import Metric, Period, Unit
+from dps.events import LoadMeasured, Reported, TrainingStarted
+from flows.metrics.faults import FaultTimes
+from flows.metrics.ledger import Row
+from flows.metrics.metric import Better, Metric, Section, Unit
+from flows.metrics.trial import Trial
+from flows.records.record import Record
 
-UPDATES = (
-    Metric(
-        "updates_attempted",
-        "attempted",
-        "count",
-        "Updates that workers sent, as far as acknowledgements and applications show. This and the "
-        "other counts are of one update on one shard: a gradient pushed to 2 shards counts twice.",
-        "updates/attempted",
-    ),
-    Metric(
-        "updates_acked",
-        "acked",
-        "count",
-        "Updates that a worker was told are safe to the strategy's promise.",
-        "updates/acked",
-    ),
-    Metric(
-        "updates_applied",
-        "applied",
-        "count",
-        "Updates in the final state: the sum of the shards' last versions.",
-        "updates/applied",
-        better="higher",
-        whole=False,
-    ),
-    Metric(
-        "updates_lost",
-        "lost",
-        "count",
-        "Updates that a worker took for safe and that are not in the final state: acked ones that "
-        "the state that a shard went on from did not have and nothing brought back, and buffered "
-        "ones that were lost with their mailbox or worker.",
-        "updates/lost",
-        better="lower",
-    ),
-    Metric(
-        "updates_buffered",
-        "buffered",
-        "count",
-        "Updates computed during the outage and kept in a mailbox or in the worker; not among the "
-        "acked.",
-        "updates/buffered",
-    ),
-    Metric(
-        "updates_replayed",
-        "replayed",
-        "count",
-        "Buffered updates that were applied after the outage.",
-        "updates/replayed",
-    ),
-    Metric(
-        "updates_dropped",
-        "dropped",
-        "count",
-        "Updates that were given up: buffered ones that the replay policy left out, and those that "
-        "a shard refused as too stale.",
-        "updates/dropped",
-        better="lower",
-    ),
-    Metric(
-        "updates_duplicates",
-        "refused as duplicates",
-        "count",
-        "Pushes that a shard refused because it had them: answers to workers that re-sent, and "
-        "refusals in a replay.",
-        "updates/duplicates",
-    ),
-    Metric(
-        "updates_applied_twice",
-        "applied twice",
-        "count",
-        "Applications of an update that the surviving state already held. Must be 0.",
-        "updates/applied_twice",
-        whole=False,
-    ),
-    Metric(
-        "updates_replica_conflicts",
-        "replica conflicts",
-        "count",
-        "Versions at which two replicas of a shard applied different updates. Must be 0.",
-        "updates/replica_conflicts",
-        whole=False,
-    ),
-    Metric(
-        "updates_audit_mismatches",
-        "audit mismatches",
-        "count",
-        "Final states, read from the shards, that contradict the events. Must be 0.",
-        "updates/audit_mismatches",
-    ),
-    Metric(
-        "updates_lost_per_fault",
-        "lost by a fault",
-        "count",
-        "The most updates that one fault lost, acked and buffered, on all shards together (RPO).",
-        "recovery/rpo_updates",
-        better="lower",
-        of_faults=True,
-    ),
-    Metric(
-        "updates_unrecorded",
-        "unrecorded",
-        "count",
-        "Updates in the final state whose application was never reported, because the node that "
-        "applied them was killed first.",
-        "updates/unrecorded",
-    ),
-)
+# When a gradient was applied, seen from a fault.
+Period = Literal["before", "during", "after"]
+PERIODS: tuple[Period, ...] = ("before", "during", "after")
+COMPUTE = "compute_seconds"
 
-_WHEN: dict[Period | None, str] = {
-    None: "",
-    "before": " before the first fault",
-    "during": " during a fault: applied after it began, from weights read before the shard served "
-    "again; replayed updates are among them",
-    "after": " after the faults",
+UPDATES = Section()
+
+# What the ledger counts, and what it is.
+_COUNTS = {
+    "acked": "Updates that a worker was told are safe to the strategy's promise. This and the "
+    "other counts are of one update on one shard: a gradient pushed to 2 shards counts twice.",
+    "applied": "Updates in the final state: the sum of the shards' last versions.",
+    "lost": "Updates that a worker took for safe and that are not in the final state: acked ones "
+    "that the state that a shard went on from did not have and nothing brought back, and buffered "
+    "ones that were lost with their mailbox or worker.",
+    "lost_per_fault": "The most updates that one fault lost, acked and buffered, on all shards "
+    "together (RPO).",
+    "buffered": "Updates computed during the outage and kept in a mailbox or in the worker; not "
+    "among the acked.",
+    "replayed": "Buffered updates that were applied after the outage.",
+    "dropped": "Updates that were given up: buffered ones that the replay policy left out, and "
+    "those that a shard refused as too stale.",
+    "duplicates": "Pushes that a shard refused because it had them: answers to workers that "
+    "re-sent, and refusals in a replay.",
+    "applied_twice": "Applications of an update that the surviving state already held. Must be 0.",
+    "replica_conflicts": "Versions at which two replicas of a shard applied different updates. "
+    "Must be 0.",
+    "audit_mismatches": "Final states, read from shards, that contradict the events. Must be 0.",
 }
-
-
-def _staleness() -> Iterator[Metric]:
-    for period, when in _WHEN.items():
-        prefix = f"{period}_" if period else ""
-        metric = f"fault/staleness_{prefix}" if period else "final/staleness_"
-        for name, label, unit, definition in _FIGURES:
-            yield Metric(
-                f"staleness_{prefix}{name}",
-                f"staleness {label}, {period}" if period else f"staleness {label}",
-                unit,
-                f"{definition}{when}.",
-                f"{metric}{name}",
-                better="lower",
-                of_faults=period in ("during", "after"),
-            )
-
-
-_VERSIONS = (
-    "Version of the shard when an update is applied minus the version it was computed from; {} of "
-    "the applications by heads of shards (nearest rank)"
-)
-_SECONDS = (
-    "Age of the weights that an update was computed from when it is applied; {} of the "
-    "applications by heads of shards (nearest rank)"
-)
-_FIGURES: tuple[tuple[str, str, Unit, str], ...] = (
-    ("median", "median", "count", _VERSIONS.format("median")),
-    ("p99", "p99", "count", _VERSIONS.format("99th percentile")),
-    ("max", "max", "count", _VERSIONS.format("largest")),
-    ("median_seconds", "median", "s", _SECONDS.format("median")),
-    ("p99_seconds", "p99", "s", _SECONDS.format("99th percentile")),
-)
-STALENESS = tuple(_staleness())
-
-SPEED = (
+_BETTER: dict[str, Better] = {
+    "applied": "higher",
+    "lost": "lower",
+    "lost_per_fault": "lower",
+    "dropped": "lower",
+}
+_AT_THE_END = ("applied", "applied_twice", "replica_conflicts")  # known of resumed trials as well
+UPDATES += [
     Metric(
-        "training_seconds",
-        "training",
-        "s",
-        "From the start of the workers until one of them last got an answer to a push.",
-        "final/training_seconds",
-        better="lower",
-    ),
-    Metric(
-        "gradients_pushed",
-        "gradients",
+        f"updates_{name}",
+        name.replace("_", " "),
         "count",
-        "Different gradients that workers were told are safe or buffered, each counted once "
-        "however many shards it touches, and whatever became of it later.",
-        "gradients/pushed",
-    ),
-    Metric(
-        "gradients_per_second",
-        "gradients per second",
-        "per second",
-        "Gradients divided by the time of the training.",
-        "final/gradients_per_second",
-        better="higher",
-    ),
-    Metric(
-        "gradients_together",
-        "gradients, all workers at work",
-        "per second",
-        "Gradients per second while all workers were at work: from when the last one had pushed "
-        "its first gradient until one had pushed its last. Leaves out how workers come and go, "
-        "which weighs more the shorter a training is.",
-        "final/gradients_together",
-        better="higher",
-    ),
-    Metric(
-        "gradients_steady",
-        "steady rate",
-        "per second",
-        "Gradients per second while all workers were at work, without the time from each fault to "
-        "when nothing was left of it to be seen: the shard applied updates again, what was paused "
-        "or disturbed went on, and the node that took a lost one's place was a replica or worked. "
-        "Empty where no time is left.",
-        "final/gradients_steady",
-        better="higher",
-    ),
-    Metric(
-        "goodput",
-        "goodput",
-        "per second",
-        "Gradients in the final state, mean over the shards, divided by the time of the training.",
-        "final/goodput",
-        better="higher",
-    ),
-    Metric(
-        "idle_share",
-        "workers idle",
-        "%",
-        "Share of the workers' time, from first to last report, in which they did not compute a "
-        "gradient (the emulated part counts as computing): they waited for the server or for each "
-        "other.",
-        "final/idle_share",
-        better="lower",
-    ),
-    Metric(
-        "load_average",
-        "load average",
-        "",
-        "Processes that wanted a core of the machine that drives the trial, on average over a "
-        "minute: when the trial began or when it ended, whichever is more. Empty on virtual time.",
-        "final/load_average",
-    ),
-)
+        _BETTER.get(name),
+        text,
+        attrgetter(f"ledger.{name}"),
+        whole=name not in _AT_THE_END,
+        of_faults=name == "lost_per_fault",
+        level=2 * (name in ("lost", "applied_twice")),
+    )
+    for name, text in _COUNTS.items()
+]
+
+
+# -- staleness -------------------------------------------------------------------------------
+
+
+def nearest_rank(values: Sequence[float], share: float) -> float | None:
+    """Return the smallest value that at least `share` of the values do not exceed."""
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def _staleness(rank: str, share: float, name: str, unit: Unit) -> Metric:
+    field, what = (
+        ("staleness_seconds", "Age of the weights that an update was computed from when applied")
+        if unit == "s"
+        else (
+            "staleness",
+            "Version of the shard when an update is applied minus the version it was computed from",
+        )
+    )
+    return Metric(
+        f"staleness_{rank}{'_seconds' if unit == 's' else ''}",
+        f"staleness {rank}",
+        unit,
+        "lower",
+        f"{what}; {name} of the applications by heads of shards (nearest rank).",
+        lambda trial: nearest_rank(
+            [getattr(row, field) for row in trial.applied if row.head], share
+        ),
+        level=(rank, unit) == ("p99", "count"),
+    )
+
+
+UPDATES += [
+    _staleness("median", 0.5, "median", "count"),
+    _staleness("p99", 0.99, "99th percentile", "count"),
+    _staleness("max", 1.0, "largest", "count"),
+    _staleness("median", 0.5, "median", "s"),
+    _staleness("p99", 0.99, "99th percentile", "s"),
+]
+
+
+def by_period(rows: Iterable[Row], faults: Iterable[FaultTimes]) -> dict[Period, list[Row]]:
+    """Split applications into those before, during and after the faults of a trial.
+
+    What a fault delays is applied after it is over, so it is not the moment of the application
+    that decides: *during* are the applications since a fault whose weights were read before the
+    shard served again, replayed ones included. *After* are all others since the first fault.
+    Without a fault everything is before.
+    """
+    spans = [(fault.began, _over(fault)) for fault in faults]
+    first = min((began for began, _ in spans), default=math.inf)
+    periods: dict[Period, list[Row]] = {period: [] for period in PERIODS}
+    for row in rows:
+        read = row.t - row.staleness_seconds
+        if row.t < first:
+            periods["before"].append(row)
+        elif any(began <= row.t and read < over for began, over in spans):
+            periods["during"].append(row)
+        else:
+            periods["after"].append(row)
+    return periods
+
+
+def _over(fault: FaultTimes) -> float:
+    """When the shard served again; else when the node was itself again, or at once."""
+    if fault.shard is None:
+        return fault.began if fault.ended is None else fault.ended
+    return math.inf if fault.serving is None else fault.serving
+
+
+# -- pace ------------------------------------------------------------------------------------
+
+
+@UPDATES.metric("training", "s", "lower", level=2)
+def training_seconds(trial: Trial) -> float | None:
+    """From the start of the workers until one of them last got an answer to a push."""
+    return trial.seconds
+
+
+@UPDATES.metric("gradients", "count")
+def gradients_pushed(trial: Trial) -> int:
+    """Different gradients that workers were told are safe or buffered, each counted once however
+    many shards it touches, and whatever became of it later.
+    """
+    return len(trial.pushed)
+
+
+@UPDATES.metric("gradients per second", "per second", "higher", level=1)
+def gradients_per_second(trial: Trial) -> float | None:
+    """Gradients divided by the time of the training."""
+    return len(trial.pushed) / trial.seconds if trial.seconds else None
+
+
+@UPDATES.metric("gradients, all workers at work", "per second", "higher")
+def gradients_together(trial: Trial) -> float | None:
+    """Gradients per second while all workers were at work: from when the last one had pushed its
+    first gradient until one had pushed its last. Leaves out how workers come and go, which weighs
+    more the shorter a training is.
+    """
+    by_worker: defaultdict[str, list[float]] = defaultdict(list)
+    for (worker, _, _), t in trial.pushed.items():
+        by_worker[worker].append(t)
+    began = max(map(min, by_worker.values()), default=0.0)
+    ended = min(map(max, by_worker.values()), default=0.0)
+    if ended <= began:
+        return None
+    return sum(began < t <= ended for t in trial.pushed.values()) / (ended - began)
+
+
+@UPDATES.metric("goodput", "per second", "higher", level=1)
+def goodput(trial: Trial) -> float | None:
+    """Gradients in the final state, mean over the shards, divided by the time of the training."""
+    if not trial.seconds:
+        return None
+    return trial.ledger.applied / trial.record.of(TrainingStarted)[0].shards / trial.seconds
+
+
+@UPDATES.metric("workers idle", "%", "lower", level=1)
+def idle_share(trial: Trial) -> float | None:
+    """Share of the workers' time, from first to last report, in which they did not compute a
+    gradient (the emulated part counts as computing): they waited for the server or for each other.
+    """
+    steps = list(computing(trial.record))
+    there = sum(end - began for began, end, _ in steps)
+    if there <= 0:
+        return None
+    computed = sum(seconds for _, _, seconds in steps)
+    # The clock of a report is not the one that the computation was timed with.
+    return max(0.0, 1 - computed / there)
+
+
+@UPDATES.metric("load average")
+def load_average(trial: Trial) -> float | None:
+    """Processes that wanted a core of the machine that drives the trial, on average over a minute:
+    when the trial began or when it ended, whichever is more. Empty on virtual time.
+    """
+    return max((event.load for event in trial.record.of(LoadMeasured)), default=None)
+
+
+def computing(record: Record) -> Iterator[tuple[float, float, float]]:
+    """Yield for every step of a worker but its first: its beginning, its end, seconds computed.
+
+    A step runs from one report to the next, so that the time in which a worker loads its data
+    is in none.
+    """
+    runs: defaultdict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for event in record.of(Reported):
+        if event.name == COMPUTE:
+            run = runs[event.worker, event.incarnation]
+            run.extend(zip(event.times, event.values, strict=True))
+    for steps in runs.values():
+        for (began, _), (end, computed) in pairwise(sorted(steps)):
+            yield began, end, computed

@@ -1,16 +1,15 @@
-"""`dps status`: how far the experiments of a directory are, from their files alone.
+"""`dps status`: the state of the experiments of a directory, from their files alone.
 
-So it runs beside them, and on any host that sees the files. It asks no process of theirs; that a
-trial is running is told by the note of who is at work (`flows.records.owner`) and by its record,
-which has a beginning and no end.
+It runs beside them, on any host that sees the files. That a trial runs follows from the note of the
+process at work (`flows.records.owner`) and from its record, which has a beginning and no end.
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -19,21 +18,19 @@ from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError, RecordDamaged
-from dps.events import DashboardServed
-from flows.analysis.finished import RESULTS, Finished
-from flows.analysis.outcome import Outcome
+from dps.observe.views import TrainingView
 from flows.config.errors import suggest
+from flows.monitor.course import Course
 from flows.monitor.estimate import about, trials_told
-from flows.monitor.progress import Course
-from flows.records.owner import Owner, at_work, owner_of
+from flows.records.owner import Owner, owner_of
 from flows.records.record import (
     EVENTS_FILE,
-    Record,
     command_of,
     read_end,
     read_trial,
     trial_names,
 )
+from flows.statistics.finished import RESULTS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,49 +38,40 @@ if TYPE_CHECKING:
 State = Literal[
     "valid", "invalid", "failed", "damaged", "running", "interrupted", "waiting", "missing"
 ]
-RUNNING: State = "running"
 DONE: tuple[State, ...] = ("valid", "invalid", "failed")
-ENDS: Mapping[str, State] = {"valid": "valid", "invalid": "invalid", "failed": "failed"}
-# Nodes report what they use every second, so a trial that is silent for so long may be none.
+# Nodes report their resources every second: a trial silent for so long may hang.
 SILENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
-    """How far a trial is that has begun and not ended.
-
-    It has applied `updates` `of` so many. `heard` is when the last of it was written, by the clock
-    of the file system; `told` is its state in a few words.
-    """
-
-    since: float
-    heard: float
-    updates: int
-    of: int | None
-    told: str
-    dashboard: str | None
-
-
-@dataclass(frozen=True, slots=True)
 class Standing:
-    """How it stands with one trial; one that is done says what was wrong with it, if anything."""
+    """The state of one trial.
+
+    Attributes
+    ----------
+    reason
+        Why it is invalid, failed or damaged.
+    heard
+        Time at which its record last grew, by the clock of the file system.
+    training
+        The state of its training, if it is running.
+    """
 
     trial: str
     state: State
     reason: str = ""
-    going: Going | None = None
+    heard: float | None = None
+    training: TrainingView | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How it stands with an experiment.
+    """The state of an experiment.
 
     Attributes
     ----------
     owner
-        Who is at work on it; None: it does not run.
-    killed
-        Who was at work on it, and was killed.
+        The process at work on it; None: it does not run.
     command
         The command line that ran it last.
     """
@@ -91,31 +79,29 @@ class Status:
     experiment: str
     trials: tuple[Standing, ...]
     owner: Owner | None
-    killed: Owner | None
     command: str
 
     def count(self, *states: State) -> int:
-        """How many trials are in one of these states."""
+        """Return how many trials are in one of these states."""
         return sum(trial.state in states for trial in self.trials)
 
 
 def status_of(folder: Path) -> Status:
-    """Read how it stands with the experiment in a folder.
+    """Read the state of the experiment in a folder.
 
     Raises
     ------
     ConfigurationError
-        The note of who is at work, or the list of trials, is damaged; the message says which.
+        The note of the process at work, or the list of trials, is damaged.
     """
     noted = owner_of(folder)  # read once: it may change in between
-    ended = noted is not None and noted.has_ended
-    owner, killed = (None, noted) if ended else (noted, None)
+    owner = None if noted is not None and noted.has_ended else noted
     trials = tuple(_standing(folder / name, owner) for name in trial_names(folder))
-    return Status(folder.name, trials, owner, killed, command_of(folder))
+    return Status(folder.name, trials, owner, command_of(folder))
 
 
 def statuses(here: Path, experiment: str | None = None) -> list[Status]:
-    """Return how it stands with the experiment, or with all of a working directory.
+    """Return the state of one experiment, or of all of a working directory.
 
     Those that run come first.
 
@@ -139,7 +125,7 @@ def statuses(here: Path, experiment: str | None = None) -> list[Status]:
 
 
 def running(here: Path, experiment: str | None = None) -> list[Status]:
-    """Return how it stands with the experiment, or with all of a working directory, that run.
+    """Return the state of the running experiments of a working directory, or of this one.
 
     Raises
     ------
@@ -157,71 +143,40 @@ def running(here: Path, experiment: str | None = None) -> list[Status]:
     return at_work
 
 
-def under_way(folder: Path, recorded: Iterable[Finished]) -> list[Standing]:
-    """Those of the trials of an experiment, as their records were read, that are running."""
-    if (owner := at_work(folder)) is None:
-        return []
-    records = {each.events_file.parent.name: each.record for each in recorded}
-    names = (name for name in trial_names(folder) if name in records)
-    told = (_standing(folder / name, owner, records[name]) for name in names)
-    return [standing for standing in told if standing.going is not None]
-
-
-def as_it_stands(result: Outcome, running: Container[str]) -> Outcome:
-    """Return what came of a trial; one that is running has not failed, though it has no end."""
-    if result.identity.trial not in running:
-        return result
-    return replace(result, status=RUNNING, reason="")
-
-
-def going_of(record: Record, heard: float) -> Going | None:
-    """Return how far a trial is by its record; None if that has no beginning yet."""
-    if record.started is None:
-        return None
-    server, training = (record.config.get(section, {}) for section in ("server", "training"))
-    course = Course(server.get("shards", 1))
-    for event in record.events:
-        course.take(event)
-    served = record.of(DashboardServed)
-    return Going(
-        since=record.started.t,
-        heard=heard,
-        updates=course.updates,
-        of=training.get("updates"),
-        told=course.text() if course.started is not None else "starting",
-        dashboard=served[-1].address if served else None,
-    )
-
-
-def _standing(folder: Path, owner: Owner | None, record: Record | None = None) -> Standing:
-    """How it stands with the trial in a folder; its record is read if it was not yet."""
-    path = folder / EVENTS_FILE
+def _standing(folder: Path, owner: Owner | None) -> Standing:
+    """The state of the trial in a folder."""
+    path, heard, training = folder / EVENTS_FILE, None, None
+    state: State
+    reason = ""
     try:
         heard = path.stat().st_mtime
-        ended = read_end(path) if record is None else record.ended
+        ended = read_end(path)
         before = owner is not None and heard < owner.since
-        if ended is not None:
-            if before and ended.status == "failed":
-                return Standing(folder.name, "waiting", "failed before")
-            return Standing(folder.name, ENDS[ended.status], ended.reason)
-        if owner is None:
-            return Standing(folder.name, "interrupted")
-        if before:
-            return Standing(folder.name, "waiting", "interrupted before")
-        return Standing(folder.name, "running", going=going_of(record or read_trial(path), heard))
+        if ended is None:
+            state = "interrupted" if owner is None else "waiting" if before else "running"
+            reason = "interrupted before" if state == "waiting" else ""
+            if state == "running":
+                course = Course(folder.name)
+                for event in read_trial(path).events:
+                    course.take(event)
+                training = course.view() if course.started is not None else None
+        elif before and ended.status == "failed":
+            state, reason = "waiting", "failed before"
+        else:
+            state = next(state for state in DONE if state == ended.status)
+            reason = ended.reason
     except FileNotFoundError:
-        return Standing(folder.name, "missing" if owner is None else "waiting")
-    except OSError as error:  # such as a link to itself
-        return Standing(folder.name, "damaged", f"{path}: {error.strerror or error}")
-    except RecordDamaged as error:
-        return Standing(folder.name, "damaged", str(error))
+        state = "missing" if owner is None else "waiting"
+    except (OSError, RecordDamaged) as error:  # such as a link to itself
+        state, reason = "damaged", str(error)
+    return Standing(folder.name, state, reason, heard, training)
 
 
 # -- showing -----------------------------------------------------------------------------------
 
 
 def show(statuses: Sequence[Status], console: Console) -> None:
-    """Print how it stands with experiments, with a line for each trial of one that runs.
+    """Print the state of experiments, with a line for each trial of one that runs.
 
     Of a single one there are lines for its trials in any case.
     """
@@ -235,10 +190,22 @@ def show(statuses: Sequence[Status], console: Console) -> None:
             console.print(Text(f"  {line}"), soft_wrap=True)
         if not detailed:
             continue
-        console.print(as_table(status, now))
-        for trial in status.trials:
-            for line in _remarks(trial, now):
-                console.print(Text(f"{trial.trial}: {line}"), soft_wrap=True)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+        for heading in ("#", "trial", "state", "for", "updates", ""):
+            table.add_column(heading, justify="right" if heading in ("#", "updates") else "left")
+        remarks = []
+        for n, trial in enumerate(status.trials, 1):
+            cells = ["", "", trial.reason]
+            if (view := trial.training) is not None and trial.heard is not None:
+                counts = f"{view.done}/{view.total or '?'}"
+                cells = [about(view.seconds or 0.0), counts, "  ".join(view.remarks())]
+                remarks += [f"{trial.trial}: {note}" for note in view.notes]
+                if (silent := now - trial.heard) > SILENT_SECONDS:
+                    remarks.append(f"{trial.trial}: nothing was heard of it for {about(silent)}")
+            table.add_row(*map(Text, [str(n), trial.trial, trial.state, *cells]))
+        console.print(table)
+        for line in remarks:
+            console.print(Text(line), soft_wrap=True)
 
 
 def headline(status: Status) -> str:
@@ -250,8 +217,6 @@ def headline(status: Status) -> str:
     if status.owner is not None:
         idle = "" if counts["running"] else "; it is getting ready, or writes its report"
         who = f", by {status.owner}, since {_moment(status.owner.since)}{idle}"
-    elif status.killed is not None:
-        who += f": {status.killed} was at work on it, and was killed"
     return f"{status.experiment}: {trials_told(len(status.trials))}: {told}{who}"
 
 
@@ -263,31 +228,6 @@ def _next_commands(status: Status) -> list[str]:
     invalid = status.count("invalid")
     again = [f"{invalid} invalid: {status.command} --retry-invalid"] if invalid else []
     return [f"{left} missing or failed: {status.command}", *again] if left else again
-
-
-def as_table(status: Status, now: float) -> Table:
-    """Return one line for each trial, in the order in which they run."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("#", "trial", "state", "since", "updates", ""):
-        table.add_column(heading, justify="right" if heading in ("#", "updates") else "left")
-    for number, trial in enumerate(status.trials, 1):
-        going, cells = trial.going, ["", "", trial.reason]
-        if going is not None:
-            since = f"{_moment(going.since)} ({about(now - going.since)})"
-            cells = [since, f"{going.updates}/{going.of or '?'}", going.told]
-        table.add_row(*map(Text, [str(number), trial.trial, trial.state, *cells]))
-    return table
-
-
-def _remarks(trial: Standing, now: float) -> list[str]:
-    if trial.going is None:
-        return []
-    lines = []
-    if now - trial.going.heard > SILENT_SECONDS:
-        lines.append(f"nothing was heard of it for {about(now - trial.going.heard)}")
-    if trial.going.dashboard is not None:
-        lines.append(f"Dask dashboard: {trial.going.dashboard}")
-    return lines
 
 
 def _moment(t: float) -> str:

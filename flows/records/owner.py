@@ -1,11 +1,12 @@
-"""The note of who is at work in an experiment's folder: `.running.json`, for others to read.
+"""The lock of an experiment's folder, which also identifies the process that holds it.
 
-The lock on the folder keeps others out on this host; the note says who holds it, on every host that
-sees the files.
+It excludes other processes on this host, and shows every host that sees the files which process is
+writing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -14,31 +15,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from dps.errors import ConfigurationError
-from dps.events.reading import LATEST, quoted
-from dps.protocol.storage.regular import open_regular
-from flows.files import write_whole
+from dps.errors import ConfigurationError, StoreUnavailable
+from flows.files import open_own
 
-NOTE = ".running.json"
-LARGEST_PID = (1 << 31) - 1
-CLOCK_SECONDS = 2.0  # by which the system's account of when a process began may be off
+LOCK_FILE = ".lock"
+CLOCK_SECONDS = 2.0  # error of the system's start times of processes
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A command that is at work in a folder.
+    """A command that is writing to a folder.
 
     Attributes
     ----------
     host, pid, began
-        Where it runs, its process, and when that began, which tells it from a later one of the same
-        number.
+        Its host, its process, and the start time of the process, which distinguishes it from a
+        later process with the same number.
     since
-        When it came to hold the folder. Times are in seconds since the Unix epoch.
+        Time at which it acquired the lock. Times are in seconds since the Unix epoch.
     """
 
     host: str
@@ -47,14 +44,9 @@ class Owner:
     since: float
 
     @property
-    def is_here(self) -> bool:
-        """Whether it runs on this host, so that it is known whether it lives."""
-        return self.host == socket.gethostname()
-
-    @property
     def has_ended(self) -> bool:
-        """Whether it is known to be gone, though its note is there: it was killed."""
-        if not self.is_here:
+        """Whether it is known to have ended without releasing the lock, for example by a kill."""
+        if self.host != socket.gethostname():
             return False
         try:
             process = psutil.Process(self.pid)
@@ -68,38 +60,54 @@ class Owner:
 
 
 @contextmanager
-def noted(folder: Path) -> Iterator[None]:
-    """Leave a note in a folder while this process is at work there; its lock must be held.
-
-    Raises
-    ------
-    StoreUnavailable
-        The note cannot be written.
-    """
-    process = psutil.Process()
-    me = Owner(socket.gethostname(), os.getpid(), process.create_time(), time.time())
-    write_whole(folder / NOTE, json.dumps(asdict(me)), "the note of who is at work")
-    try:
-        yield
-    finally:
-        (folder / NOTE).unlink(missing_ok=True)
-
-
-def owner_of(folder: Path) -> Owner | None:
-    """Return who is at work in a folder, or was when it was killed; None: nobody.
+def exclusive(folder: Path) -> Iterator[None]:
+    """Lock an experiment's folder, so that no two commands write to the same records.
 
     Raises
     ------
     ConfigurationError
-        There is a note that cannot be read.
+        Another command holds the lock.
+    StoreUnavailable
+        The folder cannot be written to.
     """
-    path = folder / NOTE
+    process = psutil.Process()
+    me = Owner(socket.gethostname(), os.getpid(), process.create_time(), time.time())
     try:
-        with open_regular(path) as note:
-            return _owner(json.loads(note.read()))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open_own(folder / LOCK_FILE, "ab", buffering=0)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock.truncate(0)  # content left by a killed process
+        lock.write(json.dumps(asdict(me)).encode())
+    except BlockingIOError as error:
+        lock.close()
+        raise ConfigurationError(
+            f"another `dps run` is writing to {folder}; wait for it to end"
+        ) from error
+    except OSError as error:
+        raise StoreUnavailable(
+            f"the results folder {folder} cannot be written: {error.strerror or error}. "
+            "Make it writable, or run in another directory."
+        ) from error
+    with lock:
+        try:
+            yield
+        finally:
+            lock.truncate(0)
+
+
+def owner_of(folder: Path) -> Owner | None:
+    """Return the command that holds the lock of a folder or was killed holding it, or None.
+
+    Raises
+    ------
+    ConfigurationError
+        The content of the lock cannot be read.
+    """
+    path = folder / LOCK_FILE
+    try:
+        written = path.read_bytes() if path.exists() else b""
+        return Owner(**json.loads(written)) if written else None
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigurationError(
             f"{path} does not say who is at work here ({type(error).__name__}: {error}). If nobody "
             "is, remove it."
@@ -107,24 +115,6 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def at_work(folder: Path) -> Owner | None:
-    """Return the process at work in a folder, unless it is known to have ended.
-
-    Raises
-    ------
-    ConfigurationError
-        There is a note that cannot be read.
-    """
+    """Return the process at work in a folder, unless it is known to have ended."""
     owner = owner_of(folder)
     return None if owner is None or owner.has_ended else owner
-
-
-def _owner(said: Any) -> Owner:
-    owner = Owner(**said)
-    if not isinstance(owner.host, str) or not owner.host.isprintable():
-        raise ValueError(f"host is {quoted(owner.host)}, expected a name")
-    if type(owner.pid) is not int or not 0 < owner.pid <= LARGEST_PID:
-        raise ValueError(f"pid is {quoted(owner.pid)}, expected a number from 1 to {LARGEST_PID}")
-    for name, moment in (("began", owner.began), ("since", owner.since)):
-        if type(moment) not in (int, float) or not 0 <= moment <= LATEST:
-            raise ValueError(f"{name} is {quoted(moment)}, expected seconds since 1970")
-    return owner

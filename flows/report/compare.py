@@ -1,11 +1,8 @@
-"""`dps compare`: runs side by side, what changed between them first, then their figures.
+"""`dps compare`: runs side by side, what changed between them first, then their metrics.
 
-A run is an experiment ("demo"), all trials of it whose names begin with the same labels
-("demo/chain"), or that have a label on another axis ("demo/kill"), those of one combination with
-all its seeds ("demo/chain.kill"), or one trial ("demo/chain.kill.seed-0"); one of another working
-directory, such as that of another version of dps, is named by its path ("../before/results/demo").
-Two trials are shown figure by figure; else the differences from the first run are judged, seed by
-seed, under each combination of what labels are left.
+A run is an experiment (demo), all trials of it with some labels (demo/chain, demo/kill,
+demo/chain.kill) or one trial (demo/chain.kill.seed-0); one of another working directory is named by
+its path (../before/results/demo). Others are compared with the first, seed by seed.
 """
 
 from __future__ import annotations
@@ -14,47 +11,46 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.table import Table
 from rich.text import Text
 
 from dps.errors import ConfigurationError
-from flows.analysis.comparison import Compared, Rows, compare_rows, read_comparison, rows_by
-from flows.analysis.effects.controls import setup
-from flows.analysis.finished import Finished, as_configured, experiment_folder, read_whole
-from flows.analysis.outcome import Outcome, labels_told
-from flows.analysis.prices import Prices
-from flows.analysis.virtual_time import told
-from flows.config.base import ComparisonSection
 from flows.config.errors import suggest
+from flows.config.settings import ComparisonSection
 from flows.config.trials import flat, trial_name
-from flows.files import is_file, is_folder
-from flows.metrics import COLUMNS, NOT_APPLICABLE
-from flows.metrics.score import ACCURACY, Score
+from flows.metrics import BY_KEY, NOT_APPLICABLE
+from flows.metrics.outcome import Outcome
+from flows.metrics.prices import Prices
+from flows.metrics.trial import labels_told
 from flows.quoting import quoted, shown
 from flows.records.record import EVENTS_FILE, event_files, labels_of, read_start
-from flows.report.export import exported, to_csv, to_json
-from flows.report.latex import NEEDED, run_tables
-from flows.report.terminal import figure_name, print_exploratory, signed
+from flows.report import tables
+from flows.report.study import NUMBERS, Study
+from flows.report.terminal import print_remarks, print_table
+from flows.statistics.comparison import Compared, Rows, compare_rows, read_questions, rows_by
+from flows.statistics.finished import (
+    Finished,
+    as_configured,
+    experiment_folder,
+    read_whole,
+    setup,
+)
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
 # What tells trials of one run apart, or only names them.
 NO_SETTINGS = ("experiment", "seed")
 VERSIONS = "versions."
 PATHS = ("/", "./", "../", "~")  # how the name of a run begins that is a path
-# What the heading of a trial's figures tells already.
-TOLD_ABOVE = ("experiment", "trial", "strategy", "condition", "seed", "digest")
-ALWAYS_SHOWN = ("updates_lost",)
+IN_THE_NAME = ("experiment", "trial", "strategy", "condition", "seed", "digest")
 SHOWN_LENGTH = 40
 PAIR = 2
-
-
-Form = Literal["csv", "json", "latex"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +73,6 @@ class Setting:
     key: str
     values: tuple[tuple[str, ...], ...]
 
-    @property
-    def software(self) -> bool:
-        """Whether it is the version of dps or a library."""
-        return self.key.startswith(VERSIONS)
-
 
 def find_run(
     name: str, here: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
@@ -94,27 +85,34 @@ def find_run(
         Nothing of that name is recorded in this working directory, or nothing that is whole.
     """
     folder, part = _folder_and_part(name, here)
-    files = {path.parent.name: path for path in event_files(folder)}
+    starts = {path: _settings_of(path) for path in event_files(folder)}
     beginning = f"{part}." if part else ""
-    chosen = [path for trial, path in files.items() if f"{trial}.".startswith(beginning)]
-    chosen = chosen or [path for path in files.values() if part in _said_of_labels(path)]
+    chosen = [path for path in starts if f"{path.parent.name}.".startswith(beginning)]
+    chosen = chosen or [  # by a label in the middle of the name
+        path
+        for path, settings in starts.items()
+        if _labels_left(settings.get("labels", {}), part) is not None
+    ]
     if not chosen:
-        known = [*dict.fromkeys(filter(None, map(_combination, files))), *files]
+        names = [path.parent.name for path in starts]
+        known = [*dict.fromkeys(filter(None, map(_combination, names))), *names]
         raise ConfigurationError(
             f"{quoted(name)}: the experiment {folder.name!r} in {folder.parent} has no trial "
-            f"{quoted(part)}; "
-            f"{suggest(part, known)}"
+            f"{quoted(part)}; {suggest(part, known)}"
         )
     # The controls of trials with faults are read as well: effects are told against them.
-    others = [] if all(map(_is_quiet, chosen)) else [p for p in files.values() if p not in chosen]
-    controls = filter(_is_quiet, others)
+    controls = [
+        path
+        for path, settings in starts.items()
+        if settings and path not in chosen and not setup(settings).plans_faults
+    ]
     found = read_whole(sorted([*chosen, *controls]), prices, warn)
     trials = as_configured(
         (each for each in found if each.events_file in chosen), labels_of(folder)
     )
     if not trials:
         raise ConfigurationError(f"{name}: no record of it is whole; `dps run` runs it again")
-    return Run(name, part, tuple(trials), read_comparison(folder))
+    return Run(name, part, tuple(trials), read_questions(folder).comparison)
 
 
 def _folder_and_part(name: str, here: Path) -> tuple[Path, str]:
@@ -123,12 +121,12 @@ def _folder_and_part(name: str, here: Path) -> tuple[Path, str]:
         experiment, _, part = name.strip("/").partition("/")
         return experiment_folder(experiment, here), part
     path = (here / os.path.expanduser(name)).absolute()
-    folders = (each for each in (path, *path.parents) if is_file(each / EVENTS_FILE))
+    folders = (each for each in (path, *path.parents) if (each / EVENTS_FILE).is_file())
     trial = next(folders, None)
     if trial is not None:
         return trial.parent, trial.name
     for folder, part in ((path, ""), (path.parent, path.name)):
-        if is_folder(folder) and any(event_files(folder)):
+        if folder.is_dir() and any(event_files(folder)):
             return folder, part
     raise ConfigurationError(
         f"{quoted(name)}: expected the folder of an experiment with records of its trials, as in "
@@ -144,7 +142,7 @@ def settings_that_differ(*runs: Run) -> list[Setting]:
     return [Setting(key, values) for key, values in found.items() if len(set(values)) > 1]
 
 
-def judged(runs: Sequence[Run], rng: np.random.Generator) -> tuple[Compared, ...]:
+def compared(runs: Sequence[Run]) -> tuple[Compared, ...]:
     """Compare the other runs with the first, by the metrics of the first.
 
     They are compared for every combination of labels, of those not named, that all have.
@@ -166,7 +164,7 @@ def judged(runs: Sequence[Run], rng: np.random.Generator) -> tuple[Compared, ...
             f"{'both' if len(runs) == PAIR else 'all'} have a "
             "valid trial. Name the trials to compare, as in demo/chain.kill."
         )
-    return compare_rows(rows, shared, names, first.name, first.comparison, rng)
+    return compare_rows(rows, shared, names, first.name, first.comparison, np.random.default_rng(0))
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
@@ -175,7 +173,7 @@ def check_comparable(runs: Sequence[Run]) -> None:
     Raises
     ------
     ConfigurationError
-        There is only one, or twice the same, or an experiment and a trial.
+        There is only one run, or a run is given twice.
     """
     first, *others = runs
     if not others:
@@ -186,119 +184,81 @@ def check_comparable(runs: Sequence[Run]) -> None:
     for number, run in enumerate(runs):
         if any(run.name == before.name for before in runs[:number]):
             raise ConfigurationError(f"{run.name} is named twice; name different runs")
-        if bool(first.part) != bool(run.part):
-            raise ConfigurationError(
-                f"{first.name} and {run.name}: one is an experiment, one is not. Name "
-                "experiments, or trials of each, as in demo/chain.kill."
-            )
 
 
-def print_side_by_side(runs: Sequence[Run], rng: np.random.Generator, console: Console) -> None:
-    """Print what changed between runs, then their figures.
+def document(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the comparison of runs as plain values; see docs/json.md."""
+    alone = all(len(run.trials) == 1 for run in runs)
+    return {
+        "runs": [
+            {"name": run.name, "trials": [done.outcome.row() for done in run.trials]}
+            for run in runs
+        ],
+        "settings": settings_that_differ(*runs),
+        "comparison": tables.comparison_frame(() if alone else compared(runs)),
+    }
+
+
+def print_side_by_side(runs: Sequence[Run], console: Console) -> None:
+    """Print what changed between runs, then their metrics.
 
     Raises
     ------
     ConfigurationError
-        They cannot be set side by side, or are experiments with nothing in common.
+        They are experiments with nothing in common.
     """
-    check_comparable(runs)
-    _print_settings(runs, console)
-    every = [done for run in runs for done in run.trials]
-    if time := told([done.outcome.virtual for done in every]):
-        console.print(Text(f"Time: {time}.", style="yellow"))
-    console.print()
-    for done in every:
-        if not done.outcome.valid:
-            identity = done.outcome.identity
-            line = f"{identity.experiment}/{identity.trial} is {done.outcome.status}"
-            console.print(Text(f"{line}: {done.outcome.reason}", style="yellow"))
-    if len(every) == len(runs) == PAIR:
-        first, second = runs
-        outcomes = first.trials[0].outcome, second.trials[0].outcome
-        console.print(figures_of_two((first.name, second.name), *outcomes))
+    import pandas as pd
+
+    differ = settings_that_differ(*runs)
+    rows = [(each.key.removeprefix(VERSIONS), *map(_shown, each.values)) for each in differ]
+    if rows:
+        names = ["setting or version", *(run.name for run in runs)]
+        print_table(pd.DataFrame(rows, columns=names).set_index(names[0]), console)
     else:
-        print_exploratory(judged(runs, rng), console, _score(runs))
+        console.print(Text("Their configurations and versions are the same, but for seeds."))
+    console.print()
+    every = [done.outcome for run in runs for done in run.trials]
+    if len(every) == len(runs) == PAIR:
+        names = [run.name for run in runs]
+        print_table(two_trials((names[0], names[1]), *every), console)
+    else:
+        found, study = compared(runs), Study(tuple(every))
+        for condition in dict.fromkeys(row.condition for row in found):
+            console.print(Text(condition, style="bold"))
+            print_table(tables.comparison(study, condition, found), console)
+    print_remarks(Study(tuple(every)), None, console)
 
 
-def write_side_by_side(runs: Sequence[Run], rng: np.random.Generator, form: Form) -> str:
-    """Return the comparison of runs as text in a form for other programs.
+def two_trials(names: tuple[str, str], first: Outcome, second: Outcome) -> pd.DataFrame:
+    """Return the metrics of two trials side by side; what both lack or have as 0 is left out."""
+    import pandas as pd
 
-    Raises
-    ------
-    ConfigurationError
-        They cannot be set side by side, or are experiments with nothing in common.
-    """
-    check_comparable(runs)
-    compared, names = judged(runs, rng), [run.name for run in runs]
-    if form == "latex":
-        return "\n".join(
-            [NEEDED.rstrip(), *(each.latex() for each in run_tables(compared, _score(runs)))]
-        )
-    rows = exported(compared, score=_score_of_all(runs))
-    if form == "csv":
-        return to_csv(rows)
-    settings = [
-        {"setting": each.key, "values": each.values} for each in settings_that_differ(*runs)
-    ]
-    return f"{to_json(rows, names, settings)}\n"
-
-
-def _score(runs: Sequence[Run]) -> Score:
-    """What all runs are scored by; accuracy stands for scores that differ."""
-    return _score_of_all(runs) or ACCURACY
-
-
-def _score_of_all(runs: Sequence[Run]) -> Score | None:
-    """What all runs are scored by; None where scores differ."""
-    scores = {done.outcome.score for run in runs for done in run.trials}
-    return scores.pop() if len(scores) == 1 else None
-
-
-def figures_of_two(names: tuple[str, str], first: Outcome, second: Outcome) -> Table:
-    """Return the figures of two trials and what became of them.
-
-    What both lack, or is shown as 0 in both, is left out, but for what a reader looks for first.
-    """
-    mine, theirs = first.row(), second.row()
-    table = _table("figure", *names, "difference", numbers=True)
-    for column in COLUMNS:
-        if first.score == second.score and column.key in first.score.same_as:
-            continue
-        values = mine[column.key], theirs[column.key]
-        if first.score == second.score:
-            column = first.score.of(column)
-        texts = [column.text(value) for value in values]
-        if column.key in TOLD_ABOVE or (column.key not in ALWAYS_SHOWN and _nothing(texts)):
+    study, mine, theirs = Study((first, second)), first.row(), second.row()
+    rows = {}
+    for key in BY_KEY:
+        values = mine[key], theirs[key]
+        same = first.score == second.score and key == first.score.same_as
+        if key in IN_THE_NAME or same or not (any(values) or key == "updates_lost"):
             continue
         difference = ""
-        if column.metric is not None and None not in values:
-            difference = signed(column, values[1] - values[0])
-        cells = (figure_name(column), *texts, difference)
-        table.add_row(*map(Text, cells))
-    return table
+        if key in NUMBERS and None not in values:
+            change = values[1] - values[0]
+            difference = f"{'+' if change > 0 else ''}{study.text(key, change)}"
+        rows[study.label(key)] = (*(study.text(key, value) for value in values), difference)
+    columns = [*names, "difference"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("metric")
 
 
 # -- parts -------------------------------------------------------------------------------------
 
 
-def _is_quiet(events_file: Path) -> bool:
-    """Whether a trial has no faults, as far as its record says."""
+def _settings_of(events_file: Path) -> Mapping[str, Any]:
+    """Return the settings that the record of a trial begins with; none of a damaged one."""
     try:
         start = read_start(events_file)
     except ConfigurationError:
-        return False
-    return start is not None and not setup(start.settings).plans_faults
-
-
-def _said_of_labels(events_file: Path) -> list[str]:
-    """What each label of a trial is in its name, as far as its record says."""
-    try:
-        start = read_start(events_file)
-    except ConfigurationError:
-        return []
-    labels = start.settings.get("labels") if start is not None else None
-    pairs = labels.items() if isinstance(labels, dict) else ()
-    return [_combination(trial_name({axis: str(label)}, seed=0)) for axis, label in pairs]
+        return {}
+    return {} if start is None else start.settings
 
 
 def _settings(run: Run) -> dict[str, tuple[str, ...]]:
@@ -317,11 +277,6 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _nothing(texts: Iterable[str]) -> bool:
-    """Whether each text is a zero of any precision, or stands for a figure that is not there."""
-    return all(not text.strip("0.") or text == NOT_APPLICABLE for text in texts)
-
-
 def _shown(values: Iterable[str]) -> str:
     text = " | ".join(values) or NOT_APPLICABLE
     return shown(text if len(text) <= SHOWN_LENGTH else f"{text[: SHOWN_LENGTH - 1]}…")
@@ -329,54 +284,21 @@ def _shown(values: Iterable[str]) -> str:
 
 def _rows(run: Run) -> Rows:
     def at(outcome: Outcome) -> tuple[str, str]:
-        return labels_told(_labels_left(outcome, run.part)), run.name
+        return labels_told(_labels_left(outcome.identity.labels, run.part) or {}), run.name
 
     return rows_by((done.outcome for done in run.trials), at)
 
 
-def _labels_left(outcome: Outcome, part: str) -> dict[str, str]:
-    """The labels of a trial that a part of its name does not say."""
-    labels = list(outcome.identity.labels.items())
-    alone = [_combination(trial_name(dict([label]), seed=0)) for label in labels]
-    if part in alone[1:]:  # on another axis than the first
-        said = alone.index(part)
-        return dict((*labels[:said], *labels[said + 1 :]))
-    for said in range(len(labels)):
-        if _combination(trial_name(dict(labels[:said]), seed=0)) == part:
-            return dict(labels[said:])
-    return {}
+def _labels_left(labels: Mapping[str, str], part: str) -> dict[str, str] | None:
+    """Return the labels that part of a trial's name does not give; None: it is of other trials."""
+    axes = list(labels)
+    names = [_combination(trial_name({axis: str(labels[axis])}, seed=0)) for axis in axes]
+    for first, last in combinations_with_replacement(range(len(axes) + 1), 2):
+        if ".".join(names[first:last]) == part:
+            return {axis: labels[axis] for axis in (*axes[:first], *axes[last:])}
+    return None
 
 
 def _combination(trial: str) -> str:
     """The name of a trial without its seed: its labels."""
     return trial.rpartition(".seed-")[0]
-
-
-def _print_settings(runs: Sequence[Run], console: Console) -> None:
-    """Print which settings differ, then which versions of dps and libraries."""
-    settings = settings_that_differ(*runs)
-    names = [run.name for run in runs]
-    for heading, found in (
-        ("setting", [each for each in settings if not each.software]),
-        ("software", [each for each in settings if each.software]),
-    ):
-        if not found:
-            same = {
-                "setting": "Their configurations are the same, but for names and seeds.",
-                "software": "They ran with the same versions of dps and of all libraries.",
-            }
-            console.print(Text(same[heading]))
-            continue
-        table = _table(heading, *names)
-        for each in found:
-            key = shown(each.key.removeprefix(VERSIONS))
-            table.add_row(*map(Text, (key, *map(_shown, each.values))))
-        console.print(table)
-
-
-def _table(first: str, *others: str, numbers: bool = False) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    table.add_column(Text(first))
-    for heading in others:
-        table.add_column(Text(heading), justify="right" if numbers else "left", overflow="fold")
-    return table

@@ -1,174 +1,82 @@
-"""Comparisons for other programs: one schema, as CSV and as JSON.
-
-A row is a metric of a strategy (or run) under a condition, with its mean and interval, its
-difference from the baseline, and what that shows; or a claim, with its verdict. Numbers are plain:
-shares between 0 and 1, seconds, bytes, USD; those of a loss or an error in its own unit, which is
-empty.
-"""
+"""Files of an experiment: tables as CSV or LaTeX, figures with their data."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from flows.analysis.comparison import Compared
-from flows.analysis.outcome import labels_told
-from flows.analysis.statistics import CONFIDENCE
-from flows.analysis.statistics.claims import JudgedClaim
-from flows.metrics import BY_KEY, Metric
-from flows.metrics.score import ACCURACY, Score
-from flows.report import claims as in_words
+from flows.files import write_whole
+from flows.report import figures, style, tables
+from flows.report.study import Study
 
-SCHEMA = "dps.comparison/1"
-# What numbers are in, by the unit in which tables show them.
-UNITS: Mapping[str, str] = {
-    "%": "fraction",
-    "points": "fraction",
-    "point-seconds": "fraction seconds",
-    "s": "seconds",
-    "MB": "bytes",
-    "per second": "1/second",
-}
+if TYPE_CHECKING:
+    import pandas as pd
+
+CAPTION = "Means over valid trials; in brackets the lowest and highest value over seeds."
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedRow:
-    """One row of the schema; None where there is nothing to tell.
+def export(
+    study: Study,
+    folder: Path,
+    table_forms: Sequence[str] = ("csv",),
+    figure_forms: Sequence[str] = ("svg",),
+) -> list[Path]:
+    """Write the tables and figures of an experiment into `folder`; return the files.
 
-    Attributes
+    Parameters
     ----------
-    kind
-        "metric" or "claim".
-    condition, strategy, baseline, metric, unit
-        What is told: `baseline` is what the difference is from; None for the baseline itself, and
-        for a claim about one strategy alone.
-    score
-        What the models are scored by: figures with accuracy in their key are of it. None where runs
-        side by side have different ones.
-    n, mean, low, high
-        Of the strategy's own values: how many seeds, their mean and its 95% interval. None for a
-        claim.
-    pairs, difference, difference_low, difference_high, level
-        Over so many seeds, the mean difference and its interval, of that level.
-    p
-        Of the difference: by itself; of a claim, after the correction for all claims.
-    verdict
-        "higher", "lower", "unclear", "too few seeds" or "not comparable", which is exploratory; of
-        a claim, "holds", "does not hold" or "not resolved".
-    claim
-        What was claimed, in words.
+    table_forms
+        Of "csv", which holds plain numbers, and "latex", which holds the tables of the report.
+    figure_forms
+        Of "svg", "pdf" and "png". The data of each figure are written beside it as CSV.
+
+    Raises
+    ------
+    StoreUnavailable
+        A file cannot be written.
     """
+    written = list[Path]()
 
-    kind: Literal["metric", "claim"]
-    condition: str
-    strategy: str
-    baseline: str | None
-    metric: str
-    score: str | None
-    unit: str
-    n: int | None
-    mean: float | None
-    low: float | None
-    high: float | None
-    pairs: int | None
-    difference: float | None
-    difference_low: float | None
-    difference_high: float | None
-    level: float | None
-    p: float | None
-    verdict: str | None
-    claim: str | None
+    def write(name: str, contents: str | bytes) -> None:
+        write_whole(folder / name, contents, "an exported file")
+        written.append(folder / name)
+
+    if "csv" in table_forms:
+        write("trials.csv", to_csv(study.frame))
+        write("comparison.csv", to_csv(tables.comparison_frame(study.compared)))
+        write("claims.csv", to_csv(tables.claims_frame(study.judged)))
+    if "latex" in table_forms:
+        for name, text in latex_tables(study).items():
+            write(f"{name}.tex", text)
+    for drawing in figures.draw(study) if figure_forms else ():
+        write(f"figures/{drawing.name}.csv", to_csv(drawing.data))
+        for form in figure_forms:
+            write(f"figures/{drawing.name}.{form}", style.to_file(drawing.figure, form))
+    return written
 
 
-FIELDS = tuple(field.name for field in fields(ExportedRow))
-
-
-def exported(
-    rows: Sequence[Compared], claims: Sequence[JudgedClaim] = (), score: Score | None = ACCURACY
-) -> tuple[ExportedRow, ...]:
-    """Return the claims, then what was compared, as rows.
-
-    `score` is what models are scored by; None where that differs.
-    """
-    return (*map(_of_claim, claims), *(_of_metric(row, score) for row in rows))
-
-
-def to_csv(rows: Sequence[ExportedRow]) -> str:
-    """Return CSV with a header and a line for each row; empty where there is nothing to tell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, FIELDS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(asdict(row) for row in rows)
-    return text.getvalue()
-
-
-def to_json(
-    rows: Sequence[ExportedRow], runs: Sequence[str], settings: Sequence[Mapping[str, Any]] = ()
-) -> str:
-    """Return a JSON object: the schema, the runs, the settings that differ, and the rows."""
-    told = {
-        "schema": SCHEMA,
-        "runs": list(runs),
-        **({"settings": list(settings)} if len(runs) > 1 else {}),
-        "rows": [asdict(row) for row in rows],
-    }
-    return json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _of_metric(row: Compared, score: Score | None) -> ExportedRow:
-    own, found = row.interval, row.difference
-    return ExportedRow(
-        kind="metric",
-        condition=row.condition,
-        strategy=row.strategy,
-        baseline=row.baseline if row.strategy != row.baseline else None,
-        metric=row.metric,
-        score=score.key if score else None,
-        unit=_unit((score or ACCURACY).of(BY_KEY[row.metric])),
-        n=own.n if own else None,
-        mean=own.mean if own else None,
-        low=own.low if own else None,
-        high=own.high if own else None,
-        pairs=found.n if found else None,
-        difference=found.mean if found else None,
-        difference_low=found.low if found else None,
-        difference_high=found.high if found else None,
-        level=CONFIDENCE if found and found.low is not None else None,
-        p=found.p if found else None,
-        verdict=row.reading,
-        claim=None,
+def latex_tables(study: Study) -> dict[str, str]:
+    """Return the tables of the report as LaTeX, by name."""
+    found = {}
+    if study.judged:
+        claims = tables.claims_frame(study.judged)[["claim", "found", "verdict", "reason"]]
+        claims = claims.set_index("claim")
+        found["claims"] = tables.to_latex(claims, "claims", "Claims and verdicts.")
+    found["glance"] = tables.to_latex(
+        tables.glance(study).T.rename_axis("metric"), "glance", CAPTION
     )
+    for condition, name in style.slugs(study.conditions).items():
+        suffix = f"-{name}" if name else ""
+        table, _ = tables.metrics(study, condition)
+        found[f"metrics{suffix}"] = tables.to_latex(table, f"metrics{suffix}", CAPTION)
+        compared = tables.comparison(study, condition)
+        if len(compared):
+            caption = f"Exploratory comparison, {condition}; in brackets 95% intervals."
+            found[f"comparison{suffix}"] = tables.to_latex(compared, f"comparison{suffix}", caption)
+    return found
 
 
-def _of_claim(judged: JudgedClaim) -> ExportedRow:
-    claim, found = judged.claim, judged.difference
-    low, high = judged.bounds or (None, None)
-    return ExportedRow(
-        kind="claim",
-        condition=labels_told(claim.condition),
-        strategy=claim.strategy,
-        baseline=None if claim.one_sample else claim.baseline,
-        metric=claim.metric,
-        score=judged.score.key,
-        unit=_unit(judged.column),
-        n=None,
-        mean=None,
-        low=None,
-        high=None,
-        pairs=found.n if found else None,
-        difference=found.mean if found else None,
-        difference_low=low,
-        difference_high=high,
-        level=judged.decision.confidence if low is not None else None,
-        p=judged.decision.corrected,
-        verdict=judged.decision.verdict,
-        claim=in_words.title(claim, judged.score),
-    )
-
-
-def _unit(metric: Metric) -> str:
-    return UNITS.get(metric.unit, metric.unit)
+def to_csv(frame: pd.DataFrame) -> str:
+    """Return a table as CSV without its index."""
+    return str(frame.to_csv(index=False, lineterminator="\n"))

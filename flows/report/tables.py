@@ -1,463 +1,292 @@
-"""The tables of a report: at a glance, the statistics, all figures compared, every trial.
-
-They are made as values here; `report.jinja` has their markup.
-"""
+"""The tables of an experiment as DataFrames: plain numbers for programs, texts for readers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from flows.analysis.comparison import Compared
-from flows.analysis.groups import Group, summarize
-from flows.analysis.outcome import Outcome
-from flows.analysis.prices import Prices
-from flows.analysis.statistics import Interval
-from flows.metrics import BY_KEY, COLUMNS, NOT_APPLICABLE, Metric
-from flows.metrics.metric import LINKS
-from flows.metrics.resources import OF_LINKS
-from flows.metrics.score import ACCURACY, Score
-from flows.report import sentences as words
+from flows.metrics import BRIEF, NOT_APPLICABLE, TRACKED
+from flows.metrics.prices import Prices
+from flows.quoting import first_few
+from flows.report import claims as in_words
+from flows.report.study import NUMBERS, Study
+from flows.statistics import FEWEST_SEEDS, Difference, Interval
+from flows.statistics.claims import JudgedClaim
+from flows.statistics.comparison import Compared
+from flows.statistics.groups import conditions
 
-SHOWN_ROLES = ("all", "server", "replica", "store", "worker")
-BY_LINK = tuple(f"sent_bytes_{role}_{link}" for role in OF_LINKS for link in LINKS)
-COMPARED: Mapping[str, Sequence[str]] = {
-    "Effect of the faults, against the control of the same seed": (
-        "effect_time_mean",
-        "effect_gradients_mean",
-        "effect_money_mean",
-        "effect_time_end",
-        "effect_gradients_end",
-        "effect_money_end",
-        "effect_time_area",
-        "effect_time_span",
-        "gradients_deficit",
-        "effect_training_seconds",
-        "effect_cost_usd",
-    ),
-    "All faults of a trial": (
-        "faults",
-        "faults_skipped",
-        "outages",
-        "outages_unrecovered",
-        "downtime_seconds",
-        "downtime_shard_seconds",
-        "recovery_median_seconds",
-        "recovery_max_seconds",
-    ),
-    "Accuracy": (
-        "accuracy_final",
-        "accuracy_best",
-        "accuracy_area_time",
-        "accuracy_area_gradients",
-        "target_seconds",
-        "target_gradients",
-        "target_usd",
-        "loss_final",
-        "rmse_final",
-        "objective_final",
-        "objective_excess",
-        "objective_target_seconds",
-        "objective_target_gradients",
-        "stationarity_final",
-    ),
-    "Recovery from the first fault": (
-        "detect_seconds",
-        "restore_seconds",
-        "wait_capacity_seconds",
-        "first_applied_seconds",
-        "rto_seconds",
-    ),
-    "Updates, each on one shard": (
-        "updates_attempted",
-        "updates_acked",
-        "updates_applied",
-        "updates_lost",
-        "updates_lost_per_fault",
-        "updates_buffered",
-        "updates_replayed",
-        "updates_dropped",
-        "updates_duplicates",
-        "updates_applied_twice",
-    ),
-    "Staleness": (
-        "staleness_median",
-        "staleness_p99",
-        "staleness_max",
-        "staleness_p99_seconds",
-        "staleness_before_p99",
-        "staleness_during_p99",
-        "staleness_after_p99",
-    ),
-    "Time and resources": (
-        "training_seconds",
-        "gradients_per_second",
-        "gradients_together",
-        "gradients_steady",
-        "goodput",
-        "idle_share",
-        "load_average",
-        *(
-            f"{used}_{role}"
-            for used in ("cpu_seconds", "peak_bytes", "sent_bytes")
-            for role in SHOWN_ROLES
-        ),
-        *BY_LINK,
-        "received_bytes_all",
-        "checkpoint_written_bytes",
-        "stored_bytes",
-    ),
-    "Money": (
-        "cost_nodes_usd",
-        "cost_moved_usd",
-        "cost_stored_usd",
-        "cost_usd",
-        "cost_spot_usd",
-        "cost_fixed_usd",
-        "cost_per_point_usd",
-    ),
-    "Around the first fault: description, not an effect": (
-        "accuracy_before",
-        "accuracy_after",
-        "accuracy_drop",
-        "regain_seconds",
-    ),
-}
+if TYPE_CHECKING:
+    import pandas as pd
 
-PER_TRIAL = (
-    "seed",
-    "accuracy_final",
-    "control",
-    "effect_time_mean",
-    "effect_gradients_mean",
-    "effect_money_mean",
-    "gradients_deficit",
-    "faults",
-    "outages",
-    "downtime_seconds",
-    "detect_seconds",
-    "restore_seconds",
-    "rto_seconds",
-    "recovered_from",
-    "updates_acked",
-    "updates_applied",
-    "updates_lost",
-    "updates_replayed",
-    "updates_duplicates",
-    "updates_applied_twice",
-    "staleness_median",
-    "staleness_p99",
-    "staleness_max",
-    "gradients_per_second",
-    "cpu_seconds_all",
-    "peak_bytes_all",
-    "sent_bytes_all",
-    "cost_usd",
-)
-
-# Of the conditions with faults, and of an experiment without any; None: the metric's own name.
-GLANCE: Mapping[str, str | None] = {
-    "effect_time_mean": None,
-    "effect_money_mean": None,
-    "downtime_seconds": None,
-    "gradients_deficit": None,
-    "updates_lost": "updates lost",
-    "accuracy_final": None,
-    "cost_usd": "money, with the fault",
-}
-GLANCE_WITHOUT_FAULTS: Mapping[str, str | None] = {
-    "accuracy_final": None,
-    "training_seconds": None,
-    "gradients_per_second": None,
-    "cpu_seconds_all": None,
-    "sent_bytes_all": None,
-    "cost_usd": None,
-}
-UNITS = {"s": " s", "%": "%", "points": " points", "MB": " MB", "USD": " USD", "per second": "/s"}
+MOST_NODES = 4
+# What pdflatex lacks, as it is written after pandas has escaped the rest.
+LATEX = {"−": "$-$", "–": "--", "·": r"$\cdot$", "×": r"$\times$", "…": r"\ldots{}", "²": "$^2$"}
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A figure in the comparison: the mean, and the range where there is one."""
-
-    mean: str
-    range: str
+# -- for readers -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One figure compared between the strategies."""
+def glance(study: Study, brief: bool = False) -> pd.DataFrame:
+    """Return the few metrics that most readers want, for each condition and strategy.
 
-    column: Metric
-    cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FigureTable:
-    """All figures under one condition, strategies side by side.
-
-    `zeros` are those that are 0 for every strategy, which have no line.
+    The lowest and the highest value over seeds follow each mean. A column that is unknown or 0 for
+    every strategy is left out. A `brief` table has only means.
     """
-
-    condition: str
-    strategies: tuple[str, ...]
-    counts: tuple[int, ...]
-    sections: tuple[tuple[str, tuple[Line, ...]], ...]
-    zeros: tuple[Metric, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """The few figures that most people come for, for one condition with a fault."""
-
-    condition: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell, ...]], ...]
+    rows = study.valid[study.valid["condition"].isin(study.shown)]
+    table = _means(study, rows, BRIEF, ranges=not brief)
+    if study.faulty:
+        controls = study.valid.set_index("trial")
+        owned = rows[rows["control"].isin(controls.index)]
+        beside = controls.loc[owned["control"]].reset_index()
+        beside[["condition", "strategy"]] = owned[["condition", "strategy"]].to_numpy()
+        quiet = _means(study, beside, ["accuracy_final"], ranges=not brief)
+        table = table.join(quiet.add_prefix("control: ")).fillna(NOT_APPLICABLE)
+    return table.droplevel("condition") if len(study.shown) == 1 else table
 
 
-@dataclass(frozen=True, slots=True)
-class ComparedCell:
-    """One metric of one strategy in the exploratory statistics, as it is shown."""
-
-    mean: str
-    interval: str
-    difference: str
-    tested: str
-    reading: str
-    repeats: str
-
-
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """The metrics of strategies under one condition, side by side; None where there is none."""
-
-    condition: str
-    baseline: str
-    strategies: tuple[str, ...]
-    rows: tuple[tuple[Metric, tuple[ComparedCell | None, ...]], ...]
+def metrics(study: Study, condition: str) -> tuple[pd.DataFrame, list[str]]:
+    """Return all metrics under a condition, strategies side by side, and those that are all 0."""
+    rows = study.valid[study.valid["condition"] == condition]
+    known = [key for key in NUMBERS if key != study.score.same_as and rows[key].notna().any()]
+    zeros = [key for key in known if not rows[key].any()]
+    table = _means(study, rows, [key for key in known if key not in zeros], ranges=True)
+    table.index = table.index.get_level_values("strategy")
+    # Few roles send over each link.
+    told = [study.metric(key).label for key in zeros if not key.startswith("sent_bytes_")]
+    return table.T.rename_axis(index="metric", columns=None), told
 
 
-def statistics(rows: Sequence[Compared], score: Score = ACCURACY) -> list[Statistics]:
-    """Return a table for each condition; none where there are too few seeds for any test."""
-    if not any(row.p for row in rows):
-        return []
-    tables = []
-    for condition in dict.fromkeys(row.condition for row in rows):
-        members = [row for row in rows if row.condition == condition]
-        names = tuple(dict.fromkeys(row.strategy for row in members))
-        metrics = dict.fromkeys(row.metric for row in members)
-        found = {(row.metric, row.strategy): _compared(row, score) for row in members}
-        lines = tuple(
-            (score.of(BY_KEY[metric]), tuple(found.get((metric, name)) for name in names))
-            for metric in metrics
-        )
-        tables.append(Statistics(condition, members[0].baseline, names, lines))
-    return tables
+def _means(study: Study, rows: pd.DataFrame, keys: Sequence[str], ranges: bool) -> pd.DataFrame:
+    """Return means as text, a row for each condition and strategy; see `glance`."""
+    import pandas as pd
+
+    groups = rows.groupby(["condition", "strategy"], sort=False)
+    columns = {}
+    for key in keys:
+        if not rows[key].any() or rows[key].isna().all():
+            continue
+        spread = groups[key].agg(["mean", "min", "max", "count", "size"])
+        columns[study.label(key)] = [
+            _mean(study, key, row, ranges) for row in spread.itertuples(index=False)
+        ]
+    table = pd.DataFrame(columns, index=groups.size().index)
+    order = [
+        (condition, strategy)
+        for condition in study.conditions
+        for strategy in study.strategies
+        if (condition, strategy) in table.index
+    ]
+    return table.reindex(pd.MultiIndex.from_tuples(order, names=["condition", "strategy"]))
 
 
-def _compared(row: Compared, score: Score) -> ComparedCell:
-    column, own = score.of(BY_KEY[row.metric]), row.interval
-    return ComparedCell(
-        mean=column.text(own.mean if own else None),
-        interval=_interval(column, own) if own else "",
-        difference=_difference(column, row),
-        tested=f"p {row.p}" if row.p else "",
-        reading=row.said,
-        repeats=_repeats(row),
+def _mean(study: Study, key: str, spread: Any, ranges: bool) -> str:
+    mean, low, high = (study.text(key, value) for value in spread[:3])
+    if 0 < spread.count < spread.size:  # those that have a value, as of a target, are the good ones
+        mean += f" ({spread.count} of {spread.size} seeds)"
+    return f"{mean} [{low}, {high}]" if ranges and low != high else mean
+
+
+def trials(study: Study, brief: bool = False) -> pd.DataFrame:
+    """Return the main metrics of every trial; columns that are unknown or 0 throughout are gone."""
+    import pandas as pd
+
+    order = {"condition": conditions(study.outcomes), "strategy": study.strategies}
+    ranks = {key: pd.Categorical(study.frame[key], names) for key, names in order.items()}
+    frame = study.frame.assign(**ranks).sort_values([*order, "seed"])
+    columns: dict[str, list[Any]] = {"status": list(frame["status"])}
+    for key in BRIEF if brief else TRACKED:
+        if frame[key].any() and frame[key].notna().any():
+            columns[study.label(key)] = [study.text(key, value) for value in frame[key]]
+    return pd.DataFrame(columns, index=pd.Index(frame["trial"], name="trial"))
+
+
+def faults(study: Study) -> pd.DataFrame:
+    """Return which faults trials met, a row for each condition and kind of fault."""
+    import pandas as pd
+
+    rows = [
+        (outcome.identity.condition, outcome.identity.trial, fault.kind, fault.node, fault.updates)
+        for outcome in study.outcomes
+        for fault in outcome.faults
+    ]
+    met = pd.DataFrame(rows, columns=["condition", "trial", "fault", "node", "updates"])
+    table = met.groupby(["condition", "fault"], sort=False).agg(
+        trials=("trial", "nunique"),
+        faults=("updates", "size"),
+        nodes=("node", lambda nodes: first_few(sorted(set(nodes)), MOST_NODES)),
+        first=("updates", "min"),
+        last=("updates", "max"),
+    )
+    return table.rename(columns={"first": "first, after updates", "last": "last, after updates"})
+
+
+def comparison(
+    study: Study, condition: str, compared: Sequence[Compared] | None = None
+) -> pd.DataFrame:
+    """Return the comparison under a condition, a row for each metric and strategy.
+
+    `compared` is that of runs side by side; None: that of the strategies of one experiment.
+    """
+    import pandas as pd
+
+    every = study.compared if compared is None else compared
+    known = {row.metric for row in every if row.condition == condition and _says_more(row)}
+    rows = [row for row in every if row.condition == condition and row.metric in known]
+    order = list(dict.fromkeys(row.metric for row in rows))
+    rows.sort(key=lambda row: order.index(row.metric))
+    index = [(study.label(row.metric), row.strategy) for row in rows]
+    return pd.DataFrame(
+        [
+            {
+                "mean": _interval(study, row, row.interval),
+                f"difference from {row.baseline}": _interval(study, row, row.difference),
+                "p": row.p,
+                "seeds": (row.difference or row.interval or Interval(0, None, None, 0)).n,
+                "reading": row.said,
+            }
+            for row in rows
+        ],
+        index=pd.MultiIndex.from_tuples(index, names=["metric", "strategy"]) if rows else None,
     )
 
 
-def _repeats(row: Compared) -> str:
-    """How many seeds it takes, where it is more than there are and the difference is unclear."""
-    needed, difference = row.repeats_needed, row.difference
-    shown = row.reading in ("higher", "lower")
-    if shown or needed is None or difference is None or needed <= difference.n:
-        return ""
-    return f"{needed:,}"
+def _says_more(row: Compared) -> bool:
+    """Return whether a value is not 0, or only some seeds have one."""
+    return row.uneven is not None or (row.interval is not None and row.interval.mean != 0)
 
 
-def _difference(column: Metric, row: Compared) -> str:
-    found = row.difference
+def _interval(study: Study, row: Compared, found: Interval | Difference | None) -> str:
     if found is None:
         return ""
-    bounds = _bounds(column, found.low, found.high)
-    mean = column.text(found.mean)
-    if not mean.strip("−0."):
-        mean = mean.lstrip("−")
-    elif found.mean > 0:
+    signed = isinstance(found, Difference)
+    mean = study.text(row.metric, found.mean)
+    if signed and found.mean > 0 and mean.strip("0."):
         mean = f"+{mean}"
-    return f"{mean} ({bounds})" if bounds else mean
+    if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
+        return mean
+    low, high = found.low, found.high
+    if not signed:  # an interval of what is never negative ends at 0
+        low, high = (study.metric(row.metric).cut(bound) for bound in (low, high))
+    return f"{mean} [{study.text(row.metric, low)}, {study.text(row.metric, high)}]"
 
 
-def _interval(column: Metric, own: Interval) -> str:
-    if own.low is None or own.high is None:
-        return ""
-    return _bounds(column, column.cut(own.low), column.cut(own.high))
+def prices(table: Prices) -> pd.DataFrame:
+    """Return what is paid for, its price in USD, and where that is from."""
+    import pandas as pd
 
-
-def _bounds(column: Metric, low: float | None, high: float | None) -> str:
-    if low is None or high is None:
-        return ""
-    return f"{column.text(low)} to {column.text(high)}"
-
-
-def glance(groups: Sequence[Group], baseline: str | None = None) -> list[Glance]:
-    """Return one table per condition with a fault, with what being prepared costs without one.
-
-    Without any faults, there is one for each condition. Money is told against the `baseline`; None:
-    against the strategy that keeps nothing.
-    """
-    faulty = [group.condition for group in groups if group.faulty]
-    conditions = dict.fromkeys(faulty or [group.condition for group in groups])
-    keys = GLANCE if faulty else GLANCE_WITHOUT_FAULTS
-    return [
-        _glance([group for group in groups if group.condition == condition], groups, keys, baseline)
-        for condition in conditions
+    entries = [
+        *((f"hour of a {role} node, on demand", hour) for role, hour in table.node_hour.items()),
+        *((f"hour of a {role} node, fixed term", hour) for role, hour in table.fixed_hour.items()),
+        ("GB moved", table.gb_moved),
+        ("GB stored for a month", table.gb_month_stored),
     ]
+    rows = [(what, f"{price.usd:g}", str(price)) for what, price in entries]
+    return pd.DataFrame(rows, columns=["for", "USD", "source"]).set_index("for")
 
 
-def _glance(
-    members: Sequence[Group],
-    groups: Sequence[Group],
-    keys: Mapping[str, str | None],
-    baseline: str | None,
-) -> Glance:
-    quiet = [words.quiet(groups, group) if group.faulty else group for group in members]
-    known = [group for group in quiet if group]
-    base = words.baseline_of(known, baseline) or words.baseline_of(known)
-    columns = [
-        (heading or BY_KEY[key].label, [_glance_cell(group, key) for group in members])
-        for key, heading in keys.items()
-    ]
-    if base is not None and len(members) > 1:
-        when = "money without a fault" if members[0].faulty else "money"
-        columns.append(
-            (
-                f"{when}, {base.strategy}\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}1",
-                [_price(group, base) for group in quiet],
-            )
-        )
-    told = [(heading, cells) for heading, cells in columns if _tells(cells)]
-    rows = [(m.strategy, tuple(cells[i] for _, cells in told)) for i, m in enumerate(members)]
-    said = score_of_groups(members).said
-    return Glance(members[0].condition, tuple(said(heading) for heading, _ in told), tuple(rows))
+# -- for programs ------------------------------------------------------------------------------
 
 
-def _tells(cells: Sequence[Cell]) -> bool:
-    """Whether a column applies to any strategy: no shard goes down by a fault that only delays."""
-    return any(cell.mean != NOT_APPLICABLE for cell in cells)
+def comparison_frame(rows: Sequence[Compared]) -> pd.DataFrame:
+    """Return the comparison as plain numbers, a row for each condition, strategy and metric."""
+    import pandas as pd
 
-
-def _glance_cell(group: Group, key: str) -> Cell:
-    column = score_of_groups([group]).of(BY_KEY[key])
-    cell = _cell(column, group)
-    unit = UNITS.get(column.unit, "")
-    return Cell(cell.mean if cell.mean == NOT_APPLICABLE else cell.mean + unit, cell.range)
-
-
-def _price(group: Group | None, base: Group) -> Cell:
-    ratio = words.ratio(group, base, "cost_usd") if group else None
-    return Cell(NOT_APPLICABLE if ratio is None else f"{ratio.mean:.2f}", "")
-
-
-def figure_table(groups: Sequence[Group], condition: str) -> FigureTable:
-    """Return every figure under a condition."""
-    members = [group for group in groups if group.condition == condition]
-    score = score_of_groups(members)
-    known = [BY_KEY[key] for keys in COMPARED.values() for key in keys if key not in score.same_as]
-    zeros = tuple(column for column in known if _is_zero(column, members))
-    sections = [
-        (
-            score.said(title),
-            tuple(
-                _line(score.of(BY_KEY[key]), members)
-                for key in keys
-                if key not in score.same_as and _applies(key, members)
-            ),
-        )
-        for title, keys in COMPARED.items()
-    ]
-    return FigureTable(
-        condition,
-        strategies=tuple(group.strategy for group in members),
-        counts=tuple(len(group.trials) for group in members),
-        sections=tuple((title, lines) for title, lines in sections if lines),
-        # Most roles send over some links only.
-        zeros=tuple(column for column in zeros if column.key not in BY_LINK),
-    )
-
-
-def score_of_groups(groups: Sequence[Group]) -> Score:
-    """Return what the trials of some groups are scored by."""
-    every = (each for group in groups for each in (*group.trials, *group.left_out))
-    return next((each.score for each in every), ACCURACY)
-
-
-def _applies(key: str, groups: Sequence[Group]) -> bool:
-    """Whether a figure is worth a line: some strategy has it, and it is not 0 for all."""
-    known = any(group.spread(key) for group in groups)
-    return known and not _is_zero(BY_KEY[key], groups)
-
-
-def _is_zero(column: Metric, groups: Sequence[Group]) -> bool:
-    found = [spread for group in groups if (spread := group.spread(column.key))]
-    return bool(found) and not any(spread.low or spread.high for spread in found)
-
-
-def _line(column: Metric, groups: Sequence[Group]) -> Line:
-    """Return a figure for all strategies."""
-    return Line(column, tuple(_cell(column, group) for group in groups))
-
-
-def _cell(column: Metric, group: Group) -> Cell:
-    spread = group.spread(column.key)
-    if spread is None:
-        return Cell(NOT_APPLICABLE, "")
-    low, high = column.text(spread.low), column.text(spread.high)
-    partly = "" if spread.count == len(group.trials) else f" ({spread.count} trials)"
-    return Cell(column.text(spread.mean), ("" if low == high else f"{low} – {high}") + partly)
-
-
-def texts(outcome: Outcome) -> list[str]:
-    """Return the figures of `PER_TRIAL` of one trial."""
-    row = outcome.row()
-    return [outcome.score.of(BY_KEY[key]).text(row[key]) for key in PER_TRIAL]
-
-
-def in_reading_order(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the trials by condition, strategy and seed."""
-    return [
-        outcome
-        for group in summarize(outcomes)
-        for outcome in sorted((*group.trials, *group.left_out), key=lambda o: o.identity.seed or 0)
-    ]
-
-
-def definitions(score: Score = ACCURACY) -> list[Metric]:
-    """Return the figures that the tables show, to be explained, of models with a score."""
-    shown = {key for keys in COMPARED.values() for key in keys} | {
-        *PER_TRIAL,
-        *words.MUST_BE_ZERO,
-        "status",
+    own = {name: name for name in ("n", "mean", "low", "high")}
+    differences = {
+        "pairs": "n",
+        "difference": "mean",
+        "difference_low": "low",
+        "difference_high": "high",
+        "sd": "sd",
+        "p": "p",
     }
-    told = shown - score.same_as
-    return [score.of(column) for column in COLUMNS if column.key in told]
+    return pd.DataFrame(
+        [
+            {
+                "condition": row.condition,
+                "strategy": row.strategy,
+                "baseline": row.baseline,
+                "metric": row.metric,
+                **{column: getattr(row.interval, name, None) for column, name in own.items()},
+                **{
+                    column: getattr(row.difference, name, None)
+                    for column, name in differences.items()
+                },
+                "reading": row.reading,
+                "sentence": row.said,
+            }
+            for row in rows
+        ]
+    ).convert_dtypes()
 
 
-def price_rows(prices: Prices) -> list[tuple[str, str, str]]:
-    """Return what is paid for, its price, and where that is from."""
-    ways = {"node_hour": "on demand", "spot_hour": "spot", "fixed_hour": "for a fixed term"}
-    rows = [
-        (f"hour of a {role} node, {how}", f"{usd:g}", prices.sources.get(f"{way}.{role}", ""))
-        for way, how in ways.items()
-        for role, usd in getattr(prices, way).items()
-    ]
-    return [
-        *rows,
-        ("GB moved", f"{prices.gb_moved:g}", prices.sources.get("gb_moved", "")),
-        (
-            "GB stored for a month",
-            f"{prices.gb_month_stored:g}",
-            prices.sources.get("gb_month_stored", ""),
-        ),
-    ]
+def claims_frame(judged: Sequence[JudgedClaim]) -> pd.DataFrame:
+    """Return the claims as plain values, with verdicts and intervals at the level of these."""
+    import pandas as pd
+
+    found = []
+    for each in judged:
+        claim, difference = each.claim, each.difference
+        low, high = each.bounds or (None, None)
+        found.append(
+            {
+                **claim.model_dump(mode="json"),
+                "claim": in_words.title(claim, each.score),
+                "verdict": each.decision.verdict,
+                "reason": in_words.reason(each),
+                "found": in_words.found(each),
+                "difference": difference.mean if difference else None,
+                "low": low,
+                "high": high,
+                "confidence": each.decision.confidence,
+                "n": difference.n if difference else 0,
+                "p": each.decision.p,
+                "p_corrected": each.decision.corrected,
+                "seeds_needed": each.needed,
+                "trials": each.trials,
+                "trials_before_the_claim": each.late,
+            }
+        )
+    return pd.DataFrame(found)
+
+
+# -- forms -------------------------------------------------------------------------------------
+
+
+def to_html(table: pd.DataFrame) -> str:
+    """Return a table as HTML with escaped texts and headers for screen readers.
+
+    What stands in brackets after a value is put beneath it.
+    """
+    from markupsafe import escape
+
+    names = [str(name or "") for name in table.index.names]
+    shown = table.map(lambda value: re.sub(r" (\[.*\])$", r"<small>\1</small>", str(escape(value))))
+    shown.columns = [str(escape(column)) for column in table.columns]
+    shown.index = shown.index.map(
+        lambda label: tuple(map(escape, label)) if isinstance(label, tuple) else escape(label)
+    )
+    shown.index.names = [None] * shown.index.nlevels
+    html = shown.to_html(escape=False, border=0)
+    head, body = html.split("</thead>")
+    for name in names:
+        head = head.replace("<th></th>", f'<th scope="col" class="name">{escape(name)}</th>', 1)
+    head = head.replace("<th>", '<th scope="col">').replace(' style="text-align: right;"', "")
+    return f"{head}</thead>{body.replace('<th', '<th scope=row')}"
+
+
+def to_latex(table: pd.DataFrame, name: str, caption: str) -> str:
+    r"""Return a table as LaTeX, to be read by `\input`; it needs the package booktabs."""
+    levels = table.index.nlevels
+    text = table.reset_index().to_latex(
+        index=False,
+        escape=True,
+        caption=caption,
+        label=f"tab:{name}",
+        position="htbp",
+        column_format="l" * levels + "r" * len(table.columns),
+    )
+    for character, command in LATEX.items():
+        text = text.replace(character, command)
+    return text

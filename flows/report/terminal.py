@@ -1,110 +1,160 @@
-"""How the exploratory comparison is shown on the terminal: means, differences and intervals."""
+"""What commands print of an experiment: claims, one table, trials, comparison and remarks."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
-from flows.analysis.comparison import Compared
-from flows.analysis.statistics import FEWEST_SEEDS, Difference, Interval
-from flows.analysis.statistics.power import fewest_seeds
-from flows.metrics import BY_KEY, NOT_APPLICABLE, Metric
-from flows.metrics.score import ACCURACY, Score
-from flows.report.claims import EXPLORATORY
+from flows.report import claims as in_words
+from flows.report import remarks, tables
+from flows.report.study import Study
+from flows.statistics.caveats import told
+from flows.statistics.claims import PlannedClaim, is_count
+from flows.statistics.power import POWER, fewest_seeds
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
-LEGEND = (
-    "Exploratory: mean, and difference to {baseline} seed by seed, each with its 95% interval in "
-    f"brackets ({FEWEST_SEEDS} seeds at least, counts {{fewest}}), that of a mean cut at 0 where a "
-    "figure cannot be less. p and intervals are not corrected for how many there are, so some of "
-    "them exclude 0 by chance: where to look, no verdicts. seeds: paired, and in brackets how many "
-    "would show the difference seen, or the one configured, with a probability of 80%."
+STYLES = {"good": "bold green", "bad": "bold red", "open": "bold yellow"}
+EXPLORATORY = (
+    "In brackets: 95% intervals. Neither these nor p-values are corrected for how many there are, "
+    "so some exclude 0 by chance. Seeds needed: for a power of 80%."
 )
+MOST_ROWS = 16  # so that claims, table and remarks fit one screen
+MOST_REMARKS = 6
+HEADING = 11  # letters, of the heading of a column of numbers
+MOST_UNWRAPPED = 8  # columns of numbers that fit beside one another
 
 
-def print_exploratory(rows: Sequence[Compared], console: Console, score: Score = ACCURACY) -> None:
-    """Print one table for each condition, with a line for every strategy and metric.
+def print_study(study: Study, folder: Path | None, console: Console) -> None:
+    """Print what a run found on one screen: claims, the table at a glance, and remarks."""
+    print_claims(study, console)
+    console.print()
+    if len(study.valid):
+        table = tables.glance(study, brief=True)
+        if len(study.shown) == 1 and study.lead:
+            console.print(Text(f"{study.lead}, means over seeds:", style="dim"))
+        print_table(table.iloc[:MOST_ROWS], console)
+        if (more := len(table) - MOST_ROWS) > 0:
+            console.print(Text(f"… and {more} more rows, which are in the report", style="dim"))
+    console.print()
+    print_remarks(study, folder, console, MOST_REMARKS)
 
-    `score` is what models are scored by.
-    """
-    if not any(row.reading for row in rows):
+
+def print_claims(study: Study, console: Console) -> None:
+    """Print each claim with its verdict."""
+    if not study.judged:
+        console.print(Text(in_words.NO_CLAIMS, style="dim"))
         return
-    for condition in dict.fromkeys(row.condition for row in rows):
-        console.print()
-        heading = f"{EXPLORATORY}: {condition}" if condition else EXPLORATORY
-        console.print(Text(heading, style="bold underline"))
-        console.print(_table([row for row in rows if row.condition == condition], score))
-    told = LEGEND.format(baseline=rows[0].baseline, fewest=fewest_seeds(exact=True))
-    console.print(Text(told, style="dim"))
+    for number, each in enumerate(study.judged, 1):
+        style = STYLES[in_words.TONES[each.decision.verdict]]
+        line = Text(f"{number}. {in_words.title(each.claim, each.score)}: ")
+        console.print(line.append(each.decision.verdict, style=style))
+        because = "; ".join(filter(None, [in_words.found(each), in_words.reason(each)]))
+        console.print(Text(f"   {because}"))
+        for text in in_words.warnings(each):
+            console.print(Text(f"   {text}", style="yellow"))
 
 
-def figure_name(column: Metric) -> str:
-    """Return a figure's heading with its unit."""
-    return f"{column.label}, {column.shown_unit}" if column.shown_unit else column.label
+def print_results(study: Study, folder: Path, console: Console) -> None:
+    """Print claims, every trial, the exploratory comparison and remarks."""
+    print_claims(study, console)
+    console.print()
+    print_table(tables.trials(study, brief=True), console)
+    for condition in dict.fromkeys(row.condition for row in study.compared):
+        console.print(Text(f"\nExploratory{f', {condition}' * bool(condition)}", style="bold"))
+        print_table(tables.comparison(study, condition), console)
+    if study.compared:
+        console.print(Text(EXPLORATORY, style="dim"))
+    print_remarks(study, folder, console)
 
 
-def signed(column: Metric, value: float) -> str:
-    """Return a difference with its sign."""
-    text = column.text(value)
-    return f"+{text}" if value > 0 else text
+def print_remarks(
+    study: Study, folder: Path | None, console: Console, most: int | None = None
+) -> None:
+    """Print what models are scored by, losses, and what limits the numbers."""
+    if study.score.told:
+        console.print(Text(study.score.told, style="dim"))
+    if time := told([outcome.virtual for outcome in study.outcomes]):
+        console.print(Text(f"Time: {time}.", style="dim"))
+    texts = [*remarks.losses(study), *remarks.cautions(study, folder)]
+    for text in texts[:most]:
+        console.print(Text(text, style="yellow"), soft_wrap=True)
+    if most is not None and len(texts) > most:
+        console.print(Text(f"… and {len(texts) - most} more in the report", style="yellow"))
 
 
-def _table(rows: Sequence[Compared], score: Score) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for heading, justify in (
-        ("figure", "left"),
-        ("strategy", "left"),
-        ("mean", "right"),
-        ("difference", "right"),
-        ("p", "right"),
-        ("seeds", "right"),
-        ("", "left"),
-    ):
-        table.add_column(Text(heading), justify=justify, overflow="fold")  # type: ignore[arg-type]
-    shown, order = "", list(dict.fromkeys(row.metric for row in rows))
-    for row in sorted(rows, key=lambda row: order.index(row.metric)):
-        column = score.of(BY_KEY[row.metric])
-        name = "" if row.metric == shown else figure_name(column)
-        shown = row.metric
-        figures = (
-            _mean(row, column),
-            _difference(row, column),
-            row.p,
-            _seeds(row),
-        )
-        table.add_row(*map(Text, (name, row.strategy, *figures, row.said)))
+def print_table(table: pd.DataFrame, console: Console) -> None:
+    """Print a DataFrame with its index; a label of the index is printed where it changes."""
+    shown = plain_table([str(name or "") for name in table.index.names], list(table.columns))
+    before: tuple[object, ...] = ()
+    for index, row in zip(table.index, table.itertuples(index=False), strict=True):
+        labels = index if isinstance(index, tuple) else (index,)
+        repeated = labels[:-1] == before[:-1] and len(labels) > 1
+        cells = ["" if repeated and place == 0 else label for place, label in enumerate(labels)]
+        shown.add_row(*(Text(str(cell)) for cell in (*cells, *row)))
+        before = labels
+    console.print(shown)
+
+
+def plain_table(left: Sequence[str], right: Sequence[str]) -> Table:
+    """Return an empty table without lines, with columns of texts on the left and of numbers.
+
+    Headings are wrapped. Numbers are not, unless there are too many columns; texts give way.
+    """
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for place, name in enumerate(left):
+        table.add_column(Text(name), no_wrap=place == len(left) - 1, overflow="fold")
+    for name in map(str, right):
+        heading = Text("\n".join(textwrap.wrap(name, HEADING, break_long_words=False)))
+        if name == "reading":
+            table.add_column(heading, overflow="fold")
+        else:
+            whole = len(right) <= MOST_UNWRAPPED
+            table.add_column(heading, justify="right", no_wrap=whole, overflow="fold")
     return table
 
 
-def _mean(row: Compared, column: Metric) -> str:
-    found = row.interval
-    if found is None:
-        return NOT_APPLICABLE
-    return column.text(found.mean) + _bounds(column, found, cut=True)
+def print_plan(planned: Sequence[PlannedClaim], seeds: int, pilot: str, console: Console) -> None:
+    """Print what a number of seeds can resolve of each claim, by the spread in a `pilot`."""
+    if not planned:
+        console.print(Text(in_words.NO_CLAIMS, style="dim"))
+        return
+    power = f"power, {seeds} seed{'s' * (seeds != 1)}"
+    table = plain_table(["claim"], ["sd", power, f"seeds for {POWER:.0%}"])
+    for number, each in enumerate(planned, 1):
+        text = f"{number}. {in_words.title(each.claim, each.score)}"
+        if each.claim.claim:
+            text += f"\n   {in_words.statement(each.claim, each.score)}"
+        if each.sd is None or each.power is None:
+            cells = ["?", "?", "?"]
+        else:
+            sd = each.score.of(each.claim.column).format(each.sd, finer=True)
+            power = f"{each.power:.0%}" if each.power < 0.995 else ">99%"
+            cells = [sd, power, f"{each.needed:,}" if each.needed else "over a million"]
+        table.add_row(*map(Text, (text, *cells)))
+    console.print(table)
+    console.print(Text(_plan_legend(planned, pilot), style="dim"))
 
 
-def _difference(row: Compared, column: Metric) -> str:
-    found = row.difference
-    if found is None:
-        return "" if row.reading is None else NOT_APPLICABLE
-    return signed(column, found.mean) + _bounds(column, found)
-
-
-def _bounds(column: Metric, found: Interval | Difference, cut: bool = False) -> str:
-    # Of two seeds an interval is that wide that it only misleads.
-    if found.low is None or found.high is None or found.n < FEWEST_SEEDS:
-        return ""
-    low, high = (column.cut(b) if cut else b for b in (found.low, found.high))
-    return f" [{column.text(low)}, {column.text(high)}]"
-
-
-def _seeds(row: Compared) -> str:
-    if row.difference is None:
-        return str(row.interval.n if row.interval else 0)
-    needed = "" if row.repeats_needed is None else f" ({row.repeats_needed:,})"
-    return f"{row.difference.n}{needed}"
+def _plan_legend(planned: Sequence[PlannedClaim], pilot: str) -> str:
+    level = f"5% / {len(planned)}" if len(planned) > 1 else "5%"
+    text = (
+        "Power: the probability that a claim is found to hold if the difference is the smallest "
+        f"of interest (of an equivalence: if there is none), at the level of {level}."
+    )
+    if any(is_count(each.claim) for each in planned):
+        text += f" Counts take at least {fewest_seeds(planned[0].level, exact=True)} seeds."
+    seeds = [each.pilot_seeds for each in planned if each.sd is not None]
+    if not seeds:
+        return (
+            f"{text} How much seeds differ is not known yet: run a few, or name another run with "
+            "--pilot, such as a few seeds of `dps run --virtual`."
+        )
+    return f"{text} sd: between trials of one seed, from {max(seeds)} seeds of {pilot}."

@@ -1,406 +1,421 @@
-"""The tracking of experiments in MLflow: a parent run per experiment, a child run per trial.
+"""Recorded trials in MLflow: a run per strategy and condition, with its trials as children.
 
-Runs are written from finished records, by the driver only, and by explicit run id: nothing here
-depends on MLflow's notion of a current run. Tracking the same record again changes nothing. The
-step of every series is the number of gradients pushed, so that runs of different speed align.
+A run of the experiment itself has the report, the claims' verdicts and all files as artifacts. Runs
+are written from finished records; the records are the truth, so writing one again changes nothing.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
-from flows.analysis.comparison import compared, read_comparison
-from flows.analysis.outcome import Identity, Outcome
-from flows.analysis.series import series
-from flows.analysis.statistics.claims import judge, read_claims
-from flows.analysis.steps import Steps
-from flows.analysis.system_metrics import system_metrics
-from flows.config.trials import flat
-from flows.metrics import COLUMNS
-from flows.metrics.effects import EFFECTS
-from flows.records.record import Record, read_configuration
-from flows.report.claims import title
-from flows.report.export import exported, to_csv
-from flows.report.reproduce import experiment_yaml
-from flows.tracking.names import REST, named
-from flows.tracking.notes import experiment_note, trial_note
-from flows.tracking.server import ORDER_TAG
+from dps.errors import DpsError
+from dps.observe.history import EVALUATOR, numbers_of
+from dps.observe.tracking import (
+    SQLITE,
+    TAG_LENGTH,
+    Point,
+    Writer,
+    as_name,
+    reason,
+    store_errors,
+    unavailable,
+)
+from flows.metrics import BY_KEY, TRACKED, Metric
+from flows.metrics.outcome import Outcome
+from flows.metrics.score import Score
+from flows.records.record import Record
+from flows.report.claims import title, verdict_sentence
+from flows.statistics.claims import judge
+from flows.statistics.comparison import read_questions
+from flows.statistics.finished import Finished
+from flows.statistics.groups import Group, summarize
 from flows.tracking.store import (
     Refused,
     create_database,
     default_uri,
     directory_id,
     prepare_mlflow,
-    refuse_other_schema,
-    refused,
-    refuses,
-    require_reachable,
-    scheme,
-    store_errors,
 )
 
-PARAM_LENGTH = 6000
-TAG_LENGTH = 5000
-
 PREFIX = "dps/"
-KIND_TAG = "dps.kind"
-DIGEST_TAG = "dps.digest"
-TRIAL_TAG = "dps.trial"
-EXPERIMENT_DIGEST_TAG = "dps.experiment.digest"
-DIGEST_LENGTH = 12
-DIRECTORY_TAG = "dps.directory"
-RECORD_TAG = "dps.record"
-CONTROL_TAG = "dps.control"
-EFFECTS_TAG = "dps.effects"
-TRANSPORT_TAG = "dps.transport"
-VIRTUAL_TAG = "dps.virtual"
-NOTE_TAG = "mlflow.note.content"  # what MLflow shows as the description
-NOTE_DIGEST_TAG = "dps.note"
-CLAIM_TAG = "dps.claim"
-NOTHING_WRITTEN = "# Of the last run of this experiment, nothing that was written is kept.\n"
-NO_NAME = re.compile(r"[^\w .:/-]")  # what MLflow takes in no name: the * of filters, for one
+MOST = 30  # metrics of a run
+KIND, DIRECTORY, RECORD, ORDER = "dps.kind", "dps.directory", "dps.record", "dps.order"
+TRIAL, STRATEGY, CONDITION, DIGEST = "dps.trial", "dps.strategy", "dps.condition", "dps.digest"
+PARENT, NOTE = "mlflow.parentRunId", "mlflow.note.content"  # MLflow shows the note as description
+EARLIER = "earlier"  # the kind of runs of a configuration that has changed since
+COMPUTE = "compute_seconds"  # reported by each worker for idle times, no curve of the training
 
-Point = tuple[str, float, int, int]  # name, value, milliseconds since the Unix epoch, step
+
+class Delivered(NamedTuple):
+    """The number of trials that were written, and the names of trials that the store refused.
+
+    The report may be among these names.
+    """
+
+    written: int
+    refused: tuple[str, ...]
 
 
 class Tracker:
     """Writes one experiment to a tracking store.
 
-    Creating one connects to the store, initialises it when it is new, and finds or starts the
-    parent run.
+    Creating one connects to the store, and creates the store and the experiment's run if there are
+    none.
 
     Parameters
     ----------
     experiment
         Name of the experiment; in MLflow it is "dps/<experiment>".
     folder
-        Where `mlruns/` is or will be: the working directory of the command. Runs that others have
-        entered from elsewhere are none of its, whatever their experiment's name.
+        The working directory, with `mlruns/`. Runs that were entered from elsewhere stay as they
+        are, whatever their experiment's name.
     uri
-        Another tracking store, such as the value of MLFLOW_TRACKING_URI. None:
-        `mlruns/mlflow.db` in `folder`, with artifacts beside it.
+        The tracking store. None: `mlruns/mlflow.db` in `folder`, with artifacts beside it.
 
     Attributes
     ----------
     written
-        How many trials it has written; those that were there already do not count.
+        Number of trials that it has written; those that were there already do not count.
 
     Raises
     ------
     StoreUnavailable
-        The store cannot be reached or written.
+        The store cannot be used.
     """
 
     def __init__(self, experiment: str, folder: Path, uri: str | None = None) -> None:
-        self.uri = uri or default_uri(folder)
-        self.written = 0
-        self._name = experiment
-        require_reachable(self.uri)
         prepare_mlflow()
-        from mlflow import MlflowClient
-
+        self.uri, artifacts = uri or default_uri(folder), None
+        if uri is None:
+            create_database(Path(self.uri.removeprefix(SQLITE)))
+            artifacts = (folder.resolve() / "mlruns" / "artifacts").as_uri()
+        self._name = experiment
+        self.written = 0
+        self._writer = Writer(f"{PREFIX}{experiment}", self.uri, artifacts)
+        self._client = self._writer.client
         with store_errors(self.uri):
-            if scheme(self.uri) == "sqlite":
-                refuse_other_schema(Path(self.uri.removeprefix("sqlite:///")))
-            if uri is None:
-                create_database(folder.resolve() / "mlruns" / "mlflow.db")
-            self._directory = directory_id(folder)
-            self._client = MlflowClient(tracking_uri=self.uri)
-            self._experiment_id = self._enter_experiment(None if uri else _artifacts(folder))
-            self.parent_id = self._enter_parent()
+            self._own = {DIRECTORY: directory_id(folder), "mlflow.source.name": "dps"}
+            mine = f"tags.`{DIRECTORY}` = '{self._own[DIRECTORY]}'"
+            self._known = self._writer.find(mine)
+            self._strategies = {
+                _place(tags): str(run.info.run_id)
+                for run in self._known
+                if (tags := run.data.tags)[KIND] == "strategy"
+            }
+            runs = (run for run in self._known if run.data.tags[KIND] == "experiment")
+            known = next(runs, None)
+            tags = {**self._own, KIND: "experiment", ORDER: ""}
+            self.run_id = (
+                str(known.info.run_id) if known else self._writer.start(experiment, tags, {}, None)
+            )
+            self._client.update_run(self.run_id, status="RUNNING")
 
-    def track_trial(
-        self,
-        record: Record,
-        outcome: Outcome,
-        events_file: Path,
-        dataset_digest: str | None = None,
-    ) -> str:
-        """Write one trial as a child run and return the run's id.
+    def track_trial(self, done: Finished) -> str:
+        """Write one trial as a run, unless it is there; return the run's id.
 
-        The child of an earlier run of the same trial is replaced, as is one that was left half
-        written; if it holds the same record, it is left as it is, but for the effects of its
-        faults: these depend on the control as well.
-
-        Raises
-        ------
-        Refused
-            The store is well and does not take this trial; nothing of it is left there.
-        StoreUnavailable
-            The store cannot be used.
-        """
-        try:
-            return self._enter_trial(record, outcome, events_file, dataset_digest)
-        except Refused:
-            with store_errors(self.uri):
-                self._delete(run for run in self._children(outcome) if not _is_whole(run))
-            raise
-
-    def _enter_trial(
-        self, record: Record, outcome: Outcome, events_file: Path, dataset_digest: str | None
-    ) -> str:
-        with self._errors(f"the trial {outcome.identity.trial}"):
-            fingerprint = hashlib.sha256(events_file.read_bytes()).hexdigest()
-            known = self._children(outcome)
-            same = (run for run in known if run.data.tags.get(RECORD_TAG) == fingerprint)
-            whole = next(same, None)
-            self._delete(run for run in known if run is not whole)
-            if whole is not None:
-                self._enter_effects(whole, whole.info.end_time, outcome)
-                return str(whole.info.run_id)
-            shift = _shift(record, outcome, events_file)
-            run = self._start_child(record, outcome, shift)
-            run_id = str(run.info.run_id)
-            # All in one call, which divides what is too much for one request.
-            points, params = _points(record, outcome, shift), _params(record, outcome.identity)
-            self._client.log_batch(run_id, _as_metrics(points), params)
-            self._log_dataset(run_id, record, dataset_digest)
-            self._log_trial_files(run_id, record, outcome, events_file)
-            status = "FINISHED" if outcome.valid else "FAILED"
-            ended = _milliseconds(record.events[-1].t + shift)
-            self._client.set_terminated(run_id, status, ended)
-            # Last, so that a child whose writing was interrupted is not taken for a whole one.
-            self._client.set_tag(run_id, RECORD_TAG, fingerprint)
-            self._enter_effects(run, ended, outcome)
-            self.written += 1
-            return run_id
-
-    def track_experiment(
-        self, trials: Sequence[tuple[Record, Outcome]], report: Path, figures: Path
-    ) -> None:
-        """Write the counts of trials, report, figures and configuration to the parent run; end it.
-
-        The `report` is in the folder of the experiment, whose claims the description tells, and
-        with what the comparison by condition shows.
-
-        Children get the effects of their faults, which could not be told while their controls had
-        not run. Parent and children get the digest of the experiment, so that what earlier
-        configurations of the same name have left can be told from it.
-
-        Means are a table in the description and an artifact: as metrics of the parent they would
-        be charts of their own beside every comparison of the trials.
+        A run of an earlier record of the same trial, and one that was left half written, is
+        replaced. A run of another configuration stays, and is no trial of the experiment any more.
 
         Raises
         ------
         Refused
-            The store is well and does not take the report.
+            The store works and does not take this trial.
         StoreUnavailable
             The store cannot be used.
         """
-        outcomes = [outcome for _, outcome in trials]
-        now = max((_milliseconds(record.events[-1].t) for record, _ in trials), default=0)
-        with self._errors("the report"):
-            scalars = _counts(outcomes)
-            counts = _as_metrics([(name, v, now, 0) for name, v in scalars.items()])
-            self._client.log_batch(self.parent_id, counts)
-            self._client.log_artifact(self.parent_id, str(report))
-            self._client.log_artifacts(self.parent_id, str(figures), "figures")
-            self._log_configuration([record for record, _ in trials], report.parent)
-            children = self._search(f"tags.`mlflow.parentRunId` = '{self.parent_id}'")
-            by_trial = {(each.identity.digest, each.identity.trial): each for each in outcomes}
-            for run in filter(_is_whole, children):
+        own = done.outcome.identity
+        fingerprint = hashlib.sha256(done.events_file.read_bytes()).hexdigest()
+        with self._errors(f"the trial {own.trial}"):
+            found: str | None = None
+            for run in [run for run in self._known if run.data.tags.get(TRIAL) == own.trial]:
                 tags = run.data.tags
-                outcome = by_trial.get((tags.get(DIGEST_TAG, ""), tags.get(TRIAL_TAG, "")))
-                if outcome is not None:
-                    self._enter_effects(run, run.info.end_time, outcome)
-            self._tag_experiment(outcomes, children)
-            self._describe(outcomes, report.parent)
-            failed = not any(outcome.valid for outcome in outcomes)
-            self._client.set_terminated(self.parent_id, "FAILED" if failed else "FINISHED")
+                if tags.get(RECORD) == fingerprint and tags[DIGEST] == own.digest:
+                    found = str(run.info.run_id)
+                    if tags[KIND] != "trial":
+                        self._client.set_tag(found, KIND, "trial")
+                    continue
+                self._known.remove(run)
+                if RECORD in tags and tags[DIGEST] != own.digest:
+                    self._client.set_tag(run.info.run_id, KIND, EARLIER)
+                else:
+                    self._client.delete_run(run.info.run_id)
+            return found or self._enter(done, fingerprint)
+
+    def _enter(self, done: Finished, fingerprint: str) -> str:
+        record, outcome, own = done.record, done.outcome, done.outcome.identity
+        shift = _shift(done)
+        settings = record.started.settings if record.started else {}
+        tags = {
+            **self._own,
+            KIND: "trial",
+            PARENT: self._strategy(own.strategy, own.condition),
+            TRIAL: own.trial,
+            STRATEGY: own.strategy,
+            CONDITION: own.condition,
+            DIGEST: own.digest,
+            "dps.experiment": self._name,
+            "dps.seed": str(own.seed),
+            "dps.status": outcome.status,
+            "dps.reason": outcome.reason,
+            "dps.transport": "" if outcome.virtual else ", ".join(outcome.transports),
+            "dps.virtual": outcome.virtual,
+            "dps.parallel": str(settings.get("circumstances", {}).get("parallel", "")),
+        }
+        params = {
+            # Parallel coordinates begin with the first params by name.
+            **{f"axis.{axis}": label for axis, label in own.labels.items()},
+            "axis.seed": own.seed,
+            **record.config,
+            "versions": record.started.versions if record.started else {},
+        }
+        began, ended = record.events[0].t + shift, record.events[-1].t + shift
+        set_tags = {name: text for name, text in tags.items() if text}
+        run = self._writer.start(own.trial, set_tags, params, began)
+        try:
+            curves = list(_curves(record, outcome, shift))
+            figures = figures_of(outcome, MOST - len({point.name for point in curves}))
+            self._writer.log(run, [*curves, *(Point(k, v, ended, 0) for k, v in figures.items())])
+            self._client.log_artifact(run, str(done.events_file))
+            self._client.log_dict(run, dict(outcome.row()), "figures.json")
+            self._writer.end(run, outcome.valid, ended)
+        except Exception:
+            with suppress(Exception):  # it may have failed because the store is down
+                self._client.delete_run(run)
+            raise
+        # Last, so that a run whose writing was interrupted is not taken for a whole one.
+        self._client.set_tag(run, RECORD, fingerprint)
+        self._known.append(self._client.get_run(run))
+        self.written += 1
+        return run
+
+    def track_experiment(self, trials: Sequence[Finished], folder: Path) -> None:
+        """Write what is known only of all trials together, and end the experiment's run.
+
+        These are the effects of faults, the means of each strategy, the claims' verdicts, and the
+        report, figures and other files of the experiment's `folder` as artifacts.
+
+        Raises
+        ------
+        Refused
+            The store works and does not take the report.
+        StoreUnavailable
+            The store cannot be used.
+        """
+        outcomes = [done.outcome for done in trials]
+        now = max((done.record.events[-1].t + _shift(done) for done in trials), default=0.0)
+        with self._errors("the report"):
+            self._log_effects(trials)
+            groups = summarize(outcomes)
+            for number, group in enumerate(groups):
+                self._log_means(group, number, now)
+            for place in self._strategies.keys() - {(g.strategy, g.condition) for g in groups}:
+                self._client.set_tag(self._strategies[place], KIND, EARLIER)
+            for path in sorted(folder.iterdir()):
+                if path.is_file() and not path.name.startswith("."):
+                    self._client.log_artifact(self.run_id, str(path))
+            if (folder / "figures").is_dir():
+                self._client.log_artifacts(self.run_id, str(folder / "figures"), "figures")
+            rows = pd.DataFrame([dict(outcome.row()) for outcome in outcomes])
+            self._client.log_text(self.run_id, rows.to_csv(index=False), "results.csv")
+            self._describe(outcomes, folder)
+            valid = any(outcome.valid for outcome in outcomes)
+            self._writer.end(self.run_id, valid)
+
+    def _log_effects(self, trials: Sequence[Finished]) -> None:
+        """Log the figures that a trial has only beside its control, unless its run has them.
+
+        A run that is no trial of the experiment any more is marked.
+        """
+        by_name = {done.outcome.identity.trial: done for done in trials}
+        for run in self._known:
+            done = by_name.get(run.data.tags.get(TRIAL, ""))
+            if done is None:
+                if TRIAL in run.data.tags:
+                    self._client.set_tag(run.info.run_id, KIND, EARLIER)
+                continue
+            room = MOST - sum("/" in name for name in run.data.metrics)  # of curves
+            new = _changed(figures_of(done.outcome, room), run)
+            t = done.record.events[-1].t + _shift(done)
+            self._writer.log(run.info.run_id, [Point(k, v, t, 0) for k, v in new.items()])
+
+    def _log_means(self, group: Group, number: int, now: float) -> None:
+        run = self._strategy(group.strategy, group.condition)
+        means: dict[str, float] = {}
+        for name, metric in named_figures(group.trials[0].score) if group.trials else ():
+            values = [v for trial in group.trials if (v := _number(trial, metric)) is not None]
+            if values:
+                means[name] = _scale(metric) * fmean(values)
+        new = _changed(means, self._client.get_run(run))
+        self._writer.log(run, [Point(name, value, now, 0) for name, value in new.items()])
+        statuses = [outcome.status for outcome in (*group.trials, *group.left_out)]
+        counts = {status: statuses.count(status) for status in dict.fromkeys(statuses)}
+        tags = {
+            ORDER: f"{number:04}",
+            "dps.trials": ", ".join(f"{n} {status}" for status, n in counts.items()),
+        }
+        self._writer.set(run, tags, {})
+        self._writer.end(run, bool(group.trials))
+
+    def _describe(self, outcomes: Sequence[Outcome], folder: Path) -> None:
+        """Describe the experiment and its run, unless a user has described the experiment."""
+        judged = judge(
+            outcomes, read_questions(folder).claims, np.random.default_rng(0)
+        )  # same seed as in the report
+        groups = summarize(outcomes)
+        facts = {
+            "Strategies": dict.fromkeys(group.strategy for group in groups),
+            "Conditions": dict.fromkeys(g.condition for g in groups if g.condition),
+            "Seeds": dict.fromkeys(str(o.identity.seed) for o in outcomes),
+        }
+        asked = "; ".join(f"**{what}:** {', '.join(of)}" for what, of in facts.items() if of)
+        tags, lines = {}, []
+        for number, each in enumerate(judged, 1):
+            name, verdict = title(each.claim, each.score), each.decision.verdict
+            tags[f"dps.claim.{number}"] = f"{verdict}: {name}"
+            lines.append(f"- *{name}*: **{verdict}**. {verdict_sentence(each)}")
+        note = "\n\n".join([asked, *lines])[:TAG_LENGTH]
+        self._writer.set(self.run_id, {**tags, NOTE: note}, {})
+        experiment = self._client.get_experiment(self._writer.experiment_id)
+        if experiment.tags.get(NOTE, "**Strategies:**").startswith("**Strategies:**"):
+            self._client.set_experiment_tag(self._writer.experiment_id, NOTE, note)
+
+    def _strategy(self, strategy: str, condition: str) -> str:
+        """Return the run of a strategy in a condition, which is started if there is none."""
+        place = strategy, condition
+        if place not in self._strategies:
+            tags = {**self._own, KIND: "strategy", STRATEGY: strategy, CONDITION: condition}
+            # Without axes, a strategy has the name of the experiment.
+            name = "all seeds" if strategy == self._name else " · ".join(filter(None, place))
+            self._strategies[place] = self._writer.start(name, tags, {}, None)
+        return self._strategies[place]
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """As `store_errors`; but what the store does not take is refused, if it is well."""
-        with store_errors(self.uri):
-            try:
-                yield
-            except Exception as error:
-                if refuses(error) and self._has_its_runs():
-                    raise refused(self.uri, what, error) from error
-                raise
+        """Turn an error into `Refused` if the store still has the experiment and answers."""
+        try:
+            yield
+        except DpsError:
+            raise
+        except Exception as error:
+            if self._works():
+                why = reason(self.uri, error)
+                raise Refused(f"the tracking store refuses {what}: {why}.") from error
+            raise unavailable(self.uri, error) from error
 
-    # -- finding runs --------------------------------------------------------------------------
+    def _works(self) -> bool:
+        """Whether the store answers, and still has the experiment and its run."""
+        with suppress(Exception):
+            experiment = self._client.get_experiment(self._writer.experiment_id)
+            run = self._client.get_run(self.run_id).info
+            return bool(experiment.lifecycle_stage == run.lifecycle_stage == "active")
+        return False
 
-    def _enter_experiment(self, artifacts: str | None) -> str:
-        name = f"{PREFIX}{self._name}"
-        known = self._client.get_experiment_by_name(name)
-        if known is None:
-            tags = {"mlflow.experimentKind": "custom_model_development"}
-            return str(self._client.create_experiment(name, artifacts, tags))
-        if known.lifecycle_stage == "deleted":
-            self._client.restore_experiment(known.experiment_id)
-        return str(known.experiment_id)
 
-    def _enter_parent(self) -> str:
-        own = f"tags.`{KIND_TAG}` = 'experiment' and tags.`{DIRECTORY_TAG}` = '{self._directory}'"
-        for run in self._search(own):
-            self._client.update_run(run.info.run_id, status="RUNNING")
-            return str(run.info.run_id)
-        tags = {
-            KIND_TAG: "experiment",
-            DIRECTORY_TAG: self._directory,
-            "dps.experiment": self._name,
-            "mlflow.source.name": "dps",
-        }
-        run = self._client.create_run(self._experiment_id, tags=tags, run_name=self._name)
-        return str(run.info.run_id)
+def deliver(
+    folder: Path,
+    here: Path,
+    store: str | None,
+    trials: Sequence[Finished],
+    complete: bool,
+    warn: Callable[[str], None],
+) -> Delivered:
+    """Write to the tracking store what it lacks of an experiment. It may be repeated.
 
-    def _children(self, outcome: Outcome) -> list[Any]:
-        # By name too: two labels may stand for the same configuration, to see what chance does.
-        wanted = {
-            "mlflow.parentRunId": self.parent_id,
-            DIGEST_TAG: outcome.identity.digest,
-            TRIAL_TAG: outcome.identity.trial,
-        }
-        return self._search(" and ".join(f"tags.`{tag}` = '{v}'" for tag, v in wanted.items()))
+    Parameters
+    ----------
+    folder
+        That of the experiment, with its report.
+    here, store
+        The working directory and the URI, as for `Tracker`.
+    trials
+        The recorded trials, with the effects of their faults.
+    complete
+        Whether these are all trials of the experiment, so that report and means are written too.
+    warn
+        Called for what the store refuses.
 
-    def _has_its_runs(self) -> bool:
-        """Whether experiment and parent are still there, without which nothing is taken."""
-        experiment = self._client.get_experiment(self._experiment_id)
-        parent = self._client.get_run(self.parent_id).info
-        return bool(experiment.lifecycle_stage == parent.lifecycle_stage == "active")
+    Raises
+    ------
+    StoreUnavailable
+        The store cannot be used. What it has stays, and a repetition continues from there.
+    """
+    tracker, refused = Tracker(folder.name, here, store), list[str]()
+    for done in (*trials, None):
+        try:
+            if done is not None:
+                tracker.track_trial(done)
+            elif complete:
+                tracker.track_experiment(trials, folder)
+        except Refused as error:
+            warn(str(error))
+            refused.append(done.outcome.identity.trial if done else "the report")
+    return Delivered(tracker.written, tuple(refused))
 
-    def _delete(self, runs: Iterable[Any]) -> None:
-        for run in runs:
-            self._client.delete_run(run.info.run_id)
 
-    def _search(self, query: str) -> list[Any]:
-        """Return all runs that match; a store gives a page of them at a time."""
-        found: list[Any] = []
-        token: str | None = ""
-        while token is not None:
-            page = self._client.search_runs([self._experiment_id], query, page_token=token or None)
-            found += page
-            token = page.token or None
-        return found
+def named_figures(score: Score) -> list[tuple[str, Metric]]:
+    """Return the figures that MLflow shows, with their names there; the most important first.
 
-    # -- writing runs --------------------------------------------------------------------------
+    MLflow sorts metrics by name, so the names are numbered.
+    """
+    keys = [key for key in TRACKED if key != score.same_as]
+    return [(f"{n:02} {score.tracked(key)}", BY_KEY[key]) for n, key in enumerate(keys, 1)]
 
-    def _start_child(self, record: Record, outcome: Outcome, shift: float) -> Any:
-        identity = outcome.identity
-        tags = {
-            "mlflow.parentRunId": self.parent_id,
-            "mlflow.source.name": "dps",
-            KIND_TAG: "trial",
-            DIRECTORY_TAG: self._directory,
-            DIGEST_TAG: identity.digest,
-            "dps.experiment": self._name,
-            TRIAL_TAG: identity.trial,
-            "dps.strategy": identity.strategy,
-            "dps.condition": identity.condition,
-            "dps.seed": str(identity.seed),
-            NOTE_TAG: trial_note(record, outcome),
-            ORDER_TAG: _order(identity),
-            "dps.status": outcome.status,
-            "dps.reason": outcome.reason,
-            **_transports(outcome),
-            **({VIRTUAL_TAG: outcome.virtual} if outcome.virtual else {}),
-            **_circumstances(record),
-            **{f"dps.label.{axis}": label for axis, label in identity.labels.items()},
-        }
-        return self._client.create_run(
-            self._experiment_id,
-            start_time=_milliseconds(record.events[0].t + shift),
-            tags={name: value[:TAG_LENGTH] for name, value in tags.items()},
-            run_name=identity.trial,
-        )
 
-    def _log_dataset(self, run_id: str, record: Record, dataset_digest: str | None) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
+def figures_of(outcome: Outcome, most: int) -> dict[str, float]:
+    """Return those of the first figures that a trial has, by name; effects are in points."""
+    named = named_figures(outcome.score)[: max(0, most)]
+    values = ((name, metric, _number(outcome, metric)) for name, metric in named)
+    return {name: _scale(metric) * v for name, metric, v in values if v is not None}
 
-        config = record.config
-        kind = config.get("dataset", {}).get("kind")
-        if kind:
-            dataset = Dataset(
-                name=kind,
-                digest=(dataset_digest or "unknown")[:DIGEST_LENGTH],
-                source_type="dps",
-                source=json.dumps(config["dataset"]),
-            )
-            context = InputTag("mlflow.data.context", "training")
-            self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
-    def _enter_effects(self, run: Any, ended: int, outcome: Outcome) -> None:
-        """Log the effects of a trial's faults, unless the run has these already."""
-        from mlflow.entities import RunTag
+def _number(outcome: Outcome, metric: Metric) -> float | None:
+    value = outcome.row()[metric.key]
+    return float(value) if value is not None and math.isfinite(value) else None
 
-        if outcome.effects.control is None:
-            return
-        row = outcome.row()
-        finals = dict(named(EFFECTS, row))
-        digest = hashlib.sha256(json.dumps(finals, sort_keys=True).encode()).hexdigest()
-        if run.data.tags.get(EFFECTS_TAG) == digest[:DIGEST_LENGTH]:
-            return
-        metrics = _as_metrics([(name, v, ended, 0) for name, v in finals.items()])
-        control = RunTag(CONTROL_TAG, outcome.effects.control[:TAG_LENGTH])
-        self._client.log_batch(run.info.run_id, metrics, tags=[control])
-        # Last, so that an interruption does not leave some of them out for good.
-        self._client.set_tag(run.info.run_id, EFFECTS_TAG, digest[:DIGEST_LENGTH])
 
-    def _log_trial_files(
-        self, run_id: str, record: Record, outcome: Outcome, events_file: Path
-    ) -> None:
-        from flows.report.figures.recovery import trial_figure
+def _scale(metric: Metric) -> float:
+    return 100.0 if metric.unit == "points" else 1.0
 
-        self._client.log_artifact(run_id, str(events_file))
-        self._client.log_figure(run_id, trial_figure(record, outcome), "trial.png")
 
-    def _log_configuration(self, records: Sequence[Record], folder: Path) -> None:
-        """Log what was written to configure the experiment, and what it came to."""
-        configurations = {
-            # Said even if nothing was, for an earlier run may have left what was written for it.
-            "as_written": read_configuration(folder) or NOTHING_WRITTEN,
-            "resolved": experiment_yaml(records, read_claims(folder), read_comparison(folder)),
-        }
-        for name, text in configurations.items():
-            if text:
-                self._client.log_text(self.parent_id, text, f"configuration/{name}.yaml")
+def _changed(figures: Mapping[str, float], run: Any) -> dict[str, float]:
+    """Those figures that a run does not have yet."""
+    return {name: v for name, v in figures.items() if run.data.metrics.get(name) != v}
 
-    def _describe(self, outcomes: Sequence[Outcome], folder: Path) -> None:
-        """Describe the experiment and its run, unless somebody has written a description.
 
-        What is compared is an artifact too, whole and as numbers.
-        """
-        # Drawn as for the report, so that both say the same.
-        judged = judge(outcomes, read_claims(folder), np.random.default_rng(0))
-        rows = compared(outcomes, read_comparison(folder), np.random.default_rng(0))
-        scores = [outcome.score for outcome in outcomes[:1]]
-        self._client.log_text(
-            self.parent_id, to_csv(exported(rows, judged, *scores)), "comparison.csv"
-        )
-        note = experiment_note(outcomes, judged, rows, TAG_LENGTH)
-        digest = _digest(note)
-        client, experiment, parent = self._client, self._experiment_id, self.parent_id
-        if _ours(client.get_experiment(experiment).tags):
-            client.set_experiment_tag(experiment, NOTE_TAG, note)
-            client.set_experiment_tag(experiment, NOTE_DIGEST_TAG, digest)
-        for number, each in enumerate(judged, 1):
-            verdict = f"{each.decision.verdict}: {title(each.claim, each.score)}"
-            client.set_tag(parent, f"{CLAIM_TAG}.{number}", verdict[:TAG_LENGTH])
-        if _ours(client.get_run(parent).data.tags):
-            client.set_tag(parent, NOTE_TAG, note)
-            client.set_tag(parent, NOTE_DIGEST_TAG, digest)
+def _curves(record: Record, outcome: Outcome, shift: float) -> Iterator[Point]:
+    """What workers reported and evaluators scored, over the versions of the weights."""
+    for number in (number for event in record.events for number in numbers_of(event)):
+        name, kind = number.metric, "train"
+        if number.source == EVALUATOR:
+            name, kind = outcome.score.key if name == "accuracy" else name, "eval"
+            if (name, number.metric) == ("loss", "accuracy"):
+                continue  # there twice
+        if name != COMPUTE:
+            step = number.step if number.step >= 0 else number.report
+            yield Point(as_name(f"{kind}/{name}"), number.value, number.t + shift, step)
 
-    def _tag_experiment(self, outcomes: Sequence[Outcome], runs: Iterable[Any]) -> None:
-        digests = sorted(outcome.identity.digest for outcome in outcomes)
-        digest = hashlib.sha256(" ".join(digests).encode()).hexdigest()[:DIGEST_LENGTH]
-        children = [
-            run.info.run_id
-            for run in runs
-            if run.data.tags.get(DIGEST_TAG) in digests
-            if run.data.tags.get(EXPERIMENT_DIGEST_TAG) != digest
-        ]
-        for run_id in (self.parent_id, *children):
-            self._client.set_tag(run_id, EXPERIMENT_DIGEST_TAG, digest)
+
+def _shift(done: Finished) -> float:
+    """Return the seconds by which MLflow is to show a trial later than its record says.
+
+    Virtual time begins at one moment for all trials, years ago; such a trial is shown as having
+    ended when its record was written.
+    """
+    end = done.record.events[-1].t
+    return done.events_file.stat().st_mtime - end if done.outcome.virtual else 0.0
+
+
+def _place(tags: Mapping[str, str]) -> tuple[str, str]:
+    return tags.get(STRATEGY, ""), tags.get(CONDITION, "")
 
 
 def tracked_experiments(uri: str) -> dict[str, str]:
@@ -415,111 +430,7 @@ def tracked_experiments(uri: str) -> dict[str, str]:
     from mlflow import MlflowClient
 
     with store_errors(uri):
-        found = MlflowClient(tracking_uri=uri).search_experiments(
+        found = MlflowClient(uri).search_experiments(
             filter_string=f"name LIKE '{PREFIX}%'", order_by=["name"]
         )
         return {each.name.removeprefix(PREFIX): str(each.experiment_id) for each in found}
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]
-
-
-def _ours(tags: Mapping[str, str]) -> bool:
-    """Whether there is no description yet, or the one that was written here."""
-    note = tags.get(NOTE_TAG)
-    return not note or _digest(note) == tags.get(NOTE_DIGEST_TAG)
-
-
-def _order(identity: Identity) -> str:
-    """What trials are sorted by, so that the strategies of one seed stand beside each other."""
-    seed = 0 if identity.seed is None else identity.seed
-    return f"{seed:010} {identity.condition} {identity.strategy}"
-
-
-def _artifacts(folder: Path) -> str:
-    return (folder.resolve() / "mlruns" / "artifacts").as_uri()
-
-
-def _counts(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    statuses = [outcome.status for outcome in outcomes]
-    return {f"trials/{s}": float(statuses.count(s)) for s in ("valid", "invalid", "failed")}
-
-
-def _circumstances(record: Record) -> dict[str, str]:
-    """How the trial was run: as tags, for it is no part of what it depends on."""
-    settings = record.started.settings if record.started else {}
-    return {f"dps.{name}": str(v) for name, v in settings.get("circumstances", {}).items()}
-
-
-def _transports(outcome: Outcome) -> dict[str, str]:
-    """By what the trial's nodes sent each other arrays, if that was recorded."""
-    found = ", ".join(outcome.transports)
-    return {TRANSPORT_TAG: found} if found and not outcome.virtual else {}
-
-
-def _is_whole(run: Any) -> bool:
-    return RECORD_TAG in run.data.tags
-
-
-def _shift(record: Record, outcome: Outcome, events_file: Path) -> float:
-    """Seconds by which MLflow is to show a trial later than its record says.
-
-    Virtual time begins at one moment for all trials; MLflow would show runs of another year, so one
-    is shown as having ended when its record was written.
-    """
-    return events_file.stat().st_mtime - record.events[-1].t if outcome.virtual else 0.0
-
-
-def _points(record: Record, outcome: Outcome, shift: float) -> list[Point]:
-    """The series and figures of a trial that are finite, and how many are not."""
-    steps = Steps(record)
-    end = _milliseconds(record.events[-1].t + shift)
-    points = [(name, value, end, 0) for name, value in _figures(outcome)]
-    points += [
-        (point.name, point.value, _milliseconds(point.t + shift), steps.at(point.t))
-        # What processes used goes by the names of MLflow's system metrics.
-        for point in (*series(record), *system_metrics(record))
-    ]
-    finite = [point for point in points if math.isfinite(point[1])]
-    dropped = float(len(points) - len(finite))
-    return [*finite, (f"{REST}non_finite_values_dropped", dropped, end, 0)]
-
-
-def _figures(outcome: Outcome) -> Iterator[tuple[str, float]]:
-    """The figures of a trial by their names in MLflow, but for the effects of its faults."""
-    score = outcome.score
-    known = [c for c in COLUMNS if c not in EFFECTS and c.key not in score.same_as]
-    for name, value in named(known, outcome.row()):
-        yield score.tracked(name), value
-
-
-def _as_metrics(points: Iterable[Point]) -> list[Any]:
-    from mlflow.entities import Metric
-
-    return [Metric(*point) for point in points]
-
-
-def _params(record: Record, identity: Identity) -> list[Any]:
-    """The settings of a trial, and the versions of the software that it ran on."""
-    from mlflow.entities import Param
-
-    if record.started is None:
-        return []
-    # The labels are params as well as tags: parallel coordinates show params only, and begin
-    # with the first ones by name.
-    labels = {f"axis.{axis}": label for axis, label in identity.labels.items()}
-    seed = {} if identity.seed is None else {"axis.seed": identity.seed}
-    known = {**labels, **seed, **flat(record.config)}
-    named = {NO_NAME.sub("_", key): value for key, value in known.items()}
-    versions = {f"versions.{k}": str(v) for k, v in record.started.versions.items()}
-    return [Param(key, _shortened(value)) for key, value in {**named, **versions}.items()]
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(1000 * seconds)
-
-
-def _shortened(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= PARAM_LENGTH else text[: PARAM_LENGTH - 1] + "…"

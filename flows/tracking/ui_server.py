@@ -1,69 +1,158 @@
-"""The MLflow server of `dps ui`, for whoever has its token: MLflow runs it as its app `dps`.
+"""The MLflow UI for one user: a child process on loopback that asks for a token.
 
-MLflow lets everybody in who can connect, as every user of the machine can to a port on loopback:
-they could delete runs, and have files written wherever its owner may write.
+MLflow lets in everyone who can connect, such as all users of the machine on loopback; they could
+delete runs and have files written. MLflow runs the guarded server as its app `dps`.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
+from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
+from urllib.parse import quote, urlsplit
 
-from starlette.datastructures import Headers
-from starlette.requests import HTTPConnection
-from starlette.responses import PlainTextResponse, RedirectResponse
+from dps.core.credentials import masked
+from dps.errors import ConfigurationError
+from dps.observe.tracking import SQLITE, check_sqlite, store_errors
+from flows.tracking.store import default_uri
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-# As MLflow's clients know it, and send it: those that the server itself starts get in by it.
-TOKEN = "MLFLOW_TRACKING_TOKEN"
-PARAMETER = "token"
+HOST = "127.0.0.1"
+TOKEN = "MLFLOW_TRACKING_TOKEN"  # which MLflow's clients send as a bearer token
+# MLflow opens with its views of language models; this makes it show training runs.
+WORKFLOW = "workflowType=machine_learning"
+TRAINING_VIEW = f"#/experiments?{WORKFLOW}"
+STOP_SECONDS = 5.0
 
 
-class ForTokenHolders:
-    """An ASGI app that answers only who has a token.
+def comparison_view(experiment_id: str) -> str:
+    """Return the page that compares the strategies of an experiment."""
+    only, order = quote("tags.dps.kind = 'strategy'"), quote("tags.`dps.order`")
+    query = f"{WORKFLOW}&searchFilter={only}&orderByKey={order}&orderByAsc=true"
+    return f"#/experiments/{experiment_id}/runs?{query}&compareRunsMode=CHART"
 
-    It comes in the address of a page, as `?token=…`, in the cookie that a browser is given then, or
-    as the bearer token of an `Authorization`.
+
+def page(view: str, port: int, token: str) -> str:
+    """Return the address of a page of the UI, with which a browser gets in."""
+    return f"http://{HOST}:{port}/?token={token}{view}"
+
+
+def served_page(view: str, uri: str) -> str:
+    """Return the address of a page of an MLflow server, without user and password."""
+    parts = urlsplit(uri)
+    host = parts.netloc.rpartition("@")[2]
+    return f"{parts.scheme}://{host}{parts.path.rstrip('/')}/{view}"
+
+
+def ui_command(
+    here: Path, store: str | None, port: int, token: str
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that serves the store of a working directory, and its environment.
+
+    Store and token are in the environment, because all users can read command lines.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no store to show, it has a UI of its own, or the port is taken.
+    StoreUnavailable
+        The store is damaged or cannot be written.
     """
+    uri = store or default_uri(here)
+    if uri.lower().startswith(("http:", "https:")):
+        raise ConfigurationError(
+            f"MLFLOW_TRACKING_URI is a server: open {masked(uri)} in a browser"
+        )
+    if uri.startswith(SQLITE):
+        if not Path(uri.removeprefix(SQLITE)).exists():
+            raise ConfigurationError(
+                f"there is no tracking store at {uri} yet; `dps run demo` makes one, "
+                "or go to the directory in which an experiment ran"
+            )
+        with store_errors(uri):
+            check_sqlite(uri)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"port {port} of {HOST} cannot be used: {error}; name another one with --port"
+            ) from error
+    serve = ["--app-name", "dps", "--host", HOST, "--port", str(port), "--workers", "1"]
+    command = [sys.executable, "-m", "mlflow", "server", *serve]
+    return command, {"MLFLOW_BACKEND_STORE_URI": uri, TOKEN: token}
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app = app
-        self._token = token
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what comes with the token, and refuse the rest."""
+@contextmanager
+def child(
+    command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command in a process group of its own, with an environment beside that of this process.
+
+    The whole group ends on the way out.
+    """
+    environment = {"MLFLOW_DISABLE_TELEMETRY": "true", **os.environ, **(environment or {})}
+    process = subprocess.Popen(command, start_new_session=True, env=environment)
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            # The leader may be gone while servers that it started are not: signal the group anyway.
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_SECONDS)
+
+
+def create_app() -> ASGIApp:
+    """Return MLflow's server, for clients with the token in the environment."""
+    from mlflow.server.fastapi_app import app  # takes seconds, and reads the environment
+
+    return guarded(app, os.environ[TOKEN])
+
+
+def guarded(app: ASGIApp, token: str) -> ASGIApp:
+    """Return an ASGI app that answers only clients with a token.
+
+    The token comes in the address of a page, as `?token=…`, then in the cookie that the browser is
+    given, or as the bearer token of an `Authorization`.
+    """
+    from starlette.requests import HTTPConnection
+    from starlette.responses import PlainTextResponse, RedirectResponse
+
+    def is_token(given: str | None) -> bool:
+        return secrets.compare_digest((given or "").encode(), token.encode())
+
+    async def guard(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # of the server itself
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
-        asked = HTTPConnection(scope)
-        # Browsers tell hosts apart by cookies, and not ports.
-        cookie = f"dps-ui-{asked.url.port}"
-        bearer = Headers(scope=scope).get("authorization", "").removeprefix("Bearer ")
-        if self._is_it(asked.cookies.get(cookie, "")) or self._is_it(bearer):
-            await self._app(scope, receive, send)
+        client = HTTPConnection(scope)
+        cookie = f"dps-ui-{client.url.port}"  # browsers tell hosts apart by cookies, not ports
+        bearer = client.headers.get("authorization", "").removeprefix("Bearer ")
+        if is_token(client.cookies.get(cookie)) or is_token(bearer):
+            await app(scope, receive, send)
         elif scope["type"] != "http":
             await send({"type": "websocket.close"})
-        elif self._is_it(asked.query_params.get(PARAMETER, "")):
-            rest = [(k, v) for k, v in asked.query_params.multi_items() if k != PARAMETER]
-            place = f"/{asked.url.path.lstrip('/')}" + (f"?{urlencode(rest)}" if rest else "")
+        elif is_token(client.query_params.get("token")):
+            url = client.url.remove_query_params("token")
+            place = f"/{url.path.lstrip('/')}{'?' if url.query else ''}{url.query}"
             welcome = RedirectResponse(place, HTTPStatus.SEE_OTHER)
-            welcome.set_cookie(cookie, self._token, httponly=True, samesite="lax")
+            welcome.set_cookie(cookie, token, httponly=True, samesite="lax")
             await welcome(scope, receive, send)
         else:
             text = "This is for who started it: open the address that `dps ui` has printed.\n"
             await PlainTextResponse(text, HTTPStatus.UNAUTHORIZED)(scope, receive, send)
 
-    def _is_it(self, given: str) -> bool:
-        return secrets.compare_digest(given.encode(), self._token.encode())
-
-
-def create_app() -> ASGIApp:
-    """Return MLflow's server, for who has the token that is in the environment."""
-    from mlflow.server.fastapi_app import app  # takes seconds, and reads the environment
-
-    return ForTokenHolders(app, os.environ[TOKEN])
+    return guard

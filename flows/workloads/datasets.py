@@ -1,122 +1,111 @@
-"""The data sets by name: scikit-learn's digits, which is always at hand, and Fashion-MNIST."""
+"""The built-in data sets: scikit-learn's digits, and Fashion-MNIST."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from dps.errors import ConfigurationError
+from dps.core import ranges
 from flows.workloads import fashion_mnist
-from flows.workloads.base import Array, Dataset, DatasetShape
+from flows.workloads.base import Array, Dataset, DatasetShape, Part
 
-Part = Literal["train", "test", "both"]
-
-
-class DatasetSource(Protocol):
-    """Where a data set comes from: what a class of one's own has to offer.
-
-    Its fields are settings, and equal settings give equal data in every process.
-    """
-
-    @property
-    def shape(self) -> DatasetShape:
-        """The shape of the data, known without loading them."""
-        ...
-
-    def load(self, part: Part = "both") -> Dataset:
-        """Load the data set; of a part that is not wanted, no rows.
-
-        Raises `ConfigurationError` if that cannot be done; the message says what to do.
-        """
-        ...
-
-
-SHAPES = {
-    "digits": DatasetShape(features=64, classes=10),
-    "fashion_mnist": fashion_mnist.SHAPE,
-}
-
-DIGITS_TRAIN_EXAMPLES = 1437
 DIGITS_TEST_EXAMPLES = 360
 DIGITS_SPLIT_SEED = 0
 
+Read = Callable[[Literal["train", "test"]], tuple[Array, Array]]
 
-def load_dataset(
-    kind: str,
-    folder: str | None = None,
-    part: Part = "both",
-    sources: fashion_mnist.Sources | None = None,
-    test_examples: int | None = None,
-    pixels: fashion_mnist.Pixels = "symmetric",
-) -> Dataset:
-    """Load a data set, or the part of it that a process needs.
+
+@dataclass(frozen=True, slots=True)
+class Digits:
+    """The 8 × 8 digits of scikit-learn: 1,437 + 360 images, pixels in [0, 1].
+
+    The split is fixed, with the same share of each class in both parts.
 
     Parameters
     ----------
-    kind
-        "digits": 1,437 + 360 images of 8 x 8, a fixed stratified split, pixels in [0, 1].
-        "fashion_mnist": 60,000 + 10,000 images of 28 x 28, pixels in [-1, 1].
-    folder
-        Where the files of Fashion-MNIST are, if not in one of the usual places.
-    part
-        "train" or "test" leaves the other part empty (Fashion-MNIST's are 188 and 31 MB).
-    sources
-        The usual places.
     test_examples
-        Keep the first so many of the test part only; None: all.
-    pixels
-        "symmetric" leaves Fashion-MNIST's pixels in [-1, 1], "unit" puts them in [0, 1].
-
-    Raises
-    ------
-    ConfigurationError
-        An unknown kind, or files that are missing or damaged; the message says what to do.
+        Weights are scored on this number of the first examples of the test part; None: on all.
     """
-    found = ensure_dataset(kind, folder, sources)
-    train = _read(kind, found, "train", pixels) if part != "test" else _nothing(kind)
-    x_test, y_test = _read(kind, found, "test", pixels) if part != "train" else _nothing(kind)
-    kept = slice(test_examples)
-    return Dataset(kind, *train, x_test[kept], y_test[kept], SHAPES[kind].classes)
 
+    name: ClassVar[str] = "digits"
+    shape: ClassVar[DatasetShape] = DatasetShape(features=64, classes=10)
+    train_rows: ClassVar[int] = 1437
+    test_examples: int | None = None
 
-def find_dataset(
-    kind: str, folder: str | None = None, sources: fashion_mnist.Sources | None = None
-) -> str | None:
-    """Return where a data set lies on this machine, or None when it would have to be downloaded."""
-    if kind not in SHAPES:
-        raise ConfigurationError(f"dataset {kind!r} is unknown; there are: {', '.join(SHAPES)}")
-    if kind == "digits":
-        if folder is not None:
-            raise ConfigurationError("dataset digits comes with scikit-learn: leave out its folder")
+    def __post_init__(self) -> None:
+        _check_test_examples(self, DIGITS_TEST_EXAMPLES)
+
+    def find(self) -> str:
+        """Return the location of the data set on this machine."""
         return "scikit-learn"
-    found = fashion_mnist.find(folder, sources or fashion_mnist.Sources())
-    return None if found is None else str(found)
+
+    def load(self, part: Part = "both") -> Dataset:
+        """Load the data set, or a part of it."""
+        return _loaded(self, _digits, part)
 
 
-def ensure_dataset(
-    kind: str, folder: str | None = None, sources: fashion_mnist.Sources | None = None
-) -> str:
-    """Return where a data set lies on this machine, after downloading it if there is no other way.
+@dataclass(frozen=True, slots=True)
+class FashionMnist:
+    """Fashion-MNIST: 60,000 + 10,000 images of 28 × 28 (188 and 31 MB in memory).
 
-    Called once before many processes load it, it keeps each from downloading for itself.
+    Parameters
+    ----------
+    folder
+        Folder of the files, if not the default.
+    pixels
+        Range of pixels: [-1, 1] ("symmetric") or [0, 1] ("unit").
+    test_examples
+        Weights are scored on this number of the first examples of the test part; None: on all.
     """
-    found = find_dataset(kind, folder, sources)
-    if found is None:
-        return str(fashion_mnist.ensure(folder, sources or fashion_mnist.Sources()))
-    return found
+
+    name: ClassVar[str] = "fashion_mnist"
+    shape: ClassVar[DatasetShape] = fashion_mnist.SHAPE
+    folder: Path | None = None
+    pixels: fashion_mnist.Pixels = "symmetric"
+    test_examples: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_test_examples(self, 10_000)
+
+    @property
+    def train_rows(self) -> int | None:
+        """The number of training images; None if the files are not on this machine."""
+        return fashion_mnist.train_rows(self.folder)
+
+    def find(self) -> Path | None:
+        """Return the location of the data set on this machine; None if not downloaded yet."""
+        return fashion_mnist.find(self.folder)
+
+    def load(self, part: Part = "both") -> Dataset:
+        """Load the data set, or a part of it; download it first if necessary.
+
+        Raises `ConfigurationError` for missing or damaged files.
+        """
+        place = self.find() or fashion_mnist.download()
+        return _loaded(self, lambda wanted: fashion_mnist.read(place, wanted, self.pixels), part)
 
 
-def _read(
-    kind: str, found: str, part: Literal["train", "test"], pixels: fashion_mnist.Pixels
-) -> tuple[Array, Array]:
-    return _digits(part) if kind == "digits" else fashion_mnist.read(Path(found), part, pixels)
+DATASETS = {cls.name: cls for cls in (Digits, FashionMnist)}
 
 
-def _nothing(kind: str) -> tuple[Array, Array]:
-    return np.empty((0, SHAPES[kind].features), np.float32), np.empty(0, np.int64)
+def _check_test_examples(dataset: Digits | FashionMnist, most: int) -> None:
+    number = dataset.test_examples
+    if number is not None and not 1 <= number <= most:
+        name = f"{type(dataset).__name__}: test_examples"
+        raise ranges.refused(name, number, f"1 to {most:,} examples")
+
+
+def _loaded(dataset: Digits | FashionMnist, read: Read, part: Part) -> Dataset:
+    none = np.empty((0, dataset.shape.features), np.float32), np.empty(0, np.int64)
+    x, y = read("train") if part != "test" else none
+    x_test, y_test = read("test") if part != "train" else none
+    kept = slice(dataset.test_examples)
+    return Dataset(dataset.name, x, y, x_test[kept], y_test[kept], dataset.shape.classes)
 
 
 def _digits(part: Literal["train", "test"]) -> tuple[Array, Array]:
@@ -139,13 +128,15 @@ def _digits_table() -> Array:
             return np.loadtxt(path, delimiter=",")
     from sklearn.datasets import load_digits
 
-    x, y = load_digits(return_X_y=True)
-    return np.column_stack([x, y])
+    return np.column_stack(load_digits(return_X_y=True))
 
 
 def stratified(y: Array, count: int, seed: int) -> Array:
-    """Choose `count` examples so that every class has its share, and return them as a mask."""
-    # RandomState's streams are frozen for good (NEP 19), Generator's are not: the split is fixed.
+    """Choose `count` examples so that every class has its share, and return them as a mask.
+
+    Unlike `train_test_split` of scikit-learn, it takes classes of any size, and is fixed for good:
+    RandomState's streams are frozen (NEP 19), Generator's are not.
+    """
     rng = np.random.RandomState(seed)
     sizes = np.bincount(y)
     shares = sizes * count / len(y)

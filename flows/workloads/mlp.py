@@ -1,31 +1,24 @@
-"""The multilayer perceptron: dense layers with ReLU between them.
+"""The multilayer perceptron, softmax regression (one without hidden layers), logistic regression.
 
-Its loss is the softmax cross-entropy, or half the mean squared error where targets are numbers.
+The loss is the cross-entropy, or half the mean squared error where targets are numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from dps.errors import ConfigurationError
-from flows.workloads.base import Array, Arrays, DatasetShape, check_dtype
-from flows.workloads.losses import (
-    cross_entropy_gradient,
-    evaluate,
-    evaluate_regression,
-    kept,
-    squared_gradient,
-)
+from dps.core import ranges
+from flows.workloads.base import Array, Arrays, DatasetShape, Predictor
 
 
-@dataclass(frozen=True, slots=True)
-class MLP:
-    """A classifier, or for regression one output, with any number of hidden layers.
+@dataclass(frozen=True)
+class MLP(Predictor):
+    """Dense layers with ReLU between them: a classifier, or for regression one output.
 
     Parameters
     ----------
@@ -45,71 +38,143 @@ class MLP:
     def __post_init__(self) -> None:
         object.__setattr__(self, "hidden", tuple(self.hidden))
         if any(width < 1 for width in self.hidden):
-            raise ConfigurationError(f"mlp: hidden={list(self.hidden)}, expected widths above 0")
-        check_dtype(self.name, self.dtype)
+            raise ranges.refused("hidden", list(self.hidden), "widths of 1 or more")
 
     @property
     def parameters(self) -> tuple[str, ...]:
         """The names of weights and biases, layer by layer."""
-        return tuple(f(layer) for layer in range(self.layers) for f in (_weight, _bias))
-
-    @property
-    def layers(self) -> int:
-        """Number of layers with weights."""
-        return len(self.hidden) + 1
+        layers = range(len(self.hidden) + 1)
+        return tuple(name for layer in layers for name in _names(layer))
 
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Draw weights from N(0, 2 / inputs) (He et al. 2015); biases start at zero."""
         params: Arrays = {}
         widths = (self.shape.features, *self.hidden, self.shape.classes)
         for layer, (inputs, outputs) in enumerate(pairwise(widths)):
+            weight, bias = _names(layer)
             # Drawn in float64 whatever the dtype, so that both dtypes start from the same model.
-            weight = rng.standard_normal((inputs, outputs))
-            weight *= np.sqrt(2 / inputs)
-            params[_weight(layer)] = weight.astype(self.dtype, copy=False)
-            params[_bias(layer)] = np.zeros(outputs, self.dtype)
+            drawn = rng.standard_normal((inputs, outputs)) * np.sqrt(2 / inputs)
+            params[weight] = drawn.astype(self.dtype)
+            params[bias] = np.zeros(outputs, self.dtype)
         return params
 
-    def gradient(self, params: Arrays, x: Array, y: Array) -> tuple[float, Arrays]:
+    def gradient(self, params: Arrays, x: Any, y: Array) -> tuple[float, Arrays]:
         """Return the mean loss over the batch, and the gradients, by backpropagation."""
         inputs = self._forward(params, x)
-        delta = inputs.pop()
-        loss = (squared_gradient if self.shape.regression else cross_entropy_gradient)(delta, y)
+        loss, delta = self._loss(inputs.pop(), y)
         gradients: Arrays = {}
-        for layer in reversed(range(self.layers)):
-            gradients[_bias(layer)] = delta.sum(axis=0)
-            gradients[_weight(layer)] = inputs[layer].T @ delta
+        for layer in reversed(range(len(self.hidden) + 1)):
+            weight, bias = _names(layer)
+            gradients[bias] = delta.sum(axis=0)
+            gradients[weight] = inputs[layer].T @ delta
             if layer:
-                delta = delta @ params[_weight(layer)].T
+                delta = delta @ params[weight].T
                 delta *= inputs[layer] > 0
         return loss, {name: gradients[name] for name in params}
 
-    def evaluate(
-        self, params: Arrays, x: Array, y: Array, predictions: list[Array] | None = None
-    ) -> tuple[float, float]:
-        """Return the mean loss and the accuracy; for regression, R²."""
-        score = evaluate_regression if self.shape.regression else evaluate
-        return score(kept(lambda rows: self.predict(params, rows), predictions), x, y)
-
-    def predict(self, params: Arrays, x: Array) -> Array:
+    def predict(self, params: Arrays, x: Any) -> Array:
         """Return the scores or predictions, examples × classes."""
-        return self._forward(params, x)[-1]
+        predictions: Array = self._forward(params, x)[-1]
+        return predictions
 
-    def _forward(self, params: Arrays, x: Array) -> list[Array]:
-        """Return the input of every layer and, last, the logits."""
+    def mean_loss(self, params: Arrays, x: Any, y: Array, predictions: Array) -> float:
+        """Return the mean loss over examples."""
+        return self._loss(predictions.copy(), y)[0]
+
+    def _forward(self, params: Arrays, x: Any) -> list[Any]:
+        """Return the input of every layer and, last, the predictions."""
         values = [x.astype(self.dtype, copy=False)]
-        for layer in range(self.layers):
-            out = values[-1] @ params[_weight(layer)]
-            out += params[_bias(layer)]
-            if layer < self.layers - 1:
+        for layer in range(len(self.hidden) + 1):
+            weight, bias = _names(layer)
+            out = values[-1] @ params[weight]
+            out += params[bias]
+            if layer < len(self.hidden):
                 np.maximum(out, 0, out=out)
             values.append(out)
         return values
 
+    def _loss(self, out: Array, y: Array) -> tuple[float, Array]:
+        """Return the mean loss, and its gradient for the predictions, which are overwritten."""
+        if self.shape.regression:
+            out -= y.astype(out.dtype, copy=False).reshape(out.shape)
+            loss = 0.5 * float(np.mean(out**2, dtype=np.float64))
+        else:
+            rows = np.arange(len(y))
+            out -= out.max(axis=1, keepdims=True)
+            of_class = out[rows, y]
+            np.exp(out, out=out)
+            total = out.sum(axis=1)
+            out /= total[:, None]
+            loss = float((np.log(total) - of_class).mean(dtype=np.float64))
+            out[rows, y] -= 1
+        out /= len(y)
+        return loss, out
 
-def _weight(layer: int) -> str:
-    return f"layer{layer}.weight"
+
+@dataclass(frozen=True)
+class SoftmaxRegression(MLP):
+    """A linear classifier with softmax cross-entropy, starting from zeros: a convex problem."""
+
+    name: ClassVar[str] = "softmax"
+    hidden: Sequence[int] = field(default=(), init=False, repr=False)
+
+    def initial(self, rng: np.random.Generator) -> Arrays:
+        """Return zeros: the problem is convex, so there is no symmetry to break."""
+        return {name: np.zeros_like(array) for name, array in super().initial(rng).items()}
 
 
-def _bias(layer: int) -> str:
-    return f"layer{layer}.bias"
+def _names(layer: int) -> tuple[str, str]:
+    return f"layer{layer}.weight", f"layer{layer}.bias"
+
+
+WEIGHT, BIAS = "weight", "bias"
+
+
+@dataclass(frozen=True)
+class ParityRegression(Predictor):
+    """Logistic regression that distinguishes odd classes from even ones (Pampari and Patel).
+
+    Parameters
+    ----------
+    shape
+        Of the data.
+    dtype
+        Of the parameters and of all arithmetic: float32 or float64.
+    """
+
+    name: ClassVar[str] = "logistic"
+    parameters: ClassVar[tuple[str, ...]] = (WEIGHT, BIAS)
+    shape: DatasetShape
+    dtype: str = "float32"
+
+    def initial(self, rng: np.random.Generator) -> Arrays:
+        """Return zeros: the problem is convex, so there is no symmetry to break."""
+        return {WEIGHT: np.zeros(self.shape.features, self.dtype), BIAS: np.zeros(1, self.dtype)}
+
+    def gradient(self, params: Arrays, x: Any, y: Array) -> tuple[float, Arrays]:
+        """Return the mean logistic loss over the batch, and the gradients."""
+        x, odd = x.astype(self.dtype, copy=False), self.targets(y)
+        scores = x @ params[WEIGHT] + params[BIAS]
+        # exp(-log(1 + exp(-s))) is the sigmoid without overflow on either side.
+        delta = np.exp(-np.logaddexp(0, -scores)) - odd
+        delta /= len(y)
+        gradients = {WEIGHT: x.T @ delta, BIAS: delta.sum(keepdims=True)}
+        return _logistic_loss(scores, odd), gradients
+
+    def predict(self, params: Arrays, x: Any) -> Array:
+        """Return the scores of the even and of the odd classes, examples × 2."""
+        scores = x.astype(self.dtype, copy=False) @ params[WEIGHT] + params[BIAS]
+        return np.column_stack([np.zeros_like(scores), scores])
+
+    def mean_loss(self, params: Arrays, x: Any, y: Array, predictions: Array) -> float:
+        """Return the mean logistic loss over examples."""
+        return _logistic_loss(predictions[:, 1], self.targets(y))
+
+    def targets(self, y: Array) -> Array:
+        """Return 1 for odd classes, 0 for even ones."""
+        return (y % 2).astype(self.dtype)
+
+
+def _logistic_loss(scores: Array, odd: Array) -> float:
+    losses = np.logaddexp(0, scores) - odd * scores
+    return float(losses.mean(dtype=np.float64))

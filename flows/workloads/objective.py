@@ -1,7 +1,7 @@
 """The objective of a training problem, and how far a point is from being stationary.
 
-F(w) = f(w) + h(w): f is the mean loss over all training data, h the penalty that the update rule
-takes care of, if it has one. Both figures are of all data, as no worker ever sees them.
+F(w) = f(w) + h(w): f is the mean loss over all training data, h the penalty of the update rule, if
+it has one. Both figures are of all data, as no worker ever sees them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dps.core.rules.penalties import Penalty
+from dps.core.rules.proximal import Penalty
 from flows.workloads.base import Array, Arrays, Workload
 
-ROWS = 4096  # differentiated at once: memory does not depend on how many there are
+ROWS = 4096  # differentiated at once: memory does not depend on the number of examples
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is minimised, and how near a point is to where that cannot go on.
+    """The function that is minimised.
 
     Parameters
     ----------
@@ -42,37 +42,21 @@ class Objective:
         w is stationary and nowhere else, also where h has a kink; without a penalty it is ∇f(w).
         Neither is finite where the loss is not.
         """
-        loss, gradients = self._loss(params, x, y)
-        return loss + self._penalty(params), self._mapping(params, gradients)
-
-    def _loss(self, params: Arrays, x: Array, y: Array) -> tuple[float, Arrays]:
-        """The mean loss over all examples, and its gradient in float64."""
         loss = 0.0
         gradients = {name: np.zeros(array.shape) for name, array in params.items()}
         for start in range(0, len(y), ROWS):
-            part = y[start : start + ROWS]
-            mean, found = self.workload.gradient(params, x[start : start + ROWS], part)
-            loss += mean * len(part) / len(y)
+            part = slice(start, start + ROWS)
+            share = len(y[part]) / len(y)
+            mean, found = self.workload.gradient(params, x[part], y[part])
+            loss += mean * share
             for name, gradient in found.items():
-                gradients[name] += gradient.astype(np.float64) * (len(part) / len(y))
-        return loss, gradients
-
-    def _penalty(self, params: Arrays) -> float:
-        if self.penalty is None:
-            return 0.0
-        return sum(self.penalty.value(_rows(array.astype(np.float64))) for array in params.values())
-
-    def _mapping(self, params: Arrays, gradients: Arrays) -> float:
+                gradients[name] += gradient.astype(np.float64) * share
         squares = 0.0
         for name, gradient in gradients.items():
             values = params[name].astype(np.float64)
             moved = values - self.step * gradient
-            if self.penalty is not None:
-                self.penalty.shrink(_rows(moved), self.step)
+            if self.penalty is not None:  # by rows, each of which may be a group
+                loss += self.penalty.value(values.reshape(len(values), -1))
+                self.penalty.shrink(moved.reshape(len(moved), -1), self.step)
             squares += float(np.sum(((values - moved) / self.step) ** 2))
-        return math.sqrt(squares)
-
-
-def _rows(array: Array) -> Array:
-    """A view of an array as rows, of which each is a group of a penalty by rows."""
-    return array.reshape(len(array), -1)
+        return loss, math.sqrt(squares)

@@ -1,12 +1,13 @@
-"""Functions and classes of one's own, named as "module:name" in a configuration.
+"""A user's files, known by their SHA-256, and functions and classes named as "module:name".
 
 A module is a file beside the configuration, or one that is installed. A file is imported under a
 name of its own, so that two experiments may each have, say, a `model.py` in the same process, and
-what it imports from its folder is its own as well.
+its imports from its folder are its own as well.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 import sys
 import traceback
@@ -21,11 +22,49 @@ from types import ModuleType
 from typing import Any
 
 from dps.errors import ConfigurationError
+from dps.protocol.storage.regular import open_regular
 from flows.quoting import meant, quoted, shown
-from flows.workloads.known_file import KnownFile, sha256_of
 
 LONGEST_REASON = 300
 _REFERENCE = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):([A-Za-z_]\w*)")
+
+
+def sha256_of(path: str) -> str:
+    """Return the SHA-256 of a file, or of the names and contents of the files of a folder.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be read.
+    """
+    place, sha = Path(path), hashlib.sha256()
+    try:
+        if not place.is_dir():
+            status = place.stat()
+            return _sha256(path, status.st_mtime_ns, status.st_size)
+        for file in sorted(each for each in place.rglob("*") if each.is_file()):
+            status = file.stat()
+            known = _sha256(str(file), status.st_mtime_ns, status.st_size)
+            sha.update(f"{known} {file.relative_to(place)}\n".encode("utf-8", "surrogateescape"))
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
+    return sha.hexdigest()
+
+
+# Every trial of a grid asks for it; a file that was changed has another time or size.
+@lru_cache(maxsize=64)
+def _sha256(path: str, changed: int, size: int) -> str:
+    with open_regular(Path(path)) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+
+
+def check_file(path: str, sha256: str) -> None:
+    """Raise `ConfigurationError` if a file is gone, or has another SHA-256."""
+    if sha256_of(path) != sha256:
+        raise ConfigurationError(
+            f"{path} has changed since the trial was planned (its SHA-256 was {sha256[:12]}…): put "
+            "that file back, or plan new trials with `dps run`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +78,7 @@ class OwnCode:
     path
         The file, where it is one beside the configuration; None: the module is installed.
     sha256
-        Of the module's file. What that imports is not part of it.
+        Of the module's file, not of its imports.
     """
 
     reference: str
@@ -47,27 +86,27 @@ class OwnCode:
     sha256: str
 
     def load(self) -> Callable[..., Any]:
-        """Return what is named.
+        """Return the callable.
 
         Raises
         ------
         ConfigurationError
-            The module cannot be imported, is another than it was, or has nothing of this name that
-            can be called.
+            The module cannot be imported, has changed, or has nothing of this name that can be
+            called.
         """
         place, _, name = self.reference.partition(":")
         with refusing(self.reference):
             if self.path is None:
                 module = import_module(place)
-                KnownFile(_origin(module), self.sha256).check()
+                check_file(_origin(module), self.sha256)
             else:
-                KnownFile(self.path, self.sha256).check()
+                check_file(self.path, self.sha256)
                 module = _imported(place, self.path, self.sha256)
         found = getattr(module, name, None)
         if found is None:
             question = meant(name, [each for each in vars(module) if not each.startswith("_")])
             raise ConfigurationError(
-                f"{_file(module)} has no {name!r}{'; ' if question else ''}{question}"
+                f"{module.__file__ or place} has no {name!r}{'; ' if question else ''}{question}"
             )
         if not callable(found):
             raise ConfigurationError(
@@ -83,11 +122,11 @@ def find(reference: str, folder: Path) -> OwnCode:
     Raises
     ------
     ConfigurationError
-        It is in none of these, or `reference` names nothing.
+        It is in none of these, or `reference` is not "module:name".
     """
     place, _ = module_and_name(reference)
-    beside, here = (Path(each, f"{place}.py").absolute() for each in (folder, Path()))
-    for path in (beside, here):
+    places = dict.fromkeys(Path(each, f"{place}.py").absolute() for each in (folder, Path()))
+    for path in places:
         if path.is_file():
             return code_at(reference, str(path))
     try:
@@ -96,14 +135,14 @@ def find(reference: str, folder: Path) -> OwnCode:
         missing = error.__cause__
         if isinstance(missing, ModuleNotFoundError) and place.startswith(missing.name or "?"):
             raise ConfigurationError(
-                f"there is no module {place!r}: neither {beside}"
-                f"{f' nor {here}' * (here != beside)} nor one that is installed"
+                f"there is no module {place!r}: neither {' nor '.join(map(str, places))} nor one "
+                "that is installed"
             ) from error
         raise
 
 
 def module_and_name(reference: str) -> tuple[str, str]:
-    """Return what "module:name" names; raises `ConfigurationError` if it names nothing."""
+    """Return both parts of "module:name"; raises `ConfigurationError` if it is something else."""
     matched = _REFERENCE.fullmatch(reference)
     if matched is None:
         raise ConfigurationError(f"{quoted(reference)} names nothing, expected 'module:name'")
@@ -111,7 +150,7 @@ def module_and_name(reference: str) -> tuple[str, str]:
 
 
 def code_at(reference: str, path: str | None) -> OwnCode:
-    """Return what a file, or without one an installed module, has by this name now.
+    """Return the present code of this name in a file, or without one in an installed module.
 
     Raises
     ------
@@ -127,7 +166,7 @@ def code_at(reference: str, path: str | None) -> OwnCode:
 
 @contextmanager
 def refusing(reference: str, doing: str = "cannot be imported") -> Iterator[None]:
-    """Say of what goes wrong in code of the user's what it was, and in which line of which file."""
+    """Turn an exception of a user's code into an error that names its file and line."""
     try:
         yield
     except ConfigurationError:
@@ -146,7 +185,7 @@ def _imported(place: str, path: str, sha256: str) -> ModuleType:
     assert spec is not None, "its name ends in .py"
     assert spec.loader is not None, "its name ends in .py"
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # as dataclasses and the like look for it there
+    sys.modules[spec.name] = module  # dataclasses and the like look for it there
     try:
         with _folder_on_path(Path(path).parent):
             spec.loader.exec_module(module)
@@ -168,18 +207,19 @@ def _folder_on_path(folder: Path) -> Iterator[None]:
         yield
     finally:
         sys.path[:] = path
-        new = {name: module for name, module in list(sys.modules.items()) if name not in loaded}
-        # Not all that is somewhere below it: a virtual environment may be.
-        beside = {name for name in new if "." not in name and _is_in(folder, new[name])}
+        new = set(sys.modules) - loaded
+        # Only those directly in it: a virtual environment may be further below.
+        beside = {name for name in new if "." not in name and _is_in(folder, name)}
         for name in new:
             if name.partition(".")[0] in beside:
                 sys.modules.pop(name, None)  # another thread imports as well
 
 
-def _is_in(folder: Path, module: ModuleType) -> bool:
-    """Whether a module is a file in a folder, or a package that is."""
-    places = getattr(module, "__path__", None) or [getattr(module, "__file__", None)]
-    return any(place is not None and Path(place).parent == folder for place in places)
+def _is_in(folder: Path, name: str) -> bool:
+    """Return whether a module or package lies directly in a folder."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    places = (spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+    return any(Path(place).parent == folder for place in places)
 
 
 def _origin(module: ModuleType) -> str:
@@ -188,12 +228,8 @@ def _origin(module: ModuleType) -> str:
     return module.__file__
 
 
-def _file(module: ModuleType) -> str:
-    return module.__file__ or module.__name__
-
-
 def _place(error: BaseException) -> str:
-    """Where in code that is neither of dps nor installed an error was raised, for a message."""
+    """Return where an error was raised in the user's own code, for a message."""
     if isinstance(error, SyntaxError):
         return f" ({error.filename}, line {error.lineno})"
     top = Path(__file__).parents[2]

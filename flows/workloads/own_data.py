@@ -1,309 +1,167 @@
-"""Data sets of one's own: a file of examples becomes a part to train on and one to be scored on.
+"""A user's examples as a data set: a part to train on and one to be scored on, in float32.
 
-Files are known by the SHA-256 of what is in them, so that a file that has changed is told from the
-one that an experiment was planned with. Features are scaled by the training part alone.
+Features are scaled by the training part alone.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from dps.errors import ConfigurationError
-from flows.quoting import listed, quoted
-from flows.readers.npz import finite, paired, read_npz
-from flows.readers.svmlight import ZeroBased, read_svmlight
-from flows.readers.tables import csv_table, parquet_table, read_tables
-from flows.readers.values import Examples
-from flows.workloads.base import Array, Dataset, DatasetShape
-from flows.workloads.datasets import Part, stratified
-from flows.workloads.known_file import KnownFile
-from flows.workloads.own_code import OwnCode, refusing
+from flows.quoting import first_few, quoted
+from flows.readers import Examples, paired
+from flows.workloads.base import Array, Dataset
+from flows.workloads.datasets import stratified
 
-Format = Literal["npz", "csv", "parquet", "svmlight"]
-
-MOST_CLASSES = 10_000
-MOST_TOLD = 8  # classes
-LARGEST_CLASS = 2**53 - 1  # beyond it, whole numbers of float64 are one that were two in a file
 LEAST_TO_DIVIDE = 2  # rows of a class: one to train on and one to score
+LARGEST_CLASS = 2**53 - 1  # larger integers are not exact in float64
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Which rows score weights: of each class a share `test`, drawn from `seed`."""
+def returned(place: str, found: Any, regression: bool) -> tuple[Examples, Array | None]:
+    """Check the return value of a user's function: x and y, or x and y of both parts.
 
-    test: float = 0.2
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Preparation:
-    """What is made of examples.
-
-    Parameters
-    ----------
-    standardise, standardise_target
-        Whether each feature, or the target, gets the mean 0 and standard deviation 1 of the
-        training part. One that is constant there is only moved.
-    regression
-        Whether targets are numbers to be predicted, instead of classes.
-    """
-
-    standardise: bool = False
-    regression: bool = False
-    standardise_target: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FileDataset:
-    """Examples of a file of one's own; its fields are those of its section in a configuration.
-
-    Parameters
-    ----------
-    file, test_file
-        All rows, or those to train on and those that score weights.
-    target
-        The column or array of targets; svmlight has none, as its lines begin with them.
-    features
-        The columns of features, None for all others; for npz, one array.
-    """
-
-    format: Format
-    file: KnownFile
-    test_file: KnownFile | None = None
-    split: Split = Split()
-    target: str | None = None
-    features: tuple[str, ...] | None = None
-    delimiter: str = ","
-    preparation: Preparation = Preparation()
-    dense: bool = False
-    zero_based: ZeroBased = "auto"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Loaded:
-    """A data set that was loaded as a whole.
-
-    Attributes
-    ----------
-    names
-        Of its classes.
-    note
-        What was assumed about its file; see `Examples`.
-    """
-
-    data: Dataset
-    names: tuple[str, ...]
-    note: str = ""
-
-    @property
-    def shape(self) -> DatasetShape:
-        """The shape of the data."""
-        return self.data.shape
-
-    def part(self, part: Part) -> Dataset:
-        """Return it without the rows of a part that is not wanted."""
-        data = self.data
-        if part == "test":
-            return replace(data, x_train=data.x_train[:0], y_train=data.y_train[:0])
-        if part == "train":
-            return replace(data, x_test=data.x_test[:0], y_test=data.y_test[:0])
-        return data
-
-    @property
-    def target_deviation(self) -> float | None:
-        """Of numbers to be predicted, the standard deviation in what is scored, before scaling."""
-        data = self.data
-        if not data.regression:
-            return None
-        return float(data.y_test.std(dtype=np.float64) * data.target_scale)
-
-    def told(self) -> str:
-        """Say how much there is."""
-        data, shape = self.data, self.data.shape
-        kind = "sparse features" if shape.sparse else "features"
-        note = f" ({self.note})" if self.note else ""
-        return (
-            f"{data.name}: {len(data.y_train):,} rows to train on, {len(data.y_test):,} to score, "
-            f"{shape.features:,} {kind}{note}, {self._targets_told()}"
-        )
-
-    def _targets_told(self) -> str:
-        y = self.data.y_train
-        if (deviation := self.data.target_scale) != 1.0:  # they were standardised
-            return (
-                f"targets from {y.min():.4g} to {y.max():.4g} standard deviations, of "
-                f"{deviation:.4g} each, from their mean"
-            )
-        if self.data.regression:
-            return f"targets from {y.min():.4g} to {y.max():.4g} with the mean {y.mean():.4g}"
-        counts = np.bincount(y, minlength=len(self.names)) / len(y)
-        shares = (f"{quoted(n)} {share:.0%}" for n, share in zip(self.names, counts, strict=True))
-        return f"{len(self.names):,} classes ({listed([*shares], MOST_TOLD)})"
-
-
-def divided(
-    place: str, parts: Sequence[Examples], split: Split, preparation: Preparation
-) -> Loaded:
-    """Return a data set of examples: classes numbered from 0, divided, scaled, in float32.
-
-    Parameters
-    ----------
-    place
-        What messages and the data set are named by.
-    parts
-        All examples, or those to train on and those that score weights.
+    The second value is the mask of the scored rows, if the function splits the data.
 
     Raises
     ------
     ConfigurationError
-        Targets are no classes, or there are too few rows; or data are sparse and to be moved.
+        The function has returned something else.
     """
-    train, *others = parts
-    regression, y = preparation.regression, train.y
-    names = y[:0]
-    if not regression:
-        names, y = _classes(place, y, 1 if others else LEAST_TO_DIVIDE)
-    if not others:
-        scored = _drawn(place, np.zeros(len(y), np.int64) if regression else y, split)
-        x_train, y_train, x_test, y_test = train.x[~scored], y[~scored], train.x[scored], y[scored]
-    else:
-        x_train, y_train, x_test, y_test = train.x, y, others[0].x, others[0].y
-        y_test = y_test if regression else _numbered(place, y_test, names)
-        if x_test.shape[1] != x_train.shape[1]:
-            raise ConfigurationError(
-                f"{place}: the test part has {x_test.shape[1]} features, the other "
-                f"{x_train.shape[1]}"
-            )
-    if preparation.standardise:
-        if not isinstance(x_train, np.ndarray):
-            raise ConfigurationError(
-                f"{place}: standardise moves every 0 of sparse data, after which they are not "
-                "sparse; leave it out, or give dense: true"
-            )
-        x_train, x_test, _ = _standardised(x_train, x_test)
-    scale: Any = 1.0
-    if regression:
-        _must_vary(place, y_train, y_test)
-        if preparation.standardise_target:
-            y_train, y_test, scale = _standardised(y_train, y_test)
-        y_train, y_test = _float32(place, y_train), _float32(place, y_test)
-    x_train, x_test = _float32(place, x_train), _float32(place, x_test)
-    classes = 1 if regression else len(names)
-    data = Dataset(place, x_train, y_train, x_test, y_test, classes, regression, float(scale))
-    return Loaded(data, tuple(str(_plain(name)) for name in names.tolist()), train.note)
-
-
-@dataclass(frozen=True, slots=True)
-class FunctionDataset:
-    """What a function of one's own returns: x and y, or x_train, y_train, x_test and y_test.
-
-    The function is given `settings` by name, which are JSON.
-    """
-
-    code: OwnCode
-    settings: str = "{}"
-    split: Split = Split()
-    preparation: Preparation = Preparation()
-
-
-@lru_cache(maxsize=2)
-def called(source: FunctionDataset) -> Loaded:
-    """Return the data set that a function returns, as a whole.
-
-    Raises
-    ------
-    ConfigurationError
-        The function cannot be called, fails, or returns something else.
-    """
-    return call(source)
-
-
-def call(source: FunctionDataset) -> Loaded:
-    """Return what the function returns now; see `called`."""
-    place, function = source.code.reference, source.code.load()
-    with refusing(place, "failed"):
-        found = function(**json.loads(source.settings))
     if not isinstance(found, tuple) or len(found) not in (2, 4):
         what = f"{len(found)} values" if isinstance(found, tuple) else type(found).__name__
         raise ConfigurationError(
             f"{place} returned {what}, expected the arrays (x, y), or (x_train, y_train, x_test, "
             "y_test)"
         )
-    names = ("x", "y") if len(found) == 2 else ("x_train", "y_train", "x_test", "y_test")
-    regression = source.preparation.regression
-    parts = [
-        _examples(place, found[n], found[n + 1], (names[n], names[n + 1]), regression)
-        for n in range(0, len(found), 2)
-    ]
-    return divided(place, parts, source.split, source.preparation)
+    if len(found) == 2:
+        return paired(place, found[0], found[1], ("x", "y"), regression), None
+    from scipy.sparse import issparse, vstack
+
+    train = paired(place, found[0], found[1], ("x_train", "y_train"), regression)
+    test = paired(place, found[2], found[3], ("x_test", "y_test"), regression)
+    if train.x.shape[1] != test.x.shape[1]:
+        raise ConfigurationError(
+            f"{place}: x_train has {train.x.shape[1]} features, x_test {test.x.shape[1]}"
+        )
+    if train.y.dtype.kind != test.y.dtype.kind:
+        raise ConfigurationError(f"{place}: y_train and y_test: one has numbers, the other strings")
+    x = vstack([train.x, test.x], "csr") if issparse(train.x) else np.vstack([train.x, test.x])
+    y = np.concatenate([train.y, test.y])
+    return Examples(x, y), np.arange(len(y)) >= len(train.y)
 
 
-# -- parts -----------------------------------------------------------------------------------------
+def prepared(
+    place: str,
+    examples: Examples,
+    scored: Array | None = None,
+    *,
+    test: float = 0.2,
+    seed: int = 0,
+    standardise: bool = False,
+    regression: bool = False,
+    standardise_target: bool = False,
+) -> Dataset:
+    """Return a data set of examples: split, scaled, in float32, with classes numbered from 0.
 
-
-# The whole of what was read last: shape and parts are asked for one after the other.
-@lru_cache(maxsize=2)
-def loaded(source: FileDataset) -> Loaded:
-    """Return the data set of a file as a whole.
+    Parameters
+    ----------
+    place
+        The name of the data set, also in messages.
+    scored
+        Mask of the scored rows; None: they are drawn.
+    test, seed
+        The share of the rows of each class to draw, and the seed of the draw.
+    standardise, standardise_target
+        Whether to scale each feature, or the target, to mean 0 and standard deviation 1 in the
+        training part. A column that is constant there is only shifted.
+    regression
+        Whether targets are numbers instead of classes.
 
     Raises
     ------
     ConfigurationError
-        The file is missing, has changed, or something in it is wrong.
+        Targets are not valid classes, there are too few rows, or sparse data would be shifted.
     """
-    place = Path(source.file.path).name
-    return divided(place, examples_of(source), source.split, source.preparation)
+    y, names, scale = examples.y, examples.y[:0], 1.0
+    if not regression:
+        names, y = _classes(place, y, 1 if scored is not None else LEAST_TO_DIVIDE)
+    if scored is None:
+        if len(y) < LEAST_TO_DIVIDE:
+            raise ConfigurationError(f"{place}: too few rows: {len(y)}, expected {LEAST_TO_DIVIDE}")
+        scored = _drawn(np.zeros(len(y), np.int64) if regression else y, test, seed)
+    x_train, y_train = examples.x[~scored], y[~scored]
+    x_test, y_test = examples.x[scored], y[scored]
+    if regression:
+        for what, targets in (("train on", y_train), ("score", y_test)):
+            if targets.min() == targets.max():
+                raise ConfigurationError(
+                    f"{place}: the target is the same in all rows to {what}; there is nothing to "
+                    "predict"
+                )
+    elif (new := np.setdiff1d(y_test, y_train)).size:
+        one = quoted(names[new[0]].item())
+        raise ConfigurationError(f"{place}: the class {one} occurs only in the test part")
+    dense = isinstance(x_train, np.ndarray)
+    if dense and np.isnan(examples.x).any():
+        # Missing cells are filled with the mean of their column in the training part.
+        means = np.nansum(x_train, axis=0) / np.maximum(np.isfinite(x_train).sum(axis=0), 1)
+        x_train, x_test = (np.where(np.isnan(x), means, x) for x in (x_train, x_test))
+    if standardise:
+        if not dense:
+            raise ConfigurationError(
+                f"{place}: standardise moves every 0 of sparse data, after which they are not "
+                "sparse; leave it out, or give dense: true"
+            )
+        x_train, x_test, _ = _standardised(x_train, x_test)
+    if standardise_target:
+        y_train, y_test, deviation = _standardised(y_train, y_test)
+        scale = float(deviation)
+    dtype = np.float32 if regression else np.int64
+    try:
+        with np.errstate(over="raise"):
+            x_train, x_test = x_train.astype(np.float32), x_test.astype(np.float32)
+            y_train, y_test = y_train.astype(dtype), y_test.astype(dtype)
+    except FloatingPointError as error:
+        raise ConfigurationError(
+            f"{place}: a value is beyond {np.finfo(np.float32).max:g}, the largest number of "
+            "float32; scale it, or standardise"
+        ) from error
+    return Dataset(
+        place,
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        1 if regression else len(names),
+        regression,
+        scale,
+        tuple(map(str, names.tolist())),
+        examples.note,
+    )
 
 
-def examples_of(source: FileDataset) -> list[Examples]:
-    """Return the examples of the file as it has them, and those of the other file if there is one.
-
-    Raises
-    ------
-    ConfigurationError
-        A file is missing, has changed, or cannot be read.
-    """
-    files = [source.file] if source.test_file is None else [source.file, source.test_file]
-    for file in files:
-        file.check()
-    paths = [Path(file.path) for file in files]
-    regression = source.preparation.regression
-    if source.format == "svmlight":
-        found = read_svmlight(paths, source.zero_based)
-        return [replace(each, x=each.x.toarray()) for each in found] if source.dense else found
-    if source.format == "npz":
-        array = source.features[0] if source.features else "x"
-        return [read_npz(path, array, source.target, regression) for path in paths]
-    assert source.target is not None, "a table has a column of targets"
-    csv = source.format == "csv"
-    tables = [csv_table(path, source.delimiter) if csv else parquet_table(path) for path in paths]
-    return read_tables(tables, source.target, source.features, regression)
-
-
-def _examples(place: str, x: Any, y: Any, names: tuple[str, str], regression: bool) -> Examples:
-    """What a function returned, if it is numbers, with a row for each target."""
-    from scipy.sparse import csr_array, issparse
-
-    if issparse(x):
-        rows = csr_array(x)
-        rows.data = finite(place, f"{names[0]}.data", rows.data)
+def summary(data: Dataset) -> str:
+    """Summarise a data set in a sentence."""
+    y, shape = data.y_train, data.shape
+    if data.regression:
+        scaled = " standard deviations" if data.target_scale != 1.0 else ""
+        targets = f"targets from {y.min():.4g} to {y.max():.4g}{scaled}, mean {y.mean():.4g}"
     else:
-        rows = finite(place, names[0], np.asarray(x))
-    return paired(place, rows, np.asarray(y), names, regression)
+        shares = np.bincount(y, minlength=data.classes) / len(y)
+        named = [f"{quoted(n)} {s:.0%}" for n, s in zip(data.class_names, shares, strict=True)]
+        targets = f"{data.classes:,} classes ({first_few(named)})"
+    kind = "sparse features" if shape.sparse else "features"
+    note = f" ({data.note})" if data.note else ""
+    return (
+        f"{data.name}: {len(y):,} rows to train on, {len(data.y_test):,} to score, "
+        f"{shape.features:,} {kind}{note}, {targets}"
+    )
 
 
 def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
-    """Return the classes in their order, and the number of that of each example.
-
-    Each has `least` examples.
-    """
+    """Return the sorted classes, each with `least` examples, and the number of each row's."""
     if y.dtype.kind == "f":
         wrong = np.flatnonzero((y != np.round(y)) | (np.abs(y) > LARGEST_CLASS))
         if wrong.size:
@@ -312,87 +170,37 @@ def _classes(place: str, y: Array, least: int) -> tuple[Array, Array]:
                 f"classes are texts or whole numbers, of {LARGEST_CLASS:,} at most. Are numbers to "
                 "be predicted? Give task: regression"
             )
+        y = y.astype(np.int64)
     names, numbers, counts = np.unique(y, return_inverse=True, return_counts=True)
     if len(names) < 2:
         raise ConfigurationError(
-            f"{place}: all {len(y):,} rows are of the class {_shown(names[0])}; expected two "
-            "classes at least"
-        )
-    if len(names) > MOST_CLASSES:
-        raise ConfigurationError(
-            f"{place}: the target has {len(names):,} values; expected {MOST_CLASSES:,} classes at "
-            "most: is it the column of the classes?"
+            f"{place}: all {len(y):,} rows have the class {quoted(names[0].item())}; expected "
+            "at least two classes"
         )
     few = np.flatnonzero(counts < least)
     if len(few):
         raise ConfigurationError(
             f"{place}: too few rows of {'a class' if len(few) == 1 else f'{len(few)} classes'}: "
-            f"{_shown(names[few[0]])} has 1; expected {least} at least, one to train on and one "
-            "to score: is it the column of the classes?"
+            f"{quoted(names[few[0]].item())} has 1; expected at least {least}, one to train on and "
+            "one to score. Does the target column hold classes?"
         )
     return names, numbers.astype(np.int64)
 
 
-def _plain(name: str | float) -> str | int | float:
-    """A class as people write it: numbers of a column are floats."""
-    return int(name) if isinstance(name, float) and name.is_integer() else name
-
-
-def _shown(name: str | float) -> str:
-    return quoted(_plain(name))
-
-
-def _numbered(place: str, y: Array, names: Array) -> Array:
-    """The numbers of classes of the training part, for examples of another file."""
-    numbers = {name: number for number, name in enumerate(names.tolist())}
-    try:
-        return np.array([numbers[name] for name in y.tolist()], np.int64)
-    except KeyError as error:
-        raise ConfigurationError(
-            f"{place}: the class {_shown(error.args[0])} is in the file of the test part only; "
-            f"there are: {listed(map(_shown, names.tolist()), MOST_TOLD)}"
-        ) from error
-
-
-def _drawn(place: str, y: Array, split: Split) -> Array:
-    """Which rows score weights, as a mask: of each class its share, one at least left and taken."""
-    if len(y) < LEAST_TO_DIVIDE:
-        raise ConfigurationError(f"{place}: too few rows: {len(y)}, expected {LEAST_TO_DIVIDE}")
-    count = max(1, round(split.test * len(y)))
-    chosen = stratified(y, count, split.seed)
-    # RandomState's streams are frozen for good (NEP 19), Generator's are not: the split is fixed.
-    rng = np.random.RandomState(split.seed)
+def _drawn(y: Array, share: float, seed: int) -> Array:
+    """Return the rows that score weights, as a mask: of each class a share, but not all or none."""
+    chosen = stratified(y, max(1, round(share * len(y))), seed)
+    rng = np.random.RandomState(seed)
     sizes, taken = np.bincount(y), np.bincount(y[chosen], minlength=y.max() + 1)
     for number in np.flatnonzero((taken == 0) | (taken == sizes)):
         chosen[rng.choice(np.flatnonzero(y == number))] = taken[number] == 0
     return chosen
 
 
-def _must_vary(place: str, train: Array, test: Array) -> None:
-    for what, targets in (("train on", train), ("score", test)):
-        if targets.min() == targets.max():
-            raise ConfigurationError(
-                f"{place}: the target is the same in all rows to {what}; there is nothing to "
-                "predict"
-            )
-
-
 def _standardised(train: Array, test: Array) -> tuple[Array, Array, Array]:
-    """Both parts, moved and scaled by the training part, and the scale."""
+    """Return both parts, moved and scaled by the training part, and the scale."""
     mean, deviation = train.mean(axis=0), train.std(axis=0)
-    # As in scikit-learn: what is constant up to rounding has no scale.
+    # As in scikit-learn: a feature that is constant up to rounding has no scale.
     constant = deviation <= 10 * np.finfo(np.float64).eps * np.abs(mean) * np.sqrt(len(train))
     scale = np.where(constant | (deviation == 0), 1.0, deviation)
     return (train - mean) / scale, (test - mean) / scale, scale
-
-
-def _float32(place: str, x: Any) -> Any:
-    with np.errstate(over="ignore"):
-        small = x.astype(np.float32)
-    values = small if isinstance(small, np.ndarray) else small.data
-    if not np.isfinite(values).all():
-        raise ConfigurationError(
-            f"{place}: a value is beyond {np.finfo(np.float32).max:g}, the largest number of "
-            "float32; scale it, or standardise"
-        )
-    return small

@@ -1,7 +1,4 @@
-"""A model of one's own as a workload: a class that is given the shape of the data.
-
-What it has to have is `initial`, `gradient` and `predict`; loss and score are computed from these.
-"""
+"""A model of the user's own as a workload: a class that is given the shape of the data."""
 
 from __future__ import annotations
 
@@ -13,17 +10,16 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import Array, Arrays, DatasetShape
-from flows.workloads.losses import EVALUATION_ROWS, r_squared
+from flows.workloads.base import EVALUATION_ROWS, Array, Arrays, DatasetShape, Predictor
 from flows.workloads.own_code import OwnCode, refusing
 
 METHODS = ("initial", "gradient", "predict")
 
 
 class Model(Protocol):
-    """What a class of one's own has; it is called with the shape of the data, and its settings.
+    """The interface of a user's model, whose class is called with a data shape and settings.
 
-    Parameters are float32 or float64. None of the methods may write into what it is given.
+    Parameters are float32 or float64. None of the methods may write into its arguments.
     """
 
     def initial(self, rng: np.random.Generator) -> Arrays:
@@ -40,7 +36,7 @@ class Model(Protocol):
         ...
 
     def predict(self, params: Arrays, x: Any) -> Array:
-        """Return scores, examples × classes; the class with the largest is what is predicted.
+        """Return scores, examples × classes; the class with the largest is the prediction.
 
         For regression, return a prediction for each example, of one dimension or two.
         """
@@ -48,10 +44,10 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True)
-class PythonModel:
-    """A workload whose model is a class of one's own.
+class PythonModel(Predictor):
+    """A workload whose model is a user's class.
 
-    Only its name travels: each process makes the model anew.
+    Only its name is pickled: each process makes the model anew.
 
     Parameters
     ----------
@@ -60,7 +56,7 @@ class PythonModel:
     code
         The class.
     settings
-        What it is given besides the shape, by name, as JSON.
+        Its arguments besides the shape, by name, as JSON.
     """
 
     name: ClassVar[str] = "python"
@@ -69,7 +65,7 @@ class PythonModel:
     settings: str = "{}"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave the model behind: another process makes its own."""
+        """Leave the model out: another process makes its own."""
         return PythonModel, (self.shape, self.code, self.settings)
 
     @property
@@ -79,8 +75,7 @@ class PythonModel:
 
     def initial(self, rng: np.random.Generator) -> Arrays:
         """Draw initial parameters as the model does."""
-        drawn: Arrays = dict(self.model.initial(rng))
-        return {name: np.array(array) for name, array in drawn.items()}
+        return {name: np.array(array) for name, array in self.model.initial(rng).items()}
 
     def gradient(self, params: Arrays, x: Any, y: Array) -> tuple[float, Arrays]:
         """Return the mean loss over the batch, and copies of the model's gradients."""
@@ -92,26 +87,13 @@ class PythonModel:
         found = np.asarray(self.model.predict(params, x))
         return found[:, None] if self.shape.regression and found.ndim == 1 else found
 
-    def evaluate(
-        self, params: Arrays, x: Any, y: Array, predictions: list[Array] | None = None
-    ) -> tuple[float, float]:
-        """Return the mean loss and the accuracy; for regression, R²."""
-        if not len(y):
-            raise ValueError("no examples to evaluate: was this part of the data set loaded?")
-        loss, right, errors = 0.0, 0, []
+    def mean_loss(self, params: Arrays, x: Any, y: Array, predictions: Array) -> float:
+        """Return the mean loss over examples, which the model computes with its gradient."""
+        total = 0.0
         for start in range(0, len(y), EVALUATION_ROWS):
-            rows, labels = x[start : start + EVALUATION_ROWS], y[start : start + EVALUATION_ROWS]
-            mean, _ = self.model.gradient(params, rows, labels)
-            loss += float(mean) * len(labels)
-            predicted = self.predict(params, rows)
-            if predictions is not None:
-                predictions.append(predicted.copy())  # the model may return the same array again
-            if self.shape.regression:
-                errors.append(predicted[:, 0] - labels)
-            else:
-                right += int(np.count_nonzero(predicted.argmax(axis=1) == labels))
-        share = r_squared(np.concatenate(errors), y) if errors else right / len(y)
-        return loss / len(y), share
+            part = slice(start, start + EVALUATION_ROWS)
+            total += float(self.model.gradient(params, x[part], y[part])[0]) * len(y[part])
+        return total / len(y)
 
     @cached_property
     def model(self) -> Model:

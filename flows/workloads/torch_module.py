@@ -1,13 +1,13 @@
 """Workloads that torch computes: any `nn.Module` with a loss, and the first paper's network.
 
 A module's parameters are the named arrays; a gradient is, bit for bit, what torch itself computes
-for the same batch on one thread. torch is imported here and nowhere else, so that only those wait
-for it who use it.
+for the same batch on one thread. torch is imported here and nowhere else: it takes seconds.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -21,8 +21,7 @@ import torch
 from torch import nn
 
 from dps.errors import ConfigurationError
-from flows.workloads.base import DTYPES, Array, Arrays, DatasetShape, side_of_images
-from flows.workloads.losses import EVALUATION_ROWS, r_squared
+from flows.workloads.base import Array, Arrays, DatasetShape, Predictor
 
 Module = Any  # an `nn.Module`
 Tensors = dict[str, Any]
@@ -34,7 +33,7 @@ _LOCK = threading.RLock()
 
 
 @dataclass(frozen=True)
-class TorchWorkload:
+class TorchWorkload(Predictor):
     """A classifier that is a torch module; for regression, one that predicts a number.
 
     Parameters
@@ -87,38 +86,16 @@ class TorchWorkload:
         """Return the module's scores or predictions, examples × classes."""
         tensors = {name: torch.tensor(array) for name, array in params.items()}
         with _LOCK, torch.no_grad(), _one_thread():
-            return self._predicted(self._scores(tensors, x, training=False))
-
-    def evaluate(
-        self, params: Arrays, x: Array, y: Array, predictions: list[Array] | None = None
-    ) -> tuple[float, float]:
-        """Return the mean loss and the accuracy; for regression, R²."""
-        if not len(y):
-            raise ValueError("no examples to evaluate: was this part of the data set loaded?")
-        tensors = {name: torch.tensor(array) for name, array in params.items()}
-        loss, right, errors = 0.0, 0, []
-        with _LOCK, torch.no_grad(), _one_thread():
-            for start in range(0, len(y), EVALUATION_ROWS):
-                part = y[start : start + EVALUATION_ROWS]
-                scores = self._scores(tensors, x[start : start + EVALUATION_ROWS], training=False)
-                if predictions is not None:
-                    predictions.append(self._predicted(scores))
-                scores, labels = self._compared(scores, part)
-                loss += float(self.loss(scores, labels)) * len(labels)
-                if self.shape.regression:
-                    errors.append((scores - labels).numpy())
-                else:
-                    right += int((scores.argmax(dim=1) == labels).sum())
-        share = r_squared(np.concatenate(errors), y) if errors else right / len(y)
-        return loss / len(y), share
-
-    def _predicted(self, scores: Any) -> Array:
-        """Scores or predictions as arrays, examples × classes."""
-        found = _fresh_array(scores)
+            found = _fresh_array(self._scores(tensors, x, training=False))
         return found[:, None] if self.shape.regression and found.ndim == 1 else found
 
+    def mean_loss(self, params: Arrays, x: Array, y: Array, predictions: Array) -> float:
+        """Return the mean loss over examples."""
+        with _LOCK, torch.no_grad(), _one_thread():
+            return float(self.loss(*self._compared(torch.tensor(predictions), y)))
+
     def _compared(self, scores: Any, y: Array) -> tuple[Any, Any]:
-        """What the loss compares: for regression, both of one dimension and dtype."""
+        """Return the arguments of the loss: for regression, both of one dimension and dtype."""
         if not self.shape.regression:
             return scores, torch.tensor(y)
         return scores.reshape(len(y)), torch.tensor(y, dtype=scores.dtype)
@@ -144,39 +121,27 @@ class TorchWorkload:
         return torch.func.functional_call(self._skeleton, tensors, (inputs,))
 
 
-@dataclass(frozen=True, slots=True)
-class ConvNet:
-    """Makes the convolutional network of "Training Through Failure": 813,258 parameters at 28 × 28.
+def conv_net(shape: DatasetShape) -> Module:
+    """Make the convolutional network of "Training Through Failure": 813,258 parameters at 28 × 28.
 
-    Parameters
-    ----------
-    relu_logits
-        Whether the last layer's scores go through a ReLU, as in the published code. A class whose
-        scores are below zero for every example then learns no more.
+    Examples are square images whose side is a multiple of 4.
     """
-
-    relu_logits: bool = False
-
-    def __call__(self, shape: DatasetShape) -> Module:
-        """Return the module for square images of this many pixels."""
-        side = side_of_images(shape)
-        layers = OrderedDict[str, Any](
-            image=nn.Unflatten(1, (1, side, side)),
-            conv1=nn.Conv2d(1, 16, 3, padding=1),
-            relu1=nn.ReLU(),
-            pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(16, 32, 3, padding=1),
-            relu2=nn.ReLU(),
-            pool2=nn.MaxPool2d(2),
-            flat=nn.Flatten(),
-            dense1=nn.Linear(32 * (side // 4) ** 2, 512),
-            relu3=nn.ReLU(),
-            dropout=nn.Dropout(0.25),
-            dense2=nn.Linear(512, shape.classes),
-        )
-        if self.relu_logits:
-            layers["relu4"] = nn.ReLU()
-        return nn.Sequential(layers)
+    side = math.isqrt(shape.features)
+    layers = OrderedDict[str, Any](
+        image=nn.Unflatten(1, (1, side, side)),
+        conv1=nn.Conv2d(1, 16, 3, padding=1),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(16, 32, 3, padding=1),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flat=nn.Flatten(),
+        dense1=nn.Linear(32 * (side // 4) ** 2, 512),
+        relu3=nn.ReLU(),
+        dropout=nn.Dropout(0.25),
+        dense2=nn.Linear(512, shape.classes),
+    )
+    return nn.Sequential(layers)
 
 
 def batch_seed(x: Array, y: Array) -> int:
@@ -188,10 +153,6 @@ def batch_seed(x: Array, y: Array) -> int:
 
 
 def _refuse_what_cannot_be_shared(module: Module) -> None:
-    for name, parameter in module.named_parameters():
-        dtype = str(parameter.dtype).removeprefix("torch.")
-        if dtype not in DTYPES:
-            raise ConfigurationError(f"torch: {name} is {dtype}, expected {' or '.join(DTYPES)}")
     for name, part in module.named_modules():
         if getattr(part, "running_mean", None) is not None:
             raise ConfigurationError(
@@ -208,7 +169,7 @@ def _fresh_array(tensor: Any) -> Array:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """Have torch draw from this seed; afterwards its generator goes on as if nothing had been."""
+    """Seed torch's generator, and restore its state afterwards."""
     with _LOCK, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -216,10 +177,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have torch compute on one thread: a node is one core, and sums come out the same.
-
-    To be used by who holds the lock only.
-    """
+    """Limit torch to one thread (a node is one core, and sums are reproducible); needs the lock."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

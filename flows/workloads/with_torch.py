@@ -1,4 +1,4 @@
-"""The way to workloads that need torch, an extra, without importing it: it takes seconds.
+"""Workloads that need torch, an extra, without importing it before it is needed: it takes seconds.
 
 A module and a loss are named as "package.module:name", as in setuptools' entry points; packages in
 the working directory are found as well.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -20,7 +18,6 @@ from flows.workloads.own_code import module_and_name, refusing
 
 CROSS_ENTROPY = "torch.nn.functional:cross_entropy"
 SQUARED = "torch.nn.functional:mse_loss"
-KINDS = ("torch", "cnn")
 PRELOAD = ("flows.workloads.torch_module",)  # for processes that are forked, so that each has it
 
 
@@ -44,35 +41,15 @@ def torch_module(shape: DatasetShape, module: str, loss: str = CROSS_ENTROPY) ->
         torch is not installed, or there is nothing of such a name.
     """
     if shape.regression and loss == CROSS_ENTROPY:
-        loss = SQUARED  # what else is there by default
+        loss = SQUARED  # the default for numbers
     make, measure = find(module), find(loss)
     from flows.workloads.torch_module import TorchWorkload
 
     return TorchWorkload(shape, make, measure)
 
 
-def cnn(shape: DatasetShape, relu_logits: bool = False) -> Workload:
-    """Make the convolutional network of "Training Through Failure".
-
-    Raises
-    ------
-    ConfigurationError
-        torch is not installed.
-    """
-    need_torch()
-    from flows.workloads.torch_module import ConvNet, TorchWorkload
-
-    return TorchWorkload(shape, ConvNet(relu_logits))
-
-
 def need_torch() -> None:
-    """Refuse to go on without torch.
-
-    Raises
-    ------
-    ConfigurationError
-        torch is not installed; the message says how to install it.
-    """
+    """Raise `ConfigurationError` if torch is not installed; the message says how to install it."""
     if find_spec("torch") is None:
         raise ConfigurationError(
             "torch is not installed; install the extra torch: in a clone of dps, "
@@ -91,18 +68,13 @@ def find(reference: str) -> Any:
     """
     need_torch()
     place, name = module_and_name(reference)
-    with refusing(reference), _working_directory_on_path():
-        found = getattr(import_module(place), name)
+    path = list(sys.path)
+    sys.path.insert(0, os.getcwd())
+    try:
+        with refusing(reference):
+            found = getattr(import_module(place), name)
+    finally:
+        sys.path[:] = path
     if not callable(found):
         raise ConfigurationError(f"{reference!r} is {type(found).__name__}, expected a callable")
     return found
-
-
-@contextmanager
-def _working_directory_on_path() -> Iterator[None]:
-    before = list(sys.path)
-    sys.path.insert(0, os.getcwd())
-    try:
-        yield
-    finally:
-        sys.path[:] = before

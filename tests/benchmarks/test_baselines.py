@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
-from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
-from typer.testing import CliRunner
 
-from benchmarks.baselines import comparison, trials
-from benchmarks.baselines.comparison import Comparison, compare, row_of, table, write
+from benchmarks.baselines import trials
+from benchmarks.baselines.comparison import Comparison, row_of, table
 from benchmarks.baselines.program import Kill, Ran, read_trace, run
 from benchmarks.baselines.task import TRACE_FILE, Gradients, Task, Trace, snapshots
-from benchmarks.baselines.torch_rpc import all_done
 from benchmarks.baselines.trials import (
     Measured,
     Settings,
@@ -30,9 +22,7 @@ from benchmarks.baselines.trials import (
     task_of,
     trials_of,
 )
-from dps.errors import DpsError, StoreUnavailable
-from flows.cli import app
-from flows.execution.trial import initial
+from flows.execution.training import initial
 from tests.support.needs_torch import needs_torch
 
 needs_ray = [
@@ -62,27 +52,17 @@ def small_task(folder: Path, settings: Settings = QUICK) -> Task:
 # -- what is the same for all --------------------------------------------------------------------
 
 
-def test_the_moment_of_the_kill_follows_from_the_seed_and_falls_into_two_intervals() -> None:
-    settings = Settings()
-    moments = [settings.kill_at(seed) for seed in range(500)]
-    assert moments == [settings.kill_at(seed) for seed in range(500)]
-    assert 200 <= min(moments) < 210
-    assert 390 <= max(moments) < 400
-    counts = np.bincount([moment % settings.every // 25 for moment in moments])
-    assert counts.min() > 90  # any phase of the interval is as likely: 125 are expected of each
-
-
 def test_dps_and_a_baseline_are_told_the_same(tmp_path: Path) -> None:
     of_dps = trials_of(SEED, QUICK)
     assert {name for name, _ in of_dps} == {"none", "checkpoint", "chain(2)", "stateless"}
     for (_, killed), trial in of_dps.items():
-        plan = trial.config.build_faults()
+        plan = trial.config.fault_plan
         assert len(plan) == killed
         if killed:
             assert plan[0].target == "server-0"
             assert plan[0].when.updates == QUICK.kill_at(SEED)
             assert plan[0].back_after == QUICK.back_after
-        assert trial.config.build_optimizer().learning_rate == QUICK.learning_rate
+        assert trial.config.optimizer.build().learning_rate == QUICK.learning_rate
         assert trial.config.server.shards == 1
     config = of_dps["none", False].config
     task = task_of(config, QUICK, tmp_path / "x")
@@ -92,31 +72,6 @@ def test_dps_and_a_baseline_are_told_the_same(tmp_path: Path) -> None:
         np.testing.assert_array_equal(weights[name], array)
     assert (task.updates, task.workers, task.batch_size) == (200, 2, 32)
     assert [task.share(0), task.share(1)] == [100, 100]
-
-
-def test_gradients_go_on_after_those_that_are_done(tmp_path: Path) -> None:
-    task = small_task(tmp_path / "x", replace(QUICK, compute_seconds=0.0))
-    weights, _ = task.restore()
-    from_start, later = Gradients(task, 1), Gradients(task, 1, done=50)
-    for _ in range(50):
-        from_start.next(weights)
-    expected, found = from_start.next(weights), later.next(weights)
-    for name in weights:
-        np.testing.assert_array_equal(found[name], expected[name])
-    first, second = Gradients(task, 0).next(weights), Gradients(task, 1).next(weights)
-    assert any((first[name] != second[name]).any() for name in first)
-
-
-def test_the_newest_whole_checkpoint_is_restored(tmp_path: Path) -> None:
-    task = small_task(tmp_path / "x")
-    weights, _ = task.restore()
-    task.save({name: array + 1 for name, array in weights.items()}, [9, 11])
-    task.save({name: array + 2 for name, array in weights.items()}, [100, 120])
-    (tmp_path / "x" / "checkpoints" / "00000300.partial").write_bytes(b"torn")
-    restored, done = Task.read(task.folder).restore()
-    assert done == [100, 120]
-    for name, array in weights.items():
-        np.testing.assert_array_equal(restored[name], array + 2)
 
 
 # -- programs for real ---------------------------------------------------------------------------
@@ -155,28 +110,11 @@ def test_a_single_process_that_is_killed_ends_with_the_weights_of_one_that_was_n
         np.testing.assert_allclose(weights[name], array, rtol=1e-6)
 
 
-def test_what_a_single_process_cost_is_measured(tmp_path: Path) -> None:
-    control = measure("single process", SEED, False, QUICK, tmp_path / "control")
-    killed = measure("single process", SEED, True, QUICK, tmp_path / "kill")
-    assert control.reason == killed.reason == ""
-    assert control.lost is control.down_seconds is None
-    assert killed.kill_version is not None
-    assert killed.lost is not None
-    assert 0 <= killed.lost < QUICK.every + 5
-    assert killed.down_seconds is not None
-    assert killed.down_seconds > QUICK.back_after
-    assert control.accuracy_final == pytest.approx(killed.accuracy_final, abs=0.02)
-    for each in (control, killed):
-        assert each.target_seconds is not None
-        assert each.training_seconds is not None
-        assert 0 < each.target_seconds <= each.training_seconds + 0.1
-        assert each.target_usd == pytest.approx(0.0816 * each.target_seconds / 3600)
-
-
 def again(system: str) -> bool:
     return trials.BASELINES[system].again
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     "system",
     [
@@ -223,20 +161,6 @@ def test_dps_is_measured_by_its_record(strategy: str, most: int, tmp_path: Path)
     assert found.target_usd == pytest.approx(machines * 0.0816 * found.target_seconds / 3600)
 
 
-def test_a_program_that_fails_says_what_it_wrote(tmp_path: Path) -> None:
-    task = small_task(tmp_path / "x")
-    with pytest.raises(DpsError, match=r"no_such: ended with code 1; .*No module named"):
-        run("benchmarks.baselines.no_such", task, None)
-
-
-def test_a_program_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
-    before = set(psutil.Process().children(recursive=True))
-    task = small_task(tmp_path / "x", replace(QUICK, compute_seconds=30.0, time_limit=3.0))
-    ran = run("benchmarks.baselines.single_process", task, None)
-    assert ran.unfinished.startswith("not done within 3 s")
-    assert set(psutil.Process().children(recursive=True)) <= before
-
-
 # -- trials that count for nothing ---------------------------------------------------------------
 
 
@@ -269,69 +193,6 @@ def test_what_was_lost_is_what_the_victim_had_applied(tmp_path: Path) -> None:
     assert found.target_seconds is found.target_usd is None
 
 
-@pytest.mark.parametrize(
-    ("kill", "lines", "reason"),
-    [
-        (None, [*BEFORE, *AFTER], "the server was not killed"),
-        (Kill(10.44, 7, 44, False), [*BEFORE, *AFTER], "process 7 was still there"),
-        (Kill(10.44, 7, 44, True), BEFORE, "no gradient was applied after the kill"),
-    ],
-)
-def test_without_a_proven_kill_a_trial_is_invalid(
-    kill: Kill | None, lines: list[dict[str, object]], reason: str, tmp_path: Path
-) -> None:
-    config = trials_of(SEED, QUICK)["none", False].config
-    found = judged("Ray actors", config, True, Ran(kill), traced(tmp_path, lines))
-    assert reason in found.reason
-
-
-def test_a_system_that_does_not_come_back_counts_as_one_that_did_not_get_there(
-    tmp_path: Path,
-) -> None:
-    config = trials_of(SEED, QUICK)["none", False].config
-    ran = Ran(Kill(10.44, 7, 44, True), "not done within 3 s")
-    found = judged("torch RPC", config, True, ran, traced(tmp_path, BEFORE))
-    assert found.reason == ""
-    assert found.target_seconds is found.training_seconds is found.accuracy_final is None
-    assert found.lost is found.down_seconds is None
-    trials = [*TRIALS[:-1], replace(found, seed=2)]
-    row = row_of("torch RPC", trials)
-    assert (row.invalid, row.reached) == (0, (2, 3))
-    assert row.kill is row.effect_seconds is row.lost is row.down_seconds is None
-    text = table(Comparison(Settings(), [0, 1, 2], trials, {}, (0, 0)))
-    assert "torch RPC, kill, seed 2 counts as it is: not done within 3 s" in text
-
-
-def test_what_never_began_says_why(tmp_path: Path) -> None:
-    config = trials_of(SEED, QUICK)["none", False].config
-    with pytest.raises(DpsError, match=r"no gradient was applied; not done within 3 s"):
-        judged("torch RPC", config, False, Ran(None, "not done within 3 s"), traced(tmp_path, []))
-
-
-def fail() -> None:
-    os._exit(9)
-
-
-def wait_for_ever() -> None:
-    signal.pause()
-
-
-def test_a_group_is_ended_whenever_it_is_seen_that_a_member_has_failed() -> None:
-    """Here it has an exit code already; the others do not end by themselves."""
-    context = get_context("spawn")
-    members: list[BaseProcess] = [context.Process(target=each) for each in (fail, wait_for_ever)]
-    for member in members:
-        member.start()
-    members[0].join()
-    with ThreadPoolExecutor(1) as executor:
-        done = executor.submit(all_done, members)
-        try:
-            assert done.result(timeout=30) is False
-        finally:
-            for member in members:
-                member.kill()
-
-
 # -- the comparison ------------------------------------------------------------------------------
 
 
@@ -355,17 +216,6 @@ def test_an_effect_is_the_difference_to_the_control_of_the_same_seed() -> None:
     assert row.reached == (3, 3)
 
 
-def test_a_mean_without_those_that_did_not_get_there_is_not_given() -> None:
-    row = row_of("torch RPC", [*TRIALS[:-1], trial(2, True, None)])
-    assert row.kill is row.kill_usd is row.effect_seconds is None
-    assert row.control is not None
-    assert row.reached == (2, 3)
-    text = table(
-        Comparison(Settings(), [0, 1, 2], [*TRIALS[:-1], trial(2, True, None)], {}, (0, 0))
-    )
-    assert "reached in 2 of 3" in text
-
-
 def test_an_invalid_trial_is_named_and_does_not_count() -> None:
     found = [*TRIALS[:-1], trial(2, True, 8.0, "invalid: the server was not killed")]
     row = row_of("torch RPC", found)
@@ -375,45 +225,3 @@ def test_an_invalid_trial_is_named_and_does_not_count() -> None:
     text = table(Comparison(Settings(), [0, 1, 2], found, {"Ray actors": "not installed"}, (0, 0)))
     assert "torch RPC, kill, seed 2 is left out: invalid: the server was not killed" in text
     assert "Ray actors is left out: not installed" in text
-
-
-def test_all_is_written_as_json(tmp_path: Path) -> None:
-    path = tmp_path / "found" / "baselines.json"
-    write(Comparison(Settings(), [0, 1, 2], TRIALS, {}, (1.0, 2.0)), path)
-    told = json.loads(path.read_text())
-    assert [each["target_seconds"] for each in told["trials"]] == [s for p in PAIRS for s in p]
-    assert told["rows"][0]["effect_seconds"]["mean"] == pytest.approx(4.0)
-    assert told["settings"]["every"] == 100
-    with pytest.raises(StoreUnavailable, match="the comparison cannot be written"):
-        write(Comparison(Settings(), [0], [], {}, (0, 0)), path / "under-a-file")
-
-
-@pytest.mark.slow
-def test_systems_take_turns_with_and_without_a_kill(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(comparison, "systems", lambda: ["single process"])
-    told: list[str] = []
-    found = compare([SEED, SEED + 1], told.append, QUICK, tmp_path)
-    assert [(t.seed, t.killed) for t in found.trials] == [
-        (3, False),
-        (3, True),
-        (4, True),
-        (4, False),
-    ]
-    assert not any(t.reason for t in found.trials)
-    assert len(told) == 4
-    (line,) = (line for line in table(found).splitlines() if line.startswith("single process"))
-    assert "*" in line.split()[-2]
-
-
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials.importlib.util, "find_spec", lambda name: None)
-    assert list(trials.missing()) == ["Ray actors", "torch RPC", "torchft"]
-    assert trials.systems()[-1] == "single process"
-    assert "pip install -e '.[bench]'" in trials.missing()["Ray actors"]
-
-
-def test_a_number_of_seeds_that_cannot_be_is_refused() -> None:
-    result = CliRunner().invoke(app, ["bench", "baselines", "--seeds", "0"])
-    assert result.exit_code == 2

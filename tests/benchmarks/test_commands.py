@@ -26,7 +26,6 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "words",
     [("elastic", "--moves=1"), ("measuring", "--rounds=1"), ("sparse", "--rounds=1")],

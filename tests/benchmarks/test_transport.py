@@ -7,35 +7,21 @@ from collections.abc import Iterator
 from functools import partial
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 
 from benchmarks import throughput as bench
 from benchmarks.peers.dask_actor import dask_actor
 from benchmarks.peers.floor import CHUNK, floor
-from benchmarks.peers.floor import caller as floor_caller
 from benchmarks.peers.parameter_server import parameter_server
-from benchmarks.peers.peer import Call, Peer, Timed, Turn, apart
+from benchmarks.peers.peer import Peer, Timed, Turn
 from benchmarks.peers.raw_tcp import raw_tcp
 from benchmarks.peers.ray_actor import ray_actor
 from benchmarks.peers.torch_rpc import torch_rpc
-from benchmarks.throughput import Cell, Rates, rate_of
+from benchmarks.throughput import Cell, rate_of
 from benchmarks.transport import (
-    ACTOR,
-    FLOOR,
-    RAW,
-    RAY,
-    TORCH,
     TRANSPORTS,
-    Measured,
     Size,
-    Target,
     measure,
-    missing,
-    ours,
-    systems,
-    table,
-    verdicts,
 )
 from dps.errors import DpsError
 from tests.support.needs_torch import needs_torch
@@ -65,10 +51,9 @@ def assert_all_were_applied(found: list[Turn]) -> None:
     assert weights == pytest.approx([-0.1, -0.3, -0.4, -0.5])
 
 
-@pytest.mark.parametrize("nbytes", [1024, MANY_CHUNKS])
 @pytest.mark.parametrize("peer", [raw_tcp, floor], ids=["raw TCP", "floor"])
-def test_a_peer_of_processes_applies_every_gradient(peer: Peer, nbytes: int) -> None:
-    assert_all_were_applied(turns(peer, nbytes))
+def test_a_peer_of_processes_applies_every_gradient(peer: Peer) -> None:
+    assert_all_were_applied(turns(peer, MANY_CHUNKS))
 
 
 @pytest.mark.slow
@@ -91,27 +76,6 @@ def test_a_peer_on_dask_applies_every_gradient(peer: Peer) -> None:
 )
 def test_a_peer_of_an_extra_applies_every_gradient(peer: Peer) -> None:
     assert_all_were_applied(turns(peer, SMALL.nbytes))
-
-
-def test_the_floor_applies_the_last_of_many_chunks_too() -> None:
-    with floor_caller(MANY_CHUNKS) as call:
-        call()
-        assert call() == pytest.approx(np.full(MANY_CHUNKS // 4, -0.2))
-
-
-@contextlib.contextmanager
-def ends(nbytes: int) -> Iterator[Call]:
-    """A peer whose process ends when it is called."""
-
-    def call() -> None:
-        raise SystemExit(3)
-
-    yield call
-
-
-def test_a_peer_that_ends_is_told() -> None:
-    with apart(ends, 4) as timed, pytest.raises(DpsError, match="its process has ended"):
-        timed(1)
 
 
 # -- taking turns ------------------------------------------------------------------------------
@@ -157,96 +121,6 @@ def test_a_system_that_does_less_is_not_measured() -> None:
         measure(SMALL, peers, 1, silent)
 
 
-@contextlib.contextmanager
-def absent(nbytes: int) -> Iterator[Call]:
-    """A peer that cannot be set up."""
-    raise OSError("no room for the store")
-    yield
-
-
-def test_a_peer_that_cannot_be_set_up_is_told_and_left_out() -> None:
-    told: list[str] = []
-    a = Scripted().peer("a", [1.0, 1.0])
-    found = measure(SMALL, {RAY: partial(apart, absent), "a": a}, 1, told.append)
-    assert found.seconds == {"a": [1.0]}
-    assert told[0] == f"{RAY} is left out: its process has ended, see above"
-    with pytest.raises(DpsError, match="its process has ended"):
-        measure(SMALL, {ours("dask"): partial(apart, absent)}, 1, silent)
-
-
-def test_a_ratio_is_that_of_each_round() -> None:
-    found = Measured(SMALL, {"dps, stream": [1.0, 30.0, 2.0], RAW: [2.0, 40.0, 4.0]})
-    assert found.ratio("dps, stream", RAW) == 0.5
-    assert found.milliseconds("dps, stream") == 2000
-
-
-def test_peers_that_need_nothing_are_measured_for_real() -> None:
-    found = measure(SMALL, {RAW: raw_tcp, FLOOR: floor}, 2, silent)
-    assert {name: len(seconds) for name, seconds in found.seconds.items()} == {RAW: 2, FLOOR: 2}
-    assert found.ratio(RAW, FLOOR) > 0
-
-
-def test_what_is_measured_here() -> None:
-    found = systems(["shared_memory", "dask", "stream"])
-    assert {RAW, FLOOR, ACTOR} <= found.keys()
-    assert found.keys() & {RAY, TORCH} == {RAY, TORCH} - set(missing())
-    assert [name for name in found if name.startswith("dps")] == [
-        "dps, shared_memory",
-        "dps, dask",
-        "dps, stream",
-        "dps, dask, TLS",
-    ]
-
-
-# -- text --------------------------------------------------------------------------------------
-
-
-SHARED = Measured(
-    SMALL, {RAW: [0.004], FLOOR: [0.001], ours("shared_memory"): [0.002], ours("dask"): [0.008]}
-)
-
-
-def test_the_table_has_times_and_ratios() -> None:
-    text = table([SHARED], 1)
-    raw, shared, dask = (
-        next(line for line in text.splitlines() if f"40 KB  {name} " in line)
-        for name in (RAW, "dps, shared_memory", "dps, dask")
-    )
-    assert raw.split()[-1] == "4.000"
-    assert shared.split()[-3:] == ["2.000", "0.50", "2.00"]
-    assert dask.split()[-3:] == ["8.000", "2.00", "8.00"]
-    for peer in missing():
-        assert f"{peer}: not installed" in text
-
-
-def test_the_table_has_gaps_where_a_peer_was_left_out() -> None:
-    larger = Measured(Size("9 GB", 1, 1), {RAW: [0.1], ours("dask"): [0.2]})
-    *_, line = (line for line in table([SHARED, larger], 1).splitlines() if "9 GB" in line)
-    assert line.split()[-3:] == ["200.000", "2.00", "-"]
-
-
-def test_a_target_is_met_or_missed_by_so_much() -> None:
-    lanes = ("auto", "shared_memory")
-    text = verdicts(
-        [SHARED],
-        [
-            Target(lanes, SMALL, RAW, 0.4),
-            Target(lanes, SMALL, FLOOR, 3.0),
-            Target(lanes, SMALL, RAY, 1.0),
-            Target(("stream",), SMALL, RAW, 1.0),
-            Target(lanes, Size("another", 1, 1), RAW, 1.0),
-        ],
-    )
-    _, raw, floored, ray = text.splitlines()
-    assert raw.split()[-6:] == ["0.50", "missed,", "1.25", "of", "the", "limit"]
-    assert floored.split()[-6:] == ["2.00", "met,", "0.67", "of", "the", "limit"]
-    assert ray.endswith("not measured")
-
-
-def test_without_a_target_there_is_nothing_to_judge() -> None:
-    assert verdicts([SHARED]) == ""
-
-
 # -- gradients per second ----------------------------------------------------------------------
 
 
@@ -254,21 +128,6 @@ def test_only_calls_that_end_while_all_push_are_counted() -> None:
     early, late = [0.0, 1.0, 2.0, 3.0, 4.0], [1.5, 2.5, 3.5, 4.5, 5.5]
     assert rate_of([early, late]) == pytest.approx((3 + 2) / 2.5)
     assert rate_of([early]) == pytest.approx(1.0)
-
-
-def test_workers_that_never_push_at_once_have_no_rate() -> None:
-    with pytest.raises(DpsError, match="at no time did all 2 workers push"):
-        rate_of([[0.0, 1.0], [1.0, 2.0]])
-
-
-def test_rates_are_told_with_what_they_are_to_be() -> None:
-    rates = {"shared_memory": [50.0, 60.0, 70.0], "dask": [20.0, 20.0, 40.0]}
-    text = bench.table([Rates(Cell(4, 1, target=2.5), rates), Rates(Cell(4, 1, 2, 3.5), rates)], 3)
-    plain, chain = text.splitlines()[3:]
-    assert plain.split()[:6] == ["none", "1", "4", "60.0", "20.0", "2.50"]
-    assert plain.endswith("shared_memory ≥ 2.5 × dask: met")
-    assert chain.startswith("chain(2)")
-    assert chain.endswith("shared_memory ≥ 3.5 × dask: missed")
 
 
 @pytest.mark.slow

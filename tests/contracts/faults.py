@@ -14,17 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.chaos.injector import Injector
-from dps.chaos.kinds import is_carried_out
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import SystemClock
-from dps.core.faults.plan import AtUpdates, Lasting
 from dps.core.rules.rule import SGD
 from dps.errors import ConfigurationError
 from dps.events import Disturbed, Event, FaultMissed, Undisturbed
+from dps.faults import AtUpdates, Lasting
+from dps.faults.injector import Injector
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.recovery import Recovery
 
@@ -38,7 +37,7 @@ SECONDS = 60.0  # until something that happens for sure counts as not happening
 
 
 class FaultContract:
-    """The contract of disturbances (`dps.core.faults.plan.Disturbing`).
+    """The contract of faults that last (`dps.faults.Lasting`).
 
     Override the fixture `fault`; with `params`, for several of them.
     """
@@ -60,16 +59,13 @@ class FaultContract:
         assert hash(other) == hash(replace(other))
         assert type(other) is type(fault)
 
-    def test_its_kind_is_one_word(self, fault: Lasting) -> None:
-        assert fault.kind.isidentifier()
-
     def test_it_lasts_for_a_time(self, fault: Lasting) -> None:
         for seconds in (0.0, -1.0, float("inf")):
             with pytest.raises(ConfigurationError):
                 replace(fault, seconds=seconds)
 
-    def test_it_is_known_how_it_is_carried_out(self, fault: Lasting) -> None:
-        assert is_carried_out(type(fault))
+    def test_its_text_says_what_it_hits_and_when(self, fault: Lasting) -> None:
+        assert fault.describe().startswith(f"{fault.action} {fault.whom} {fault.when}")
 
     def test_it_has_an_effect_that_is_proven_and_taken_back(
         self, fault: Lasting, recovery: Recovery, tmp_path: Path

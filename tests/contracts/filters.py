@@ -35,10 +35,8 @@ PARAMS: Mapping[str, Array] = {"w": np.zeros((40, 10), np.float32), "b": np.zero
 RECOVERIES: dict[str, tuple[Any, Outage]] = {
     "chain": (Chain(2), Wait()),
     "chain + continue": (Chain(2), Continue(buffer="worker")),
-    "shared store": (SharedStore(), Wait()),
     "stateless": (SharedStore(), Continue()),
     "checkpoint": (Checkpoint(1, "sync"), Wait()),
-    "checkpoint, all": (Checkpoint(1, "sync", scope="all"), Wait()),
 }
 PUSHES = 6
 

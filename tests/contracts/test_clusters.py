@@ -11,7 +11,6 @@ from typing import get_args
 import pytest
 
 from dps import Chain, ParameterServer, Recovery
-from dps.chaos.injector import Injector
 from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.existing import ExistingCluster
 from dps.cluster.backends.jobqueue import JobGroup
@@ -19,9 +18,10 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.slurm_jobs import SlurmCluster
 from dps.cluster.names import NodeSpec
 from dps.cluster.platform import SystemClock
-from dps.core.faults.plan import AtUpdates, InChain, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
+from dps.faults import AtUpdates, InChain, Kill
+from dps.faults.injector import Injector
 from tests.slurm.there import go
 from tests.support.deployment import deployed, workers
 from tests.support.training import (
@@ -68,13 +68,6 @@ def opened(
         yield partial(ExistingCluster, address)
 
 
-@pytest.fixture
-def cluster(opened: Open) -> Iterator[Cluster]:
-    """A cluster of each kind."""
-    with opened(MEMBERS) as found:
-        yield found
-
-
 @contextmanager
 def serving(cluster: Cluster, events: Callable[[Event], None]) -> Iterator[ParameterServer]:
     """A parameter server of one shard in a chain of two."""
@@ -89,21 +82,31 @@ def places(ps: ParameterServer) -> dict[str, tuple[str, int]]:
     return {node.name: (node.role, node.home) for node in ps.nodes}
 
 
-def test_every_node_has_the_name_and_role_that_were_asked_for(cluster: Cluster) -> None:
-    with serving(cluster, Events()) as ps:
-        assert places(ps) == {
-            "server-0": ("server", 0),
-            "replica-0-1": ("replica", 0),
-            "store-0": ("store", -1),
-            "worker-0": ("worker", -1),
-        }
+def test_nodes_have_their_names_and_are_paused_and_go_on(opened: Open) -> None:
     names = {spec.name for spec in MEMBERS}
-    assert names <= cluster.pids.keys()
-    assert len(set(cluster.pids.values())) == len(cluster.pids)
-    assert [cluster.spec(spec.name) for spec in MEMBERS] == MEMBERS
+    with opened(MEMBERS) as cluster:
+        with serving(cluster, Events()) as ps:
+            assert places(ps) == {
+                "server-0": ("server", 0),
+                "replica-0-1": ("replica", 0),
+                "store-0": ("store", -1),
+                "worker-0": ("worker", -1),
+            }
+        assert names <= cluster.pids.keys()
+        assert len(set(cluster.pids.values())) == len(cluster.pids)
+        assert [cluster.spec(spec.name) for spec in MEMBERS] == MEMBERS
+        pauses_and_resumes(cluster)
+        says_what_is_possible(cluster)
+        for ask in (cluster.kill, cluster.pause, cluster.resume, cluster.spec):
+            with pytest.raises(KeyError, match="nobody"):
+                ask("nobody")
+        with pytest.raises(KeyError, match="nobody"):
+            cluster.gone("nobody", 0.0)
+        with pytest.raises(ConfigurationError, match="worker-0"):  # a name is given once
+            cluster.start(NodeSpec("worker-0", "worker"))
 
 
-def test_a_node_is_paused_and_goes_on(cluster: Cluster) -> None:
+def pauses_and_resumes(cluster: Cluster) -> None:
     pid = cluster.pids["server-0"]
     assert cluster.running("server-0", 0.0)
     assert cluster.pause("server-0") == pid
@@ -115,38 +118,16 @@ def test_a_node_is_paused_and_goes_on(cluster: Cluster) -> None:
     assert not cluster.stopped("server-0", 0.0)
 
 
-def test_nothing_is_in_the_way_of_what_is_done_to_processes_of_this_machine(
-    cluster: Cluster,
-) -> None:
-    for act in get_args(Act):
-        if act not in QUEUED:
-            assert cluster.obstacle("server-0", act) is None
-
-
-def test_what_only_a_queueing_system_can_do_is_possible_or_refused_with_a_reason(
-    cluster: Cluster,
-) -> None:
+def says_what_is_possible(cluster: Cluster) -> None:
+    """Nothing is in the way on this machine, but for what only a queueing system can do."""
     asked = {"requeue": cluster.requeue, "host": cluster.take_host}
-    for act in QUEUED:
+    for act in get_args(Act):
         obstacle = cluster.obstacle("worker-0", act)
-        assert (obstacle is None) == isinstance(cluster, SlurmCluster)
+        assert (obstacle is None) == (act not in QUEUED or isinstance(cluster, SlurmCluster)), act
         if obstacle is not None:
             with pytest.raises(ConfigurationError, match="jobs of Slurm"):
                 asked[act]("worker-0")
     assert "worker-0" in cluster.on_host_of("worker-0")
-
-
-def test_there_is_no_node_of_another_name(cluster: Cluster) -> None:
-    for ask in (cluster.kill, cluster.pause, cluster.resume, cluster.spec):
-        with pytest.raises(KeyError, match="nobody"):
-            ask("nobody")
-    with pytest.raises(KeyError, match="nobody"):
-        cluster.gone("nobody", 0.0)
-
-
-def test_a_name_is_given_once(cluster: Cluster) -> None:
-    with pytest.raises(ConfigurationError, match="worker-0"):
-        cluster.start(NodeSpec("worker-0", "worker"))
 
 
 def test_another_node_takes_the_place_of_one_that_was_killed(opened: Open) -> None:

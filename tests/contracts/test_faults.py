@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.core.faults.plan import AtUpdates, Cut, Delay, Lasting, Slow
+from dps.faults import AtUpdates, Cut, Lasting, Slow
 from dps.protocol.recovery import Recovery
 from tests.contracts.faults import FaultContract
 
@@ -20,7 +20,6 @@ class TestFaults(FaultContract):
         params=[
             Slow("worker-0", NOW, factor=2.0, seconds=0.8),
             Cut("worker-0", NOW, seconds=0.3),
-            Delay("server-0", NOW, seconds=0.5),
         ],
         ids=lambda fault: fault.kind,
     )

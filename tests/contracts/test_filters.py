@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
-import numpy as np
 import pytest
 
 import dps
-from dps.core.blocks import Layout
-from dps.core.consistency import ASP
 from dps.core.filters.filter import Filter
 from dps.core.rules.rule import UpdateRule
-from dps.protocol.group import Group
 from dps.protocol.recovery import Recovery
-from dps.protocol.storage.manifest import describe
-from dps.protocol.transport import Endpoint
-from dps.protocol.wire import decode, encode
-from tests.contracts.filters import PARAMS, FilterContract
+from tests.contracts.filters import FilterContract
 
 FILTERS: dict[str, list[Filter]] = {
     "significantly modified": [dps.SignificantlyModified(90.0, decay="1/t")],
@@ -61,13 +51,3 @@ def test_every_filter_that_can_be_imported_is_here() -> None:
     public = {getattr(dps, name) for name in dps.__all__ if name not in ("ParameterServer",)}
     selections = {c for c in public if hasattr(c, "selected")} - {dps.Selection}
     assert selections | {dps.Quantise, dps.Lossless} == kinds
-
-
-def test_descriptions_that_were_kept_before_there_were_filters_are_read() -> None:
-    group = Group("g", Layout.of(PARAMS, 2), dps.SGD(1.0), ASP(), Recovery(), Endpoint("", ""))
-    (header,) = encode(replace(describe(group, 0, 1.0, "{}"), recovery=None))  # type: ignore[arg-type]
-    kept = json.loads(header.tobytes())
-    later = [kept["v"].pop() for _ in range(4)]  # the placement and `servers` came after filters
-    assert later == [None, {"%": []}, None, {"%": []}]
-    found = decode([np.frombuffer(json.dumps(kept).encode(), np.uint8)])
-    assert found.filters == found.pull_filters == {}

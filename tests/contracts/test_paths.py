@@ -22,14 +22,13 @@ from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.manifest import Saved, describe, find_saved, write_run
 from dps.protocol.transport import Endpoint
-from dps.sim.disk import SCHEME
+from tests.simulator.disk import SCHEME
 from tests.support.worlds import same_state
 
 LAYOUT = Layout.of({"w": np.zeros(10)}, 2)
 PATHS: dict[str, Callable[[Path], str]] = {
     "local": lambda folder: str(folder / "checkpoints"),
     "local, a space and a sign": lambda folder: str(folder / "my runs %20"),
-    "file": lambda folder: f"file://{folder}/checkpoints",
     "memory": lambda folder: f"memory://{uuid.uuid4().hex}",
     "a cache in front of a folder": lambda folder: f"simplecache::file://{folder}/checkpoints",
     "simulated disk": lambda folder: f"{SCHEME}://{uuid.uuid4().hex}/checkpoints",
@@ -67,16 +66,16 @@ def test_what_is_written_is_found_and_read_by_another_process(path: str) -> None
     assert same_state(files(path).read(found), state(0, 5))
 
 
-def test_nothing_is_found_where_nothing_was_written(path: str) -> None:
+def test_each_shard_keeps_its_own_last_ones_and_none_has_any_before(path: str) -> None:
     assert files(path).found() == []
     with pytest.raises(StoreUnavailable):
         find_saved(path)
-
-
-def test_the_last_ones_are_kept(path: str) -> None:
     for index in range(1, 6):
         files(path, keep=3).write(1, state(0, index))
+    files(path, 1).write(1, state(1, 7))
     assert [found.index for found in files(path).found()] == [5, 4, 3]
+    (other,) = files(path, 1).found()
+    assert same_state(files(path, 1).read(other), state(1, 7))
 
 
 def test_a_worker_goes_on_after_the_last_incarnation_that_any_shard_knows() -> None:
@@ -92,14 +91,6 @@ def test_a_worker_goes_on_after_the_last_incarnation_that_any_shard_knows() -> N
     )
     for states in ((older, newer), (newer, older)):
         assert Saved(run, states).incarnations == {"a": 3}
-
-
-def test_shards_do_not_meet(path: str) -> None:
-    for shard in range(2):
-        files(path, shard).write(1, state(shard, 7 + shard))
-    for shard in range(2):
-        (found,) = files(path, shard).found()
-        assert same_state(files(path, shard).read(found), state(shard, 7 + shard))
 
 
 def test_damage_is_noticed(path: str) -> None:

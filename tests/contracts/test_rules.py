@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 import dps
-from dps.cluster.driver.setup import afresh
-from dps.core.blocks import Block, Layout
-from dps.core.consistency import ASP
 from dps.core.rules.rule import UpdateRule
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durability import Durability
-from dps.protocol.timings import Timings
-from dps.protocol.wire import decode
-from tests.contracts.rules import PARAMS, RuleContract, ShardRuleContract
+from tests.contracts.rules import RuleContract, ShardRuleContract
 
 RULES: list[UpdateRule] = [
     dps.SGD(0.5),
@@ -31,7 +27,6 @@ RULES: list[UpdateRule] = [
     dps.Proximal(0.1, dps.GroupL1(0.3)),
     dps.DelayedProximal(2.0, 1.0, 4, dps.L1(0.1)),
     dps.StalenessAware(dps.Adam(0.1)),
-    dps.StalenessAware(dps.Proximal(0.1, dps.GroupL1(0.3))),
     dps.DelayCompensated(dps.StalenessAware(dps.Momentum(0.1)), 0.5),
     dps.WeightDecay(dps.Momentum(0.1), 0.2),
     dps.Scheduled(dps.Adam(0.1), dps.WarmUp(2, dps.Cosine(4, least=0.1), start=0.5)),
@@ -42,7 +37,6 @@ RULES: list[UpdateRule] = [
 ]
 OF_ARRAYS: list[UpdateRule] = [
     dps.PerArray((("w", dps.Adam(0.1)), ("*", dps.WeightDecay(dps.Momentum(0.1), 0.1)))),
-    dps.PerArray((("b", dps.Proximal(0.1, dps.GroupL1(0.3))), ("w", dps.SGD(0.1)))),
     dps.PerArray((("w*", dps.DelayCompensated(dps.AdaGrad(0.1), 0.5)), ("b", dps.Frozen()))),
     dps.Clipped(
         dps.Scheduled(
@@ -60,16 +54,17 @@ class TestRules(RuleContract):
         chosen: UpdateRule = request.param
         return chosen
 
+    @pytest.fixture
+    def durability(self, rule: UpdateRule, tmp_path: Path) -> Durability:
+        """One for each rule, all of them in turn."""
+        kinds = (Chain(2), SharedStore(), Checkpoint(1, "sync", path=str(tmp_path)))
+        return kinds[RULES.index(rule) % 3]
+
     @pytest.mark.slow
     def test_the_loss_of_a_server_changes_no_bit(
         self, rule: UpdateRule, durability: Durability
     ) -> None:
         super().test_the_loss_of_a_server_changes_no_bit(rule, durability)
-
-    def test_group_l1_alone_needs_whole_rows(self, rule: UpdateRule) -> None:
-        client: Any = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:1"))
-        group = afresh(client, PARAMS, 2, rule, ASP(), "none", Timings(), {}).group
-        assert group.layout == Layout.of(PARAMS, 2, whole_rows="GroupL1" in str(rule))
 
 
 class TestRulesOfArrays(ShardRuleContract):
@@ -90,8 +85,3 @@ def test_every_rule_and_penalty_that_can_be_imported_is_here() -> None:
     made = {type(rule) for rule in RULES} | {type(getattr(rule, "penalty", rule)) for rule in RULES}
     found = {c for c in public if hasattr(c, "step") or hasattr(c, "shrink")}
     assert found - {dps.UpdateRule, dps.Penalty, dps.PerArray} == made
-
-
-def test_blocks_that_were_kept_before_they_told_of_rows_are_read() -> None:
-    kept = b'{"@":"Block","v":["w",0,5,"float32"]}'
-    assert decode([np.frombuffer(kept, np.uint8)]) == Block("w", 0, 5, "float32", 0)

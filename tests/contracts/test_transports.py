@@ -22,9 +22,9 @@ from dps.cluster.transport.port import port_of_driver
 from dps.errors import DeadlineExceeded, NotServing, RemoteError, StaleEpoch, TransportError
 from dps.protocol.messages import Audit, Describe, Flush, GetTable, Waiting, Weights
 from dps.protocol.transport import Endpoint, Transport, TransportChoice
-from dps.sim.loop import run
-from dps.sim.network import Network, SimTransport, Weather
+from dps.virtual.loop import run
 from tests.contracts.echo import Echo, EchoActor
+from tests.simulator.network import Network, SimTransport, Weather
 from tests.support.leftovers import nothing_left
 
 SECONDS = 10.0
@@ -121,90 +121,71 @@ def carry_out(request: pytest.FixtureRequest) -> Iterator[Callable[[Check], None
 Carry = Callable[[Check], None]
 
 
-def test_a_reply_comes_back_as_it_was_sent_byte_by_byte(carry_out: Carry) -> None:
+async def replies_come_back_byte_by_byte(line: Line) -> None:
+    for size in (0, 1, 7, 4096, 1 << 20):
+        values = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
+        message = Weights(3, 1.5, -1, values)
+        back = await line.call(message)
+        assert (back.version, back.at) == (3, 1.5)
+        assert back.values.dtype == values.dtype
+        assert back.values.tobytes() == values.tobytes()
+
+
+async def many_calls_at_once_get_their_own_replies(line: Line) -> None:
+    calls = (line.call(GetTable(-1, 0.001 * (i % 5))) for i in range(20))
+    echoes = (line.call(Weights(i, 0.0, -1, np.zeros(i, np.uint8))) for i in range(20))
+    replies = await asyncio.gather(*calls, *echoes)
+    assert replies[:20] == [Flush()] * 20
+    assert [reply.values.size for reply in replies[20:]] == list(range(20))
+
+
+async def errors_are_raised_here(line: Line) -> None:
+    with pytest.raises(StaleEpoch, match="shard 7 is in another epoch"):
+        await line.call(Audit(7, 1))
+    assert await line.call(Flush()) == Flush()
+    nobody = Line(line.transport, Endpoint(line.echo.address, "nobody"), line.kill)
+    with pytest.raises(NotServing, match="nobody"):
+        await nobody.call(Flush())
+
+
+async def a_defect_of_the_other_side_is_raised_and_the_peer_goes_on(line: Line) -> None:
+    with pytest.raises(RemoteError, match="KeyError: 'echo'"):
+        await line.call(Describe(0, 1))
+    assert await line.call(Flush()) == Flush()
+
+
+async def nothing_waits_past_its_deadline(line: Line) -> None:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    with pytest.raises(DeadlineExceeded, match=r"GetTable to echo at .*0\.2 s"):
+        await line.call(GetTable(-1, 3.0), deadline=0.2)
+    assert 0.19 < loop.time() - began < 1.5
+    assert await line.call(Flush()) == Flush()
+
+
+async def a_process_that_has_ended_is_gone_and_calls_to_it_end(line: Line) -> None:
+    assert not await line.transport.gone(line.echo.address)
+    waiting = asyncio.ensure_future(line.call(GetTable(-1, 60.0), deadline=5.0))
+    assert await line.call(Waiting()) == Waiting()  # by now the echo has the call in hand
+    await line.kill()
+    with pytest.raises(TransportError):
+        await waiting
+    async with asyncio.timeout(SECONDS):  # one look may prove nothing, but the next one will
+        while not await line.transport.gone(line.echo.address):
+            await asyncio.sleep(0.01)
+    with pytest.raises(TransportError):
+        await line.call(Flush(), deadline=3.0)
+
+
+def test_calls_have_their_replies_and_errors_in_time(carry_out: Carry) -> None:
     async def check(line: Line) -> None:
-        for size in (0, 1, 7, 4096, 1 << 20):
-            values = np.random.default_rng(size).integers(0, 256, size).astype(np.uint8)
-            message = Weights(3, 1.5, -1, values)
-            back = await line.call(message)
-            assert (back.version, back.at) == (3, 1.5)
-            assert back.values.dtype == values.dtype
-            assert back.values.tobytes() == values.tobytes()
-
-    carry_out(check)
-
-
-def test_an_error_of_the_other_side_is_raised_here(carry_out: Carry) -> None:
-    async def check(line: Line) -> None:
-        with pytest.raises(StaleEpoch, match="shard 7 is in another epoch"):
-            await line.call(Audit(7, 1))
-        assert await line.call(Flush()) == Flush()
-
-    carry_out(check)
-
-
-def test_nothing_waits_past_its_deadline(carry_out: Carry) -> None:
-    async def check(line: Line) -> None:
-        loop = asyncio.get_running_loop()
-        await line.call(Flush())
-        began = loop.time()
-        with pytest.raises(DeadlineExceeded, match=r"GetTable to echo at .*0\.2 s"):
-            await line.call(GetTable(-1, 3.0), deadline=0.2)
-        assert 0.19 < loop.time() - began < 1.5
-        assert await line.call(Flush()) == Flush()
-
-    carry_out(check)
-
-
-def test_what_is_not_there_is_not_serving(carry_out: Carry) -> None:
-    async def check(line: Line) -> None:
-        line.echo = Endpoint(line.echo.address, "nobody")
-        with pytest.raises(NotServing, match="nobody"):
-            await line.call(Flush())
-
-    carry_out(check)
-
-
-def test_a_defect_of_the_other_side_is_raised_here_and_the_peer_goes_on(
-    carry_out: Carry,
-) -> None:
-    if carry_out is on_simulation:
-        pytest.skip("there a defect ends the run")
-
-    async def check(line: Line) -> None:
-        with pytest.raises(RemoteError, match="KeyError: 'echo'"):
-            await line.call(Describe(0, 1))
-        assert await line.call(Flush()) == Flush()
-
-    carry_out(check)
-
-
-def test_many_calls_at_once_each_get_their_own_reply(carry_out: Carry) -> None:
-    async def check(line: Line) -> None:
-        calls = (line.call(GetTable(-1, 0.001 * (i % 5))) for i in range(20))
-        echoes = (line.call(Weights(i, 0.0, -1, np.zeros(i, np.uint8))) for i in range(20))
-        replies = await asyncio.gather(*calls, *echoes)
-        assert replies[:20] == [Flush()] * 20
-        assert [reply.values.size for reply in replies[20:]] == list(range(20))
-
-    carry_out(check)
-
-
-@pytest.mark.slow
-def test_a_process_that_has_ended_is_gone_and_calls_to_it_end(carry_out: Carry) -> None:
-    async def check(line: Line) -> None:
-        assert await line.call(Flush()) == Flush()
-        assert not await line.transport.gone(line.echo.address)
-        waiting = asyncio.ensure_future(line.call(GetTable(-1, 60.0), deadline=5.0))
-        assert await line.call(Waiting()) == Waiting()  # by now the echo has the call in hand
-        await line.kill()
-        with pytest.raises(TransportError):
-            await waiting
-        async with asyncio.timeout(SECONDS):  # one look may prove nothing, but the next one will
-            while not await line.transport.gone(line.echo.address):
-                await asyncio.sleep(0.01)
-        with pytest.raises(TransportError):
-            await line.call(Flush(), deadline=3.0)
+        await replies_come_back_byte_by_byte(line)
+        await many_calls_at_once_get_their_own_replies(line)
+        await errors_are_raised_here(line)
+        await nothing_waits_past_its_deadline(line)
+        if carry_out is not on_simulation:  # where a defect ends the run
+            await a_defect_of_the_other_side_is_raised_and_the_peer_goes_on(line)
+        await a_process_that_has_ended_is_gone_and_calls_to_it_end(line)
 
     carry_out(check)
 

@@ -7,7 +7,6 @@ from heapq import heappop, heappush
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
 from scipy.special import lambertw
 from scipy.stats import gamma
 
@@ -17,11 +16,10 @@ from dps.core.checkpoint_interval import (
     FailureHistory,
     WriteCosts,
     daly,
-    young,
 )
 
 MTBF = 100.0
-COSTS = (0.001, 0.01, 0.1, 1.0, 5.0, 20.0, 50.0, 100.0, 150.0, 199.0)
+COSTS = (0.001, 1.0, 20.0, 100.0, 199.0)
 
 
 def expected_time(interval: float, cost: float, mtbf: float) -> float:
@@ -35,15 +33,6 @@ def exact_optimum(cost: float, mtbf: float) -> float:
 
 
 @pytest.mark.parametrize("cost", COSTS)
-def test_the_reference_is_the_minimum(cost: float) -> None:
-    found = minimize_scalar(
-        lambda t: expected_time(t, cost, MTBF), bounds=(1e-3, 3 * MTBF), method="bounded"
-    )
-    best = expected_time(exact_optimum(cost, MTBF), cost, MTBF)
-    assert best <= found.fun * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("cost", COSTS)
 def test_dalys_interval_costs_next_to_no_more_than_the_optimum(cost: float) -> None:
     best = expected_time(exact_optimum(cost, MTBF), cost, MTBF)
     assert expected_time(daly(cost, MTBF), cost, MTBF) == pytest.approx(best, rel=0.002)
@@ -51,8 +40,7 @@ def test_dalys_interval_costs_next_to_no_more_than_the_optimum(cost: float) -> N
 
 @pytest.mark.parametrize("cost", [c for c in COSTS if c <= 1])
 def test_youngs_interval_is_dalys_where_a_write_costs_little(cost: float) -> None:
-    assert young(cost, MTBF) == pytest.approx(math.sqrt(2 * cost * MTBF))
-    assert daly(cost, MTBF) == pytest.approx(young(cost, MTBF), rel=0.1)
+    assert daly(cost, MTBF) == pytest.approx(math.sqrt(2 * cost * MTBF), rel=0.1)
     assert daly(cost, MTBF) == pytest.approx(exact_optimum(cost, MTBF), rel=0.01)
 
 
@@ -71,18 +59,6 @@ def test_failures_are_expected_at_the_posterior_mean_of_their_rate(
     expected = gamma.mean(shape + failures, scale=1 / (rate + exposure))
     found = FailureHistory(failures, exposure).mean_time_between(prior)
     assert 1 / found == pytest.approx(expected)
-
-
-def test_the_longer_nothing_fails_the_rarer_failures_are_expected() -> None:
-    assert FailureHistory(0, 10.0).mean_time_between() == 20.0
-    assert FailureHistory(0, 1000.0).mean_time_between() == 2000.0
-    assert FailureHistory().mean_time_between(60.0) == 60.0
-
-
-def test_what_is_estimated_comes_near_the_truth() -> None:
-    random = np.random.default_rng(3)
-    exposure = random.exponential(MTBF, 400).sum()
-    assert FailureHistory(400, exposure).mean_time_between() == pytest.approx(MTBF, rel=0.15)
 
 
 def of_sync_writes(workers: int, gradient: float, write: float, every: int) -> Estimate:
@@ -146,13 +122,6 @@ def steady(costs: WriteCosts, rate: float, slowed: float, took: float) -> Estima
     return costs.estimate
 
 
-def test_a_write_that_nobody_waits_for_costs_nothing() -> None:
-    known = steady(WriteCosts(), rate=40.0, slowed=40.0, took=1.0)
-    assert known.cost == pytest.approx(0, abs=1e-9)
-    assert known.rate == pytest.approx(40.0)
-    assert known.during == pytest.approx(40, abs=1)
-
-
 def test_a_write_that_slows_training_down_costs_what_is_missing() -> None:
     known = steady(WriteCosts(), rate=40.0, slowed=10.0, took=2.0)
     assert known.cost == pytest.approx(2.0 * (1 - 10 / 40), rel=0.1)
@@ -167,18 +136,6 @@ def test_a_pause_of_training_is_no_cost_of_the_write_before_it() -> None:
     assert costs.came(500.0, 11)
     assert costs.estimate is not None
     assert costs.estimate.cost == pytest.approx(0.2)
-
-
-def test_nothing_is_known_of_a_write_that_failed_or_of_one_that_nothing_came_before() -> None:
-    costs = WriteCosts()
-    costs.begins(0.0)
-    costs.ends(1.0)
-    assert not costs.came(1.0, 1)
-    costs.came(1.1, 2)
-    costs.begins(1.1)
-    costs.fails()
-    assert not costs.came(9.0, 3)
-    assert costs.estimate is None
 
 
 def at_ten_a_second(costs: WriteCosts, since: float, version: int) -> None:
@@ -200,19 +157,6 @@ def test_what_a_failed_write_has_held_up_is_no_time_without_a_write() -> None:
     assert costs.estimate.rate == pytest.approx(10.0)
 
 
-def test_a_write_right_after_another_leaves_no_time_without_one() -> None:
-    costs = WriteCosts()
-    at_ten_a_second(costs, 0.0, 0)
-    costs.begins(1.0)
-    costs.came(3.0, 11)
-    costs.ends(4.0)
-    costs.begins(4.0)
-    costs.ends(7.0)
-    assert costs.came(7.0, 12)
-    assert costs.estimate is not None
-    assert costs.estimate.rate == pytest.approx(10.0)
-
-
 AUTO = AutoInterval(least=10, most=1000, mtbf=None, begins_early=False)
 OFTEN = FailureHistory(failures=10, exposure=105.0)  # one every 10 s
 
@@ -221,12 +165,6 @@ def test_the_interval_is_dalys_in_updates() -> None:
     chosen = AUTO.choose(Estimate(rate=50.0, cost=0.2, during=2), OFTEN)
     assert chosen.mtbf == pytest.approx(10.0)
     assert chosen.every == math.ceil(50 * daly(0.2, 10.0)) == 94
-
-
-def test_half_of_an_interval_in_which_writes_begin_early_is_dalys() -> None:
-    early = AutoInterval(10, 1000, None, begins_early=True)
-    chosen = early.choose(Estimate(rate=50.0, cost=0.2, during=2), OFTEN)
-    assert chosen.every == 2 * 94
 
 
 @pytest.mark.parametrize(
@@ -280,7 +218,7 @@ def goodput(mtbf: float, seconds: float, seed: int, every: int | None) -> float:
     return saved / now
 
 
-@pytest.mark.parametrize("mtbf", [2.5, 5.0, 20.0, 80.0, 320.0])
+@pytest.mark.parametrize("mtbf", [2.5, 20.0, 320.0])
 def test_what_is_chosen_comes_within_five_percent_of_the_best_fixed_interval(mtbf: float) -> None:
     """Which is known only afterwards, and is another one for each rate of failures."""
     seconds, seeds = 40 * mtbf, range(20)

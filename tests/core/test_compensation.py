@@ -11,14 +11,10 @@ import pytest
 
 from dps.core.outage import Policy, Replay
 from dps.core.replay import plan
-from dps.core.rules.compensation import DelayCompensated, compensated
-from dps.core.rules.penalties import GroupL1
-from dps.core.rules.proximal import Proximal
-from dps.core.rules.rule import SGD, Adam, Momentum, by_rows, factor, needs_base
-from dps.core.rules.staleness import StalenessAware
+from dps.core.rules.rule import SGD, Adam, Momentum
+from dps.core.rules.wrappers import DelayCompensated, compensated
 from dps.core.shard import ShardState, check_gradient
 from dps.core.updates import Operation
-from dps.errors import ConfigurationError, ShapeMismatch
 from tests.support.builders import Model
 
 RANDOM = np.random.default_rng(7)
@@ -79,20 +75,6 @@ def test_a_gradient_that_is_not_late_is_as_it_was(inner: Any) -> None:
     assert found.slots.keys() == plain.slots.keys()
 
 
-def test_a_gradient_without_weights_is_taken_as_it_is() -> None:
-    state = MODEL.state(RULE, **START)
-    op = MODEL.gradient("a", 1, of=gradient())
-    expected = MODEL.apply(SGD(0.1), state, op).state
-    assert MODEL.apply(RULE, state, op).state.values.tobytes() == expected.values.tobytes()
-
-
-def test_weights_mean_nothing_to_other_rules() -> None:
-    state, old = MODEL.state(SGD(0.1), **START), MODEL.state(SGD(0.1))
-    op = pushed(state, old, gradient(), 1)
-    plain = MODEL.apply(SGD(0.1), state, replace(op, base=None)).state
-    assert MODEL.apply(SGD(0.1), state, op).state.values.tobytes() == plain.values.tobytes()
-
-
 @pytest.mark.parametrize("policy", ["sum", "mean", "each"])
 def test_gradients_that_are_replayed_are_each_corrected(policy: Policy) -> None:
     """Summed ones to the weights before their step, single ones to those before theirs."""
@@ -123,36 +105,3 @@ def test_a_correction_that_overflows_is_left_out() -> None:
     found = model.arrays(model.apply(RULE, state, replace(op, base=base)).state.values)["w"]
     expected = np.array([1e30, 1 + 0.5 * 2, -1e30], np.float32)
     assert found == pytest.approx(np.array([1.0, 2.0, 3.0]) - 0.1 * expected, rel=1e-5)
-
-
-def test_weights_of_another_size_are_refused() -> None:
-    state = MODEL.state(RULE, **START)
-    op = replace(MODEL.gradient("a", 1), base=np.zeros(8, np.uint8))
-    for refuse in (lambda: check_gradient(SHARD, op), lambda: MODEL.apply(RULE, state, op)):
-        with pytest.raises(ShapeMismatch, match="8 bytes of weights, expected"):
-            refuse()
-    short = replace(op, gradient=np.zeros(8, np.uint8))
-    with pytest.raises(ShapeMismatch, match="8 bytes of gradient, expected"):
-        MODEL.apply(RULE, state, short)
-
-
-def test_it_stands_for_its_rule_in_all_else() -> None:
-    assert DelayCompensated(Adam(), 0.1).slots == Adam().slots
-    assert by_rows(DelayCompensated(Proximal(0.1, GroupL1(0.1)), 0.1))
-    assert needs_base(RULE)
-    assert not needs_base(SGD(0.1))
-    assert factor(DelayCompensated(StalenessAware(SGD(0.1)), 0.1), 4.0) == 0.25
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: DelayCompensated(SGD, 0.1),  # type: ignore[arg-type]
-        lambda: DelayCompensated(RULE, 0.1),
-        lambda: DelayCompensated(SGD(0.1), -1.0),
-        lambda: StalenessAware(RULE),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected|comes first"):
-        make()

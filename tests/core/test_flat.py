@@ -28,8 +28,8 @@ def filled(layout: Layout, names: tuple[str, ...] = ()) -> FlatArrays:
     return arrays
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5])
-@pytest.mark.parametrize("names", [(), ("a", "b"), ("c",), ("d", "a", "c")])
+@pytest.mark.parametrize("shards", [1, 5])
+@pytest.mark.parametrize("names", [(), ("d", "a", "c")])
 def test_they_are_gathered_as_the_same_arrays_one_by_one(
     shards: int, names: tuple[str, ...]
 ) -> None:
@@ -43,8 +43,8 @@ def test_they_are_gathered_as_the_same_arrays_one_by_one(
         assert buffer.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5])
-@pytest.mark.parametrize("names", [(), ("a", "d"), ("b", "c")])
+@pytest.mark.parametrize("shards", [1, 5])
+@pytest.mark.parametrize("names", [(), ("a", "d")])
 def test_weights_are_written_as_they_are_scattered(shards: int, names: tuple[str, ...]) -> None:
     layout = Layout.of(PARAMS, shards, block_bytes=48)
     whole = filled(layout)
@@ -54,23 +54,6 @@ def test_weights_are_written_as_they_are_scattered(shards: int, names: tuple[str
     layout.scatter_into(buffers, out)
     for name in out:
         assert np.array_equal(out[name], whole[name])
-
-
-def test_one_shard_takes_the_buffer_itself() -> None:
-    layout = Layout.of(PARAMS, 1, block_bytes=48)
-    arrays = filled(layout)
-    assert np.shares_memory(layout.gather(0, arrays)[0], arrays.buffer)
-    assert not np.shares_memory(layout.gather(0, dict(arrays))[0], arrays.buffer)
-
-
-def test_arrays_of_another_layout_are_taken_one_by_one() -> None:
-    cut_otherwise = filled(Layout.of(PARAMS, 3, block_bytes=64))
-    layout = Layout.of(PARAMS, 2, block_bytes=48)
-    for shard in range(2):
-        buffer, _ = layout.gather(shard, cut_otherwise)
-        assert buffer.tobytes() == layout.gather(shard, dict(cut_otherwise))[0].tobytes()
-    with pytest.raises(ShapeMismatch, match="laid out for other parameters"):
-        layout.scatter_into({}, cut_otherwise)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from dps import Given, SparseSpec, Uniform
 from dps.core.blocks import Layout
-from dps.core.tables.given import checked_rows, dealt_out, without_rows
+from dps.core.tables.key_routing import begun_rows, checked_rows, dealt_out, without_rows
 from dps.core.tables.spec import partitions_of
 from dps.core.tables.table import EMPTY
-from dps.errors import ConfigurationError, ShapeMismatch, StoreUnavailable
-from dps.protocol.storage.model_files import begun_rows
+from dps.errors import ConfigurationError, ShapeMismatch
 
 ROWS = np.random.default_rng(0).normal(size=(100, 3))
 
@@ -31,18 +28,6 @@ def test_keys_may_be_given_in_any_order() -> None:
     level = begun_rows([SparseSpec("t", 3, "float32", Given(ROWS, keys, Uniform(0.1)))])["t"]
     np.testing.assert_array_equal(level.keys, np.arange(100) * 10)
     np.testing.assert_array_equal(level.values, ROWS[keys.argsort()].astype(np.float32))
-
-
-@pytest.mark.parametrize("suffix", [".npy", ".npz"])
-def test_a_file_is_read(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"vectors{suffix}"
-    if suffix == ".npy":
-        np.save(path, ROWS)
-    else:
-        np.savez(path, rows=ROWS, keys=np.arange(100))
-    for named in (path, str(path)):
-        level = begun_rows([SparseSpec("t", 3, "float64", named)])["t"]
-        np.testing.assert_array_equal(level.values, ROWS)
 
 
 def test_every_row_is_on_the_shard_where_it_is_looked_for() -> None:
@@ -67,7 +52,7 @@ def test_every_row_is_on_the_shard_where_it_is_looked_for() -> None:
         (np.ones((4, 3), np.int64), None, "are int64"),
         (np.full((4, 3), np.nan), None, "hold NaN"),
         (np.full((4, 3), 1e300), None, "infinite in float32"),
-        (np.ones((2, 3)), [5, 5], "key 5 is there twice"),
+        (np.ones((2, 3)), [5, 5], "key 5 is repeated"),
         (np.ones((2, 3)), [5], "2 for 1 keys"),
     ],
 )
@@ -78,12 +63,6 @@ def test_rows_that_do_not_fit_are_refused(rows: np.ndarray, keys: object, messag
         checked_rows(SparseSpec("t", 3), np.ones((1, 3)), [-1])
 
 
-def test_files_that_hold_no_rows_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailable, match=r"gone\.npy"):
-        begun_rows([SparseSpec("t", 3, initial=str(tmp_path / "gone.npy"))])
-    text = tmp_path / "vectors.txt"
-    text.write_text("the 0.1 0.2 0.3")
-    with pytest.raises(ConfigurationError, match=r"expected a \.npy"):
-        begun_rows([SparseSpec("t", 3, initial=str(text))])
-    with pytest.raises(ConfigurationError, match="an array of rows, the path of one"):
+def test_what_is_no_array_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="an array of rows, or Given"):
         SparseSpec("t", 3, initial=[1.0])  # type: ignore[arg-type]

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -14,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dps.core.placement.hash_ring import ConsistentHash, HashRing, apart, hashes
-from dps.errors import ConfigurationError
+from dps.core.placement.hash_ring import HashRing, apart, hashes
 
 SERVERS = ["a", "b", "c", "d", "e"]
 KEYS = hashes([f"w{i}" for i in range(785)])
 NAMES = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
 
 
-@pytest.mark.parametrize("virtual_nodes", [1, 7, 100])
+@pytest.mark.parametrize("virtual_nodes", [1, 100])
 def test_a_key_belongs_to_the_server_whose_point_comes_next(virtual_nodes: int) -> None:
     points = {
         int(hashes([f"{name}#{i}"])[0]): number
@@ -81,8 +76,7 @@ def test_the_first_replicas_are_on_as_many_machines_as_there_are(
     assert len({on[name] for name in first}) == min(len(first), len(set(on.values())))
 
 
-@pytest.mark.parametrize("virtual_nodes", [16, 64, 256])
-@pytest.mark.parametrize("servers", [4, 16])
+@pytest.mark.parametrize(("servers", "virtual_nodes"), [(4, 16), (16, 256)])
 def test_more_virtual_nodes_share_the_ring_out_more_evenly(
     servers: int, virtual_nodes: int
 ) -> None:
@@ -95,29 +89,3 @@ def test_more_virtual_nodes_share_the_ring_out_more_evenly(
     expected = stats.beta(virtual_nodes, (servers - 1) * virtual_nodes)
     assert stats.kstest(shares, expected.cdf).pvalue > 0.01
     assert np.std(shares) / np.mean(shares) < 1.15 / math.sqrt(virtual_nodes)
-
-
-def test_every_process_has_the_same_ring() -> None:
-    program = (
-        "import json; from dps.core.placement.hash_ring import HashRing;"
-        "print(json.dumps([HashRing.of(list('abcde'), 9).successors(f's{i}') for i in range(9)]))"
-    )
-    here = [HashRing.of(SERVERS, 9).successors(f"s{i}") for i in range(9)]
-    for seed in ("1", "2"):
-        other = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            check=True,
-        )
-        assert json.loads(other.stdout) == here
-
-
-@pytest.mark.parametrize("virtual_nodes", [0, -1, 10_001, 1.5, True, "8"])
-def test_virtual_nodes_out_of_range_are_refused(virtual_nodes: object) -> None:
-    with pytest.raises(ConfigurationError, match="ConsistentHash: virtual_nodes="):
-        ConsistentHash(virtual_nodes)  # type: ignore[arg-type]
-
-
-def test_virtual_nodes_may_be_a_whole_number_of_another_kind() -> None:
-    assert type(ConsistentHash(np.int64(8)).virtual_nodes) is int

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,11 +15,9 @@ from sklearn.linear_model import Lasso, LogisticRegression, MultiTaskLasso, Ridg
 
 from dps.core import shard as shard_module
 from dps.core.blocks import Layout
-from dps.core.replay import summed
-from dps.core.rules.penalties import L1, L2, ElasticNet, GroupL1, Penalty
-from dps.core.rules.proximal import DelayedProximal, Proximal
-from dps.core.rules.rule import SGD, UpdateRule
-from dps.core.shard import ShardState, apply, initial_state
+from dps.core.rules.proximal import L1, L2, DelayedProximal, ElasticNet, GroupL1, Penalty, Proximal
+from dps.core.rules.rule import UpdateRule
+from dps.core.shard import apply, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
 from tests.support.builders import Model
@@ -61,13 +57,11 @@ def trained(
     return read[-1]
 
 
-# -- where it ends -------------------------------------------------------------------------------
-
 EXACT = {"fit_intercept": False, "tol": 1e-13, "max_iter": 100_000}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strength", [0.01, 0.3, 2.0])
+@pytest.mark.parametrize("strength", [0.01, 2.0])
 @pytest.mark.parametrize(
     ("penalty", "sklearn"),
     [
@@ -89,7 +83,7 @@ def test_least_squares_end_where_scikit_learn_ends(
     assert ((found == 0) == (expected == 0)).all()
 
 
-@pytest.mark.parametrize("strength", [0.02, 0.1])
+@pytest.mark.parametrize("strength", [0.1])
 def test_sparse_logistic_regression_ends_where_scikit_learn_ends(strength: float) -> None:
     model = LogisticRegression(
         l1_ratio=1, C=1 / (strength * len(X)), solver="saga", random_state=0, **EXACT
@@ -101,7 +95,7 @@ def test_sparse_logistic_regression_ends_where_scikit_learn_ends(strength: float
     assert 0 < (found == 0).sum() < 9
 
 
-@pytest.mark.parametrize("strength", [0.05, 0.5, 5.0])
+@pytest.mark.parametrize("strength", [0.05, 0.5])
 def test_groups_end_where_scikit_learn_ends(strength: float) -> None:
     """A group is a feature: a row of features × tasks."""
     expected = MultiTaskLasso(alpha=strength, **EXACT).fit(X, MANY_Y).coef_.T
@@ -110,44 +104,6 @@ def test_groups_end_where_scikit_learn_ends(strength: float) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-8)
     assert ((found == 0).all(axis=1) == (expected == 0).all(axis=1)).all()
 
-
-def test_without_a_penalty_it_is_gradient_descent() -> None:
-    for penalty in (L1(0), L2(0), ElasticNet(0, 0), GroupL1(0)):
-        found = trained(Proximal(0.1, penalty), np.ones(9), least_squares, 5)
-        assert found.tobytes() == trained(SGD(0.1), np.ones(9), least_squares, 5).tobytes()
-
-
-def test_a_learning_rate_of_zero_learns_nothing() -> None:
-    for penalty in (L1(1), L2(1), ElasticNet(1, 1), GroupL1(1)):
-        assert (trained(Proximal(0, penalty), np.ones(9), least_squares, 3) == 1).all()
-
-
-# -- summed and slowed ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("penalty", [L1(0.5), L2(0.5), ElasticNet(0.5, 0.5), GroupL1(0.5)])
-def test_summed_gradients_are_one_step_with_their_sum(penalty: Penalty) -> None:
-    rule = Proximal(0.5, penalty)
-    model = Model.by_rows(w=np.zeros((4, 3)))
-    ops = [model.gradient(w, 1, of={"w": RANDOM.standard_normal((4, 3)).round(2)}) for w in "abc"]
-    (op,) = summed(model.layout.shards[0], ops)
-    total = sum(model.arrays(op.gradient)["w"] for op in ops if op.gradient is not None)
-    state = model.apply(rule, model.state(rule), op).state
-    assert state.version == 3
-    expected, _ = rule.step(np.zeros((4, 3)), np.asarray(total), {}, 1, 1.0)
-    np.testing.assert_allclose(model.arrays(state.values)["w"], expected, rtol=1e-12)
-
-
-def test_a_factor_on_the_learning_rate_is_one_on_the_threshold_too() -> None:
-    model = Model.of(w=np.array([3.0]))
-    rule = Proximal(1.0, L1(2.0))
-    op = model.gradient("a", 1, of={"w": np.zeros(1)}, scale=0.25)
-    assert model.arrays(model.apply(rule, model.state(rule, w=np.array([3.0])), op).state.values)[
-        "w"
-    ] == [2.5]
-
-
-# -- whole rows ----------------------------------------------------------------------------------
 
 GROUPED = Proximal(0.5, GroupL1(0.3))
 PARAMS = {
@@ -173,8 +129,7 @@ def in_shards(rule: UpdateRule, layout: Layout, names: Iterable[str]) -> dict[st
     return layout.scatter(buffers)
 
 
-@pytest.mark.parametrize("names", [tuple(PARAMS), ("w",), ("deep", "b")])
-@pytest.mark.parametrize("chunk", [1, 100, 1 << 19])
+@pytest.mark.parametrize(("names", "chunk"), [(tuple(PARAMS), 100), (("deep", "b"), 1 << 19)])
 @given(shards=st.integers(1, 6), block_bytes=st.sampled_from([1, 40, 300, 1 << 18]))
 @settings(max_examples=10)
 def test_groups_are_the_same_however_the_parameters_are_placed(
@@ -206,29 +161,6 @@ def test_rows_that_blocks_may_cut_are_refused() -> None:
         model.apply(GROUPED, model.state(GROUPED), model.gradient("a", 1))
 
 
-def test_replicas_stay_equal_where_the_states_memory_is_not_aligned() -> None:
-    model = Model.by_rows(w=np.zeros((40, 301), np.float32), v=np.zeros((3, 20_000)))
-    arrays = {
-        "w": RANDOM.standard_normal((40, 301)).astype(np.float32),
-        "v": RANDOM.standard_normal((3, 20_000)),
-    }
-    head = model.state(GROUPED, **arrays)
-    tail = replace(head, values=np.frombuffer(b"." + head.values.tobytes(), np.uint8)[1:])
-    op = model.gradient("a", 1, of=arrays)
-    states: list[ShardState] = [model.apply(GROUPED, s, op).state for s in (head, tail)]
-    assert states[0].values.tobytes() == states[1].values.tobytes()
-
-
-# -- late gradients ------------------------------------------------------------------------------
-
-
-def test_step_size_is_that_of_the_paper() -> None:
-    assert DelayedProximal(3.0, 0.5, 4, L1(1), eps=0.25).learning_rate == 1 / 5.25
-    assert DelayedProximal(3.0, 0.5, 0, L1(1), eps=1.0).learning_rate == 0.25
-    rates = [DelayedProximal(2.0, 1.0, tau, L1(1)).learning_rate for tau in range(9)]
-    assert all(a > b for a, b in pairwise(rates))
-
-
 @pytest.mark.parametrize("penalty", [L1(0.3), GroupL1(0.3)])
 def test_steps_are_those_of_proximal_descent_at_that_rate(penalty: Penalty) -> None:
     rule = DelayedProximal(CURVATURE, CURVATURE, 3, penalty)
@@ -240,7 +172,7 @@ def test_steps_are_those_of_proximal_descent_at_that_rate(penalty: Penalty) -> N
         assert found.tobytes() == same.step(values, gradient, {}, 1, scale)[0].tobytes()
 
 
-@pytest.mark.parametrize("tau", [0, 1, 4, 16])
+@pytest.mark.parametrize("tau", [0, 4])
 def test_it_ends_where_it_should_though_every_gradient_is_late(tau: int) -> None:
     expected = Lasso(alpha=0.3, **EXACT).fit(X, Y).coef_
     rule = DelayedProximal(CURVATURE, CURVATURE, tau, L1(0.3))
@@ -253,31 +185,3 @@ def test_the_delay_is_what_the_step_size_has_to_take_into_account() -> None:
     careless = DelayedProximal(CURVATURE, CURVATURE, 0, L1(0.3))
     found = trained(careless, np.ones(9), least_squares, 300, delay=4)
     assert np.abs(found).max() > 1e6
-
-
-def test_a_bound_of_delays_may_be_of_numpys_types() -> None:
-    tau = DelayedProximal(1.0, 1.0, np.int64(4), L1(0.1)).tau  # type: ignore[arg-type]
-    assert (type(tau), tau) == (int, 4)
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, math.nan, "4"])
-def test_a_bound_of_delays_that_is_no_count_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"tau=.*expected 0 or more whole updates"):
-        DelayedProximal(1.0, 1.0, wrong, L1(0.1))
-
-
-@pytest.mark.parametrize("wrong", [-0.1, math.nan, math.inf])
-@pytest.mark.parametrize("field", ["l_var", "l_cov", "eps"])
-def test_a_constant_out_of_its_range_is_refused(field: str, wrong: float) -> None:
-    settings: dict[str, Any] = {"l_var": 1.0, "l_cov": 1.0, "tau": 1, "penalty": L1(0.1)}
-    with pytest.raises(ConfigurationError, match=f"DelayedProximal: {field}=.*expected a number"):
-        DelayedProximal(**settings | {field: wrong})
-
-
-@pytest.mark.parametrize("wrong", [0.1, L1, None])
-@pytest.mark.parametrize(
-    "make", [lambda p: Proximal(0.1, p), lambda p: DelayedProximal(1.0, 1.0, 1, p)]
-)
-def test_what_is_no_penalty_is_refused(make: Callable[[Any], UpdateRule], wrong: object) -> None:
-    with pytest.raises(ConfigurationError, match=r"Proximal: penalty=.*expected a penalty such as"):
-        make(wrong)

@@ -61,17 +61,7 @@ def test_rows_come_back_in_the_order_asked_for(keys: list[int], shards: int) -> 
     assert question.answer(rows)[:, 0].tolist() == [float(key) for key in keys]
 
 
-@given(some_keys)
-def test_a_key_is_asked_for_where_it_was_pushed_to(keys: list[int]) -> None:
-    where = layout(3)
-    pushed = dealt(where, {"bias": (np.array(keys, np.int64), np.ones((len(keys), 1)))})
-    wanted = asked(where, "bias", keys).keys
-    assert pushed.keys() == wanted.keys()
-    for shard, (rows,) in pushed.items():
-        assert set(rows.keys.tolist()) == set(wanted[shard].tolist())
-
-
-@pytest.mark.parametrize("shards", [1, 2, 3, 4, 7, 16])
+@pytest.mark.parametrize("shards", [1, 3, 16])
 def test_keys_are_spread_evenly(shards: int) -> None:
     where = layout(shards)
     of_shard = Counter(where.homes)
@@ -107,8 +97,6 @@ def test_keys_of_any_whole_type_are_taken() -> None:
     ("keys", "said"),
     [
         ([1.0, 2.0], "float64, expected whole numbers"),
-        ([True, False], "bool, expected whole numbers"),
-        (["a", "b"], "expected whole numbers"),
         ([-1, 3], "-1 is not from 0"),
         (np.array([1, KEYS], np.uint64), f"{KEYS} is not from 0"),
         ([[1, 2]], "2 dimensions"),
@@ -127,7 +115,6 @@ def test_what_is_no_key_is_refused(keys: object, said: str) -> None:
         (([1, 2], np.ones((2, 3), np.float32)), r"'emb' are float32\[2, 3\], expected .*\[2, 2\]"),
         (([1, 2], np.ones((3, 2), np.float32)), r"\[3, 2\], expected float32\[2, 2\]"),
         (([1, 2], np.ones((2, 2), int)), r"int64\[2, 2\], expected float32"),
-        (([1, 2], np.ones((2, 2), complex)), r"complex128\[2, 2\], expected float32"),
         (([1], np.ma.masked_array([[1, 2]], [[0, 1]])), r"rows for table 'emb' is a masked array"),
         (([1, 2], [[1.0, 2.0]]), "are list, expected an array"),
         (np.ones((2, 2), np.float32), "expected a pair"),
@@ -156,19 +143,10 @@ def test_rows_that_are_not_finite_are_refused() -> None:
     assert dealt(layout(2), {"emb": ([1, 7, 2], large)})
 
 
-@pytest.mark.parametrize(
-    "bounds", [(-1, 3), (3, 2), (0, KEYS + 1), (0.0, 3), (0, np.float64(3)), (None, 3), (0, "3")]
-)
+@pytest.mark.parametrize("bounds", [(-1, 3), (3, 2), (0, KEYS + 1), (0.0, 3), (None, 3)])
 def test_what_is_no_range_is_refused(bounds: tuple[object, object]) -> None:
     with pytest.raises(ShapeMismatch, match="expected whole numbers, 0 ≤ start ≤ stop"):
         as_range(*bounds)
-
-
-def test_a_range_may_be_of_any_whole_type() -> None:
-    for bounds in ((0, KEYS), (np.int64(3), np.uint64(KEYS)), (np.array(3), 3)):
-        found = as_range(*bounds)
-        assert found == bounds
-        assert {type(bound) for bound in found} == {int}
 
 
 def test_tables_need_names_of_their_own() -> None:

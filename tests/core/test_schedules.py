@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,15 +10,18 @@ import numpy as np
 import pytest
 
 from dps.core.blocks import Layout
-from dps.core.rules.clipping import Clipped
-from dps.core.rules.decay import WeightDecay
-from dps.core.rules.per_array import PerArray
-from dps.core.rules.rule import SGD, Adam, UpdateRule, factor, factor_at, learning_rate_at
-from dps.core.rules.schedules import Constant, Cosine, Schedule, Scheduled, StepDecay, WarmUp
-from dps.core.rules.staleness import StalenessAware
+from dps.core.rules.rule import SGD, Adam, UpdateRule, factor, factor_at
+from dps.core.rules.wrappers import (
+    Constant,
+    Cosine,
+    Schedule,
+    Scheduled,
+    StalenessAware,
+    StepDecay,
+    WarmUp,
+)
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.errors import ConfigurationError
 from dps.protocol.durabilities.worker_cache import rebuilt
 from dps.protocol.messages import ShardMetadata, Weights
 
@@ -76,19 +78,6 @@ def test_updates_that_are_summed_into_one_step_count_each() -> None:
     assert change(state, pushed(state, rule, 2)) == 0.5
 
 
-def test_an_earlier_state_is_gone_on_from_at_its_rates() -> None:
-    rule = Scheduled(Adam(0.1), WarmUp(3, Cosine(5)))
-    state = begun(rule)
-    saved = [state]
-    for seq in range(1, 9):
-        state = pushed(state, rule, seq)
-        saved.append(state)
-    again = saved[4]
-    for seq in range(5, 9):
-        again = pushed(again, rule, seq)
-    assert again.values.tobytes() == state.values.tobytes()
-
-
 def test_weights_that_are_rebuilt_without_slots_keep_their_place_in_the_schedule() -> None:
     rule = Scheduled(Adam(0.1), WarmUp(3, Cosine(50)))
     state = begun(rule)
@@ -110,33 +99,3 @@ def test_what_else_reduces_the_rate_of_a_step_comes_on_top() -> None:
     assert factor_at(twice, 3) == pytest.approx(0.1 * 0.125)
     state = replace(begun(rule), version=3)
     assert change(state, pushed(state, rule, 1, scale=0.5)) == pytest.approx(0.5 * 0.125 / 3)
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (lambda: StepDecay(0), "StepDecay: every=0, expected 1 or more whole updates"),
-        (lambda: StepDecay(1.5), "StepDecay: every=1.5, expected 1 or more whole"),  # type: ignore[arg-type]
-        (lambda: StepDecay(5, 0), "StepDecay: by=0, expected a number above 0"),
-        (lambda: Cosine(True), "Cosine: updates=True, expected 1 or more whole"),
-        (lambda: Cosine(10, 1.0), "Cosine: least=1.0, expected 0 or more and below 1"),
-        (lambda: WarmUp(10, start=-1), "WarmUp: start=-1, expected 0 or more and below 1"),
-        (lambda: WarmUp(10, 0.5), r"WarmUp: then=0.5, expected a schedule such as Cosine\(1000"),  # type: ignore[arg-type]
-        (lambda: Scheduled(SGD(1), Cosine), "Scheduled: schedule=<class.*expected a schedule"),  # type: ignore[arg-type]
-        (lambda: Scheduled(SGD(1), StalenessAware(SGD(1))), "Scheduled: schedule=Stal"),  # type: ignore[arg-type]
-        (lambda: Scheduled(Scheduled(SGD(1), Cosine(9)), Cosine(9)), "expected another update"),
-        (lambda: Scheduled(Cosine(10), Cosine(10)), "Scheduled: rule=Cosine.*another update rule"),  # type: ignore[arg-type]
-    ],
-)
-def test_what_is_no_schedule_is_refused(make: Callable[[], object], reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=reason):
-        make()
-
-
-def test_the_rate_in_force_is_that_of_the_innermost_rule_times_all_schedules() -> None:
-    rule = Clipped(Scheduled(WeightDecay(SGD(0.4), 0.01), StepDecay(4, 0.5)), norm=1.0)
-    found = [learning_rate_at(rule, version) for version in range(12)]
-    assert found == pytest.approx([0.4] * 4 + [0.2] * 4 + [0.1] * 4)
-    assert learning_rate_at(SGD(0.4), 1000) == 0.4
-    by_name = PerArray((("w", SGD(0.4)), ("*", SGD(0.1))))
-    assert learning_rate_at(Scheduled(by_name, StepDecay(4)), 0) is None

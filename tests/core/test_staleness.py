@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.core.outage import Replay
-from dps.core.replay import plan, summed
-from dps.core.rules.ftrl import FTRL
-from dps.core.rules.penalties import L1, GroupL1
-from dps.core.rules.proximal import Proximal
-from dps.core.rules.rule import SGD, Adam, Momentum, UpdateRule, by_rows, factor
-from dps.core.rules.staleness import StalenessAware
+from dps.core.replay import summed
+from dps.core.rules.rule import SGD, Adam, Momentum, UpdateRule
+from dps.core.rules.wrappers import StalenessAware
 from dps.core.shard import ShardState
-from dps.core.updates import Operation, UpdateId
-from dps.errors import ConfigurationError
 from tests.support.builders import Model
 
 MODEL = Model.of(w=np.zeros(3))
@@ -42,17 +35,6 @@ def test_the_step_is_divided_by_the_staleness(version: int, based_on: int, divis
     assert weights(step.state).tolist() == [-0.5 / divisor] * 3
 
 
-def test_other_rules_do_not_care() -> None:
-    assert factor(SGD(0.5), 7.0) == 1.0
-    step = MODEL.apply(SGD(0.5), at_version(5), MODEL.gradient("a", 1, based_on=0))
-    assert (weights(step.state) == -0.5).all()
-
-
-def test_a_factor_of_the_replay_comes_on_top() -> None:
-    op = MODEL.gradient("a", 1, based_on=1, scale=0.1)
-    assert weights(MODEL.apply(RULE, at_version(5), op).state) == pytest.approx(-0.5 * 0.1 / 4)
-
-
 def test_a_sum_is_divided_by_the_mean_staleness_of_what_is_in_it() -> None:
     """What is summed with a gradient enters in the same step: it has not missed that."""
     ops = [MODEL.gradient(w, 1, based_on=b) for w, b in (("a", 5), ("b", 1), ("c", 4))]
@@ -61,13 +43,6 @@ def test_a_sum_is_divided_by_the_mean_staleness_of_what_is_in_it() -> None:
     assert weights(step.state) == pytest.approx(-0.5 * 3 / ((0 + 4 + 1) / 3))
     fresh = summed(MODEL.layout.shards[0], [replace(op, based_on=5) for op in ops])
     assert (weights(MODEL.apply(RULE, at_version(5), *fresh).state) == -1.5).all()
-
-
-def test_each_of_many_replayed_gradients_is_staler_than_the_one_before() -> None:
-    ops = [MODEL.gradient("a", seq, based_on=0) for seq in range(1, 5)]
-    planned = plan(Replay("each"), MODEL.layout.shards[0], 0, ops).operations
-    last = MODEL.apply_all(RULE, MODEL.state(RULE), planned)[-1].state
-    assert weights(last) == pytest.approx(-0.5 * (1 + 1 + 1 / 2 + 1 / 3))
 
 
 @given(st.lists(st.tuples(st.integers(0, 6), st.integers(-8, 8)), max_size=8))
@@ -84,33 +59,3 @@ def test_steps_are_those_of_the_rule_at_the_learning_rate_of_each(
             expected = MODEL.apply(make(0.5), expected, replace(op, scale=1 / divisor)).state
             assert weights(state).tobytes() == weights(expected).tobytes()
             assert state.slots.keys() == expected.slots.keys()
-
-
-def test_it_stands_for_its_rule_in_all_else() -> None:
-    assert StalenessAware(FTRL()).slots == FTRL().slots
-    assert by_rows(StalenessAware(Proximal(0.1, GroupL1(0.1))))
-    assert not by_rows(StalenessAware(Proximal(0.1, L1(0.1))))
-    assert not by_rows(StalenessAware(SGD(0.1)))
-
-
-def test_a_leave_or_join_needs_no_staleness() -> None:
-    for kind in ("join", "leave", "tick"):
-        op = Operation(kind, UpdateId("a", 1, 1))  # type: ignore[arg-type]
-        assert MODEL.apply(RULE, MODEL.state(RULE), op).outcome == "applied"
-
-
-@pytest.mark.parametrize("wrong", [SGD, 0.1, StalenessAware(SGD(0.1)), None])
-def test_what_is_no_other_rule_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"rule=.*expected another update rule such as"):
-        StalenessAware(wrong)
-
-
-class Patient(SGD):
-    """A rule that has a factor of its own."""
-
-    def factor(self, staleness: float) -> float:
-        return 0.5
-
-
-def test_a_factor_of_the_rule_itself_is_kept() -> None:
-    assert StalenessAware(Patient(0.1)).factor(4) == 0.5 / 4

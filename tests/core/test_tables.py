@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout, ShardLayout
-from dps.core.rules.penalties import GroupL1
-from dps.core.rules.proximal import Proximal
-from dps.core.rules.row_steps import stepped_tables, written_bytes
+from dps.core.rules.proximal import GroupL1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, UpdateRule
+from dps.core.shard import stepped_tables
 from dps.core.tables.row_gradients import KEYS, Rows
 from dps.core.tables.spec import Normal, SparseSpec, Uniform
-from dps.core.tables.table import EMPTY, Level, SparseTable, merged, table_of
+from dps.core.tables.table import EMPTY, Level, SparseTable
 from dps.core.updates import Operation, UpdateId
-from dps.errors import ConfigurationError
 
 SPEC = SparseSpec("emb", 3, initial=Normal(0.5, seed=7))
 LAYOUT = Layout.of({}, 1, tables=[SPEC]).shards[0]
@@ -97,16 +94,6 @@ def test_a_range_is_what_exists_in_it(pushes: list[set[int]], a: int, b: int) ->
     assert found.values.tobytes() == table.values(SPEC, np.array(there, np.int64)).tobytes()
 
 
-@given(key_sets, key_sets)
-def test_of_two_levels_the_newer_counts(new: set[int], old: set[int]) -> None:
-    newer, older = (rows_of(some, seed) for seed, some in enumerate((new, old)))
-    found = merged(Level(newer.keys, newer.gradient), Level(older.keys, older.gradient))
-    expected = dict(zip(older.keys.tolist(), older.gradient.tolist(), strict=True))
-    expected |= dict(zip(newer.keys.tolist(), newer.gradient.tolist(), strict=True))
-    assert found.keys.tolist() == sorted(expected)
-    assert found.values.tolist() == [expected[key] for key in sorted(expected)]
-
-
 def both(level: Level) -> tuple[list[int], list[np.ndarray]]:
     return level.keys.tolist(), list(level.values)
 
@@ -141,24 +128,12 @@ def test_pushes_of_the_same_keys_do_not_pile_up() -> None:
     assert [len(level) for level in table.levels] == [50]
 
 
-def test_what_a_step_will_write_is_known_before() -> None:
-    op = Operation("gradient", UpdateId("a", 1, 1), rows=(rows_of(range(10)),))
-    assert written_bytes(LAYOUT, {}, op) == 10 * 3 * 4
-    full = pushed(EMPTY, rows_of(range(15)), SGD(0.1))
-    assert written_bytes(LAYOUT, {"emb": full}, op) == (10 + 25) * 3 * 4
-    full = pushed(EMPTY, rows_of(range(1000)), SGD(0.1))
-    assert written_bytes(LAYOUT, {"emb": full}, op) == 10 * 3 * 4
-
-
 def test_a_table_does_not_hold_on_to_the_message_that_it_came_with() -> None:
     message = np.zeros(1 << 10, np.int64)
     message[:3] = [1, 2, 3]
     rows = Rows("emb", message[:3], np.ones((3, 3), np.float32))
     (level,) = pushed(EMPTY, rows, SGD(0.1)).levels
     assert not np.shares_memory(level.keys, message)
-
-
-# -- rows that nobody has pushed to ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("initial", [Normal(2.0, 5), Uniform(2.0, 5)])
@@ -173,39 +148,6 @@ def test_initial_rows_depend_on_the_key_alone(initial: Normal | Uniform) -> None
     assert not (other == rows).any()
 
 
-@pytest.mark.parametrize("initial", [Normal(2.0, 5), Uniform(2.0, 5)])
-@pytest.mark.parametrize("few", [1, 7, 64, 999])
-def test_initial_rows_do_not_depend_on_how_many_are_asked_for(
-    initial: Normal | Uniform, few: int
-) -> None:
-    many = np.random.default_rng(1).integers(0, KEYS, 1000)
-    rows = initial.rows(many, 3, "float64")
-    assert rows[:few].tobytes() == initial.rows(many[:few], 3, "float64").tobytes()
-
-
-def test_initial_rows_are_the_same_bits_wherever_they_are_computed() -> None:
-    some = [0, 12345678901234567, KEYS - 1]
-    scale = 1.5 / math.sqrt(65536**2 - 1)
-    found = Normal(1.5, 3).rows(np.array(some, np.int64), 2, "float64")
-    assert found.tolist() == [[drawn(3, key, column) * scale for column in (0, 1)] for key in some]
-
-
-def drawn(seed: int, key: int, column: int, width: int = 2) -> int:
-    """One initial value before it is scaled, computed with Python's whole numbers."""
-    start = splitmix(key ^ splitmix(seed))
-    words = (splitmix(start + (i * width + column) * 0x9E3779B97F4A7C15) for i in range(3))
-    total = sum(word >> shift & 0xFFFF for word in words for shift in (0, 16, 32, 48))
-    return total - 6 * 65535
-
-
-def splitmix(state: int) -> int:
-    whole = (1 << 64) - 1
-    z = (state + 0x9E3779B97F4A7C15) & whole
-    z = ((z ^ z >> 30) * 0xBF58476D1CE4E5B9) & whole
-    z = ((z ^ z >> 27) * 0x94D049BB133111EB) & whole
-    return z ^ z >> 31
-
-
 def test_initial_values_are_distributed_as_they_say() -> None:
     from scipy import stats
 
@@ -216,44 +158,3 @@ def test_initial_values_are_distributed_as_they_say() -> None:
     uniform = Uniform(3.0, 1).rows(many, 5, "float64")
     assert stats.kstest(uniform.reshape(-1), stats.uniform(-3, 6).cdf).pvalue > 0.01
     assert abs(np.corrcoef(uniform[:-1, 0], uniform[1:, 0])[0, 1]) < 0.03
-
-
-def test_a_table_is_empty_until_it_is_pushed_to() -> None:
-    table = table_of({}, "emb")
-    assert table is EMPTY
-    assert table.nbytes == 0
-    assert not table.values(SPEC, np.empty(0, np.int64)).size
-    assert not len(table.between(0, KEYS, SPEC))
-
-
-@pytest.mark.parametrize(
-    ("choices", "wrong"),
-    [
-        ({"name": ""}, "name=''"),
-        ({"width": 0}, "width=0"),
-        ({"width": 2.0}, r"width=2\.0"),
-        ({"width": True}, "width=True"),
-        ({"dtype": "int64"}, "dtype='int64'"),
-        ({"dtype": "none such"}, "dtype='none such'"),
-        ({"dtype": None}, "dtype=None"),
-        ({"initial": 0.0}, r"initial=0\.0"),
-    ],
-)
-def test_a_bad_table_is_refused(choices: dict[str, object], wrong: str) -> None:
-    with pytest.raises(ConfigurationError, match=wrong):
-        SparseSpec(**{"name": "emb", "width": 2, **choices})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), "f8", float])
-def test_a_table_may_be_described_in_numpys_types(dtype: Any) -> None:
-    initial = Normal(np.float32(0.5), np.uint8(3))  # type: ignore[arg-type]
-    found = SparseSpec("emb", np.int64(2), dtype, initial)  # type: ignore[arg-type]
-    assert found == SparseSpec("emb", 2, "float64", Normal(0.5, 3))
-    plain = (found.width, found.dtype, initial.std, initial.seed)
-    assert [type(value) for value in plain] == [int, str, float, int], "they cross the wire"
-
-
-@pytest.mark.parametrize("make", [lambda: Normal(-1.0), lambda: Uniform(1.0, seed=-1)])
-def test_bad_initial_values_are_refused(make: type) -> None:
-    with pytest.raises(ConfigurationError, match=r"std=-1|seed=-1"):
-        make()

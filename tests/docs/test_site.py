@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ import dps
 from dps import errors
 from dps.core.names import NODE_ROLES
 from dps.events import Event
-from flows.analysis.prices import load_prices
+from flows.metrics.prices import load_prices
 from tests.docs.pages import PAGES, ROOT
 
 _FETCHED = re.compile(r'<(?:script|img|link)[^>]*(?:src|href)="(https?:[^"]+)"')
@@ -41,6 +42,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def hook(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"docs/hooks/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 @pytest.mark.slow
 def test_all_that_a_parameter_server_and_a_worker_do_is_on_the_site(site: Path) -> None:
     reference = (site / "api/parameter-server.html").read_text()
@@ -58,25 +68,26 @@ def test_nothing_on_the_site_is_fetched_from_elsewhere(site: Path) -> None:
 
 
 def test_all_that_can_be_imported_is_in_the_reference() -> None:
-    pages = [page.read_text() for page in (ROOT / "docs/api").glob("*.md")]
+    reference = hook("kinds").on_page_markdown
+    pages = [reference(page.read_text()) for page in (ROOT / "docs/api").glob("*.md")]
     documented = {name for page in pages for name in _DOCUMENTED.findall(page)}
     refusals = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
     public = {*dps.__all__, *Event.kinds, *refusals}
     assert public - documented == {"__version__", *UNIONS}
 
 
-def test_the_price_table_of_the_site_is_that_of_the_package() -> None:
-    spec = importlib.util.spec_from_file_location("prices", ROOT / "docs/hooks/prices.py")
-    assert spec is not None
-    assert spec.loader is not None
-    hook = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hook)
-    shown = hook.on_page_markdown((ROOT / "docs/prices.md").read_text())
+def test_the_tables_of_the_site_are_those_of_the_package() -> None:
+    tables = hook("tables").on_page_markdown
+    shown = tables((ROOT / "docs/prices.md").read_text())
     prices = load_prices()
-    assert hook.MARK not in shown
     for role in NODE_ROLES:
-        assert f"| {role} | {prices.node_hour[role]:g} | {prices.spot_hour[role]:g} |" in shown
-    assert all(source in shown for source in prices.sources.values())
+        assert (
+            f"| {role} | {prices.node_hour[role].usd:g} | {prices.fixed_hour[role].usd:g} |"
+            in shown
+        )
+    assert str(prices.gb_moved) in shown
+    shown = tables((ROOT / "docs/experiments.md").read_text())
+    assert "| per second | `gradients_per_second`, " in shown
 
 
 def test_extras_are_installed_from_a_clone_wherever_it_is_said_how() -> None:

@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from dps import ParameterServer
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone
-from dps.errors import ConfigurationError
-from examples import factors, ratings
+from examples import factors
 from examples.__main__ import told
-from examples.factor_model import PENALTY, Factors, alternate, objective
+from examples.factor_model import Factors, alternate, objective
 from examples.outcome import PATIENT, Task
 from examples.ratings import RatingSource, prepare
 from tests.support.training import nodes
@@ -33,10 +33,11 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     p, q = rng.standard_normal((200, 4)), rng.standard_normal((40, 4))
     user, item = np.divmod(rng.choice(200 * 40, 4000, replace=False), 40)
     rating = 3 + (p[user, 1:] * q[item, 1:]).sum(1) + p[user, 0] + q[item, 0]
-    path = tmp_path_factory.mktemp("ratings") / "planted.npz"
+    path = tmp_path_factory.mktemp("ratings") / "planted.csv"
     users, items = rng.integers(0, 2**63 - 1, 200), rng.integers(0, 2**63 - 1, 40)
     noisy = rating + NOISE * rng.standard_normal(4000)
-    np.savez(path, user=users[user], item=items[item], rating=noisy)
+    table = {"user": users[user], "item": items[item], "rating": noisy}
+    pd.DataFrame(table).to_csv(path, index=False)
     return path
 
 
@@ -74,22 +75,6 @@ def test_the_gradients_of_rows_equal_central_finite_differences(planted: Path) -
             assert gradient.flat[at] == pytest.approx(difference, rel=1e-5, abs=1e-6)
 
 
-def test_the_objective_is_a_sum_over_ratings() -> None:
-    p, q = np.array([[1.0, 2.0, 0.5]]), np.array([[3.0, -1.0, 0.25]])
-    error = 1 * 3 + 2 * -1 + 0.5 + 0.25 - 4
-    penalties = 1 + 4 + 0.25 + 9 + 1 + 0.0625
-    expected = 0.5 * (error**2 + PENALTY * penalties)
-    assert objective(p, q, np.array([4.0]))[0] == pytest.approx(expected)
-    twice = objective(*(np.repeat(rows, 2, axis=0) for rows in (p, q)), np.array([4.0, 4.0]))
-    assert twice[0] == pytest.approx(2 * expected)
-
-
-def test_single_precision_stays_so() -> None:
-    rows = np.ones((2, 3), np.float32)
-    _, by_users, by_items = objective(rows, rows, np.ones(2, np.float32))
-    assert by_users.dtype == by_items.dtype == np.float32
-
-
 # -- the reference ---------------------------------------------------------------------------------
 
 
@@ -104,19 +89,6 @@ def test_the_reference_comes_to_rest_where_the_gradient_is_zero(planted: Path) -
         assert np.abs(gradient).max() < 1e-3 * len(found.of.learn) / len(gradient)
 
 
-def test_each_half_of_the_reference_is_a_regression(planted: Path) -> None:
-    """A user's row, against the same equations with one more line for each penalised number."""
-    start = beginning(planted)
-    learn = start.of.learn
-    user, item = start.of.positions(learn)
-    mine = user == 7
-    x = np.c_[start.items[item[mine], :-1], np.ones(mine.sum())]
-    y = learn.values[mine] - start.items[item[mine], -1]
-    ridge = np.sqrt(PENALTY * mine.sum()) * np.eye(4)
-    expected, *_ = np.linalg.lstsq(np.r_[x, ridge], np.r_[y, np.zeros(4)], rcond=None)
-    np.testing.assert_allclose(alternate(start, 1).users[7], expected)
-
-
 # -- ratings ---------------------------------------------------------------------------------------
 
 
@@ -128,43 +100,6 @@ def test_every_process_gets_the_same_ratings(planted: Path) -> None:
     assert len(first.learn) == 3600
     assert first.learn.values.mean() == pytest.approx(0)
     assert first.learn.values.std() == pytest.approx(1)
-
-
-def test_workers_have_all_ratings_of_their_users(planted: Path) -> None:
-    data = prepare(RatingSource(planted))
-    shares = [data.share(index, 3) for index in range(3)]
-    users = [set(share.users.tolist()) for share in shares]
-    assert sum(len(share) for share in shares) == len(data.learn)
-    assert set.union(*users) == set(data.users.tolist())
-    assert sum(map(len, users)) == len(data.users)
-
-
-def test_whom_nobody_knows_is_not_held_out(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, user=np.r_[np.zeros(50, int), 1:51], item=np.zeros(100, int), rating=range(100))
-    data = prepare(RatingSource(path))
-    assert 0 < len(data.held_out) < 10
-    assert set(data.held_out.users.tolist()) == {0}
-
-
-@pytest.mark.parametrize("rating", [[0.1] * 20, [1.0, 2.0]])
-def test_what_cannot_be_learned_is_refused(tmp_path: Path, rating: list[float]) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, user=range(len(rating)), item=[3] * len(rating), rating=rating)
-    with pytest.raises(ConfigurationError, match=r"a\.npz: \d+ ratings .* nothing to learn"):
-        prepare(RatingSource(path))
-
-
-def test_pixels_are_ratings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ratings, "fashion", lambda: None)
-    source = RatingSource(large=True)
-    assert source.named == "digits"
-    data = prepare(source)
-    assert (len(data.users), len(data.items)) == (1797, 64)
-    assert len(data.learn) / (1797 * 64) == pytest.approx(0.45, abs=0.01)
-    pairs = data.learn.users * 64 + data.learn.items
-    assert len(np.unique(pairs)) == len(pairs)
-    assert not np.isin(data.held_out.users * 64 + data.held_out.items, pairs).any()
 
 
 # -- on a cluster ----------------------------------------------------------------------------------
@@ -188,12 +123,6 @@ def test_factors_of_a_users_file_meet_their_target(
     assert outcome.reached < 2 * NOISE
     assert "3,600 ratings of 200 users and 40 items" in outcome.notes[0]
     assert outcome.notes[1].startswith("240 rows exist")
-
-
-@pytest.mark.cluster
-def test_more_workers_than_users_are_refused(cluster: LocalCluster, planted: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"has 200 users .* each of 201 workers"):
-        factors.solve(cluster.client, Task(data=planted, workers=201))
 
 
 @pytest.mark.slow

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 from math import lgamma
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from dps.errors import ConfigurationError
-from examples.corpus import write_corpus
-from examples.gibbs import Priors, Sampler, perplexity, tokens_of
-from examples.lda import solve
-from examples.outcome import Task
-from flows.readers import read_bag_of_words
+from examples.gibbs import Priors, Sampler, perplexity
 
 TINY = csr_array(np.array([[2, 1, 0], [0, 1, 1]]))
 PRIORS = Priors(topics=0.4, words=0.3)
@@ -77,62 +71,9 @@ def test_planted_topics_are_found() -> None:
     assert sorted(nearest.argmin(axis=1)) == [0, 1, 2, 3]
 
 
-def test_every_token_is_there_in_any_order() -> None:
-    first, second = tokens_of(TINY, np.random.default_rng(0))
-    assert sorted(first) == [0, 0, 1]
-    assert sorted(second) == [1, 2]
-
-
-def test_a_document_without_words_is_passed_over() -> None:
-    counts = csr_array(np.array([[0, 0], [1, 2]]))
-    sampler = Sampler(counts, 2, PRIORS, np.random.default_rng(0))
-    word_topics = sampler.word_topics()
-    sampler.sweep(word_topics)
-    assert word_topics.sum() == 3
-
-
 def test_perplexity_is_the_number_of_words_to_choose_from() -> None:
     counts, topics = planted(300, np.random.default_rng(2))
     uniform = np.full((4, 20), 1 / 20)
     assert perplexity(uniform, counts, 0.2, np.random.default_rng(0)) == pytest.approx(20)
     true = perplexity(0.999 * topics + 0.001 / 20, counts, 0.2, np.random.default_rng(0))
     assert 5 < true < 12  # a document has one topic of five words, or a few
-
-
-@pytest.mark.parametrize(
-    ("entries", "found"),
-    [
-        (["1 1 9", "4 1 9"], "4 documents of 18 words to learn from, and 0 of 0 words held out"),
-        (["1 1 9", "5 1 1", "10 2 1"], "8 documents of 9 words .* and 2 of 2 words held out"),
-        (["5 1 9"], "4 documents of 0 words to learn from, and 1 of 9 words held out"),
-    ],
-)
-def test_too_little_to_hold_out_is_told_before_anything_is_trained(
-    tmp_path: Path, entries: list[str], found: str
-) -> None:
-    path = tmp_path / "docword.few.txt"
-    documents = entries[-1].split()[0]
-    path.write_text("\n".join([documents, "2", str(len(entries)), *entries]))
-    with pytest.raises(ConfigurationError, match=rf"docword\.few\.txt: every 5th .* {found}"):
-        solve(None, Task(data=path))  # no cluster is needed to see it
-
-
-# -- the corpus ------------------------------------------------------------------------------------
-
-
-def test_docstrings_become_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("examples.corpus.PACKAGES", ("dask",))
-    corpus = read_bag_of_words(write_corpus(tmp_path, 60, seed=0))
-    assert corpus.counts.shape == (60, len(corpus.words))
-    assert (np.diff(corpus.counts.indptr) > 0).mean() > 0.9
-    assert all(word.isalpha() for word in corpus.words)
-    again = read_bag_of_words(write_corpus(tmp_path / "again", 60, seed=0))
-    assert again.words == corpus.words
-
-
-def test_more_documents_than_there_are_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("examples.corpus.PACKAGES", ("typer", "nowhere"))
-    with pytest.raises(ConfigurationError, match=r"only \d+ docstrings .* 100000 are needed"):
-        write_corpus(tmp_path, 100_000, seed=0)

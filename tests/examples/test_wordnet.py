@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from examples.wordnet import main
-from flows.readers import read_examples
+from flows.readers import read_svmlight
 
 LICENCE = "  1 This software and database is being provided to you.\n"
 NOUN = '00001740 03 n 01 entity 0 003 ~ 00001930 n 0000 | a thing that exists; "a Thing"\n'
@@ -33,7 +33,7 @@ def test_an_example_is_a_gloss_and_a_feature_a_word_of_two(
     target = folder / "wordnet.svm"
     assert main([str(folder), str(target)]) == 0
     assert "4 examples × 2 features, 5 entries" in capsys.readouterr().out
-    found = read_examples(target)
+    found = read_svmlight(target)
     x = np.round(found.x.toarray(), 4)
     rows = {(label, tuple(row)) for label, row in zip(found.y, x, strict=True)}
     half = round(2**-0.5, 4)
@@ -44,15 +44,3 @@ def test_an_example_is_a_gloss_and_a_feature_a_word_of_two(
         (-1.0, (1.0, 0.0)),
         (-1.0, (0.0, 0.0)),
     }
-
-
-def test_what_is_no_wordnet_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(folder)]) == 2
-    assert "usage" in capsys.readouterr().err
-    (folder / "data.adj").write_text("00001740 00 a 01 able 0 000\n")
-    assert main([str(folder), str(folder / "out.svm")]) == 2
-    assert "data.adj, line 1: expected a gloss" in capsys.readouterr().err
-    (folder / "data.adv").unlink()
-    (folder / "data.adj").write_text(OTHERS["adj"])
-    assert main([str(folder), str(folder / "out.svm")]) == 2
-    assert "expected WordNet's files" in capsys.readouterr().err

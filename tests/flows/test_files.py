@@ -2,69 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from dps.errors import StoreUnavailable
-from flows.analysis.comparison import COMPARISON_FILE, read_comparison, write_comparison
-from flows.analysis.finished import Finished
-from flows.analysis.outcome import outcome
-from flows.analysis.statistics.claims import CLAIMS_FILE, write_claims
-from flows.config.base import ComparisonSection
-from flows.execution.experiment import exclusive
-from flows.files import open_own, read_bytes, write_whole
-from flows.records.record import GRID_FILE, Record, write_grid
-from flows.replication.charts import Chart, Dot
-from flows.replication.findings import TEXT, Findings
-from flows.replication.ttf import findings as ttf
-from flows.replication.verdicts import Verdicts
-from flows.replication.version import Version
-from tests.flows.replication.test_ttf_claims import study
-from tests.support.records import PRICES
-
-CHART = Chart("curve", "A curve.", "x", "y", {"ours": [Dot(0, 0), Dot(1, 1)]})
-VERDICTS = Verdicts(paper="ttf", command="", virtual=False, claims=())
-DONE = Finished(Path(), Record(()), outcome(Record(()), PRICES))
-STUDY = ttf.Study(ttf.CORRECTED, (DONE,), tuple(study()), (), 1)
-
-WRITERS: dict[str, Callable[[Path], object]] = {
-    "the list of trials": lambda folder: write_grid(folder, ["t"], 0),
-    "what is compared by": lambda folder: write_comparison(folder, ComparisonSection()),
-    "what is claimed": lambda folder: write_claims(folder, ()),
-    "a chart": CHART.write,
-    "findings": Findings("A paper", [], [], [], [], VERDICTS).write,
-    "findings with charts": Findings("A paper", [], [], [], [CHART], VERDICTS).write,
-    "findings of the first paper": lambda folder: ttf.write(
-        {STUDY.title: STUDY}, [], [], folder, None, Version(full=False)
-    ),
-}
-
-
-@pytest.mark.parametrize("writer", WRITERS)
-def test_results_that_cannot_be_written_are_said_so(tmp_path: Path, writer: str) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreUnavailable, match=r"cannot be written to .*/file/.*what is recorded"):
-        WRITERS[writer](tmp_path / "file" / "folder")
-
-
-@pytest.mark.parametrize("name", [TEXT])
-def test_every_file_of_the_findings_can_be_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    with pytest.raises(StoreUnavailable, match=f"cannot be written to .*/{name}"):
-        ttf.write({STUDY.title: STUDY}, [], [], tmp_path, None, Version(full=False))
+from flows.config.settings import ComparisonSection
+from flows.files import open_own, write_whole
+from flows.records.owner import exclusive
+from flows.records.record import GRID_FILE, write_grid
+from flows.statistics.comparison import QUESTIONS_FILE, Questions, read_questions, write_questions
 
 
 @pytest.mark.parametrize(
     ("name", "write"),
     [
         (GRID_FILE, lambda folder: write_grid(folder, ["t"], 0)),
-        (COMPARISON_FILE, lambda folder: write_comparison(folder, ComparisonSection())),
-        (CLAIMS_FILE, lambda folder: write_claims(folder, ())),
+        (QUESTIONS_FILE, lambda folder: write_questions(folder, Questions())),
     ],
 )
 def test_an_older_file_stays_until_the_new_one_is_whole(
@@ -80,6 +36,8 @@ def test_an_older_file_stays_until_the_new_one_is_whole(
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
     assert (tmp_path / name).read_text() == "older"
     assert [path.name for path in tmp_path.iterdir()] == [name], "what is torn takes up room"
+    with pytest.raises(StoreUnavailable, match=r"cannot be written to .*what is recorded is kept"):
+        write(tmp_path / name)
 
 
 def test_what_others_have_put_beside_a_file_is_not_written_to(tmp_path: Path) -> None:
@@ -101,41 +59,7 @@ def test_what_others_have_put_beside_a_file_is_not_written_to(tmp_path: Path) ->
 
 
 def test_what_was_written_is_all_that_is_there(tmp_path: Path) -> None:
-    write_comparison(tmp_path, ComparisonSection(baseline="chain"))
-    assert read_comparison(tmp_path).baseline == "chain"
+    write_questions(tmp_path, Questions(comparison=ComparisonSection(baseline="chain")))
+    assert read_questions(tmp_path).comparison.baseline == "chain"
     write_whole(tmp_path / "deep" / "file", "text", "a text")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [COMPARISON_FILE, "deep", "file"]
-
-
-@pytest.mark.parametrize("folder", ["/", ".", "..", "there"])
-def test_a_folder_is_no_file_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("there").mkdir()
-    with pytest.raises(StoreUnavailable, match=r"^the report cannot be written to"):
-        write_whole(Path(folder), "text", "the report")
-    assert [*tmp_path.iterdir()] == [tmp_path / "there"]
-
-
-def test_what_is_read_is_all_of_a_file_or_refused(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"x" * 100_000)
-    assert read_bytes(path, 100_000) == b"x" * 100_000
-    with pytest.raises(OSError, match="more than 99,999 bytes"):
-        read_bytes(path, 99_999)
-
-
-def test_a_file_that_would_have_to_be_waited_for_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # As /proc/kmsg, which passes for a file.
-    path = tmp_path / "file"
-    os.mkfifo(path)
-    monkeypatch.setattr(stat, "S_ISREG", lambda mode: True)
-    writer = os.open(path, os.O_RDWR)
-    try:
-        with pytest.raises(BlockingIOError):
-            read_bytes(path, 100)
-    finally:
-        os.close(writer)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["deep", "file", QUESTIONS_FILE]

@@ -18,7 +18,6 @@ from dps import (
     PerArray,
     Scheduled,
     StalenessAware,
-    StepDecay,
     WarmUp,
     WeightDecay,
 )
@@ -70,15 +69,6 @@ def test_a_number_that_is_none_leaves_the_history_as_it_was() -> None:
     assert history.frame()["value"].tolist() == [0.5, 0.9]
 
 
-def test_an_empty_table_has_the_same_columns_and_types() -> None:
-    full = History()
-    full.add(reported("worker-0", range(1, 3)))
-    pd.testing.assert_series_equal(
-        History().frame().dtypes.drop(["source", "metric"]),
-        full.frame().dtypes.drop(["source", "metric"]),
-    )
-
-
 def test_the_learning_rate_is_that_of_the_schedule_at_each_version() -> None:
     schedule = WarmUp(4, Cosine(40, least=0.1), start=0.2)
     versions = [-1, *range(0, 58, 2)]
@@ -111,23 +101,6 @@ def test_the_learning_rate_of_what_has_no_schedule(rule: UpdateRule | None, rate
     np.testing.assert_array_equal(history.frame()["learning_rate"], [rate] * 3)
 
 
-def test_versions_that_a_record_lacks_are_not_known() -> None:
-    history = History(SGD(0.1))
-    history.add(reported("worker-0", range(1, 4)))
-    assert history.frame()["learning_rate"].isna().all()
-
-
-def test_a_history_that_is_thinned_has_the_rate_of_each_number_that_is_left() -> None:
-    schedule = StepDecay(1, 0.999)
-    history = History(Scheduled(SGD(1.0), schedule), limit=100)
-    history.add(reported("worker-0", range(1, 1002), versions=range(0, 2002, 2)))
-    frame = history.frame()
-    assert len(frame) <= 101
-    np.testing.assert_array_equal(frame["step"], 2 * (frame["report"] - 1))
-    expected = [schedule.factor(step) for step in frame["step"]]
-    np.testing.assert_array_equal(frame["learning_rate"], expected)
-
-
 def test_a_long_history_is_thinned_evenly_and_ends_with_the_last_number() -> None:
     history, limit = History(limit=1000), 1000
     for begin in range(1, 10_000, 50):
@@ -140,15 +113,6 @@ def test_a_long_history_is_thinned_evenly_and_ends_with_the_last_number() -> Non
     assert long[-1] == 10_000
     assert len(set(np.diff(long[:-1]))) == 1
     assert len(frame[frame["source"] == "worker-1"]) == 10  # short ones keep all they have
-
-
-def test_names_without_end_do_not_fill_the_memory() -> None:
-    history = History(limit=100)
-    for number in range(1000):
-        history.add(reported("worker-0", range(1, 2), metric=f"loss {number}"))
-    found = history.numbers()
-    assert len(found) == 100
-    assert found[-1].metric == "loss 999"
 
 
 def test_the_last_numbers_are_those_of_the_last_incarnation() -> None:

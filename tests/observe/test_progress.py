@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from dps.observe.progress import Pace, Standing, display, duration
-from tests.observe.test_views import Checked
+from dps.observe.progress import Pace, display, whole
+from dps.observe.views import Listing, ShardView, TrainingView, WorkerView
 
-HALF = Standing(500, 1000, 50.0, 10.0, 2, 4, {"loss": 0.25})
+WORKERS = Listing(
+    [WorkerView(f"worker-{n}", "running", 250, 250, 25.0, {"loss": 0.25}) for n in range(2)]
+    + [WorkerView(f"worker-{n}", "finished", 0, None, None) for n in (2, 3)]
+)
+HALF = TrainingView("t", "running", 10.0, 500, 1000, workers=WORKERS)
+ENDED = replace(HALF, done=1000, workers=Listing(WORKERS[2:]), seconds=62.0)
 
 
 def test_a_rate_is_taken_over_the_last_ten_seconds() -> None:
@@ -17,12 +25,6 @@ def test_a_rate_is_taken_over_the_last_ten_seconds() -> None:
     for second in range(31):  # 100 a second, then 10 a second
         pace.look(float(second), {"a": min(second, 20) * 100 + max(0, second - 20) * 10})
     assert pace.of("a", 30.0, 2100, began=0.0) == pytest.approx(10.0)
-
-
-def test_the_first_rate_is_since_the_worker_began() -> None:
-    pace = Pace()
-    pace.look(104.0, {"a": 260})
-    assert pace.of("a", 104.0, 260, began=100.0, before=60) == pytest.approx(50.0)
 
 
 def test_the_rate_of_who_has_pushed_nothing_for_ten_seconds_is_0() -> None:
@@ -34,46 +36,64 @@ def test_the_rate_of_who_has_pushed_nothing_for_ten_seconds_is_0() -> None:
     assert pace.of("a", 19.5, 7, began=0.0) == 0.0
 
 
-def test_a_rate_is_never_negative_though_updates_may_be_lost() -> None:
+def test_views_get_rates_from_the_second_on_and_keep_what_is_known() -> None:
+    def view(t: float, version: int | None, epoch: int = 1) -> TrainingView:
+        shards = Listing([ShardView(0, "a" if version else "", (), version, epoch)])
+        return replace(HALF, t=t, done=None, shards=shards)
+
     pace = Pace()
-    pace.look(1.0, {"a": 100})
-    pace.look(2.0, {"a": 40})
-    assert pace.of("a", 2.0, 40, began=0.0) == 0.0
+    first = pace.rated(view(1.0, 100))
+    assert (first.done, first.shards[0].rate, first.workers[0].rate) == (100, None, None)
+    second = pace.rated(view(2.0, 150))
+    assert (second.shards[0].rate, second.workers[0].rate) == (50.0, 0.0)
+    down = pace.rated(view(3.0, None, 2))
+    assert (down.done, down.shards[0].version) == (150, 150)
+    assert down.remarks() == ["loss 0.25", "shard 0 is down"]
 
 
-def test_looks_in_quick_succession_take_no_memory_and_change_no_rate() -> None:
-    pace = Pace()
-    for tick in range(5000):
-        pace.look(tick / 1000, {"a": tick})
-    assert pace.of("a", 4.999, 4999, began=0.0) == pytest.approx(1000.0, rel=0.01)
-    assert len(pace._looks) < 60
-
-
-def test_the_line_says_how_much_is_left_where_that_is_known() -> None:
+def test_the_line_reports_how_much_is_left_where_that_is_known() -> None:
     assert HALF.line() == (
-        "500 of 1,000 gradients · 50.0/s · 10 s left · 2 of 4 workers running · loss 0.25"
+        "500 of 1,000 gradients · 50.0/s · 0:00:10 left · 2 of 4 workers running · loss 0.25"
     )
-    unknown = Standing(500, None, 50.0, 10.0, 1, 1, {}, lost=3)
+    unknown = replace(HALF, total=None, lost=3, scores={"accuracy": 0.5})
     assert unknown.left is None
-    assert replace(HALF, running=0).left is None, "nobody computes what is left"
-    assert unknown.line() == "500 gradients · 50.0/s · 1 of 1 workers running · 3 updates lost"
-    ended = Standing(1000, 1000, 0.0, 62.0, 0, 4, {})
-    assert ended.line() == "1,000 of 1,000 gradients · 0.0/s · ended after 1 min 02 s"
-    before = Standing(1000, None, 0.0, None, 0, 4, {})
-    assert before.line() == "1,000 gradients · 0.0/s · ended"
-    assert Standing(0, None, 0.0, None, 0, 0, {}).line().endswith("no worker was started")
+    assert unknown.line().endswith("loss 0.25 · evaluated accuracy 0.5 · 3 updates lost")
+    assert ENDED.left is None, "nobody computes what is left"
+    assert ENDED.line() == "1,000 of 1,000 gradients · 0.0/s · ended after 0:01:02"
+    assert replace(ENDED, seconds=None).line().endswith("ended")
+    assert replace(HALF, workers=Listing()).line().endswith("no worker was started")
+    more = replace(HALF, done=1200)
+    assert (more.fraction, more.left) == (1.0, 0.0)
 
 
-def test_html_has_a_bar_as_long_as_what_is_done() -> None:
-    found = Checked(HALF.html())
-    assert found.text == [HALF.line()]
-    assert "width:50.0%" in HALF.html()
-    assert "width" not in Standing(5, None, 1.0, 1.0, 1, 1, {}).html().replace("max-width", "")
+def test_a_terminal_shows_shards_workers_and_what_happened() -> None:
+    from rich.console import Console
+
+    shards = Listing([ShardView(0, "server-0", ("server-0",), 500, 1)])
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(whole(replace(HALF, shards=shards, recent=((0.0, "server-1 killed"),))))
+    text = console.export_text()
+    for part in ("t: running", "500 of 1,000", "server-0", "worker-3", "server-1 killed"):
+        assert part in text
 
 
-def test_more_than_was_said_is_not_more_than_all() -> None:
-    assert Standing(1200, 1000, 50.0, 10.0, 1, 1, {}).fraction == 1.0
-    assert Standing(1200, 1000, 50.0, 10.0, 1, 1, {}).left == 0.0
+def test_a_notebook_shows_html_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    handle = SimpleNamespace(update=lambda html: shown.append(html.data))
+
+    def show_html(html: Any, display_id: bool) -> Any:
+        assert display_id
+        shown.append(html._repr_html_())  # None, or "": the notebook shows the repr instead
+        return handle
+
+    monkeypatch.setattr("dps.observe.progress.notebook", lambda: object())
+    monkeypatch.setattr("IPython.display.display", show_html)
+    with display() as show:
+        show(HALF)
+    first, second = shown
+    assert first == "<pre></pre>"
+    assert second.startswith("<pre>")
+    assert "500 of 1,000 gradients" in second
 
 
 def test_a_program_without_terminal_prints_the_last_line(
@@ -83,10 +103,3 @@ def test_a_program_without_terminal_prints_the_last_line(
     with display() as show:
         show(HALF)
     assert HALF.line() in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.4, "0 s"), (59.6, "1 min 00 s"), (3725.0, "1 h 02 min"), (None, "?")]
-)
-def test_durations_are_those_people_say(seconds: float | None, said: str) -> None:
-    assert duration(seconds) == said

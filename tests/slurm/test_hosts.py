@@ -13,15 +13,15 @@ import pytest
 import yaml
 
 from dps import Chain, ParameterServer, Recovery
-from dps.chaos.injector import Injector
 from dps.cluster.backends.jobqueue import JobGroup
 from dps.cluster.backends.slurm_jobs import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
 from dps.cluster.platform import SystemClock
-from dps.core.faults.plan import AtUpdates, Kill
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
+from dps.faults import AtUpdates, Kill
+from dps.faults.injector import Injector
 from tests.slurm.test_slurm import CONFIG
 from tests.slurm.there import go
 from tests.support.training import (

@@ -88,8 +88,8 @@ def test_an_experiment_runs_as_jobs_from_yaml(tmp_path: Path) -> None:
     axes = {"faults": {"none": [], "kill": [kill]}}
     done = dps(tmp_path, "run", "jobs.yaml", axes=axes)
     assert done.returncode == 0, done.stdout + done.stderr
-    shown = dps(tmp_path, "results", "jobs", "--format", "json")
-    found = json.loads(shown.stdout)
+    shown = dps(tmp_path, "results", "jobs", "--json")
+    found = json.loads(shown.stdout)["trials"]
     assert [row["status"] for row in found] == ["valid", "valid"]
     assert [row["updates_lost"] for row in found] == [0, 0]
     eventually(lambda: not in_queue(), SECONDS)

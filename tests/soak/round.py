@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -17,16 +18,19 @@ from typing import Any
 
 from distributed import wait
 
-from dps.chaos.kill_and_pause import Striker
+from benchmarks.live import TookTooLong, Watch, eventually
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import SERVING
 from dps.cluster.node.actor import HostActor
 from dps.cluster.platform import SystemClock
+from dps.core.consistency import ASP, Consistency
 from dps.core.names import role_of
+from dps.core.outage import Continue
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.events import (
     Acked,
+    Applied,
     CheckpointWritten,
     Decided,
     Detected,
@@ -34,12 +38,17 @@ from dps.events import (
     Restored,
     WorkerJoined,
 )
-from dps.protocol.recovery import with_checkpoint_path
-from flows.analysis.faults import fault_times
-from flows.analysis.ledger import ledger
-from flows.records.live import TookTooLong, Watch, eventually
+from dps.faults.acts import Striker
+from dps.protocol.durabilities.chain import Chain
+from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.protocol.durabilities.layered import Layered
+from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
+from dps.protocol.durabilities.shared_store import SharedStore
+from dps.protocol.recovery import Recovery, with_checkpoint_path
+from flows.metrics.faults import FaultTimes, fault_times
+from flows.metrics.prices import load_prices
+from flows.metrics.trial import Trial
 from flows.records.record import Record
-from tests.soak.case import Case, Result, Struck, check_events
 from tests.soak.counting import (
     Task,
     Violation,
@@ -62,6 +71,98 @@ ALL_COPIES = 0.4  # of a shard, where there is a layer below
 PATIENCE = 30.0  # until what must come counts as not coming
 PROGRESS = 15.0
 WEIGHTS = {"head": 7, "replica": 3, "spare": 1, "store": 3, "mailbox": 2, "worker": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A strategy under test.
+
+    Attributes
+    ----------
+    both
+        Whether all copies may be lost at once: the store with servers, or all replicas. Without a
+        layer below, the strategy does not promise to survive that, only to say that a shard began
+        anew.
+    """
+
+    name: str
+    recovery: Recovery
+    consistency: Consistency = field(default_factory=ASP)
+    both: bool = False
+
+    @property
+    def replicated(self) -> bool:
+        """Whether a shard lives as long as one of its replicas does."""
+        return self.recovery.durability.replicas > 1
+
+    @property
+    def interval(self) -> float:
+        """How many acked updates of a shard one restoration may cost."""
+        match self.recovery.durability:
+            case Checkpoint(at_risk=int(at_risk)) | PartialCheckpoint(at_risk=int(at_risk)):
+                return at_risk
+            case Chain():
+                return 0
+            case SharedStore() | Layered():
+                return float("inf") if self.both else 0
+            case _:
+                return float("inf")
+
+    @property
+    def layered(self) -> bool:
+        """Whether a shard goes back to checkpoints when all other copies are lost."""
+        return self.recovery.durability.has_layer_below
+
+    @property
+    def kept_by_worker(self) -> int:
+        """How many acked updates of a shard the loss of a worker may cost."""
+        outage = self.recovery.outage
+        return outage.limit if isinstance(outage, Continue) and outage.buffer == "worker" else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A fault that was carried out; `part` is what the node was to the group."""
+
+    kind: str
+    part: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a round came to; updates are counted on every shard."""
+
+    case: str
+    struck: Sequence[Struck]
+    missed: int
+    pushed: int
+    acked: int
+    lost: int
+    dropped: int
+    duplicates: int
+    recoveries: Sequence[FaultTimes]
+
+    def counts(self) -> dict[str, Any]:
+        """Return the strategy and the numbers of the round, by name."""
+        numbers = ("missed", "pushed", "acked", "lost", "dropped", "duplicates")
+        counted = {name: getattr(self, name) for name in numbers}
+        return {"strategy": self.case, "rounds": 1, "faults": len(self.struck), **counted}
+
+
+def check_events(record: Record) -> None:
+    """What the events tell of: one head per epoch, nothing twice, no replicas that differ."""
+    heads: dict[tuple[int, int], str] = {}
+    for event in record.of(Applied):
+        if event.head and event.times:
+            first = heads.setdefault((event.shard, event.epoch), event.node)
+            require(
+                first == event.node,
+                f"shard {event.shard}: {first} and {event.node} are head in {event.epoch}",
+            )
+    found = Trial(record, load_prices()).ledger
+    require(not found.applied_twice, f"{found.applied_twice} updates were applied twice")
+    require(not found.replica_conflicts, f"{found.replica_conflicts} replica conflicts")
 
 
 class Round:
@@ -110,7 +211,7 @@ class Round:
             SHARDS * len(notes.safe),
             lost,
             self._dropped(),
-            ledger(record).duplicates,
+            Trial(record, load_prices()).ledger.duplicates,
             [t for t in fault_times(record) if t.rto_seconds is not None],
         )
 

@@ -15,12 +15,14 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import count, cycle
 from pathlib import Path
-from statistics import median
 
+import pandas as pd
 import psutil
 
+from benchmarks.live import TookTooLong, eventually
 from dps.core.consistency import BSP, SSP
 from dps.core.outage import Continue
 from dps.errors import ConfigurationError, DpsError
@@ -30,11 +32,9 @@ from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.recovery import Recovery
-from flows.records.live import TookTooLong, eventually
 from flows.records.record import EVENTS_FILE, EventWriter
-from tests.soak.case import Case, Result, parts
 from tests.soak.pool import Pool, require_flat
-from tests.soak.round import Round
+from tests.soak.round import Case, Result, Round
 
 GONE_SECONDS = 10.0
 _LAYER = Checkpoint(every=20)
@@ -112,26 +112,17 @@ def chosen(only: Sequence[str]) -> list[Case]:
 
 def left_behind(session: int) -> list[psutil.Process]:
     """The processes of a session that do not end within a bound."""
-
-    def nobody() -> bool:
-        return not _members(session)
-
-    try:
-        eventually(nobody, "end of all processes", GONE_SECONDS)
-    except TookTooLong:
-        return _members(session)
-    return []
+    with suppress(TookTooLong):
+        eventually(lambda: not _members(session), "end of all processes", GONE_SECONDS)
+    return _members(session)
 
 
 def _members(session: int) -> list[psutil.Process]:
-    return [process for process in psutil.process_iter() if _session(process.pid) == session]
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:
-        return None
+    found = []
+    for process in psutil.process_iter():
+        with suppress(OSError):
+            found += [process] if os.getsid(process.pid) == session else []
+    return found
 
 
 # -- the driver ----------------------------------------------------------------------------------
@@ -178,7 +169,7 @@ def _round(number: int, case: Case, seed: int, faults: int, pool: Pool, folder: 
         result = running.run()
     except BaseException:
         print(
-            f"{name}\nTo repeat: python -m tests.soak rounds --minutes 0 --seed {seed} "
+            f"{name}\nTo repeat: python -m tests.soak --minutes 0 --seed {seed} "
             f"--first {number} --faults {faults} --only {shlex.quote(case.name)}",
             flush=True,
         )
@@ -187,51 +178,24 @@ def _round(number: int, case: Case, seed: int, faults: int, pool: Pool, folder: 
                 write(event)
         raise
     shutil.rmtree(here)
-    times = [t.rto_seconds for t in result.recoveries if t.rto_seconds is not None]
-    within = f"recovered in {min(times):.3f} to {max(times):.3f} s" if times else "–"
-    print(
-        f"{name:<48} {len(result.struck):>2} faults {result.acked:>6} acked {result.lost:>4} lost "
-        f"{result.dropped:>2} dropped {result.duplicates:>3} refused  {within}  "
-        f"({time.monotonic() - began:.0f} s)",
-        flush=True,
-    )
+    counts = ", ".join(f"{n} {what}" for what, n in list(result.counts().items())[2:])
+    print(f"{name:<48} {counts} ({time.monotonic() - began:.0f} s)", flush=True)
     return result
 
 
 def table(results: Sequence[Result]) -> str:
     """The sums by strategy, as text."""
-    lines = [
-        "",
-        f"{'strategy':<25} {'rounds':>6} {'faults':>6} {'pushed':>8} {'acked':>8} {'lost':>6} "
-        f"{'dropped':>7} {'refused':>7} {'kill: median':>13} {'longest':>8} {'pause: median':>14} "
-        f"{'longest':>8}",
-    ]
-    for name in dict.fromkeys(result.case for result in results):
-        lines.append(_sum(name, [result for result in results if result.case == name]))
-    if len(results) > 1:
-        lines.append(_sum("all", results))
-    hit: Counter[str] = sum((parts(result.struck) for result in results), Counter())
+    if not results:
+        return ""
+    sums = pd.DataFrame([result.counts() for result in results]).groupby("strategy", sort=False)
+    whole = sums.sum()
+    whole.loc["all"] = whole.sum()
+    times = [(t.kind, result.case, t.rto_seconds) for result in results for t in result.recoveries]
+    seconds = pd.DataFrame(times, columns=["fault", "strategy", "seconds"])
+    recoveries = seconds.groupby(["fault", "strategy"], sort=False).seconds.agg(["median", "max"])
+    hit = Counter(f"{each.kind} {each.part}" for result in results for each in result.struck)
     told = ", ".join(f"{number} × {what}" for what, number in hit.most_common())
-    return "\n".join([*lines, "", f"faults: {told}; missed: {sum(r.missed for r in results)}"])
-
-
-def _sum(name: str, results: Sequence[Result]) -> str:
-    def times(kind: str) -> str:
-        found = [
-            t.rto_seconds
-            for result in results
-            for t in result.recoveries
-            if t.kind == kind and t.rto_seconds is not None
-        ]
-        return f"{median(found):.3f} s {max(found):>6.3f} s" if found else "–"
-
-    pushed, acked = sum(r.pushed for r in results), sum(r.acked for r in results)
-    return (
-        f"{name:<25} {len(results):>6} {sum(len(r.struck) for r in results):>6} {pushed:>8} "
-        f"{acked:>8} {sum(r.lost for r in results):>6} {sum(r.dropped for r in results):>7} "
-        f"{sum(r.duplicates for r in results):>7} "
-        f"{times('kill'):>22} {times('pause'):>23}"
-    )
+    return f"\n{whole.to_string()}\n\n{recoveries.round(3).to_string()}\n\nfaults: {told}"
 
 
 if __name__ == "__main__":

@@ -9,20 +9,16 @@ from pathlib import Path
 import pytest
 
 from dps.core.outage import Continue
-from dps.errors import ConfigurationError
 from dps.events import CheckpointWritten, Decided, Restored
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durabilities.layered import Layered
 from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.recovery import Recovery
-from flows.analysis.faults import FaultTimes
 from flows.records.record import Record
-from tests.soak.case import Case, Result, Struck
 from tests.soak.counting import Violation
 from tests.soak.pool import MEBIBYTE, Sample, _growth
-from tests.soak.round import require_newest, restorations_of
-from tests.soak.soak import CASES, chosen, table
+from tests.soak.round import Case, require_newest, restorations_of
 
 SECONDS = 110
 
@@ -33,7 +29,7 @@ def test_a_short_soak_keeps_every_promise(tmp_path: Path) -> None:
     strategies = ("chain(2)", "checkpoint", "stateless")
     only = [word for name in strategies for word in ("--only", name)]
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.soak", "rounds", "--minutes=0", "--faults=3", *only],
+        [sys.executable, "-m", "tests.soak", "--minutes=0", "--faults=3", *only],
         capture_output=True,
         text=True,
         timeout=SECONDS,
@@ -43,13 +39,6 @@ def test_a_short_soak_keeps_every_promise(tmp_path: Path) -> None:
     for number, name in enumerate(strategies, 1):
         assert f"round   {number}  {name}" in ended.stdout
     assert "No process and no file is left behind." in ended.stdout
-
-
-def test_strategies_are_chosen_by_name() -> None:
-    assert chosen([]) == list(CASES)
-    assert [case.name for case in chosen(["none", "chain(3)"])] == ["none", "chain(3)"]
-    with pytest.raises(ConfigurationError, match="no strategy 'chain'; there are: chain"):
-        chosen(["chain"])
 
 
 @pytest.mark.parametrize(
@@ -81,36 +70,6 @@ def test_growth_is_found_after_the_first_third() -> None:
     assert grown == "memory grew from 110 to 140 MiB"
     leaky = _growth(samples([100] * 9, [10, 20, 30, 40, 50, 60, 70, 80, 90]))
     assert leaky == "open files grew from 50 to 80"
-
-
-def test_the_table_sums_by_strategy() -> None:
-    def recovery(kind: str, seconds: float) -> FaultTimes:
-        return FaultTimes(
-            fault=0,
-            kind=kind,
-            node="spare-0",
-            updates=0,
-            shard=0,
-            began=10.0,
-            detected=None,
-            by=None,
-            decided=None,
-            capacity=None,
-            serving=None,
-            source=None,
-            first_applied=10.0 + seconds,
-        )
-
-    struck = [Struck("kill", "head", "spare-0"), Struck("pause", "worker", "worker-1")]
-    times = [recovery("kill", 0.25), recovery("kill", 0.5), recovery("pause", 1.5)]
-    one = Result("chain(2)", struck, 0, 100, 90, 0, 1, 3, times)
-    text = table([one, one, Result("none", struck[:1], 1, 10, 10, 5, 0, 0, [])])
-    lines = {line.split("  ")[0]: line.split() for line in text.splitlines()}
-    assert lines["chain(2)"][1:8] == ["2", "4", "200", "180", "0", "2", "6"]
-    assert lines["chain(2)"][8:] == ["0.375", "s", "0.500", "s", "1.500", "s", "1.500", "s"]
-    assert lines["none"] == ["none", "1", "1", "10", "10", "5", "0", "0", "–", "–"]
-    assert lines["all"][1:8] == ["3", "5", "210", "190", "5", "2", "6"]
-    assert text.endswith("faults: 3 × kill head, 2 × pause worker; missed: 1")
 
 
 def test_the_start_of_a_shard_is_no_restoration_even_if_it_was_not_told_of() -> None:

@@ -1,4 +1,4 @@
-"""The command `dps` in a process of its own, which runs meanwhile."""
+"""The command `dps` in a process of its own, run to its end or meanwhile."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ from pathlib import Path
 from typing import Self
 
 DPS = (sys.executable, "-m", "flows.cli")
+
+
+def dps(here: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command to its end, whatever that is."""
+    return subprocess.run(
+        [*DPS, *words],
+        cwd=here,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 class Command:

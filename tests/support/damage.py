@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import sqlite3
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
-from dps.core.checksum import sealed, unsealed
 from flows.cli import main
-
-DEEP = "[" * 100_000
-# Values that no run has written, in the places of those that it has.
-ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, 1, -1, 1.5, 2**31, 2**63, 10**30, 10**400, 1e308, -1e308),
-    *(float("nan"), float("inf"), -float("inf")),
-    *("", "x", "\ud800", "\x1b[31mred", "a\nb", "../..", "/", "x" * 100_000, "NaN", "1"),
-    *([], [[]], [None], ["x"], [1, "x"], [1] * 1000, [float("nan")] * 3),
-    *({}, {"a": 1}, {"": None}, {"kind": "none"}, [{}], {"a": {"b": [{}]}}),
-)
 
 
 @dataclass(frozen=True)
@@ -104,73 +90,4 @@ def garbled(data: bytes, rng: random.Random) -> bytes:
     return data[:start] + there + data[end:]
 
 
-def database_with_a_name_that_is_no_text(path: Path) -> None:
-    """SQLite quotes the name when it refuses the file, in a message that cannot be decoded."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE runs (x)")
-        connection.execute("PRAGMA writable_schema = ON")
-        connection.execute("UPDATE sqlite_master SET name = CAST(x'8d' AS TEXT), sql = 'CREATE'")
-        connection.commit()
-
-
 BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (flipped, cut, garbled)
-
-
-# -- values ------------------------------------------------------------------------------------
-
-
-def changed(text: str, rng: random.Random) -> str:
-    """Return JSON in which one value is another one, missing, or somewhere else."""
-    if rng.random() < 0.02:
-        return text.replace(":", f":{DEEP}", 1)
-    value = json.loads(text)
-    places = list(_places(value))
-    if not places:  # there is nothing in it: let there be something
-        return json.dumps([rng.choice([None, 0, "odd", {}, []])])
-    _change(rng.choice(places), rng)
-    return json.dumps(value, separators=(",", ":"))
-
-
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
-    entries: Any = ()
-    if isinstance(value, dict):
-        entries = list(value.items())
-    elif isinstance(value, list):
-        entries = list(enumerate(value))[:30]
-    for key, inner in entries:
-        yield value, key
-        yield from _places(inner)
-
-
-def _change(place: tuple[Any, Any], rng: random.Random) -> None:
-    container, key = place
-    match rng.randrange(8):
-        case 0:
-            del container[key]
-        case 1 if isinstance(container, dict):
-            container[f"{key}x"] = container.pop(key)
-        case 1:
-            container.insert(key, rng.choice(ODD))
-        case 2 if isinstance(container, dict):
-            other = rng.choice(list(container))
-            container[key], container[other] = container[other], container[key]
-        case 3 if isinstance(container[key], int | float):
-            container[key] *= rng.choice([-1, 2, 1000, 10**9, 10**18])
-        case 4:
-            container[key] = [container[key]]
-        case _:
-            container[key] = rng.choice(ODD)
-
-
-def with_changed_line(data: bytes, rng: random.Random, seal: bool) -> bytes:
-    """A record of which a line says something else, with checksums as of now or with none."""
-    lines = [unsealed(line)[0].decode() for line in data.splitlines()]
-    at = rng.choice([0, rng.randrange(len(lines))])  # the first has the settings
-    lines[at] = changed(lines[at], rng)
-    return "".join(f"{sealed(line) if seal else line}\n" for line in lines).encode()
-
-
-def without_checksums(data: bytes) -> bytes:
-    """A record as they were before lines had checksums."""
-    return b"".join(unsealed(line)[0] + b"\n" for line in data.splitlines())

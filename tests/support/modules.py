@@ -44,11 +44,6 @@ def double(shape: DatasetShape) -> Any:
     return small(shape).double()
 
 
-def half(shape: DatasetShape) -> Any:
-    """Make a module whose parameters dps cannot hold."""
-    return small(shape).half()
-
-
 def normalised(shape: DatasetShape) -> Any:
     """Make a module that keeps running statistics."""
     return nn.Sequential(nn.Linear(shape.features, shape.classes), nn.BatchNorm1d(shape.classes))
@@ -57,6 +52,3 @@ def normalised(shape: DatasetShape) -> Any:
 def no_module(shape: DatasetShape) -> Any:
     """Make something else."""
     return "a module"
-
-
-NOT_CALLABLE = 3

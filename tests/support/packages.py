@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.config import plugins
+from flows.config import sections
 
 THIRD_PARTY = Path(__file__).parents[1] / "third_party"  # has acme-dps
 
@@ -36,5 +36,5 @@ def installed(folder: Path) -> Iterator[Path]:
 
 
 def _forget() -> None:
-    plugins._registered.cache_clear()
-    plugins._section_of.cache_clear()
+    sections._registered.cache_clear()
+    sections._section_of_package.cache_clear()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
 from itertools import count
 
 from dps.core.names import ROLES
@@ -15,16 +17,22 @@ from dps.events import (
     Killed,
     Restored,
 )
-from flows.analysis.prices import Prices
+from flows.metrics.metric import Value
+from flows.metrics.outcome import Outcome
+from flows.metrics.prices import Price, Prices
 from flows.records.record import Record
 
+
+def price(usd: float) -> Price:
+    """Return a price in USD."""
+    return Price(usd=usd, source="a test", date=date(2026, 1, 1))
+
+
 PRICES = Prices(
-    node_hour=dict.fromkeys(ROLES, 3600.0),
-    spot_hour=dict.fromkeys(ROLES, 1800.0),
-    fixed_hour=dict.fromkeys(ROLES, 2700.0),
-    gb_moved=1.0,
-    gb_month_stored=0.0,
-    sources={},
+    node_hour=dict.fromkeys(ROLES, price(3600.0)),
+    fixed_hour=dict.fromkeys(ROLES, price(2700.0)),
+    gb_moved=price(1.0),
+    gb_month_stored=price(0.0),
 )
 
 
@@ -94,3 +102,8 @@ def fault(*events: Event) -> Record:
 def scores(*values: float, step: float = 1.0) -> list[Evaluated]:
     clock = count()
     return [Evaluated(98.0 + step * next(clock), 0, 1.0, value) for value in values]
+
+
+def with_values(outcome: Outcome, **values: Value) -> Outcome:
+    """Return an outcome with other values of some metrics."""
+    return replace(outcome, values={**outcome.values, **values})

@@ -39,13 +39,13 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from flows.analysis.finished import read_experiment
-from flows.analysis.outcome import Outcome, outcome
-from flows.analysis.prices import Prices, load_prices
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
+from flows.execution.attempt import settings
+from flows.metrics.outcome import Outcome, outcome
+from flows.metrics.prices import load_prices
 from flows.records.record import EVENTS_FILE, EventWriter, Record
-from flows.report.html import drawable
+from tests.support.records import with_values
 
 STRATEGIES = ("none", "checkpoint", "chain", "stateless")
 EPOCH = 1_790_000_000.0
@@ -235,25 +235,9 @@ class ToyTrial:
     def flush(self, shard: Shard, by: str | None = None, head: bool = True) -> None:
         if not shard.rows:
             return
-        times, workers, incarnations, seqs, versions, stale, ages, replayed = zip(
-            *shard.rows, strict=True
-        )
-        event = Applied(
-            t=self.t,
-            node=by or shard.node,
-            shard=shard.index,
-            epoch=shard.epoch,
-            head=head,
-            times=times,
-            workers=workers,
-            incarnations=incarnations,
-            seqs=seqs,
-            versions=versions,
-            staleness=stale,
-            staleness_seconds=ages,
-            replayed=replayed,
-        )
-        self.events.append(event)
+        columns = zip(*shard.rows, strict=True)
+        node = by or shard.node
+        self.events.append(Applied(self.t, node, shard.index, shard.epoch, head, *columns))
         if head:
             shard.rows.clear()
 
@@ -295,14 +279,7 @@ class ToyTrial:
 
     def settings(self) -> dict[str, Any]:
         trial = next(trial for trial in demo_trials() if trial.name == self.name)
-        return {
-            "trial": trial.name,
-            "experiment": trial.experiment,
-            "labels": trial.labels,
-            "seed": trial.seed,
-            "digest": trial.digest,
-            "config": trial.config.model_dump(mode="json"),
-        }
+        return settings(trial, {})
 
 
 @cache
@@ -363,11 +340,6 @@ def write_experiment(folder: Path) -> Path:
     return folder
 
 
-def read_trials(folder: Path, prices: Prices) -> list[tuple[Record, Outcome]]:
-    """Read the trials of an experiment as its report shows them."""
-    return drawable(read_experiment(folder, prices))
-
-
 def unsure_trials() -> list[tuple[Record, Outcome]]:
     """Return three seeds in which chain ends 30, 44 and 58 points lower than none.
 
@@ -379,10 +351,6 @@ def unsure_trials() -> list[tuple[Record, Outcome]]:
         for seed, each in enumerate(points):
             record = Record(tuple(toy_events(strategy, "kill", seed % 2)))
             found = outcome(record, load_prices())
-            changed = replace(
-                found,
-                identity=replace(found.identity, seed=seed),
-                accuracy=replace(found.accuracy, final=0.9 - each),
-            )
-            trials.append((record, changed))
+            seeded = replace(found, identity=replace(found.identity, seed=seed))
+            trials.append((record, with_values(seeded, accuracy_final=0.9 - each)))
     return trials

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,15 +29,14 @@ def ports_below(*pids: int) -> set[int]:
     Without that of the monitor, which does what is signed, and is no secret (see
     tests/cluster/node/test_monitor.py).
     """
-    known = [psutil.Process(pid) for pid in pids]
-    return {
-        connection.laddr.port
-        for leader in known
-        for process in (leader, *leader.children(recursive=True))
-        if "dps.cluster.monitor" not in " ".join(process.cmdline())
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    found = set()
+    for leader in (psutil.Process(pid) for pid in pids):
+        for process in (leader, *leader.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):  # such as one that has ended meanwhile
+                if "dps.cluster.monitor" not in " ".join(process.cmdline()):
+                    connections = process.net_connections("inet")
+                    found |= {c.laddr.port for c in connections if c.status == psutil.CONN_LISTEN}
+    return found
 
 
 def files_of(made: Security, folder: Path) -> dict[str, str]:

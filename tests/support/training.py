@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import distributed
 import numpy as np
 from distributed import Future
 
+from benchmarks.live import Watch
 from dps import SGD, ParameterServer, Timings, Worker
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.presence import presence_of
@@ -85,21 +85,12 @@ async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
 # -- what became of it ---------------------------------------------------------------------------
 
 
-class Events:
+class Events(Watch):
     """Collects a group's events. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-        self._lock = threading.Lock()
-
-    def __call__(self, event: Event) -> None:
-        with self._lock:
-            self._events.append(event)
 
     def of(self, kind: type[E]) -> list[E]:
         """The events of one kind so far, in the order in which they came."""
-        with self._lock:
-            return [event for event in self._events if isinstance(event, kind)]
+        return list(self.record.of(kind))
 
     def acked(self, *outcomes: str) -> dict[int, list[Update]]:
         """For each shard, the updates that workers were told are durable, with these outcomes."""

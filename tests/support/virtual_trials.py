@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flows.analysis.finished import Finished, read_finished
-from flows.analysis.prices import load_prices
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial, digest
 from flows.execution.trial import run_trial
+from flows.metrics.prices import load_prices
 from flows.records.record import EVENTS_FILE
+from flows.statistics.finished import Finished, read_finished
 
 BASE: dict[str, Any] = {
     "experiment": "virtual",

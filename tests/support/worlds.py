@@ -29,11 +29,10 @@ from dps.protocol.group import Group
 from dps.protocol.messages import Table
 from dps.protocol.recovery import Recovery
 from dps.protocol.transport import Endpoint
-from dps.sim.loop import run
-from dps.sim.network import Network, SimTransport, Weather
-from dps.sim.process import Process
-from dps.sim.schedules.strategies import TIMINGS
-from dps.sim.world import COORDINATOR, World
+from dps.virtual.loop import run
+from tests.simulator.network import Network, Process, SimTransport, Weather
+from tests.simulator.schedules.strategies import TIMINGS
+from tests.simulator.world import COORDINATOR, World
 
 T = TypeVar("T")
 

@@ -8,7 +8,8 @@ import pytest
 from dps import SGD, Checkpoint, ConsistentHash, ParameterServer, Recovery
 from dps.errors import ConfigurationError
 from dps.events import Detected, Killed, Moved, Promoted, ReplicaAdded, Restored
-from dps.testing import Kill, VirtualCluster
+from dps.faults import AtUpdates, Kill
+from dps.testing import VirtualCluster
 from tests.virtual.training import count
 
 START = {"w": np.zeros(160)}
@@ -23,7 +24,7 @@ def holders(ps: ParameterServer) -> list[str]:
 
 
 def test_the_kill_of_one_of_four_servers_moves_its_shards_and_no_others() -> None:
-    kill = Kill("server-1", at_updates=20, back_after=None)
+    kill = Kill("server-1", AtUpdates(20), back_after=None)
     with VirtualCluster(SERVERS, 2, seed=5, faults=[kill]) as cluster:
         with ParameterServer(
             cluster,

@@ -12,8 +12,8 @@ import numpy as np
 from distributed import KilledWorker
 
 from dps import SGD, ParameterServer, Recovery, Worker
-from dps.core.faults.plan import Fault
 from dps.events import Event
+from dps.faults import Fault
 from dps.testing import VirtualCluster
 
 PUSHES = 40

@@ -11,8 +11,6 @@ import signal
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Literal, Self
 
-import psutil
-
 from dps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
     from dps.cluster.backends.assignment import NodeAssignment
     from dps.cluster.names import NodeSpec
-
 
 # What is done to the process of a node, besides sending it messages.
 Act = Literal["kill", "requeue", "host", "pause", "limit"]
@@ -107,14 +104,6 @@ class Cluster(ABC):
     def account(self, name: str) -> str:
         """What the queueing system says of a node that was killed; "" where there is none."""
         return ""
-
-    def cpu_seconds(self, name: str) -> float:
-        """How many seconds of cores a node's process has used, if it is one of this machine."""
-        try:
-            times = psutil.Process(self.pids[name]).cpu_times()
-        except psutil.NoSuchProcess:
-            raise ProcessLookupError(f"{name}: there is no such process") from None
-        return float(times.user + times.system)
 
     def pause(self, name: str) -> int:
         """Stop a node's process with SIGSTOP; return its pid."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 
-from dps.cluster.backends.lifetime import without_interrupts
+from dps.cluster.backends.processes import without_interrupts
 from dps.errors import ConfigurationError
 
 # Set while the fork server starts, because each of its libraries reads them only once.
@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Set later, it leaves the arenas that are there already in use (see `dps.cluster.node.malloc`).
+    # Set later, it leaves the arenas that are there already in use (see `dps.cluster.platform`).
     "MALLOC_ARENA_MAX": "1",
 }
 

@@ -98,6 +98,11 @@ class JobGroup:
     directives: tuple[str, ...] = ()
 
 
+def cores_of(queue: Queue, group: JobGroup, node: NodeSpec) -> int:
+    """Return how many cores the job of a node asks for."""
+    return int(group.cores or _default(queue, "cores") or node.threads)
+
+
 def job_of(
     queue: Queue,
     group: JobGroup,
@@ -187,7 +192,7 @@ def directives_of(queue: Queue, group: JobGroup) -> tuple[str, ...]:
 
 def room_for(queue: Queue, group: JobGroup, node: NodeSpec) -> tuple[str | None, int, float]:
     """The queue of a node's job, its cores, and its memory in megabytes."""
-    cores = group.cores or _default(queue, "cores") or node.threads
+    cores = cores_of(queue, group, node)
     memory = group.memory or _default(queue, "memory") or "0 MB"
     return group.queue or _default(queue, "queue"), cores, parse_bytes(memory) / 2**20
 

@@ -33,8 +33,8 @@ from distributed.security import Security
 
 from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.fork_server import fork_context
-from dps.cluster.backends.lifetime import end_with_parent
 from dps.cluster.backends.processes import (
+    end_with_parent,
     is_gone,
     is_running,
     is_stopped,

@@ -7,11 +7,22 @@ same number is never taken for it, nor sent its signals.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing import resource_tracker
+from types import FrameType
 
 import psutil
+
+# The states of a process that has ended: until its parent has read its exit code, while it is
+# being removed, and after that.
+ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, None)
 
 
 def process_of(pid: int) -> psutil.Process | None:
@@ -39,7 +50,7 @@ def is_gone(process: psutil.Process | int | None, deadline: float) -> bool:
         None, one of which nothing was found, is gone. A number stands for the process that has it
         now.
     """
-    return _becomes(process, lambda status: status in (None, psutil.STATUS_ZOMBIE), deadline)
+    return _becomes(process, lambda status: status in ENDED, deadline)
 
 
 def is_stopped(process: psutil.Process | int | None, deadline: float) -> bool:
@@ -49,7 +60,7 @@ def is_stopped(process: psutil.Process | int | None, deadline: float) -> bool:
 
 def is_running(process: psutil.Process | int | None, deadline: float) -> bool:
     """Whether a process is there and not stopped within `deadline` seconds."""
-    halted = (None, psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    halted = (*ENDED, psutil.STATUS_STOPPED)
     return _becomes(process, lambda status: status not in halted, deadline)
 
 
@@ -102,3 +113,60 @@ def _status(process: psutil.Process | None) -> str | None:
         return str(process.status()) if process is not None and process.is_running() else None
     except psutil.NoSuchProcess:
         return None
+
+
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C, which the driver handles.
+
+    They inherit the signal mask. The signal is blocked, not ignored, so that a Ctrl-C during the
+    start reaches the driver afterwards.
+    """
+    # It starts with the first process, and would undo the mask just before that does.
+    resource_tracker.ensure_running()
+    with _interrupts_held_back():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Handle Ctrl-C when this is over.
+
+    The mask is this thread's alone: where numpy has threads, the system gives the signal to one of
+    them, and Python raises it here at once.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    held: list[FrameType | None] = []
+    signal.signal(signal.SIGINT, lambda number, frame: held.append(frame))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held:
+            handler(signal.SIGINT, held[0])
+
+
+def end_with_parent(before: Callable[[], None]) -> None:
+    """Have this process end when the one that asked for it does, however that ends.
+
+    Parameters
+    ----------
+    before
+        Is called first, in a thread.
+    """
+    threading.Thread(target=_exit_with_parent, args=(before,), daemon=True).start()
+
+
+def _exit_with_parent(before: Callable[[], None]) -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    before()
+    os._exit(1)

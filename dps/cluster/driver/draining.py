@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver.news import News
 from dps.cluster.names import HOSTING
-from dps.cluster.node.quiet import is_told
+from dps.cluster.node.logs import is_told
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
 from dps.errors import CapacityError, ConfigurationError, NotServing, ShardUnavailable
-from dps.events import Event, NodeDrained, NodeLeaving, NodeLeft, Sink
-from dps.events.lines import log
+from dps.events import Event, NodeDrained, NodeLeaving, NodeLeft, Sink, log
 from dps.protocol.tasks import Tasks
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
     from dps.cluster.driver.shard_hosts import ShardHosts
     from dps.cluster.names import Node
-
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from dps.observe.history import History
 if TYPE_CHECKING:
     import distributed
 
-
 DRAIN_SECONDS = 10.0
 
 

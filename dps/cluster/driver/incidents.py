@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dps.cluster.driver.news import News
-from dps.cluster.node.incident_log import SILENT
+from dps.cluster.node.logs import SILENT
 from dps.errors import CopiesMissingWarning, DpsError, UpdatesLostWarning
 from dps.events import Failover
 from dps.protocol.client.routing_table import Router

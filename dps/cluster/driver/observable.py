@@ -17,10 +17,20 @@ from dps.core.ranges import argument_above_zero
 from dps.core.tables.row_gradients import KEYS
 from dps.errors import ConfigurationError
 from dps.observe.history import History
-from dps.observe.mlflow_run import MlflowRun
 from dps.observe.progress import display
-from dps.observe.views import Listing, Overview, ShardView, WorkerView, missing_copies
+from dps.observe.tracking import MlflowRun
+from dps.observe.views import (
+    Listing,
+    ShardView,
+    TrainingView,
+    WorkerView,
+    missing_copies,
+    overview_html,
+    overview_line,
+    size,
+)
 from dps.protocol.storage import model_files
+from dps.shown import brief
 
 if TYPE_CHECKING:
     import distributed
@@ -175,9 +185,8 @@ class Observable(ABC):
                     self._catch_up()
                 self._look()
                 self._news.deliver()
-                notes = self._notes_on_progress(names)
-                lost = self._lost_updates
-                show(self._training.standing(names, total, since, lost, notes))
+                more = {"lost": self._lost_updates, "notes": self._notes_on_progress(names)}
+                show(self._training.progress(names, total, since, **more))
                 if not futures:
                     return
                 platform.wait(self._client, futures, LOOK_SECONDS, every=True)
@@ -190,11 +199,11 @@ class Observable(ABC):
     ) -> str:
         """Log the training to MLflow from now on, until it is closed; return the run's id.
 
-        The run has what was chosen as its parameters, also one by one to search by them, such as
+        The run has what was chosen as its parameters, one by one to search by them, such as
         "recovery.durability.kind"; the `history`, also of before, as its metrics, such as
         "worker-0/loss" or "evaluator/accuracy"; and each failover as a tag. Characters that MLflow
         does not take in a name become "_", with a warning. Whatever the tracking server does not
-        take is left out, with a warning; the training goes on.
+        take is left out, with a warning; the training continues.
 
         After `resume`, this goes on with the run that the parameter server before was logged to, if
         it is in this experiment and has this name. Parameters that the run has stay as they are.
@@ -218,13 +227,20 @@ class Observable(ABC):
         """
         self._require_open()
         tags = {f"dps.{name}": value for name, value in self.group.labels.items()}
-        params = {**self._choices, "parameters": self._parameters, "shards": self._shard_count}
-        of_group = self.group.name, self.saved.run.name if self.saved is not None else None
-        where = experiment, run_name, tracking_uri
-        warn = partial(self._news.warn, category=RuntimeWarning)
-        run = MlflowRun(self._history, *where, params, tags, *of_group, warn)
+        sizes = {"parameters": self._parameters, "shards": len(self.group.layout.shards)}
+        run = MlflowRun(
+            self._history,
+            experiment,
+            run_name,
+            tracking_uri,
+            params={**self._choices, **sizes},
+            tags=tags,
+            group=self.group.name,
+            before=self.saved.run.name if self.saved is not None else None,
+            warn=partial(self._news.warn, category=RuntimeWarning),
+        )
         self._runs.append(run)
-        self._watch.listen(run.tell_of)
+        self._watch.listen(run.failover)
         return run.id
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -264,27 +280,38 @@ class Observable(ABC):
         return self._read(read)
 
     def __repr__(self) -> str:
-        return self._overview().line()
+        return overview_line(self._view(), self._facts)
 
     def _repr_html_(self) -> str:
         self._look()
-        return self._overview().html()
+        return overview_html(self._view(), self._facts)
 
-    def _overview(self) -> Overview:
-        layout = self.group.layout
+    def _view(self) -> TrainingView:
         shards = self._training.shards(self._shard_hosts.nodes)
-        return Overview(
+        versions = [shard.version for shard in shards if shard.version is not None]
+        return TrainingView(
             self.group.name,
-            not self._open,
-            len(layout.arrays),
-            len(layout.tables),
-            self._parameters,
-            sum(shard.nbytes for shard in layout.shards),
-            self._choices,
-            shards,
-            self._training.workers(),
-            (*self._notes_on_losses, *missing_copies(shards)),
+            "running" if self._open else "closed",
+            platform_of(self._client).clock.now(),
+            min(versions, default=None),
+            shards=shards,
+            workers=self._training.workers(),
+            lost=self._lost_updates,
+            notes=(*self._notes_on_losses, *missing_copies(shards)),
         )
+
+    @property
+    def _facts(self) -> dict[str, str]:
+        """Arrays, tables, sizes and settings; the shards count the rows of tables, in bytes."""
+        layout = self.group.layout
+        return {
+            "arrays": str(len(layout.arrays)),
+            "tables": str(len(layout.tables)),
+            "parameters": f"{self._parameters:,}",
+            "size": size(sum(shard.nbytes for shard in layout.shards)),
+            "shards": str(len(layout.shards)),
+            **{name: brief(choice) for name, choice in self._choices.items()},
+        }
 
     @property
     def _notes_on_losses(self) -> list[str]:
@@ -313,10 +340,6 @@ class Observable(ABC):
     @property
     def _parameters(self) -> int:
         return sum(spec.size for spec in self.group.layout.arrays)
-
-    @property
-    def _shard_count(self) -> int:
-        return len(self.group.layout.shards)
 
     @property
     def _can_ask(self) -> bool:

@@ -19,10 +19,9 @@ import numpy as np
 from dps.cluster.driver.connection import SchedulerConnection
 from dps.cluster.driver.data_shares import refuse_futures, shares_of
 from dps.cluster.driver.draining import Drainer
-from dps.cluster.driver.drops import DropWatch
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.incidents import IncidentWatch
-from dps.cluster.driver.news import News
+from dps.cluster.driver.news import DropWatch, News
 from dps.cluster.driver.observable import Observable
 from dps.cluster.driver.setup import (
     Start,
@@ -39,7 +38,7 @@ from dps.cluster.driver.training_watch import TrainingWatch
 from dps.cluster.names import Node
 from dps.cluster.node.audit import audit_all
 from dps.cluster.node.evaluator import Score
-from dps.cluster.node.quiet import keep_quiet
+from dps.cluster.node.logs import keep_quiet
 from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import Worker
 from dps.cluster.node.worker_task import run_worker
@@ -70,7 +69,7 @@ from dps.errors import (
 )
 from dps.events import Failover, Sink
 from dps.observe.history import History
-from dps.observe.mlflow_run import MlflowRun
+from dps.observe.tracking import MlflowRun
 from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client
 from dps.protocol.client.routing_table import Router

@@ -22,7 +22,7 @@ from dps.core.placement.hash_ring import BALANCED, ConsistentHash, checked_place
 from dps.core.rules.per_array import as_rule, check_names
 from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
 from dps.core.shard import ShardState
-from dps.core.tables.given import dealt_out, without_rows
+from dps.core.tables.key_routing import begun_rows, dealt_out, without_rows
 from dps.core.tables.spec import SparseSpec
 from dps.core.tables.table import SparseTable
 from dps.errors import ConfigurationError
@@ -37,7 +37,6 @@ from dps.protocol.storage.manifest import (
     must_be_known,
     write_run,
 )
-from dps.protocol.storage.model_files import begun_rows
 from dps.protocol.storage.resharding import resharded
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint

@@ -12,12 +12,12 @@ from typing import Any
 
 from dps.cluster.names import Node
 from dps.cluster.node.audit import describe_all
+from dps.cluster.scheduler.overview import most, staleness
 from dps.core.blocks import ShardLayout
-from dps.observe.history import History
-from dps.observe.progress import Pace, Standing
-from dps.observe.views import Listing, ShardView, WorkerView
+from dps.observe.history import EVALUATOR, History
+from dps.observe.progress import Pace
+from dps.observe.views import Listing, ShardView, TrainingView, WorkerView
 from dps.protocol.client.routing_table import Router
-from dps.protocol.functions import CALLS
 from dps.protocol.group import Group
 from dps.protocol.messages import Description, Table
 from dps.protocol.transport import Clock, Transport
@@ -96,7 +96,7 @@ class TrainingWatch:
         found = await describe_all(self._group, self._router, self._transport, LOOK_SECONDS)
         self._known = [new or old for new, old in zip(found, self._known, strict=True)]
         self._seen = self._clock.monotonic()
-        self._pace.look(self._seen, self._updates())
+        self._pace.look(self._seen, self._updates() | self._versions())
 
     def submitted(self, worker: str, future: Any, only_on: str | None = None) -> None:
         """Note that a worker was started or restarted."""
@@ -153,8 +153,9 @@ class TrainingWatch:
                 (known.version, known.nbytes) if known else (None, self._least(layout))
             )
             head = on[0] if on else ""
-            wanted = self._group.replicas
-            found.append(ShardView(shard, head, on, version, epoch, nbytes, address, wanted))
+            view = shard, head, on, version, epoch, nbytes, address, self._group.replicas
+            rate = self._pace.of(_key(shard), self._seen, version) if version is not None else None
+            found.append(ShardView(*view, rate, staleness(known)))
         return Listing(found)
 
     def workers(self) -> Listing[WorkerView]:
@@ -166,33 +167,20 @@ class TrainingWatch:
             for name, each in self.started.items()
         )
 
-    def standing(
-        self,
-        names: Sequence[str],
-        total: int | None,
-        since: float | None,
-        lost: int,
-        notes: tuple[str, ...],
-    ) -> Standing:
-        """Return the progress of the named workers, out of `total` gradients."""
-        views = [view for view in self.workers() if view.worker in names]
+    def progress(
+        self, names: Sequence[str], total: int | None, since: float | None, **more: Any
+    ) -> TrainingView:
+        """Return the progress of the named workers, out of `total` gradients.
+
+        `since` is when the first of them began; `more` are other attributes of the view.
+        """
+        views = Listing(view for view in self.workers() if view.worker in names)
         done = sum(view.updates - self.started[view.worker].before for view in views)
-        losses = [view.loss for view in views if view.loss is not None]
-        numbers = {"loss": sum(losses) / len(losses)} if losses else {}
-        if scores := self._history.last("evaluator"):
-            numbers = {**numbers, **{f"evaluated {name}": x for name, x in scores.items()}}
-        return Standing(
-            done,
-            total,
-            sum(view.rate or 0.0 for view in views),
-            None if since is None else self._clock.monotonic() - since,
-            sum(view.status in ("waiting", "running") for view in views),
-            len(views),
-            numbers,
-            lost,
-            sum(view.status == "failed" for view in views),
-            notes,
-        )
+        scores, seconds = self._history.last(EVALUATOR), None
+        if since is not None:
+            seconds = self._clock.monotonic() - since
+        of_all = self._group.name, "running", self._clock.now(), done, total
+        return TrainingView(*of_all, workers=views, scores=scores, seconds=seconds, **more)
 
     def _view(self, name: str, each: Started, updates: int, clock: int | None) -> WorkerView:
         status = each.ended
@@ -210,19 +198,13 @@ class TrainingWatch:
 
     def _updates(self) -> dict[str, int]:
         """The number of updates of each worker, from the shard that has most of them."""
-        found: dict[str, int] = {}
-        for known in self._known:
-            for name, applied in (known.applied if known else {}).items():
-                if not name.endswith(CALLS):
-                    found[name] = max(applied, found.get(name, 0))
-        return found
+        return most(known.applied for known in self._known if known)
 
     def _clocks(self) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for known in self._known:
-            for name, clock in (known.clocks if known else {}).items():
-                found[name] = max(clock, found.get(name, 0))
-        return found
+        return most(known.clocks for known in self._known if known)
+
+    def _versions(self) -> dict[str, int]:
+        return {_key(n): known.version for n, known in enumerate(self._known) if known}
 
     def _least(self, layout: ShardLayout) -> int:
         """The size in bytes of a shard whose tables have no rows."""
@@ -230,3 +212,7 @@ class TrainingWatch:
 
     def _heard(self, table: Table) -> None:
         self._table = table
+
+
+def _key(shard: int) -> str:
+    return f"shard {shard}"

@@ -13,7 +13,6 @@ from distributed import get_worker
 
 from dps.cluster.node.cleanup import finish_when_let_go
 from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.malloc import keep_memory
 from dps.cluster.node.metrics import publish
 from dps.cluster.node.presence import presence_of
 from dps.cluster.node.recorder import (
@@ -24,7 +23,7 @@ from dps.cluster.node.recorder import (
     sample,
 )
 from dps.cluster.node.shutdown import leave_of
-from dps.cluster.platform import platform_of
+from dps.cluster.platform import keep_memory, platform_of
 from dps.cluster.transport.calls import Meter, answer
 from dps.cluster.transport.links import links_of
 from dps.cluster.transport.port import port_of

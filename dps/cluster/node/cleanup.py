@@ -17,7 +17,6 @@ from dps.cluster.transport.links import links_of
 if TYPE_CHECKING:
     import distributed
 
-
 PREFIX = "dps-"  # of the key of every task that may run for long
 LOOK_SECONDS = 0.5
 

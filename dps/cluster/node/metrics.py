@@ -12,13 +12,11 @@ from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from dps.cluster.platform import platform_of
-from dps.cluster.transport.process_state import made_once, state_of
+from dps.cluster.platform import made_once, platform_of, state_of
 from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics
 
 if TYPE_CHECKING:
     import distributed
-
 
 NAME = "dps-metrics"
 BOUNDS = (*map(str, STALENESS_BOUNDS), "+Inf")

@@ -7,16 +7,45 @@ before it would compute more.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-from dps.cluster.node.closing import Closing
 from dps.cluster.node.worker import NOTHING, Handle, Worker, check_worker
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
 from dps.core.flat import FlatArrays
 from dps.core.tables.key_routing import Gradients
 from dps.errors import GroupClosed
+
+
+class Closing(ABC):
+    """Something of a training loop that has updates under way."""
+
+    @abstractmethod
+    def close(self) -> Any:
+        """Take no more updates, and wait for all that is under way."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Take no more updates, and wait for nothing."""
+
+    def __enter__(self) -> Self:
+        """Return this object itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it; if something has failed, without waiting for what is under way."""
+        if kind is None:
+            self.close()
+        else:
+            self.abandon()
 
 
 class Pipeline(Closing):

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from distributed import Client
 
 from dps.cluster import monitor
-from dps.cluster.platform import Presence, platform_of
+from dps.cluster.platform import Presence, made_once, platform_of
 from dps.cluster.transport.port import host_of
-from dps.cluster.transport.process_state import made_once
 from dps.protocol.transport import Watched
 
 if TYPE_CHECKING:
@@ -110,12 +109,9 @@ class NodePresence:
         """Register, and return when the monitor has ended."""
         try:
             async with asyncio.timeout(START_SECONDS):
-                reader, self._writer = await self._connected()
-                _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
-                if user != os.getuid():
-                    raise ConnectionRefusedError(f"its socket is that of user {user}")
-                self._tell({"host": self._host, **self._standing})
-                reply = await reader.readline()
+                reader, reply = await self._introduced()
+                if not reply:  # it was about to end, with the last process of before
+                    reader, reply = await self._introduced()
             if not reply:
                 raise ConnectionRefusedError(f"it cannot be reached at {self._host}")
             self.watched = Watched(*json.loads(reply))
@@ -126,6 +122,17 @@ class NodePresence:
             if self._writer is not None:
                 self._writer.close()
             self._writer = None
+
+    async def _introduced(self) -> tuple[asyncio.StreamReader, bytes]:
+        """Tell the monitor of this process; return its reply, which is empty if it ends instead."""
+        if self._writer is not None:
+            self._writer.close()
+        reader, self._writer = await self._connected()
+        _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
+        if user != os.getuid():
+            raise ConnectionRefusedError(f"its socket is that of user {user}")
+        self._tell({"host": self._host, **self._standing})
+        return reader, await reader.readline()
 
     async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the monitor; start one if there is none."""

@@ -19,12 +19,10 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from distributed import Client
 
-from dps.cluster.platform import platform_of
-from dps.cluster.transport.process_state import made_once
+from dps.cluster.platform import made_once, platform_of
 
 if TYPE_CHECKING:
     import distributed
-
 
 NAME = "dps-leave"
 LOOK_SECONDS = 0.1

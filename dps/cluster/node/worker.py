@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.columns import ReportColumns
+from dps.cluster.node.recorder import ReportColumns
 from dps.cluster.node.shutdown import Leave
 from dps.cluster.platform import Platform
 from dps.cluster.transport.memory import private
@@ -31,7 +31,7 @@ from dps.errors import DpsError, ShapeMismatch
 from dps.protocol.client.client import Client
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.messages import Loss
-from dps.shown import block, brief, pairs_html
+from dps.shown import brief
 
 T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
@@ -215,23 +215,12 @@ class Worker:
         return self._client.leaving or self._leave.why is not None
 
     def __repr__(self) -> str:
-        return f"<Worker {', '.join(f'{name} {said}' for name, said in self._said)}>"
-
-    def _repr_html_(self) -> str:
-        return block(f"Worker {self.name}", f"of {self.workers}", pairs_html(self._said[1:]))
-
-    @property
-    def _said(self) -> list[tuple[str, str]]:
-        """What is to be known of it at a glance, by name."""
-        client = self._client
-        return [
-            (self.name, f"of {self.workers}"),
-            ("incarnation", str(client.incarnation)),
-            ("done before", f"{self.done:,}"),
-            ("pushed", f"{self._pushed:,}"),
-            *([("dropped", f"{self.dropped:,}")] if self.dropped else []),
-            ("consistency", brief(client.consistency)),
-        ]
+        client, dropped = self._client, f", dropped {self.dropped:,}" if self.dropped else ""
+        return (
+            f"<Worker {self.name} of {self.workers}, incarnation {client.incarnation}, done before "
+            f"{self.done:,}, pushed {self._pushed:,}{dropped}, consistency "
+            f"{brief(client.consistency)}>"
+        )
 
     def gradients(self, names: Iterable[str] = ()) -> FlatArrays:
         """Return arrays to compute gradients into, so that they can be pushed without a copy.

@@ -17,17 +17,22 @@ from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
 from dps.cluster.node.audit import audit
-from dps.cluster.node.columns import AckColumns, FilterCounts, ReportColumns
 from dps.cluster.node.connecting import transport_of
-from dps.cluster.node.drop_log import DropLog, why_dropped
-from dps.cluster.node.incident_log import log_own
-from dps.cluster.node.malloc import keep_memory
+from dps.cluster.node.logs import DropLog, keep_quiet, log_own, why_dropped
 from dps.cluster.node.presence import presence_of
-from dps.cluster.node.quiet import keep_quiet
-from dps.cluster.node.recorder import joined, keep_recording, recorded_tasks, recorder_of, sample
+from dps.cluster.node.recorder import (
+    AckColumns,
+    FilterCounts,
+    ReportColumns,
+    joined,
+    keep_recording,
+    recorded_tasks,
+    recorder_of,
+    sample,
+)
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.node.worker import Worker
-from dps.cluster.platform import platform_of
+from dps.cluster.platform import keep_memory, platform_of
 from dps.cluster.transport.calls import meter_of
 from dps.cluster.transport.port import port_of
 from dps.core.arguments import check_returned

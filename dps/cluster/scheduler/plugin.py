@@ -9,14 +9,13 @@ from typing import Any
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dps.cluster.node.drop_log import drop_topic
-from dps.cluster.node.incident_log import logged
+from dps.cluster.node.logs import drop_topic, logged
 from dps.cluster.node.recorder import keep_recording, recorder_of, sample, topic
 from dps.cluster.node.shutdown import leaving_topic
 from dps.cluster.node.weak import weakly
 from dps.cluster.platform import platform_of
 from dps.cluster.scheduler.monitors import MonitorLinks
-from dps.cluster.scheduler.overview import RECENT, GroupOverview, is_news, overview_of
+from dps.cluster.scheduler.overview import RECENT, overview_of
 from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
     ClusterTransport,
@@ -26,6 +25,8 @@ from dps.cluster.transport.calls import (
     thawed,
 )
 from dps.events import Event, ResourceSampled
+from dps.observe.sentences import sentence
+from dps.observe.views import TrainingView
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
 from dps.protocol.messages import CloseGroup, Sighted
@@ -61,7 +62,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._transport = ClusterTransport(scheduler.rpc, self._meter)
         # What is sent for who looks from outside is none of what the group needs.
         self._looks = ClusterTransport(scheduler.rpc, Meter())
-        self._recent: deque[Event] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[float, str]] = deque(maxlen=RECENT)
         sink = logged(self._group, self._note)
         clock = self._platform.clock
         hear = self._sighted, self._failed
@@ -105,8 +106,8 @@ class CoordinatorPlugin(SchedulerPlugin):
     def _failed(self, error: Exception) -> None:
         self._coordinator.failed(error)
 
-    async def overview(self) -> GroupOverview:
-        """Return how it stands with the group, for who looks at it from outside."""
+    async def overview(self) -> TrainingView:
+        """Return the state of the group, for observers outside."""
         return await overview_of(
             self._group,
             self._coordinator,
@@ -117,8 +118,8 @@ class CoordinatorPlugin(SchedulerPlugin):
         )
 
     def _note(self, event: Event) -> None:
-        if is_news(event):
-            self._recent.append(event)
+        if text := sentence(event):
+            self._recent.append((event.t, text))
         self._recorder(event)
 
     async def _end(self) -> None:

@@ -19,8 +19,7 @@ from typing import Any
 
 import psutil
 
-from dps.cluster.backends.lifetime import without_interrupts
-from dps.cluster.backends.processes import is_gone, process_of, scratch_prefix
+from dps.cluster.backends.processes import is_gone, process_of, scratch_prefix, without_interrupts
 from dps.cluster.supervision.messages import Past, Scratch
 from dps.cluster.supervision.program import run_program
 from dps.errors import DeadlineExceeded

@@ -18,7 +18,7 @@ from multiprocessing.util import get_temp_dir
 from typing import Any
 
 from dps.cluster.backends.fork_server import fork_context
-from dps.cluster.backends.lifetime import end_with_parent
+from dps.cluster.backends.processes import end_with_parent
 from dps.cluster.supervision.messages import Finished, Past, Raised, Scratch
 
 

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from traceback import walk_tb
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from distributed.comm import CommClosedError
 
+from dps.cluster.driver.connection import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import check_client, checked_recovery
 from dps.cluster.platform import platform_of
@@ -32,8 +33,7 @@ from dps.cluster.supervision.messages import (
     Seen,
     Up,
 )
-from dps.cluster.supervision.watch import SchedulerWatch
-from dps.cluster.transport.probe import here
+from dps.cluster.transport.memory import here
 from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", Finished, Raised)
 
 LOOK_SECONDS = 0.05
+MOMENT_SECONDS = 0.5
 TELL_SECONDS = 0.25
 
 # What Dask and dps raise where there is no cluster, or whose scheduler dies as it starts.
@@ -340,3 +341,51 @@ def _session() -> tuple[str, int]:
 def _holds(group: str, dask_worker: distributed.Worker) -> bool:
     """Whether an actor or a training function of a group is on a Dask worker."""
     return any(f"-{group}-" in str(key) for key in dask_worker.state.tasks)
+
+
+class SchedulerWatch:
+    """Watches the connection of a client to its scheduler, in a thread of its own.
+
+    It begins before there is a parameter server, for that may wait for a scheduler that is lost.
+
+    Parameters
+    ----------
+    told
+        Called with what has happened, in that thread, when the scheduler is lost.
+    """
+
+    def __init__(self, client: distributed.Client, told: Callable[[str], None]) -> None:
+        self._connection = SchedulerConnection(client)
+        self._address = client.scheduler.address
+        self._told = told
+        self._server: ParameterServer | None = None
+        self._over = False
+        self._found = ""
+        threading.Thread(target=self._look, daemon=True, name="dps-scheduler-watch").start()
+
+    @property
+    def lost(self) -> str:
+        """What has happened, if the scheduler was lost before the parameter server was closed."""
+        if not self._found:
+            server = self._server
+            if self._connection.lost if server is None else server.scheduler_lost:
+                self._found = f"the connection to Dask's scheduler at {self._address} broke"
+        return self._found
+
+    def is_up(self, server: ParameterServer) -> None:
+        """Take note of the parameter server, with which it ends."""
+        self._server = server
+
+    def end(self) -> None:
+        """Look no more, as nothing came up: perhaps because of a loss that shows in a moment."""
+        until = time.monotonic() + MOMENT_SECONDS
+        while not self.lost and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+        self._over = True
+
+    def _look(self) -> None:
+        while not self._over and (self._server is None or not self._server.closed):
+            if lost := self.lost:
+                self._told(lost)
+                return
+            time.sleep(LOOK_SECONDS)

@@ -15,14 +15,13 @@ from functools import partial
 from signal import Signals
 from typing import Any, TypeVar
 
-from dps.cluster.backends.lifetime import without_interrupts
+from dps.cluster.backends.processes import without_interrupts
 from dps.cluster.supervision.incarnation import Incarnation
 from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Seen, Up
 from dps.core.arguments import check_function
 from dps.core.ranges import argument_above_zero, refused, whole_argument
 from dps.errors import ProgramFailed, ReturnedWarning, TooManyReturns
-from dps.events import Returned
-from dps.events.lines import log
+from dps.events import Returned, log
 
 T = TypeVar("T")
 

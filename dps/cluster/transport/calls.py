@@ -24,10 +24,10 @@ from distributed.core import ConnectionPool, RPCClosed
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
+from dps.cluster.platform import state_of
 from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey
 from dps.cluster.transport.links import Links
 from dps.cluster.transport.port import AS_CHOSEN, Port, Way
-from dps.cluster.transport.process_state import state_of
 from dps.errors import (
     CoordinatorGone,
     DeadlineExceeded,

@@ -1,4 +1,4 @@
-"""What is done on purpose to the dps messages of one process: held back, delayed or refused.
+"""Injected conditions on the dps messages of one process: messages are held back or delayed.
 
 Only messages of dps go through here; Dask's own connections stay as they are, so that what was
 switched on can be switched off again. Every condition ends by itself after its time, whether or not
@@ -10,21 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from dps.cluster.transport.process_state import made_once
-from dps.errors import StoreUnavailable
+from dps.cluster.platform import made_once
 from dps.protocol import wire
-from dps.protocol.messages import Deposit, PutSince, PutState
 
 if TYPE_CHECKING:
     import distributed
 
-
 Way = Literal["in", "out"]
 BOTH: tuple[Way, ...] = ("in", "out")
 NAME = "dps-links"
-TO_KEEP = (PutState, PutSince, Deposit)  # what asks a process to keep something for others
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +38,7 @@ class Late:
     ways: tuple[Way, ...] = BOTH
 
 
-@dataclass(frozen=True, slots=True)
-class Full:
-    """What asks the process to keep something for others is refused.
-
-    See `dps.protocol.storage.state_store`.
-    """
-
-
-Condition = Closed | Late | Full
+Condition = Closed | Late
 
 
 @dataclass(slots=True)
@@ -102,7 +90,7 @@ class Links:
         return any(isinstance(each, Closed) and "out" in each.ways for each in conditions)
 
     def affected(self, number: int) -> int:
-        """How many messages were held back, delayed or refused by a condition."""
+        """Return the number of messages that a condition has held back or delayed."""
         current = self._current.get(number)
         return current.affected if current is not None else self._affected.get(number, 0)
 
@@ -120,19 +108,11 @@ class Links:
     async def carry_out(
         self, answer: Callable[[wire.Frames], Awaitable[wire.Frames]], request: wire.Frames
     ) -> wire.Frames:
-        """Let a request in, have it answered or refuse it, and let the reply out."""
+        """Pass a request to `answer` and return the reply, subject to the current conditions."""
         await self.passage("in")
-        refused = self._refuses(wire.decode(request))
-        reply = wire.encode(refused) if refused is not None else await answer(request)
+        reply = await answer(request)
         await self.passage("out")
         return reply
-
-    def _refuses(self, message: Any) -> StoreUnavailable | None:
-        for current in self._current.values():
-            if isinstance(current.condition, Full) and isinstance(message, TO_KEEP):
-                current.affected += 1
-                return StoreUnavailable(f"{type(message).__name__}: there is no room left")
-        return None
 
 
 def links_of(dask_worker: distributed.Worker) -> Links:

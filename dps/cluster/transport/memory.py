@@ -19,12 +19,16 @@ import logging
 import mmap
 import os
 import resource
+import socket
+import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -339,3 +343,58 @@ def _seal(fd: int) -> None:
             raise
         fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE)
     fcntl.fcntl(fd, _ADD_SEALS, _SEAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process runs, as far as it matters to whom it can pass memory.
+
+    Attributes
+    ----------
+    boot
+        Of the system: the same for all containers on one machine, and for no other machine.
+    user
+        Its number.
+    network
+        Which network it sees; abstract unix sockets belong to one.
+    refusal
+        Why it cannot share memory; empty: it can.
+    """
+
+    boot: str
+    user: int
+    network: str
+    refusal: str = ""
+
+    def apart(self, other: Place) -> str:
+        """Why these two processes cannot share memory; empty: they can."""
+        if self.boot != other.boot:
+            return "on another host"
+        if self.user != other.user:
+            return "of another user"
+        if self.network != other.network:
+            return "in another network namespace"
+        if self.refusal or other.refusal:
+            return f"no shared memory: {self.refusal or other.refusal}"
+        return ""
+
+
+def here() -> Place:
+    """Where this process runs; tries out whether it can share memory."""
+    if not sys.platform.startswith("linux"):
+        return Place("", -1, "", f"{sys.platform} has no memfd")
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = str(os.stat("/proc/self/ns/net").st_ino)
+    except OSError as error:
+        return Place("", -1, "", str(error))
+    return Place(boot, os.getuid(), network, _refusal())
+
+
+def _refusal() -> str:
+    try:
+        create(SMALLEST)
+        with socket.socket(socket.AF_UNIX):
+            return ""
+    except OSError as error:
+        return str(error)

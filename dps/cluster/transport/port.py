@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from distributed.comm import parse_address, parse_host_port
 from distributed.core import ConnectionPool
 
-from dps.cluster.transport import probe
+from dps.cluster.platform import made_once
 from dps.cluster.transport.connection import Connection, Handler
-from dps.cluster.transport.memory import Pool, few_left
-from dps.cluster.transport.probe import Place
-from dps.cluster.transport.process_state import made_once
+from dps.cluster.transport.memory import Place, Pool, few_left, here
 from dps.cluster.transport.sockets import GREETING_SECONDS, Line, to_tcp, to_unix, welcomed
 from dps.protocol.transport import TransportChoice
 
@@ -384,7 +382,7 @@ class Port:
 
     def _here(self) -> Place:
         if self._place is None:
-            self._place = probe.here()
+            self._place = here()
             if self._place.refusal:
                 _log.warning("no shared memory in this process: %s", self._place.refusal)
         return self._place

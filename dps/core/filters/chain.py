@@ -11,7 +11,7 @@ from dps.core.blocks import all_finite
 from dps.core.filters.encoding import Section, encoded, values_of
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
 from dps.core.ranges import listed, refused, shown
-from dps.core.rules.penalties import L1, ElasticNet
+from dps.core.rules.proximal import L1, ElasticNet
 from dps.core.rules.rule import UpdateRule, is_per_array, rule_for
 from dps.errors import ConfigurationError, NonFiniteGradient
 

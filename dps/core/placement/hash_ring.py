@@ -9,7 +9,7 @@ virtual nodes each, a server's part of the ring has a coefficient of variation o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -23,6 +23,11 @@ T = TypeVar("T")
 BALANCED, CONSISTENT_HASH = "balanced", "consistent_hash"
 VIRTUAL_NODES = 64
 MOST_VIRTUAL_NODES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """The server with the fewest shards gets the next shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +123,7 @@ def checked_placement(placement: object, servers: int | None) -> ConsistentHash 
     ConfigurationError
         It is no placement, or shards are not shared out over a number of servers.
     """
-    if isinstance(placement, str) and placement == BALANCED:
+    if isinstance(placement, Balanced) or (isinstance(placement, str) and placement == BALANCED):
         return None
     by_name = isinstance(placement, str) and placement == CONSISTENT_HASH
     chosen = ConsistentHash() if by_name else placement
@@ -134,3 +139,34 @@ def checked_placement(placement: object, servers: int | None) -> ConsistentHash 
             "without it each replica of each shard has a node of its own"
         )
     return chosen
+
+
+def place(weights: Mapping[str, int], shards: int) -> dict[str, int]:
+    """Return the shard of each block.
+
+    Parameters
+    ----------
+    weights
+        Block key → bytes.
+    shards
+        Number of shards, at least 1.
+
+    The result depends on the keys and weights only, not on their order or on the process.
+    """
+    mean = sum(weights.values()) / shards
+    loads = [0] * shards
+    homes: dict[str, int] = {}
+    for key, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        empty = [shard for shard in range(shards) if not loads[shard]]
+        # What is left may be just enough for every shard to get something.
+        open_to = empty if len(weights) - len(homes) <= len(empty) else range(shards)
+        ranked = sorted(open_to, key=lambda shard: _score(key, shard), reverse=True)
+        fitting = (s for s in ranked if loads[s] + weight <= mean)
+        home = next(fitting, min(ranked, key=loads.__getitem__))
+        homes[key] = home
+        loads[home] += weight
+    return homes
+
+
+def _score(key: str, shard: int) -> bytes:
+    return hashlib.blake2b(f"{shard}/{key}".encode(), digest_size=8).digest()

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dps.core.ranges import listed, refused, shown
-from dps.core.rules.clipping import clipping_of
 from dps.core.rules.rule import UpdateRule, by_rows, is_rule, needs_base, rule_for, within
+from dps.core.rules.wrappers import clipping_of
 from dps.errors import ConfigurationError
 
 Array = np.ndarray

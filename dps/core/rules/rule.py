@@ -2,7 +2,7 @@
 
 A rule is a pure function of old arrays to new arrays. It never writes into what it is given: a
 shard's state is replaced, not changed, so a snapshot is a reference and no reader sees half a step.
-The rules with penalties are in `dps.core.rules.proximal` and `dps.core.rules.ftrl`.
+The rules with penalties are in `dps.core.rules.proximal`, those that change another in `wrappers`.
 """
 
 from __future__ import annotations
@@ -276,6 +276,7 @@ class AdaGrad:
 
     learning_rate: float = 0.01
     eps: float = 1e-10
+    kind: ClassVar[str] = "adagrad"
     slots: ClassVar[tuple[str, ...]] = ("squares",)
 
     def __post_init__(self) -> None:
@@ -334,7 +335,7 @@ class Adam:
 
 
 @dataclass(frozen=True, slots=True)
-class AdamW:
+class AdamW(Adam):
     """Adam with decoupled weight decay, as in torch with its default settings.
 
     w ← (1 − η·λ)·w, and then the step of `Adam` (Loshchilov and Hutter 2019, algorithm 2, where
@@ -349,17 +350,12 @@ class AdamW:
         of a step, such as a schedule, reduces the decay as well.
     """
 
-    learning_rate: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
     weight_decay: float = 0.01
-    slots: ClassVar[tuple[str, ...]] = ("mean", "square")
+    kind: ClassVar[str] = "adamw"
 
     def __post_init__(self) -> None:
-        ranges.not_negative(self, "learning_rate", "weight_decay")
-        ranges.fraction(self, "beta1", "beta2")
-        ranges.visible(self, "eps")
+        Adam.__post_init__(self)  # super() fails: slots=True creates a new class
+        ranges.not_negative(self, "weight_decay")
 
     def step(
         self,
@@ -380,7 +376,7 @@ class AdamW:
 
 
 def _adam(
-    rule: Adam | AdamW, gradient: Array, slots: Mapping[str, Array], t: int
+    rule: Adam, gradient: Array, slots: Mapping[str, Array], t: int
 ) -> tuple[Array, dict[str, Array]]:
     """Return where a step goes, before learning rate and correction of the mean; the new slots."""
     scratch = np.multiply(gradient, 1 - rule.beta1)

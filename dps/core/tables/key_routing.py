@@ -6,18 +6,19 @@ whole arrays: no step is taken key by key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
 from dps.core import ranges
-from dps.core.arguments import as_gradient
+from dps.core.arguments import as_gradient, plain
 from dps.core.blocks import Layout, all_finite
 from dps.core.tables.row_gradients import KEYS, Rows, are_sorted, as_keys, check_fit, summed_by_key
-from dps.core.tables.spec import SparseSpec, partitions_of
-from dps.errors import NonFiniteGradient, ShapeMismatch
+from dps.core.tables.spec import Given, SparseSpec, partitions_of
+from dps.core.tables.table import Level, SparseTable
+from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 # For each table, keys and as many rows of a gradient.
 Gradients = Mapping[str, tuple[object, object]]
@@ -167,3 +168,81 @@ def _by_shard(
     cuts = {s: slice(a, b) for s, (a, b) in enumerate(pairwise([0, *ends])) if a < b}
     by_shard = homes.argsort(kind="stable")
     return ordered[by_shard], by_shard if order is None else order[by_shard], cuts
+
+
+# -- initial rows --------------------------------------------------------------------------------
+#
+# They are part of the first state of each shard, not of the table's specification, which is sent
+# with every task and must stay small.
+
+
+def without_rows(specs: Sequence[SparseSpec]) -> tuple[SparseSpec, ...]:
+    """Return the specifications of tables without their initial rows."""
+    return tuple(
+        replace(spec, initial=spec.initial.otherwise) if isinstance(spec.initial, Given) else spec
+        for spec in specs
+    )
+
+
+def begun_rows(specs: Sequence[SparseSpec]) -> dict[str, Level]:
+    """Return the initial rows by table; raises the same errors as `checked_rows`."""
+    given = [(spec, spec.initial) for spec in specs if isinstance(spec.initial, Given)]
+    found = {spec.name: checked_rows(spec, each.rows, each.keys) for spec, each in given}
+    return {name: level for name, level in found.items() if len(level)}
+
+
+def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:
+    """Return the initial rows of a table, sorted by key.
+
+    Raises
+    ------
+    ConfigurationError
+        They are not a floating-point array (keys, width) or hold NaN or infinity, or the keys are
+        invalid or repeated.
+    """
+    what = f"SparseSpec {spec.name!r}: initial rows"
+    if isinstance(rows, np.ndarray):
+        rows = plain(what, rows)
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
+        kind = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise ConfigurationError(f"{what} are {kind}, expected an array of float32 or float64")
+    if rows.ndim != 2 or rows.shape[1] != spec.width:
+        raise ConfigurationError(
+            f"{what} have the shape {rows.shape}, expected (keys, {spec.width})"
+        )
+    with np.errstate(over="ignore"):
+        values = rows.astype(spec.dtype)
+    if not all_finite(values):
+        raise ConfigurationError(f"{what} hold NaN, or values that are infinite in {spec.dtype}")
+    if keys is None:
+        return Level(np.arange(len(rows)), values)
+    numbers = as_keys(spec.name, keys)
+    if len(numbers) != len(rows):
+        raise ConfigurationError(f"{what}: {len(rows)} for {len(numbers)} keys")
+    order = numbers.argsort(kind="stable")
+    numbers = numbers[order]
+    if not are_sorted(numbers):
+        twice = int(numbers[1:][numbers[1:] == numbers[:-1]][0])
+        raise ConfigurationError(f"{what}: key {twice} is repeated")
+    return Level(numbers, values[order])
+
+
+def dealt_out(
+    layout: Layout, begun: Mapping[str, Level], slots_of: Callable[[str], Sequence[str]]
+) -> list[dict[str, SparseTable]]:
+    """Return the tables of each shard; missing optimizer state is filled with zeros.
+
+    `slots_of` returns the names of the optimizer state of a table, by the table's name.
+    """
+    shards: list[dict[str, SparseTable]] = [{} for _ in layout.shards]
+    homes = np.array(layout.homes, np.int64)
+    for name, level in begun.items():
+        home, slots = homes[partitions_of(level.keys)], slots_of(name)
+        for shard, tables in enumerate(shards):
+            here = home == shard
+            if here.any():
+                values = level.values[here]
+                zeros = {slot: np.zeros_like(values) for slot in slots}
+                kept = {slot: level.slots[slot][here] for slot in slots if slot in level.slots}
+                tables[name] = SparseTable((Level(level.keys[here], values, zeros | kept),))
+    return shards

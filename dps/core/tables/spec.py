@@ -7,13 +7,12 @@ arithmetic and one multiplication: every process on every machine computes the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from dps.core import ranges
-from dps.core.arguments import is_name, path_field
+from dps.core.arguments import is_name
 
 ROW_DTYPES = ("float64", "float32")
 PARTITION_BITS = 8
@@ -109,30 +108,25 @@ class Given:
     Parameters
     ----------
     rows
-        (keys, width), of any floating-point type; or the path of a file that holds them: ".npy", or
-        ".npz" with the arrays `rows` and `keys`. The driver reads it.
+        Array of shape (keys, width), of any floating-point type.
     keys
         Whole numbers from 0 to 2⁶³ - 1, each once, in any order; None: 0, 1, 2, …
     otherwise
         What rows of other keys are before their first update.
     """
 
-    rows: np.ndarray | str | PathLike[str]
+    rows: np.ndarray
     keys: np.ndarray | None = None
     otherwise: Zeros | Uniform | Normal = Zeros()
 
     def __post_init__(self) -> None:
-        if isinstance(self.rows, str | PathLike):
-            path_field(self, "rows")
-        elif not isinstance(self.rows, np.ndarray):
-            raise ranges.refused("Given: rows", self.rows, "an array (keys, width), or its path")
+        if not isinstance(self.rows, np.ndarray):
+            raise ranges.refused("Given: rows", self.rows, "an array (keys, width)")
         if not isinstance(self.otherwise, Zeros | Uniform | Normal):
             raise ranges.refused("Given: otherwise", self.otherwise, "Zeros(), Uniform or Normal")
 
     def __repr__(self) -> str:
-        if isinstance(self.rows, np.ndarray):
-            return f"Given({self.rows.dtype}{list(self.rows.shape)})"
-        return f"Given({self.rows!r})"
+        return f"Given({self.rows.dtype}{list(self.rows.shape)})"
 
 
 Initial = Zeros | Uniform | Normal | Given
@@ -152,9 +146,8 @@ class SparseSpec:
         "float32" or "float64".
     initial
         What a row is before its first update: `Zeros()`, `Uniform(limit)` or `Normal(std)`. One
-        that nobody has pushed to reads like that too. Or rows that are there from the start: an
-        array (keys, width) of those with keys 0, 1, 2, …, the path of a file with such an array
-        (".npy"), or `Given(rows, keys)`.
+        that nobody has pushed to reads like that too. To give rows from the start, use an array
+        (keys, width) of the rows with keys 0, 1, 2, …, or `Given(rows, keys)`.
 
     Raises
     ------
@@ -165,7 +158,7 @@ class SparseSpec:
     name: str
     width: int
     dtype: str = "float32"
-    initial: Initial | np.ndarray | str | PathLike[str] = Zeros()
+    initial: Initial | np.ndarray = Zeros()
 
     def __post_init__(self) -> None:
         if not is_name(self.name):
@@ -174,16 +167,13 @@ class SparseSpec:
         width = ranges.whole_argument(f"{what}: width", self.width, 1, "numbers")
         if dtype not in ROW_DTYPES:
             raise ranges.refused(f"{what}: dtype", self.dtype, "'float32' or 'float64'")
-        if isinstance(self.initial, str | PathLike):
-            path_field(self, "initial")
-        if isinstance(self.initial, np.ndarray | str):
+        if isinstance(self.initial, np.ndarray):
             object.__setattr__(self, "initial", Given(self.initial))
         if not isinstance(self.initial, Initial):
             raise ranges.refused(
                 f"{what}: initial",
                 self.initial,
-                "Zeros(), Uniform(limit), Normal(std), an array of rows, the path of one, or "
-                "Given(rows, keys)",
+                "Zeros(), Uniform(limit), Normal(std), an array of rows, or Given(rows, keys)",
             )
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "dtype", dtype)

@@ -686,7 +686,8 @@ class Client:
 
     @property
     def _statement(self) -> Statement:
-        return Statement(self._known, self._incarnations, self._receipts.accounts)
+        known = 0 if self._receipts.undecided else self._known
+        return Statement(known, self._incarnations, self._receipts.accounts)
 
     async def _all_shard_clients(self, request: Callable[[ShardClient], Awaitable[None]]) -> None:
         await self._at_once([request(shard_client) for shard_client in self._shard_clients])

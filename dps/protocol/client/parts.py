@@ -13,9 +13,9 @@ import numpy as np
 from dps.core.blocks import Arrays, Gathered, Layout
 from dps.core.filters.encoding import stretches
 from dps.core.flat import Empty
-from dps.core.rules.clipping import Clipped, clipping_of
 from dps.core.rules.per_array import frozen
 from dps.core.rules.rule import UpdateRule
+from dps.core.rules.wrappers import Clipped, clipping_of
 from dps.core.tables.key_routing import Gradients, check_rows, dealt
 from dps.core.tables.row_gradients import Rows
 

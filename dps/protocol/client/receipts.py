@@ -41,6 +41,12 @@ class Receipts:
         """What the coordinator is to be told."""
         return (*self._kept, *self._counts.values())
 
+    @property
+    def undecided(self) -> bool:
+        """Whether a shard went back after an ack that may count yet, if the update is refused."""
+        lasts = self._last
+        return any(n in lasts and a.epoch < lasts[n].epoch for (n, _), a in self._staged.items())
+
     def sent(self, accounts: Iterable[Account]) -> None:
         """Take note that the coordinator has these."""
         for account in accounts:

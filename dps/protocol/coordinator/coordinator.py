@@ -552,11 +552,16 @@ class Coordinator:
     def _do_without_mailbox(self, box: Endpoint) -> bool:
         """Use a mailbox no more that a worker cannot reach, until every shard is served.
 
-        Another one has all the mail that is in it.
+        Another one has all the mail that is in it, and is in reach of the shards' servers.
         """
         others = [other for other in self.mailboxes if other != box]
-        heard = any(other in self.members and not self.members.is_silent(other) for other in others)
-        if not heard or box not in self.mailboxes or not self._any_down:
+        usable = any(
+            other in self.members
+            and not self.members.is_silent(other)
+            and not any(controller.cannot_reach(other) for controller in self._controllers)
+            for other in others
+        )
+        if not usable or box not in self.mailboxes or not self._any_down:
             return False
         self.mailboxes = tuple(others)
         self._begin_epochs()

@@ -27,10 +27,10 @@ from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dps.errors import DpsError
+from dps.errors import DpsError, TransportError
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
-from dps.protocol.messages import HostInfo
+from dps.protocol.messages import HostInfo, LookUp
 from dps.protocol.monitor import Sighting
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
@@ -182,7 +182,7 @@ class Membership:
         if host in self._ended:
             return False  # a message that was under way when the process ended
         member = self._known.setdefault(host, _Member(life))
-        member.watched = watched
+        member.watched, member.halted = watched, False
         if life > member.life:
             await self._started_over(host, member, life)
         elif life < member.life or member.given_up:
@@ -283,17 +283,32 @@ class Membership:
     async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
         """Have a process killed, unless its hosts turn out to have the only copy of a state.
 
-        If the coordinator itself was paused, others may have ended without its knowledge.
+        If the coordinator itself was paused, others may have ended or stopped since they were heard
+        of, so each is called first.
         """
-        others = {other.address for host in hosts for other in self._copies_beside(host)}
+        others = {other for host in hosts for other in self._copies_beside(host)}
         try:
-            await asyncio.gather(*(self._end_if_gone(other, "coordinator") for other in others))
+            await asyncio.gather(*(self._check(other) for other in others))
             if not any(self._holds_only_copy(host) for host in hosts):
                 with suppress(DpsError):
                     await self._monitors.kill(watched, self._timings.stopped)
                 await asyncio.sleep(self._timings.stopped)  # until its end is reported
         finally:
             self._killed.discard(watched)
+
+    async def _check(self, host: Endpoint) -> None:
+        """Find out whether a host runs: it answers, or its monitor sees it running meanwhile."""
+        if await self._end_if_gone(host.address, "coordinator"):
+            return
+        began = self._clock.monotonic()
+        try:
+            await self._transport.call(host, LookUp(0, 0), self._timings.stopped)
+        except TransportError:
+            member = self._known.get(host)
+            if member is not None and self._unseen_for(member) > self._clock.monotonic() - began:
+                member.halted = True
+        except DpsError:
+            pass  # it refuses, so it runs
 
     async def _over(self, host: Endpoint) -> None:
         member = self._known.get(host)

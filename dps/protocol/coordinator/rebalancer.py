@@ -110,7 +110,8 @@ class Rebalancer:
         self._drained[host] = len(self._drained)
 
     def _check_server(self, info: HostInfo) -> None:
-        others = [other for other in self._able() if other.host != info.host]
+        # A node may be here twice for a while: as what it was before it was lost, and as it is now.
+        others = {other.node for other in self._able()} - {info.node}
         if len(others) < self._group.replicas:
             raise CapacityError(
                 f"{info.node} cannot be drained: that would leave {len(others)} nodes to hold "
@@ -121,8 +122,7 @@ class Rebalancer:
     def _check_keeper(self, info: HostInfo) -> None:
         if info.host not in self._keepers():
             return
-        rest = self.usable
-        stores = [o for o in rest.values() if o.role == "store" and o.host != info.host]
+        stores = {o.node for o in self.usable.values() if o.role == "store"} - {info.node}
         if info.role == "store" and len(stores) < self._group.recovery.stores:
             raise CapacityError(
                 f"{info.node} cannot be drained: it keeps the shards' states, and there is no "

@@ -151,6 +151,10 @@ class ShardController:
         self.wake()
         return True
 
+    def cannot_reach(self, store: Endpoint) -> bool:
+        """Whether the shard's server has reported that it cannot reach a store."""
+        return store in self._unreached
+
     @property
     def is_whole(self) -> bool:
         """Whether the shard is served, with as many copies as it is to have."""

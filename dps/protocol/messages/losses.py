@@ -125,7 +125,8 @@ class Statement:
     """All that a client was told is durable, as of version `known` of the table.
 
     It covers the `incarnations` of the worker that this client has been, and no others: another
-    process may have the same name.
+    process may have the same name. `known` is 0 while an ack from before a restoration may yet
+    count.
     """
 
     known: int

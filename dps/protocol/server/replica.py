@@ -16,7 +16,6 @@ from itertools import count
 
 from dps.core.consistency import BSP, slack
 from dps.core.replay import plan
-from dps.core.rules.row_steps import written_bytes
 from dps.core.shard import (
     Each,
     ShardState,
@@ -25,6 +24,7 @@ from dps.core.shard import (
     in_turn,
     is_duplicate,
     result_of,
+    written_bytes,
 )
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch

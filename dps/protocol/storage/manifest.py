@@ -9,7 +9,6 @@ may still live of the earlier one changes nothing there.
 from __future__ import annotations
 
 import json
-import math
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,30 +16,14 @@ from dataclasses import dataclass, field, replace
 import fsspec
 import numpy as np
 
-from dps.core import blocks, consistency
-from dps.core.blocks import Layout, ShardLayout, wrong_in
+from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
-from dps.core.filters import filter as filters
 from dps.core.filters.chain import FilterChain
 from dps.core.placement.hash_ring import ConsistentHash
-from dps.core.rules import (
-    clipping,
-    compensation,
-    decay,
-    ftrl,
-    penalties,
-    per_array,
-    proximal,
-    schedules,
-    staleness,
-)
-from dps.core.rules import rule as rules
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
-from dps.core.tables import spec as sparse
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
-from dps.events.reading import in_a_line
 from dps.protocol.functions import CALLS, DRIVER
 from dps.protocol.group import Group
 from dps.protocol.recovery import Recovery
@@ -51,27 +34,13 @@ from dps.protocol.storage.checkpoint_files import (
     publish,
 )
 from dps.protocol.storage.regular import NotAFile
-from dps.protocol.storage.typed import misfit
 from dps.protocol.wire import decode, encode, message
+from dps.shown import in_a_line
 
 FILE = "run.json"
 _SHOWN = 4  # workers that are named where a saved group is shown
-_KEYS = {"@", "v"}  # of a value of a registered type, on the wire
 
-for _cls in (
-    *(blocks.Layout, blocks.ArraySpec, blocks.ShardLayout, blocks.Piece, blocks.Block),
-    *(sparse.SparseSpec, sparse.Zeros, sparse.Uniform, sparse.Normal),
-    *(rules.SGD, rules.Momentum, rules.AdaGrad, rules.Adam, rules.AdamW),
-    *(ftrl.FTRL, decay.WeightDecay, clipping.Clipped, per_array.PerArray, per_array.Frozen),
-    *(schedules.Scheduled, schedules.Constant, schedules.StepDecay, schedules.Cosine),
-    schedules.WarmUp,
-    *(proximal.Proximal, proximal.DelayedProximal, staleness.StalenessAware),
-    *(compensation.DelayCompensated, FilterChain),
-    *(filters.SignificantlyModified, filters.KKT, filters.RandomSkip, filters.TopK),
-    *(filters.Quantise, filters.Lossless),
-    *(penalties.L1, penalties.L2, penalties.ElasticNet, penalties.GroupL1),
-    *(consistency.BSP, consistency.SSP, consistency.ASP, ConsistentHash),
-):
+for _cls in (Layout, ArraySpec, ShardLayout, Piece, Block, FilterChain):
     message(_cls)
 
 
@@ -264,39 +233,18 @@ def _runs(path: str) -> Iterator[tuple[Run, str]]:
 
 
 def _read(data: bytes, file: str) -> Run:
-    """Return what a file describes, of which every value is of its type."""
     try:
-        text = unsealed(data)[0]
-        run: Run = decode([np.frombuffer(text, np.uint8)])
-        wrong = misfit(run, Run, "it") or _wrong_in(run)
-        # Such as what is left of a checksum whose own key was damaged.
-        if not wrong and (unknown := json.loads(text).keys() - _KEYS):
-            wrong = f"it has an unknown key {min(unknown)!r}"
+        run: Run = decode([np.frombuffer(unsealed(data), np.uint8)])
+        if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
+            raise ValueError(f"its name is {run.name!r}, expected that of a folder")
     except ConfigurationError as error:
         raise ConfigurationError(f"{file}: {in_a_line(str(error))}") from error
-    except RecursionError:
-        wrong = "it is nested too deeply"
     except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
-        wrong = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-    if wrong:
         raise CheckpointCorrupt(
-            f"{file} is damaged: {in_a_line(wrong)}. Nothing can be gone on from in its folder; "
-            "remove that folder to go on from what there is beside it"
-        )
+            f"{file} is damaged, or of another version of dps: {in_a_line(str(error))}. Cannot "
+            "resume from its folder; remove that folder to resume from what there is beside it"
+        ) from error
     return run
-
-
-def _wrong_in(run: Run) -> str | None:
-    """Say what cannot be in the description of a group whose checkpoints can be gone on from."""
-    if not run.recovery.durability.writes_checkpoints:
-        return f"its recovery is {run.recovery.durability!r}, expected checkpoints"
-    if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
-        return f"its name is {run.name!r}, expected that of a folder"
-    if not isinstance(json.loads(run.about), dict):
-        return "what it is about is no JSON object"
-    if not 0 <= run.started < math.inf or not 0 <= run.generation < 1 << 31:
-        return f"it is generation {run.generation} of {run.started}"
-    return wrong_in(run.layout)
 
 
 def _at(run: Run, path: str) -> Run:

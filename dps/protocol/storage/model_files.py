@@ -9,7 +9,6 @@ or the new one, whole, whenever the saving ends. Paths are any that fsspec knows
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import posixpath
 import uuid
@@ -28,7 +27,7 @@ from dps.core.arguments import as_path
 from dps.core.blocks import DTYPES, Layout
 from dps.core.checksum import sealed, unsealed
 from dps.core.ranges import listed
-from dps.core.tables.given import checked_rows
+from dps.core.tables.key_routing import checked_rows
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros, partitions_of
 from dps.core.tables.table import Level
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
@@ -165,7 +164,7 @@ def _files_of(fs: Any, folder: str) -> list[str]:
     if not fs.exists(path):
         return []
     try:
-        manifest = json.loads(unsealed(contents(fs, path))[0])
+        manifest = json.loads(unsealed(contents(fs, path)))
         return [str(entry["file"]) for entry in manifest["files"] if _is_name(entry["file"])]
     except (ValueError, LookupError, TypeError, NotAFile) as error:
         raise ConfigurationError(
@@ -251,10 +250,7 @@ def load(path: Path) -> Model:
     except Exception as error:
         raise StoreUnavailable(f"{path}: {error}") from error
     try:
-        text, is_sealed = unsealed(data)
-        if not is_sealed:
-            raise CheckpointCorrupt(f"{path}: {MANIFEST} is damaged: it has no checksum")
-        return _read(fs, folder, json.loads(text))
+        return _read(fs, folder, json.loads(unsealed(data)))
     except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
         if isinstance(error, CheckpointCorrupt | StoreUnavailable):
             raise
@@ -318,41 +314,3 @@ def _with_rows(table: Mapping[str, Any], parts: Sequence[Level]) -> SparseSpec:
     keys = np.concatenate([part.keys for part in parts])
     rows = checked_rows(spec, np.concatenate([part.values for part in parts]), keys)
     return SparseSpec(spec.name, spec.width, spec.dtype, Given(rows.values, rows.keys, otherwise))
-
-
-def begun_rows(specs: Sequence[SparseSpec]) -> dict[str, Level]:
-    """Return the rows that tables begin with, by table, read from files where they are there.
-
-    Raises
-    ------
-    ConfigurationError
-        They do not fit, or a file is none of rows.
-    StoreUnavailable
-        A file cannot be read.
-    """
-    found = {}
-    for spec in specs:
-        if isinstance(given := spec.initial, Given):
-            rows, keys = given.rows, given.keys
-            if isinstance(rows, str):
-                rows, in_file = _rows_in(spec, rows)
-                keys = keys if keys is not None else in_file
-            found[spec.name] = checked_rows(spec, rows, keys)
-    return {name: level for name, level in found.items() if len(level)}
-
-
-def _rows_in(spec: SparseSpec, path: str) -> tuple[np.ndarray, np.ndarray | None]:
-    try:
-        data = contents(*fsspec.url_to_fs(path))
-    except (OSError, ValueError, ImportError) as error:
-        raise StoreUnavailable(f"SparseSpec {spec.name!r}: initial={path!r}: {error}") from error
-    try:
-        found = np.load(io.BytesIO(data), allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found, None
-        return found["rows"], found["keys"]
-    except (OSError, ValueError, LookupError) as error:
-        raise ConfigurationError(
-            f"SparseSpec {spec.name!r}: initial={path!r} holds no rows: {error}; expected a .npy "
-            "file with an array, or a .npz file with the arrays rows and keys"
-        ) from error

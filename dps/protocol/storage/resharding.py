@@ -16,7 +16,7 @@ import numpy as np
 from dps.core.blocks import Layout
 from dps.core.rules.rule import by_rows, slots_by_name
 from dps.core.shard import ShardState
-from dps.core.tables.given import dealt_out
+from dps.core.tables.key_routing import dealt_out
 from dps.core.tables.table import Level, merged
 from dps.protocol.storage.manifest import Saved
 

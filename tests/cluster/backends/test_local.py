@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import psutil
@@ -48,25 +44,19 @@ def resources(cluster: LocalCluster) -> dict[str, list[str]]:
     return {str(info["name"]): list(info["resources"]) for info in workers.values()}
 
 
-def test_nodes_have_their_names_and_resources(cluster: LocalCluster) -> None:
+def test_nodes_have_names_and_resources_and_are_processes_of_their_own(
+    cluster: LocalCluster,
+) -> None:
     assert resources(cluster) == {
         "server-0": ["server"],
         "replica-0-1": ["server"],
         "store-0": ["store"],
         "worker-0": ["worker"],
     }
-
-
-def test_every_node_is_a_process_of_its_own(cluster: LocalCluster) -> None:
     assert cluster.pids.keys() == {"scheduler", *resources(cluster)}
     assert len({os.getpid(), *cluster.pids.values()}) == 6
     in_nodes = cluster.client.run(os.getpid).values()
     assert sorted([*in_nodes, cluster.pids["scheduler"]]) == sorted(cluster.pids.values())
-
-
-def test_nodes_collect_garbage_but_of_what_they_were_forked_with(cluster: LocalCluster) -> None:
-    assert set(cluster.client.run(gc.isenabled).values()) == {True}
-    assert min(cluster.client.run(gc.get_freeze_count).values()) > 10_000
 
 
 def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
@@ -80,7 +70,7 @@ def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
     assert set(listening) == {"127.0.0.1"}
 
 
-def test_a_killed_node_stays_gone_until_another_is_started() -> None:
+def test_a_killed_node_stays_gone_until_another_is_started_and_close_ends_all() -> None:
     with LocalCluster([NodeSpec("server-0", "server")]) as cluster:
         assert is_gone(cluster.kill("server-0"), SECONDS)
         eventually(lambda: resources(cluster) == {}, SECONDS)
@@ -88,6 +78,8 @@ def test_a_killed_node_stays_gone_until_another_is_started() -> None:
             cluster.kill("server-0")
         cluster.start(NodeSpec("server-0-b", "server"))
         eventually(lambda: resources(cluster) == {"server-0-b": ["server"]}, SECONDS)
+        pids = cluster.pids.values()
+    assert all(is_gone(pid, 0.0) for pid in pids)
 
 
 def test_no_process_is_taken_for_a_node_that_has_ended_and_had_its_number() -> None:
@@ -123,50 +115,13 @@ def process_numbered(pid: int) -> Iterator[subprocess.Popen[bytes]]:
     raise AssertionError(f"no process was given the number {pid}")
 
 
-def test_nodes_that_ended_cost_no_open_files() -> None:
-    with LocalCluster([NodeSpec("worker-0", "worker")]) as cluster:
-
-        def replace(number: int) -> int:
-            name = f"worker-{number}"
-            assert is_gone(cluster.kill(name), SECONDS)
-            with pytest.raises(ProcessLookupError):
-                cluster.kill(name)
-            cluster.start(NodeSpec(f"worker-{number + 1}", "worker"))
-            eventually(lambda: resources(cluster).keys() == {f"worker-{number + 1}"}, SECONDS)
-            return psutil.Process().num_fds()
-
-        first, *_, last = [replace(number) for number in range(6)]
-        assert last < first + 5  # the end of the last one may not be known yet
-
-
-def test_two_nodes_of_one_name_are_refused(cluster: LocalCluster) -> None:
-    with pytest.raises(ConfigurationError, match="worker-0"):
-        cluster.start(NodeSpec("worker-0", "worker"))
-
-
-@pytest.mark.parametrize("security", ["off", None])
-def test_dasks_dashboard_is_served_where_bokeh_is_installed(
-    security: Literal["off"] | None,
-) -> None:
+def test_dasks_dashboard_is_served_where_bokeh_is_installed() -> None:
     nodes = [NodeSpec("worker-0", "worker")]
-    with LocalCluster(nodes, dashboard=True, security=security, tell=lambda _: None) as cluster:
+    with LocalCluster(nodes, dashboard=True, security="off", tell=lambda _: None) as cluster:
         assert (cluster.dashboard is not None) == (find_spec("bokeh") is not None)
-        if cluster.dashboard is None:
-            return
-        if security == "off":
+        if cluster.dashboard is not None:
             assert cluster.dashboard.startswith("http://127.0.0.1:")
             assert urlopen(cluster.dashboard, timeout=SECONDS).status == 200
-        else:  # for who has a certificate of the cluster
-            assert cluster.dashboard.startswith("https://127.0.0.1:")
-            with pytest.raises(URLError, match=r"(?i)certificate"):
-                urlopen(cluster.dashboard, timeout=SECONDS)
-
-
-def test_close_ends_every_process() -> None:
-    with LocalCluster([NodeSpec("worker-0", "worker")]) as cluster:
-        cluster.start(NodeSpec("late", "worker"))
-        pids = cluster.pids.values()
-    assert all(is_gone(pid, 0.0) for pid in pids)
 
 
 def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) -> None:
@@ -176,21 +131,6 @@ def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) ->
         LocalCluster([NodeSpec("worker-0", "worker")] * 2)
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if not is_gone(process.pid, SECONDS)]
-
-
-def test_a_scheduler_that_dies_while_nodes_come_up_is_lost(cluster: LocalCluster) -> None:
-    known = {cluster.pids["scheduler"]}
-
-    def schedulers() -> list[psutil.Process]:
-        below = psutil.Process().children(recursive=True)
-        groups = {os.getpgid(each.pid): each for each in below if not is_gone(each, 0.0)}
-        return [each for pid, each in groups.items() if pid == each.pid and pid not in known]
-
-    killing = threading.Thread(target=lambda: eventually(schedulers, SECONDS)[0].kill())
-    killing.start()
-    with pytest.raises(SchedulerLost, match="ended while the nodes came up"):
-        LocalCluster([NodeSpec("worker-0", "worker")])
-    killing.join()
 
 
 class Beheaded(LocalCluster):
@@ -207,8 +147,6 @@ def test_nobody_goes_on_connecting_to_a_scheduler_that_is_lost() -> None:
         Beheaded([NodeSpec("worker-0", "worker")])
     assert time.monotonic() - began < START_SECONDS / 2
 
-
-# -- the end of the driver -----------------------------------------------------------------------
 
 DRIVER = """
     import json, os, sys, time
@@ -248,7 +186,8 @@ def driver(
             pids = json.loads(process.stdout.readline())
             started = psutil.Process(process.pid).children(recursive=True)
             # The monitor of this machine may be in use by others.
-            named = [(child.pid, " ".join(child.cmdline())) for child in started]
+            alive = [child for child in started if child.status() != psutil.STATUS_ZOMBIE]
+            named = [(child.pid, " ".join(child.cmdline())) for child in alive]
             found = {pid for pid, command in named if "dps.cluster.monitor" not in command}
             assert found >= set(pids.values())
             yield process, sorted(found), pids
@@ -256,40 +195,8 @@ def driver(
             process.kill()
 
 
-def test_a_name_that_is_too_long_for_sockets_is_told(tmp_path: Path) -> None:
-    scratch = tmp_path / ("long" * 20)
-    scratch.mkdir()
-    script = tmp_path / "script.py"
-    script.write_text(
-        "from dps.cluster.backends.local import LocalCluster\n"
-        "if __name__ == '__main__':\n"
-        "    LocalCluster([]).close()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, script],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    if done.returncode == 0:
-        return  # later versions of Python look for another place themselves
-    told = done.stderr.splitlines()[-1]
-    assert told.startswith("dps.errors.ConfigurationError: no processes can be started")
-    assert str(scratch) in told
-    assert told.endswith("Set TMPDIR to another folder, of a short name.")
-
-
 @pytest.mark.slow
-def test_no_process_survives_the_death_of_the_driver(scratch: Path) -> None:
-    with driver(scratch) as (process, started, _):
-        process.send_signal(signal.SIGKILL)
-        process.wait(SECONDS)
-        assert [pid for pid in started if not is_gone(pid, 5.0)] == []
-    assert not list(scratch.glob("dps-*"))
-
-
-@pytest.mark.slow
-def test_a_paused_node_does_not_survive_the_death_of_the_driver_either(scratch: Path) -> None:
+def test_no_process_survives_the_death_of_the_driver_not_even_a_paused_one(scratch: Path) -> None:
     with driver(scratch) as (process, started, pids):
         os.kill(pids["server-0"], signal.SIGSTOP)
         process.send_signal(signal.SIGKILL)

@@ -16,33 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 from distributed import Client
-from distributed.core import ConnectionPool, connect
+from distributed.core import connect
 from distributed.security import Security
-from tornado.iostream import IOStream
 
-from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
-from dps.cluster.backends.processes import is_gone
 from dps.cluster.backends.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
-from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.errors import ConfigurationError, Unreachable
-from dps.events import Promoted
-from dps.protocol.messages import GetTable
-from dps.protocol.transport import Endpoint
+from dps.errors import ConfigurationError
 from tests.support.stranger import got_by_a_stranger, needs_root
 from tests.support.tls import ANSWER_SECONDS, REQUEST, files_of, said_plainly
-from tests.support.training import (
-    COUNTING,
-    PRELOAD,
-    SECONDS,
-    Events,
-    count_until,
-    counts,
-    nodes,
-    params,
-    results,
-    versions,
-)
+from tests.support.training import PRELOAD, SECONDS, nodes
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -123,30 +105,22 @@ async def let_in(address: str, security: Security) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("whose", "welcome"), [("own", True), ("other", False), ("none", False)])
 def test_scheduler_server_and_worker_let_in_who_has_their_certificate_and_nobody_else(
-    cluster: LocalCluster, whose: str, welcome: bool
+    cluster: LocalCluster,
 ) -> None:
-    by_whom = {"own": cluster.security, "other": temporary(), "none": Security()}
     ports = comm_ports(cluster)
     assert len(ports) == 1 + 2, "of the scheduler, a server, which its clients push to, a worker"
-    scheme = "tcp" if whose == "none" else "tls"
 
-    async def all_of_them() -> list[bool]:
-        asked = (let_in(f"{scheme}://127.0.0.1:{port}", by_whom[whose]) for port in ports)
+    async def all_of_them(scheme: str, by_whom: Security) -> list[bool]:
+        asked = (let_in(f"{scheme}://127.0.0.1:{port}", by_whom) for port in ports)
         return await asyncio.gather(*asked)
 
-    assert asyncio.run(all_of_them()) == [welcome] * len(ports)
-
-
-def test_a_client_without_the_certificate_is_refused(cluster: LocalCluster) -> None:
-    plainly = cluster.address.replace("tls://", "tcp://")
-    for address, security in (
-        (plainly, None),
-        (cluster.address, temporary()),  # one of another cluster
+    for scheme, by_whom, welcome in (
+        ("tls", cluster.security, True),
+        ("tls", temporary(), False),  # of another cluster
+        ("tcp", Security(), False),
     ):
-        with pytest.raises((OSError, TimeoutError)):
-            Client(address, security=security, timeout=ANSWER_SECONDS, set_as_default=False)
+        assert asyncio.run(all_of_them(scheme, by_whom)) == [welcome] * len(ports)
 
 
 def test_the_key_is_in_files_of_this_user_alone_which_go_with_the_cluster(
@@ -200,31 +174,6 @@ def test_the_key_goes_also_if_who_made_it_is_killed(tmp_path: Path, scratch: Pat
     eventually(lambda: not keys_below(scratch), SECONDS)
 
 
-def test_a_kill_is_recovered_from_over_tls(tmp_path: Path) -> None:
-    events, flag = Events(), tmp_path / "stop"
-    with (
-        LocalCluster(nodes(1, replicas=1), PRELOAD, security=temporary()) as cluster,
-        ParameterServer(
-            cluster.client,
-            params(),
-            optimizer=COUNTING,
-            recovery=Recovery(Chain(2)),
-            on_event=events,
-        ) as ps,
-    ):
-        futures = ps.run(partial(count_until, str(flag)), workers=2)
-        eventually(lambda: versions(ps)[0] > 20, SECONDS)
-        (view,) = ps.table().views
-        assert all(host.address.startswith("tls://") for host in view.chain)
-        assert is_gone(cluster.kill("server-0"), SECONDS)
-        eventually(lambda: events.of(Promoted), SECONDS)
-        before = versions(ps)[0]
-        eventually(lambda: versions(ps)[0] > before + 20, SECONDS)
-        flag.touch()
-        pushed = sum(results(futures))
-        assert counts(ps) == [pushed]
-
-
 @pytest.mark.slow
 @needs_root
 def test_another_user_gets_at_no_process_of_a_cluster_unless_tls_is_switched_off() -> None:
@@ -253,38 +202,6 @@ def test_certificates_of_the_users_own_are_used(tmp_path: Path) -> None:
             assert other.submit(sum, [1, 2]).result(SECONDS) == 3
 
 
-@pytest.mark.slow
-def test_certificates_of_dasks_own_configuration_are_used(tmp_path: Path) -> None:
-    own = files_of(temporary(), tmp_path)
-    roles = ("client", "scheduler", "worker")
-    settings = {
-        "REQUIRE_ENCRYPTION": "True",
-        "TLS__CA_FILE": own["ca_file"],
-        **{f"TLS__{role.upper()}__CERT": own["cert"] for role in roles},
-        **{f"TLS__{role.upper()}__KEY": own["key"] for role in roles},
-    }
-    script = (
-        "from dps.cluster.backends.local import LocalCluster\n"
-        "from tests.support.training import nodes\n"
-        "if __name__ == '__main__':\n"
-        "    with LocalCluster(nodes(1, workers=1)) as cluster:\n"
-        "        print(cluster.address, *cluster.client.scheduler_info(n_workers=-1)['workers'])\n"
-        "        print(cluster.security.tls_ca_file)\n"
-    )
-    (tmp_path / "script.py").write_text(script)
-    environment = {f"DASK_DISTRIBUTED__COMM__{name}": value for name, value in settings.items()}
-    run = subprocess.run(
-        [sys.executable, tmp_path / "script.py"],
-        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.count("tls://") == 3
-    assert own["ca_file"] in run.stdout
-
-
 def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
     own = files_of(temporary(), tmp_path)
     other = files_of(temporary(), tmp_path / "other")
@@ -297,66 +214,3 @@ def test_files_that_are_no_certificates_are_refused(tmp_path: Path) -> None:
 def _start(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(100)
-
-
-def test_a_connection_that_breaks_while_it_is_made_is_told_as_unreachable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As tornado tells of a peer that ends between the connection and the handshake."""
-
-    def broken(self: IOStream, *args: object, **kwargs: object) -> None:
-        self.close()
-        raise ValueError("IOStream is not idle; cannot convert to SSL")
-
-    async def scenario() -> None:
-        security = temporary().get_connection_args("client")
-        listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1")
-        port = listener.sockets[0].getsockname()[1]
-        pool = ConnectionPool(connection_args=security)
-        await pool.start()
-        transport = ClusterTransport(pool, Meter())
-        to = Endpoint(f"tls://127.0.0.1:{port}", "nobody")
-        try:
-            with pytest.raises(Unreachable, match="GetTable to nobody"):
-                await transport.call(to, GetTable(-1, 1.0), ANSWER_SECONDS)
-        finally:
-            await pool.close()
-            listener.close()
-
-    monkeypatch.setattr(IOStream, "start_tls", broken)
-    asyncio.run(scenario())
-
-
-FULL = """
-import contextlib, os, resource, threading, time
-from dps.cluster.backends.local import LocalCluster
-from dps.cluster.names import NodeSpec
-
-taken = threading.Event()
-
-def take_all():
-    while True:
-        with contextlib.suppress(OSError):
-            while True:
-                os.dup(0)
-        taken.set()
-        time.sleep(1e-4)
-
-if __name__ == "__main__":
-    resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-    cluster = LocalCluster([NodeSpec("server-0", "server")])
-    threading.Thread(target=take_all, daemon=True).start()
-    taken.wait()
-    with contextlib.suppress(OSError):
-        cluster.close()
-    os._exit(0)
-"""
-
-
-def test_no_key_is_left_where_descriptors_run_out(tmp_path: Path) -> None:
-    """A folder cannot be listed then, so what is to be removed must be known."""
-    (program := tmp_path / "program.py").write_text(FULL)
-    (place := tmp_path / "t").mkdir()
-    environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, str(program)], env=environment, timeout=60, check=True)
-    assert not list(place.rglob("*.pem"))

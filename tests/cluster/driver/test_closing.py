@@ -18,23 +18,10 @@ import pytest
 from distributed import Client
 from distributed.client import FutureCancelledError
 
-from dps import (
-    ASP,
-    BSP,
-    SGD,
-    SSP,
-    Checkpoint,
-    Consistency,
-    LastStateNotSavedWarning,
-    ParameterServer,
-    Recovery,
-    Worker,
-)
+from dps import SGD, Checkpoint, LastStateNotSavedWarning, ParameterServer, Recovery, Worker
 from dps.cluster.backends.local import LocalCluster
-from dps.cluster.driver.inbox import Inbox
-from dps.cluster.node.recorder import topic
 from dps.errors import CapacityError, ConfigurationError, GroupClosed
-from dps.events import Evaluated, Event, WorkerLeft, to_dict
+from dps.events import Evaluated
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.timings import Timings
 from tests.cluster.driver.test_facade import STEPS, first_weight
@@ -44,46 +31,18 @@ from tests.support.training import (
     PRELOAD,
     SECONDS,
     Events,
+    audited,
     count,
     count_until,
     counts,
     nodes,
     params,
-    patient_server,
     results,
     versions,
 )
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
-
-
-# -- workers that fail ---------------------------------------------------------------------------
-
-
-def fail_third_time(worker: Worker) -> int:
-    if worker.index == 1:
-        count(2, worker)
-        raise RuntimeError("out of luck")
-    return count(STEPS, worker)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("consistency", [ASP(), SSP(1), BSP()], ids=repr)
-def test_a_worker_that_raises_ends_alone(plain: Client, consistency: Consistency) -> None:
-    events = Events()
-    choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": consistency}
-    with ParameterServer(plain, params(), shards=2, on_event=events, **choices) as ps:
-        healthy, failing = ps.run(fail_third_time, workers=2)
-        with pytest.raises(RuntimeError, match="out of luck"):
-            failing.result(timeout=SECONDS)
-        assert healthy.result(timeout=SECONDS) == STEPS
-        assert counts(ps) == [STEPS + 2] * 2
-    reasons = {left.worker: left.reason for left in events.of(WorkerLeft)}
-    assert reasons == {"worker-0": "finished", "worker-1": "failed"}
-
-
-# -- up and down ---------------------------------------------------------------------------------
 
 
 def traces(client: Client, group: str) -> list[str]:
@@ -112,22 +71,12 @@ def test_close_leaves_the_cluster_as_it_was(client: Client) -> None:
     assert client.submit(sum, [1, 2]).result(timeout=SECONDS) == 3
 
 
-def test_hosts_are_there_until_whoever_asks_them_has_ended(plain: Client) -> None:
-    """Dask logs an error, with a traceback, for each request to an actor that it has let go."""
-    with patient_server(plain, params(), shards=2, recovery="chain") as ps:
-        made = [hosted.endpoint.key for hosted in ps._shard_hosts.hosts]
-        plain.sync(ps._shard_hosts.finish_hosts)
-        assert [hosted.endpoint.key for hosted in ps._shard_hosts.hosts] == made
-        assert set(made) <= set(traces(plain, ps.name))
-    eventually(lambda: not traces(plain, ps.name), SECONDS)
-
-
 def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
-    client: Client, tmp_path: Path
+    plain: Client, tmp_path: Path
 ) -> None:
     saved = tmp_path / "saved"
     recovery = Recovery(Checkpoint(every=100, path=str(saved)))
-    ps = ParameterServer(client, params(), optimizer=COUNTING, recovery=recovery)
+    ps = ParameterServer(plain, params(), optimizer=COUNTING, recovery=recovery)
     results(ps.run(partial(count, 3)))
     saved.rename(tmp_path / "moved")
     saved.touch()  # nothing can be written there any more
@@ -135,7 +84,7 @@ def test_close_leaves_it_as_it_was_though_its_warning_is_an_error(
         warnings.simplefilter("error", LastStateNotSavedWarning)
         with pytest.raises(LastStateNotSavedWarning, match=r"the last state .* ps\.checkpoint\(\)"):
             ps.close()
-    eventually(lambda: not traces(client, ps.group.name), SECONDS)
+    eventually(lambda: not traces(plain, ps.group.name), SECONDS)
 
 
 def held_by_scheduler(dask_scheduler: Any) -> int:
@@ -161,12 +110,16 @@ def test_nothing_of_a_closed_group_is_kept(with_roles: Client) -> None:
 
 
 def test_workers_end_when_the_group_is_closed_under_them(plain: Client, tmp_path: Path) -> None:
+    """Also one whose future nobody has kept."""
+    flag = tmp_path / "ended"
     with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
-        futures = ps.run(partial(count_until, str(tmp_path / "never")), workers=2)
-        eventually(lambda: versions(ps)[0] > 5, SECONDS)
-    for future in futures:
-        with pytest.raises(GroupClosed):
-            future.result(timeout=SECONDS)
+        (future,) = ps.run(partial(count_until, str(tmp_path / "never")))
+        ps.run(partial(tell_of_the_end, str(flag)))
+        eventually(lambda: len(audited(ps)[0].applied) == 2, SECONDS)
+        eventually(lambda: min(audited(ps)[0].applied.values()) > 5, SECONDS)
+    with pytest.raises(GroupClosed):
+        future.result(timeout=SECONDS)
+    eventually(flag.exists, SECONDS)
 
 
 def tell_of_the_end(flag: str, worker: Worker) -> None:
@@ -176,21 +129,15 @@ def tell_of_the_end(flag: str, worker: Worker) -> None:
         Path(flag).touch()
 
 
-def test_so_does_a_worker_whose_future_nobody_has_kept(plain: Client, tmp_path: Path) -> None:
-    flag = tmp_path / "ended"
-    with ParameterServer(plain, params(), optimizer=COUNTING) as ps:
-        ps.run(partial(tell_of_the_end, str(flag)))
-        eventually(lambda: versions(ps)[0] > 5, SECONDS)
-    eventually(flag.exists, SECONDS)
-
-
 def compute_until(flag: str, worker: Worker) -> None:
     Path(f"{flag} is awaited").touch()
     eventually(Path(flag).exists, SECONDS)
     worker.pull()
 
 
-def test_close_does_not_wait_for_long_computations(plain: Client, tmp_path: Path) -> None:
+def test_close_does_not_wait_for_long_computations(
+    plain: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     flag = tmp_path / "computed"
     with ParameterServer(plain, params(), timings=Timings(call=0.2, hold=0.1)) as ps:
         futures = ps.run(partial(compute_until, str(flag)))
@@ -198,6 +145,7 @@ def test_close_does_not_wait_for_long_computations(plain: Client, tmp_path: Path
     assert futures[0].cancelled()
     flag.touch()
     eventually(lambda: not traces(plain, ps.group.name), SECONDS)
+    assert "No handler" not in caplog.text  # of the scheduler, which is in this process
 
 
 def hold(flag: Path, _: int) -> None:
@@ -217,10 +165,10 @@ def test_a_cluster_that_is_busy_is_not_waited_for_forever(
     results(busy)
 
 
-def test_two_groups_share_a_client(client: Client) -> None:
+def test_two_groups_share_a_client(plain: Client) -> None:
     with (
-        ParameterServer(client, params(), optimizer=COUNTING) as one,
-        ParameterServer(client, params(), shards=2, optimizer=SGD(2.0)) as other,
+        ParameterServer(plain, params(), optimizer=COUNTING) as one,
+        ParameterServer(plain, params(), shards=2, optimizer=SGD(2.0)) as other,
     ):
         futures = [*one.run(partial(count, 3)), *other.run(partial(count, 4))]
         assert results(futures) == [3, 4]
@@ -275,40 +223,6 @@ def test_a_with_statement_that_does_not_go_with_the_client_is_refused(
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
-@pytest.mark.slow
-def test_what_the_scheduler_has_sent_arrives_before_a_group_ends(plain: Client) -> None:
-    """The coordinator is there: its last events come after all that nodes have sent."""
-    arrived: list[Event] = []
-    ending = WorkerLeft(0.0, "worker-0", 1, "finished")
-    inbox = Inbox(plain, "inbox", arrived.append)
-
-    async def check() -> None:
-        way_is_free, in_the_way = asyncio.Event(), asyncio.Event()
-
-        async def stand_in_the_way(event: Any) -> None:
-            in_the_way.set()
-            await way_is_free.wait()
-
-        inbox.open()
-        plain.subscribe_topic("in the way", stand_in_the_way)
-        while not in_the_way.is_set():  # until the scheduler knows of both subscriptions
-            await plain.log_event("in the way", "")
-            await asyncio.sleep(0.01)
-        await plain.log_event(topic("inbox"), [to_dict(ending)])
-        closing = asyncio.create_task(inbox.close(nodes=[]))
-        done, _ = await asyncio.wait([closing], timeout=1.0)
-        assert not done
-        way_is_free.set()
-        await closing
-        plain.unsubscribe_topic("in the way")
-
-    plain.sync(check, callback_timeout=SECONDS)
-    assert arrived == [ending]
-
-
-# -- a scheduler that is lost --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("fails", [True, False], ids=["failed", "in-order"])
 def test_closing_does_not_wait_for_a_scheduler_that_is_lost(tmp_path: Path, fails: bool) -> None:
     recovery = Recovery(Checkpoint(path=str(tmp_path / "checkpoints")))
@@ -332,34 +246,25 @@ def test_closing_does_not_wait_for_a_scheduler_that_is_lost(tmp_path: Path, fail
         assert ps.scheduler_lost
 
 
-def test_a_client_that_is_closed_first_is_no_lost_scheduler() -> None:
-    with LocalCluster(nodes(), PRELOAD) as cluster:
-        ps = ParameterServer(cluster.client, params(), timings=PATIENT)
-    assert not ps.scheduler_lost
-    assert not ps.closed
-
-
-def test_a_group_that_is_closed_while_workers_run_is_not_said_to_be_open(
+def test_a_group_that_nobody_closes_ends_with_one_line(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    with LocalCluster(nodes(), PRELOAD) as cluster:
-        with ParameterServer(cluster.client, params()) as ps:
-            (future,) = ps.run(partial(count_until, str(tmp_path / "never")))
-            eventually(lambda: versions(ps)[0] > 0, SECONDS)
-        eventually(future.done, SECONDS)
-    assert "was not closed" not in caplog.text
-
-
-def test_a_group_that_nobody_closes_ends_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """That its client was closed first is no lost scheduler."""
     with LocalCluster(nodes(), PRELOAD) as cluster:
         one = cluster.client
+        with ParameterServer(one, params()) as closed:
+            (future,) = closed.run(partial(count_until, str(tmp_path / "never")))
+            eventually(lambda: versions(closed)[0] > 0, SECONDS)
+        eventually(future.done, SECONDS)
         same: dict[str, Any] = {"security": one.security, "loop": one.loop}  # which goes on
         with Client(one.scheduler.address, set_as_default=False, **same) as client:
             ps = ParameterServer(client, params(), timings=PATIENT)
             name = ps.name
         eventually(lambda: "was not closed" in caplog.text, SECONDS)
+        assert (ps.scheduler_lost, ps.closed) == (False, False)
         del ps
         gc.collect()  # asyncio complains of a task's error that nobody has asked for
+    assert caplog.text.count("was not closed") == 1
     told = [record.getMessage() for record in caplog.records if name in record.getMessage()]
     assert len(told) == 1
     assert told[0].startswith(f"dps: parameter server {name} was not closed")

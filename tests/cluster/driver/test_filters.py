@@ -113,23 +113,6 @@ def test_filtered_pulls_send_what_has_changed_and_exactly_that(with_roles: Clien
     assert sent["filters"] < 0.5 * sent["none"]
 
 
-def test_delay_compensation_sends_the_weights_too(with_roles: Client) -> None:
-    events = Events()
-    rule = dps.DelayCompensated(dps.SGD(0.5), 0.25)
-
-    def late(worker: Worker) -> None:
-        worker.pull()
-        for _ in range(2):
-            worker.push({"b": np.full(50, 2.0)})
-
-    with patient_server(with_roles, INITIAL, optimizer=rule, on_event=events) as ps:
-        results(ps.run(late))
-        after = ps.pull()
-    first = 0 - 0.5 * 2.0
-    assert (after["b"] == first - 0.5 * (2.0 + 0.25 * 4.0 * first)).all()
-    assert not after["w"].any()
-
-
 def test_what_cannot_work_is_refused_before_anything_starts(with_roles: Client) -> None:
     with pytest.raises(ConfigurationError, match="no such array; there are: w, b"):
         patient_server(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})

@@ -16,12 +16,22 @@ from dps.cluster.driver.incidents import GRACE_SECONDS, IncidentWatch
 from dps.cluster.driver.news import News
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetIncidents
-from dps.sim.network import SimTransport
-from dps.sim.world import COORDINATOR
+from tests.simulator.network import SimTransport
+from tests.simulator.world import COORDINATOR
 from tests.support.worlds import Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 ELSEWHERE: Any = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://elsewhere:1"))
+
+
+async def watching(s: Setting) -> tuple[Router, News, IncidentWatch]:
+    """A driver that follows the table, and what it hears."""
+    router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
+    news = News(ELSEWHERE)
+    watch = IncidentWatch(s.world.group, news)
+    await router.table()
+    watch.open(router)
+    return router, news, watch
 
 
 def heard_by(news: News) -> list[str]:
@@ -35,11 +45,7 @@ def heard_by(news: News) -> list[str]:
 def test_a_loss_that_is_found_while_another_is_asked_for_is_not_missed() -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
-        router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
-        news = News(ELSEWHERE)
-        watch = IncidentWatch(s.world.group, news)
-        await router.table()
-        watch.open(router)
+        router, news, watch = await watching(s)
         await client.push(ONES)
         held = s.held_back(COORDINATOR, lambda message: isinstance(message, GetIncidents))
         for shard in (0, 1):
@@ -78,10 +84,7 @@ def test_a_failover_is_one_line_that_says_who_how_long_what_and_why(
 ) -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
-        router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
-        watch = IncidentWatch(s.world.group, News(ELSEWHERE))
-        await router.table()
-        watch.open(router)
+        router, _, watch = await watching(s)
         for _ in range(3):
             await client.push(ONES)
         s.world.crash("server-1", back_after=0.5)
@@ -104,11 +107,7 @@ def test_a_failover_is_one_line_that_says_who_how_long_what_and_why(
 def test_what_a_chain_has_lost_is_told_with_its_cause(lost: list[str]) -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
-        router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
-        news = News(ELSEWHERE)
-        watch = IncidentWatch(s.world.group, news)
-        await router.table()
-        watch.open(router)
+        router, news, watch = await watching(s)
         await client.push(ONES)
         for name in lost:
             s.world.crash(name, back_after=3 * GRACE_SECONDS)
@@ -135,11 +134,7 @@ def test_what_a_chain_has_lost_is_told_with_its_cause(lost: list[str]) -> None:
 
 def test_a_copy_that_is_back_at_once_is_no_warning() -> None:
     async def scenario(s: Setting) -> None:
-        router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
-        news = News(ELSEWHERE)
-        watch = IncidentWatch(s.world.group, news)
-        await router.table()
-        watch.open(router)
+        router, news, watch = await watching(s)
         s.world.crash("replica-0-1", back_after=0.1)
         await until(lambda: watch.failovers, within=5.0)
         await s.world.complete()

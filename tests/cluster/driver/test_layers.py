@@ -13,8 +13,7 @@ import pytest
 
 from dps import Chain, Checkpoint, Layered, ParameterServer, Recovery, SharedStore
 from dps.cluster.backends.local import LocalCluster
-from dps.cluster.names import NodeSpec
-from dps.events import CheckpointFailed, CheckpointWritten, LossReported
+from dps.events import CheckpointWritten, LossReported
 from dps.protocol.storage.manifest import find_saved
 from dps.protocol.timings import Timings
 from tests.cluster.driver.test_kill import Run, restoration, training
@@ -89,46 +88,9 @@ def test_all_replicas_of_a_chain_are_lost_together(tmp_path: Path) -> None:
         assert_only_what_is_told_of_is_lost(run, run.finish(), saved)
 
 
-def test_the_state_store_is_lost_and_the_server_with_it(tmp_path: Path) -> None:
-    recovery = over(SharedStore(), tmp_path / "checkpoints", every=20)
-    specs = nodes(store=True, spares=1)
-    with warnings.catch_warnings(), training(tmp_path, recovery, specs, timings=PATIENT) as run:
-        warnings.simplefilter("ignore")
-        eventually(lambda: written(run) >= 20, SECONDS)
-        saved = written(run)
-        (head,) = run.ps.table().views[0].chain
-        (name,) = (node.name for node in run.ps.nodes if node.address == head.address)
-        kill_together(run, "store-0", name)
-        run.cluster.start(NodeSpec("store-0-b", "store"))
-        run.advance()
-        assert_only_what_is_told_of_is_lost(run, run.finish(), saved)
-
-
-def test_acks_go_on_while_the_path_cannot_be_written_to(tmp_path: Path) -> None:
-    path = tmp_path / "checkpoints"
-    with training(tmp_path, over(Chain(2), path, every=10), nodes(replicas=1)) as run:
-        folder = path / run.ps.group.name / "shard-0"
-        eventually(lambda: written(run) >= 10, SECONDS)
-        folder.rename(tmp_path / "elsewhere")
-        folder.write_text("no folder")
-        eventually(lambda: run.events.of(CheckpointFailed), SECONDS)
-        run.advance(100)
-        folder.unlink()
-        before = max(reply.version for reply in audited(run.ps))
-        eventually(lambda: written(run) >= before, SECONDS)
-        pushed = run.finish()
-        assert counts(run.ps) == [pushed, pushed]
-        run.ps.close()
-    assert saved_versions(path) == [pushed, pushed]
-
-
-@pytest.mark.parametrize("store", [False, True], ids=["chain", "store"])
-def test_a_layered_group_is_saved_when_asked_and_goes_on_from_its_path(
-    tmp_path: Path, store: bool
-) -> None:
-    recovery = over(SharedStore() if store else Chain(2), tmp_path, every=1000)
-    specs = nodes(replicas=0 if store else 1, store=store)
-    with LocalCluster(specs, PRELOAD) as cluster:
+def test_a_layered_group_is_saved_when_asked_and_goes_on_from_its_path(tmp_path: Path) -> None:
+    recovery = over(SharedStore(), tmp_path, every=1000)
+    with LocalCluster(nodes(store=True), PRELOAD) as cluster:
         with ParameterServer(
             cluster.client, params(), shards=2, optimizer=COUNTING, recovery=recovery
         ) as ps:

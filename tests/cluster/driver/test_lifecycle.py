@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,9 @@ import pytest
 from distributed import Client, wait
 from distributed import LocalCluster as DaskCluster
 
-from dps import BSP, ParameterServer, Timings, Worker
+from dps import BSP, ParameterServer, Worker
 from dps.errors import CapacityError, ConfigurationError, GroupClosed, ResultLost
+from tests.support.clusters import nannied
 from tests.support.training import (
     COUNTING,
     SECONDS,
@@ -42,41 +42,9 @@ pytestmark = pytest.mark.cluster
 QUIET: dict[str, Any] = {"dashboard_address": None}
 
 
-@contextmanager
-def nannied(nodes: int) -> Iterator[Client]:
-    """A client of ordinary Dask nodes, each of which its nanny starts again."""
-    with Client(n_workers=nodes, threads_per_worker=1, dashboard_address=None) as client:
-        yield client
-
-
 def pids_of(client: Client, ps: ParameterServer, role: str) -> list[int]:
     addresses = [node.address for node in ps.nodes if node.role == role]
     return list(client.run(os.getpid, workers=addresses).values())
-
-
-# -- nodes that are lost ---------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_function_starts_again_on_the_nodes_that_nannies_bring_back(
-    tmp_path: Path, workers: int
-) -> None:
-    """All of the nodes for workers are killed; those in their places have other addresses."""
-    flag = tmp_path / "go on"
-    with (
-        nannied(workers + 1) as client,
-        patient_server(client, params(), servers=1, optimizer=COUNTING) as ps,
-    ):
-        futures = ps.run(partial(count_until, str(flag)), workers=workers)
-        eventually(lambda: versions(ps)[0] >= 10, SECONDS)
-        for pid in pids_of(client, ps, "worker"):
-            os.kill(pid, signal.SIGKILL)
-        there = versions(ps)[0]
-        eventually(lambda: versions(ps)[0] > there, SECONDS)
-        flag.touch()
-        assert min(results(futures)) > 0
-        assert [worker.status for worker in ps.workers] == ["finished"] * workers
 
 
 @pytest.mark.slow
@@ -137,9 +105,6 @@ def test_finished_work_is_not_done_again_when_its_result_is_lost(size: int) -> N
         assert versions(ps) == [40]
 
 
-# -- what a function may raise ---------------------------------------------------------------------
-
-
 def end_with(how: type[BaseException], worker: Worker) -> int:
     done = count(3, worker)
     if worker.index == 0:
@@ -147,21 +112,18 @@ def end_with(how: type[BaseException], worker: Worker) -> int:
     return done
 
 
-@pytest.mark.parametrize(
-    "how", [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
-)
-def test_a_function_that_exits_fails_its_own_future_alone(
-    plain: Client, how: type[BaseException]
-) -> None:
+def test_a_function_that_exits_fails_its_own_future_alone(plain: Client) -> None:
     choices: dict[str, Any] = {"optimizer": COUNTING, "consistency": BSP()}
-    with patient_server(plain, params(), **choices) as ps:
-        before = plain.run(os.getpid)
-        exits, other = ps.run(partial(end_with, how), workers=2)
-        with pytest.raises(RuntimeError, match=r"training function of worker-0 .*enough"):
-            exits.result(timeout=SECONDS)
-        assert other.result(timeout=SECONDS) == 3
-        assert versions(ps) == [6]
-        assert plain.run(os.getpid) == before
+    exits = (SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError)
+    for how in exits:
+        with patient_server(plain, params(), **choices) as ps:
+            before = plain.run(os.getpid)
+            ending, other = ps.run(partial(end_with, how), workers=2)
+            with pytest.raises(RuntimeError, match=r"training function of worker-0 .*enough"):
+                ending.result(timeout=SECONDS)
+            assert other.result(timeout=SECONDS) == 3
+            assert versions(ps) == [6]
+            assert plain.run(os.getpid) == before
 
 
 def fail_at_first(flag: str, worker: Worker) -> int:
@@ -171,7 +133,9 @@ def fail_at_first(flag: str, worker: Worker) -> int:
     return count(2, worker)
 
 
-def test_a_worker_that_is_retried_is_shown_as_it_is_then(plain: Client, tmp_path: Path) -> None:
+def test_a_worker_that_is_retried_is_shown_as_it_is_then_and_told_of_the_end(
+    plain: Client, tmp_path: Path
+) -> None:
     with patient_server(plain, params(), optimizer=COUNTING) as ps:
         (future,) = ps.run(partial(fail_at_first, str(tmp_path / "failed")))
         assert isinstance(future.exception(timeout=SECONDS), ValueError)
@@ -179,18 +143,11 @@ def test_a_worker_that_is_retried_is_shown_as_it_is_then(plain: Client, tmp_path
         future.retry()
         assert future.result(timeout=SECONDS) == 2
         assert [worker.status for worker in ps.workers] == ["finished"]
-
-
-def test_a_worker_that_is_retried_after_the_end_is_told_so(plain: Client, tmp_path: Path) -> None:
-    with patient_server(plain, params(), optimizer=COUNTING) as ps:
-        (future,) = ps.run(partial(fail_at_first, str(tmp_path / "failed")))
-        wait([future], timeout=SECONDS)
-    future.retry()
+        (late,) = ps.run(partial(fail_at_first, str(tmp_path / "failed too")))
+        wait([late], timeout=SECONDS)
+    late.retry()
     with pytest.raises(GroupClosed, match=f"parameter server {ps.name} is closed"):
-        future.result(timeout=SECONDS)
-
-
-# -- what may be run -------------------------------------------------------------------------------
+        late.result(timeout=SECONDS)
 
 
 async def train_later(worker: Worker) -> None:
@@ -210,49 +167,42 @@ def without_worker() -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    ("train", "why"),
-    [
-        (train_later, "is async or a generator"),
-        (partial(train_later), "is async or a generator"),
-        (Trainer(), "is async or a generator"),
-        (train_by_steps, "is async or a generator"),
-        (without_worker, r"called as function\(worker\), which it does not take: too many"),
-        (3, "train=3, expected a function"),
-    ],
-    ids=["async", "partial", "object", "generator", "arguments", "number"],
-)
-def test_what_would_never_train_is_refused_at_once(plain: Client, train: Any, why: str) -> None:
+def test_what_would_never_train_is_refused_at_once(plain: Client) -> None:
+    unawaited = "is async or a generator"
     with patient_server(plain, params()) as ps:
-        with pytest.raises(ConfigurationError, match=why):
-            ps.run(train)
-        assert ps.workers == ()
-
-
-@pytest.mark.parametrize("what", ["ps", "client", "lock", "in a partial"])
-def test_a_function_that_holds_what_stays_here_is_one_clear_error(
-    plain: Client, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with patient_server(plain, params(), optimizer=COUNTING) as ps:
-        held: Any = {"client": plain, "lock": threading.Lock()}.get(what, ps)
-
-        def train(worker: Worker) -> None:
-            held.pull()
-
-        with (
-            caplog.at_level(logging.ERROR),
-            pytest.raises(ConfigurationError, match="use the worker that your function is given"),
+        for train, why in (
+            (partial(train_later), unawaited),
+            (Trainer(), unawaited),
+            (train_by_steps, unawaited),
+            (without_worker, r"called as function\(worker\), which it does not take: too many"),
+            (3, "train=3, expected a function"),
         ):
-            ps.run(partial(isinstance, held) if what == "in a partial" else train)
-        assert caplog.records == []
-        assert results(ps.run(partial(count, 2))) == [2]
+            with pytest.raises(ConfigurationError, match=why):
+                ps.run(train)  # type: ignore[arg-type]
+        assert ps.workers == ()
+        with pytest.raises(ConfigurationError, match=r"^functions\['f'\]=.*async"):
+            patient_server(plain, params(), functions={"f": train_later})
+        with pytest.raises(ConfigurationError, match=r"^on_event=.* async"):
+            patient_server(plain, params(), on_event=train_later)  # type: ignore[arg-type]
 
 
-def test_so_is_a_score_or_a_registered_function_that_does(
+def test_a_function_that_holds_what_stays_here_is_one_clear_error(
     plain: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = "cannot be sent to a node: .*that exists in this process only"
-    with patient_server(plain, params()) as ps:
+    def holding(held: Any) -> Any:
+        return lambda worker: held.pull()
+
+    with patient_server(plain, params(), optimizer=COUNTING) as ps:
+        trains = [*map(holding, (ps, plain, threading.Lock())), partial(isinstance, ps)]
+        for train in trains:
+            with (
+                caplog.at_level(logging.ERROR),
+                pytest.raises(ConfigurationError, match="use the worker that your function is gi"),
+            ):
+                ps.run(train)
+            assert caplog.records == []
+        assert results(ps.run(partial(count, 2))) == [2]
+        refused = "cannot be sent to a node: .*that exists in this process only"
         with pytest.raises(ConfigurationError, match=f"score {refused}"):
             ps.evaluate(lambda weights: (ps.pull(), 0.0))  # type: ignore[arg-type, return-value]
         with pytest.raises(ConfigurationError, match=f"functions= .*{refused}"):
@@ -280,48 +230,22 @@ def test_a_run_that_finds_no_free_thread_says_what_holds_them(
         assert results(first.run(partial(count, 1), workers=2)) == [1, 1]
 
 
-# -- what is logged --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["stop", "close"])
 def test_workers_that_are_ended_on_purpose_leave_no_tracebacks(
-    way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with nannied(3) as client:
-        with patient_server(client, params(), servers=1, optimizer=COUNTING) as ps:
-            futures = ps.run(partial(count_until, str(tmp_path / "never")), workers=2)
-            eventually(lambda: versions(ps)[0] > 5, SECONDS)
-            if way == "stop":
-                ps.stop()
-                wait(futures, timeout=SECONDS)
-        wait(futures, timeout=SECONDS)
+        for stopped in (True, False):
+            with patient_server(client, params(), servers=1, optimizer=COUNTING) as ps:
+                futures = ps.run(partial(count_until, str(tmp_path / "never")), workers=2)
+                eventually(lambda each=ps: versions(each)[0] > 5, SECONDS)  # type: ignore[misc]
+                if stopped:
+                    ps.stop()
+                    wait(futures, timeout=SECONDS)
+            wait(futures, timeout=SECONDS)
         logs = [line for lines in client.get_worker_logs().values() for _, line in lines]
         assert not any("Traceback" in line for line in logs)
         ended = [line for line in logs if "dps-worker-" in line]
-        assert len(ended) <= 2
-    assert "No handler" not in caplog.text  # of the scheduler, which is in this process
-
-
-def compute_on(flag: str, worker: Worker) -> None:
-    worker.push(ones(worker.pull()))
-    Path(f"{flag} is awaited").touch()
-    eventually(Path(flag).exists, SECONDS)
-    worker.push(ones(worker.pull()))
-
-
-def test_a_worker_that_computes_on_after_the_end_floods_no_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    flag, asked = tmp_path / "computed", 20
-    with nannied(2) as client:
-        timings = {"call": 0.2, "hold": 0.1, "lease": 0.2}
-        with ParameterServer(client, params(), servers=1, timings=Timings(**timings)) as ps:
-            ps.run(partial(compute_on, str(flag)))
-            eventually(Path(f"{flag} is awaited").exists, SECONDS)
-        time.sleep(asked * timings["lease"] / 3)  # so often it would have asked in vain
-        flag.touch()
-        left = partial(client.run, lambda dask_worker: len(dask_worker.state.tasks))
-        eventually(lambda: not any(left().values()), SECONDS)
+        assert len(ended) <= 4, "one line of each worker"
     assert "No handler" not in caplog.text  # of the scheduler, which is in this process
 
 
@@ -341,16 +265,15 @@ if __name__ == "__main__":
             while ps.audit()[0].version < 20:
                 pass
             print("training", flush=True)
-            WAIT
+            ps.progress()
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("waiting", ["client.gather(futures)", "ps.progress()"])
-def test_ctrl_c_prints_the_traceback_of_the_program_alone(tmp_path: Path, waiting: str) -> None:
+def test_ctrl_c_prints_the_traceback_of_the_program_alone(tmp_path: Path) -> None:
     """It reaches every process of the terminal, and so each of the nodes."""
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT.replace("WAIT", waiting))
+    script.write_text(SCRIPT)
     with subprocess.Popen(
         [sys.executable, str(script)],
         stdout=subprocess.PIPE,

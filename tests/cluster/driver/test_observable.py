@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,12 @@ from dps import (
     load,
 )
 from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import EvaluationMissed
 from tests.support.training import (
     COUNTING,
     PATIENT,
     SECONDS,
+    Events,
     count,
     counts,
     ones,
@@ -52,7 +55,7 @@ def count_and_report(worker: Worker) -> str:
     for step in range(STEPS):
         worker.push_pull(gradients)
         worker.report(loss=1.0 / (step + 1), rate=0.5)
-    return repr(worker) + worker._repr_html_()
+    return repr(worker)
 
 
 def count_when_told(flag: str, worker: Worker) -> None:
@@ -130,11 +133,16 @@ def raising(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
 
 
 def test_a_score_that_fails_is_not_silent(plain: Client) -> None:
+    """It is a warning, or an event where somebody takes events."""
     with (
         pytest.warns(RuntimeWarning, match="no evaluation, for the score raised.*of no examples"),
         patient_server(plain, params()) as ps,
     ):
         ps.evaluate(raising, every=60.0)
+    events = Events()
+    with patient_server(plain, params(), on_event=events) as ps:
+        ps.evaluate(raising, every=60.0)
+    assert "ZeroDivisionError" in events.of(EvaluationMissed)[-1].reason
 
 
 def report_what_is_no_number(worker: Worker) -> None:
@@ -165,7 +173,6 @@ def in_place(weights: Mapping[str, np.ndarray]) -> float:
 
 SCORES: dict[str, tuple[Any, dict[str, float]]] = {
     "a number": (lambda weights: 3, {"loss": 3.0}),
-    "an array of one": (lambda weights: np.array([2.5]), {"loss": 2.5}),
     "in place": (in_place, {"loss": 7.0}),
     "a pair": (lambda weights: [1, np.float32(0.5)], {"loss": 1.0, "accuracy": 0.5}),
     "names": (lambda weights: {"recall@10": 0.25, "auc": np.nan}, {"recall@10": 0.25}),
@@ -186,31 +193,17 @@ def test_a_score_may_be_a_number_a_pair_or_numbers_by_name(plain: Client, kind: 
     assert set(history["metric"]) >= set(expected)
 
 
-def train_scored_by(client: Client, score: Any) -> None:
-    """Score a training several times, in vain."""
-    with patient_server(client, params()) as ps:
-        ps.evaluate(score, every=0.05)
+def test_a_score_that_is_no_number_is_told_once(plain: Client) -> None:
+    with (
+        warnings.catch_warnings(record=True) as told,
+        patient_server(plain, params()) as ps,
+    ):
+        warnings.simplefilter("always")
+        ps.evaluate(lambda weights: "good", every=0.05)  # type: ignore[arg-type, return-value]
         results(ps.run(partial(count, 30)))
     assert len(ps.history()) == 0
-
-
-@pytest.mark.parametrize(
-    ("returned", "shown"),
-    [
-        ("good", "'good'"),
-        (None, "None"),
-        (np.ones(3), r"array\(\[1., 1., 1.\]\)"),
-        ((1, 2, 3), r"\(1, 2, 3\)"),
-        ({"loss": "low"}, "{'loss': 'low'}"),
-        ({}, "{}"),
-        (1j, "1j"),
-    ],
-)
-def test_a_score_that_is_no_number_is_told_once(plain: Client, returned: Any, shown: str) -> None:
-    expected = f"the score returned {shown}, expected a number .*, a pair of loss and accuracy, or"
-    with pytest.warns(RuntimeWarning, match=expected) as told:
-        train_scored_by(plain, lambda weights: returned)
-    assert len([each for each in told if "the score returned" in str(each.message)]) == 1
+    (text,) = (str(w.message) for w in told if "the score returned" in str(w.message))
+    assert "'good', expected a number" in text
 
 
 async def later(weights: Mapping[str, np.ndarray]) -> float:
@@ -255,7 +248,7 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
             assert shard.node in nodes
             assert shard.address == addresses[shard.node]
             assert (shard.version, shard.epoch, shard.nbytes) == (2, 1, layout.nbytes)
-        assert "2 workers (2 running)" in repr(ps)
+        assert "workers=2 (2 running)" in repr(ps)
         html = ps._repr_html_()
         flag.touch()
         # Looks have shown one push until now, so the first that shows two shows a rate.
@@ -268,15 +261,6 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
     assert "running" in html
     assert [shard.version for shard in ps.shards] == [6, 6]
     assert "closed" in repr(ps)
-
-
-def test_the_address_of_a_shard_with_replicas_is_that_of_its_head(plain: Client) -> None:
-    with patient_server(plain, params(), shards=2, recovery="chain") as ps:
-        addresses = {node.name: node.address for node in ps.nodes}
-        eventually(lambda: [len(shard.replicas) for shard in ps.shards] == [2, 2], SECONDS)
-        for shard in ps.shards:
-            assert shard.node == shard.replicas[0]
-            assert shard.address == addresses[shard.node]
 
 
 def fail(worker: Worker) -> None:
@@ -316,20 +300,6 @@ def test_progress_ends_with_the_workers(
         assert f"{2 * STEPS} gradients · 0.0/s · ended" in capsys.readouterr().out
         with pytest.raises(ConfigurationError, match="total=0"):
             ps.progress(total=0)
-
-
-def test_progress_shows_who_has_failed_and_why(
-    plain: Client, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with patient_server(plain, params(), optimizer=COUNTING) as ps:
-        results(ps.run(count_and_report))
-        for future in ps.run(fail, workers=2):
-            future.exception(timeout=SECONDS)
-        ps.progress(total=STEPS)
-        said = capsys.readouterr().out
-        assert f"0 of {STEPS} gradients · 0.0/s · ended · 2 of 2 workers failed" in said
-        assert "worker-1 failed: ValueError: [as] it was told" in said
 
 
 def push_rows(worker: Worker) -> None:
@@ -377,19 +347,17 @@ def count_to_the_end(steps: int, worker: Worker) -> int:
     return worker.done
 
 
-@pytest.mark.parametrize("shards", [None, 3])
-def test_a_worker_is_told_how_far_it_was(plain: Client, tmp_path: Path, shards: int | None) -> None:
+def test_a_worker_is_told_how_far_it_was(plain: Client, tmp_path: Path) -> None:
     saved = Recovery(Checkpoint(every=5, path=str(tmp_path)))
     with patient_server(plain, params(), shards=2, optimizer=COUNTING, recovery=saved) as ps:
         assert results(ps.run(partial(count_to_the_end, 7), workers=2)) == [0, 0]
-    with ParameterServer.resume(plain, str(tmp_path), shards=shards) as ps:
+    with ParameterServer.resume(plain, str(tmp_path), shards=3) as ps:
         assert results(ps.run(partial(count_to_the_end, 20), workers=2)) == [7, 7]
-        assert counts(ps) == [40] * (shards or 2)
+        assert counts(ps) == [40] * 3
         assert [worker.updates for worker in ps.workers] == [20, 20]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)  # MLflow makes its tables, which takes long on a busy machine
 def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -400,7 +368,7 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
     store = mlflow.MlflowClient(uri)
     run = store.get_run(run_id)
     assert (run.info.status, run.info.run_name) == ("FINISHED", "first")
-    assert run.data.params["optimizer"] == repr(COUNTING)
+    assert run.data.params["optimizer.kind"] == type(COUNTING).__name__
     assert run.data.params["recovery.durability.kind"] == "NoDurability"
     assert run.data.tags["dps.model"] == "counter"
     assert (run.data.metrics["updates_lost"], run.data.metrics["failovers"]) == (0, 0)
@@ -415,7 +383,6 @@ def test_a_training_is_logged_to_mlflow_as_it_goes(plain: Client, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # MLflow makes its tables, which takes long on a busy machine
 def test_a_training_that_is_resumed_goes_on_with_its_run(plain: Client, tmp_path: Path) -> None:
     mlflow = pytest.importorskip("mlflow")
     uri, path = f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "saved")
@@ -425,13 +392,12 @@ def test_a_training_that_is_resumed_goes_on_with_its_run(plain: Client, tmp_path
         results(ps.run(count_and_report))
     store = mlflow.MlflowClient(uri)
     store.update_run(first, status="RUNNING")  # as a driver that was killed leaves it
-    for times in (2, 3):
-        with ParameterServer.resume(plain, path, shards=2, timings=PATIENT) as ps:
-            assert ps.log_to_mlflow("counting", tracking_uri=uri) == first
-            assert store.get_run(first).info.status == "RUNNING"
-            results(ps.run(count_and_report))
-        assert store.get_run(first).info.status == "FINISHED"
-        logged = store.get_metric_history(first, "worker-0/loss")
-        assert [metric.step for metric in logged] == list(range(1, times * STEPS + 1))
+    with ParameterServer.resume(plain, path, shards=2, timings=PATIENT) as ps:
+        assert ps.log_to_mlflow("counting", tracking_uri=uri) == first
+        assert store.get_run(first).info.status == "RUNNING"
+        results(ps.run(count_and_report))
+    assert store.get_run(first).info.status == "FINISHED"
+    logged = store.get_metric_history(first, "worker-0/loss")
+    assert [metric.step for metric in logged] == list(range(1, 2 * STEPS + 1))
     with ParameterServer.resume(plain, path, timings=PATIENT) as ps:
         assert ps.log_to_mlflow("counting", "another", tracking_uri=uri) != first

@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from dps import SGD, Continue, Recovery, SharedStore
-from dps.cluster.driver.roles import by_assignment, check, newcomer
+from dps.cluster.driver.roles import by_assignment, newcomer
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
-from dps.errors import CapacityError
 from dps.protocol.group import Group
-from dps.sim.world import COORDINATOR
+from tests.simulator.world import COORDINATOR
 
 LAYOUT = Layout.of({"w": np.zeros(40)}, 2)
 STATELESS = Group(
@@ -37,11 +36,3 @@ def test_who_joins_takes_the_role_that_lacks_a_node(lost: str) -> None:
         "tcp://h:9": workers(10)["tcp://h:9"]
     }
     assert newcomer("tcp://h:9", again, rest, STATELESS).role == lost
-
-
-def test_a_cluster_without_room_for_every_store_is_refused() -> None:
-    nodes = by_assignment(workers(6), STATELESS)
-    check(nodes, STATELESS)
-    few = [n for n in nodes if n.role != "store"] + [n for n in nodes if n.role == "store"][:1]
-    with pytest.raises(CapacityError, match=r"2 for stores.*1 for stores"):
-        check(few, STATELESS)

@@ -13,14 +13,9 @@ from distributed import Client
 
 from dps import (
     BSP,
-    Chain,
-    Checkpoint,
-    Continue,
-    Frozen,
     Normal,
     ParameterServer,
     Recovery,
-    SharedStore,
     SparseSpec,
     Worker,
     WorkerCache,
@@ -41,9 +36,6 @@ FAR = 2**63 - 1
 def one_each(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """What adds 1 to the count of each key."""
     return keys, np.full((len(keys), 1), -1.0)
-
-
-# -- training functions, each run by a worker ------------------------------------------------------
 
 
 def push_and_read(worker: Worker) -> None:
@@ -93,9 +85,6 @@ def count_rows_until(flag: str, worker: Worker) -> int:
     raise AssertionError
 
 
-# -- tests -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_rows_are_pushed_and_read(client: Client) -> None:
     params = {"w": np.zeros(5)}
@@ -124,22 +113,6 @@ def _push_times(steps: int, worker: Worker) -> None:
         assert worker.push_pull(rows={"counts": one_each(KEYS)}) == {}
 
 
-def _push_to_both(worker: Worker) -> None:
-    one = np.ones((1, 4), np.float32)
-    worker.push({"w": np.ones(5)}, rows={"emb": ([7], one), "counts": one_each(KEYS)})
-
-
-@pytest.mark.parametrize("entry", ["emb", "e*"])
-def test_rows_of_a_frozen_table_are_not_made(with_roles: Client, entry: str) -> None:
-    """A shard makes a row when it is pushed to, whatever its rule is, so no worker may send any."""
-    rules = {entry: Frozen(), "*": COUNTING}
-    with ParameterServer(with_roles, {"w": np.zeros(5)}, tables=TABLES, optimizer=rules) as ps:
-        results(ps.run(_push_to_both))
-        assert ps.pull_range("emb")[0].tolist() == []
-        assert (ps.pull_rows("counts", KEYS) == 1).all()
-        assert (ps.pull()["w"] == -1).all()
-
-
 def test_tables_that_cannot_work_are_refused(with_roles: Client) -> None:
     start = partial(ParameterServer, with_roles, {"w": np.zeros(5)})
     with pytest.raises(ConfigurationError, match="worker_cache cannot bring sparse tables back"):
@@ -151,22 +124,17 @@ def test_tables_that_cannot_work_are_refused(with_roles: Client) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["chain", "stateless"])
-def test_no_row_is_lost_or_counted_twice_when_a_head_is_killed(
-    tmp_path: Path, strategy: str
-) -> None:
-    recovery = Recovery(Chain()) if strategy == "chain" else Recovery(SharedStore(), Continue())
-    replicas, flag = int(strategy == "chain"), tmp_path / "stop"
-    specs = nodes(replicas=replicas, spares=1, store=strategy == "stateless")
+def test_no_row_is_lost_or_counted_twice_when_a_head_is_killed(tmp_path: Path) -> None:
+    flag = tmp_path / "stop"
     with (
-        LocalCluster(specs, (*PRELOAD, __name__)) as cluster,
+        LocalCluster(nodes(replicas=1, spares=1), (*PRELOAD, __name__)) as cluster,
         ParameterServer(
             cluster.client,
             {"w": np.zeros(5)},
             tables=TABLES,
             shards=2,
             optimizer=COUNTING,
-            recovery=recovery,
+            recovery="chain",
         ) as ps,
     ):
         futures = ps.run(partial(count_rows_until, str(flag)), workers=2)
@@ -180,19 +148,3 @@ def test_no_row_is_lost_or_counted_twice_when_a_head_is_killed(
         assert keys.tolist() == KEYS.tolist()
         assert set(rows[:, 0].tolist()) == {pushed}
         assert (ps.pull()["w"] == pushed).all()
-
-
-@pytest.mark.slow
-def test_rows_come_back_with_the_checkpoints(tmp_path: Path) -> None:
-    recovery = Recovery(Checkpoint(every=1, mode="sync", path=str(tmp_path)))
-    with LocalCluster(nodes(), (*PRELOAD, __name__)) as cluster:
-        with ParameterServer(
-            cluster.client, {}, tables=TABLES, shards=2, optimizer=COUNTING, recovery=recovery
-        ) as ps:
-            results(ps.run(partial(_push_times, 3)))
-            begun = ps.pull_rows("emb", KEYS)
-        with ParameterServer.resume(cluster.client, str(tmp_path)) as ps:
-            assert (ps.pull_rows("counts", KEYS) == 3).all()
-            assert ps.pull_rows("emb", KEYS).tobytes() == begun.tobytes()
-            results(ps.run(partial(_push_times, 2)))
-            assert (ps.pull_rows("counts", KEYS) == 5).all()

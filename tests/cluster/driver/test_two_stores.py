@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from operator import gt
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dps import Continue, Recovery, SharedStore
 from dps.cluster.names import NodeSpec
-from dps.cluster.transport.calls import ClusterTransport
 from dps.events import Restored
 from dps.protocol.timings import Timings
-from dps.protocol.transport import Endpoint
 from tests.cluster.driver.test_kill import (
     Run,
-    assert_buffered_gradients_were_replayed,
     assert_nothing_lost_and_nothing_twice,
-    buffered,
     restoration,
     training,
 )
-from tests.support.training import SECONDS, nodes, versions
+from tests.support.training import SECONDS, nodes
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -67,45 +60,4 @@ def test_a_store_is_lost_then_the_other_one_with_a_server(tmp_path: Path) -> Non
         bring(run, "server-0-b", "store-1-b")
         run.advance()
         assert_nothing_lost_and_nothing_twice(run, run.finish())
-    assert restoration(run).source == "store"
-
-
-async def lose_packets(address: str, until: float = SECONDS) -> None:
-    """Have nothing of dps that this process sends reach an address, as a broken link does."""
-    send = ClusterTransport._send
-
-    async def lost(self: Any, to: Endpoint, *message: Any) -> Any:
-        if to.address == address:
-            await asyncio.sleep(until)
-        return await send(self, to, *message)
-
-    ClusterTransport._send = lost  # type: ignore[method-assign]
-
-
-def test_training_goes_on_when_servers_cannot_reach_one_of_two_stores(tmp_path: Path) -> None:
-    """Though the scheduler and the workers can, so that nobody is given up."""
-    timings = Timings(lease=2.0)
-    with training(tmp_path, RECOVERY, SPECS, timings=timings) as run:
-        run.advance()
-        away = run.ps.table().stores[0]
-        run.cluster.client.run(lose_packets, away.address, workers=list(run.serving()))
-        run.advance()
-        eventually(lambda: not run.ps.table().complete, SECONDS)
-        before = versions(run.ps)
-        eventually(lambda: all(map(gt, versions(run.ps), before)), SECONDS)
-        assert away in run.ps.table().stores
-        assert_nothing_lost_and_nothing_twice(run, run.finish())
-    assert {event.source for event in run.events.of(Restored)} <= {"initial"}, "no server was lost"
-
-
-def test_mail_of_shards_that_are_all_down_outlives_a_store(tmp_path: Path) -> None:
-    with training(tmp_path, RECOVERY, SPECS, timings=PATIENT) as run:
-        kill(run, "server-0", "server-1")
-        eventually(lambda: buffered(run), SECONDS)
-        kill(run, "store-0")
-        for name in ("server-0-b", "server-1-b"):
-            run.cluster.start(NodeSpec(name, "server"))
-        run.advance()
-        assert_nothing_lost_and_nothing_twice(run, run.finish())
-    assert_buffered_gradients_were_replayed(run)
     assert restoration(run).source == "store"

@@ -41,8 +41,9 @@ def compute_into(names: tuple[str, ...], worker: Worker) -> list[float]:
     return [float(weights[name].flat[0]) for name in ("w", "v")]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize(("names", "found"), [((), [STEPS, STEPS]), (("v",), [0, STEPS])])
+@pytest.mark.parametrize(
+    ("shards", "names", "found"), [(1, (), [STEPS, STEPS]), (2, ("v",), [0, STEPS])]
+)
 def test_arrays_to_compute_into_are_others_as_soon_as_they_are_pushed(
     plain: Client, shards: int, names: tuple[str, ...], found: list[float]
 ) -> None:
@@ -112,11 +113,10 @@ def pull_into_arrays(worker: Worker) -> list[bool]:
     return [bool((mine[name] == array).all()) for name, array in worker.pull().items()]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_weights_can_be_written_into_arrays_of_ones_own(plain: Client, shards: int) -> None:
-    with patient_server(plain, params(), shards=shards, optimizer=COUNTING) as ps:
+def test_weights_can_be_written_into_arrays_of_ones_own(plain: Client) -> None:
+    with patient_server(plain, params(), shards=2, optimizer=COUNTING) as ps:
         assert results(ps.run(pull_into_arrays)) == [[True, True]]
-        assert counts(ps) == [1] * shards
+        assert counts(ps) == [1, 1]
 
 
 class Readable:

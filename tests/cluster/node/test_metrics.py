@@ -90,7 +90,7 @@ def test_a_node_tells_how_it_stands_with_its_shards() -> None:
         assert metrics(cluster, "replica-0-1") == {}, "the group is closed"
 
 
-@pytest.mark.parametrize("labels", [{"shard": "x"}, {"No": "x"}, {"trial": 3}])
+@pytest.mark.parametrize("labels", [{"shard": "x"}, {"trial": 3}])
 def test_labels_that_cannot_be_are_refused(plain: Client, labels: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=r"labels\["):
         ParameterServer(plain, params(), labels=labels)

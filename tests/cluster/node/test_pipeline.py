@@ -71,9 +71,6 @@ def staleness(events: Events, updates: int) -> list[int]:
     return [stale for _, stale in sorted(rows)]
 
 
-# -- what a gradient was computed on -------------------------------------------------------------
-
-
 def compute_on_what_was_given(worker: Worker) -> None:
     """Compute the second gradient on the first weights, though newer ones have come."""
     gradients = ones(worker.pull())
@@ -120,9 +117,6 @@ def test_a_rule_gets_the_weights_that_were_computed_on(plain: Client) -> None:
     assert found == [1 + 1 - 0.5] * 2  # g + λ g² (w - base), of which the step is the opposite
 
 
-# -- the pipeline --------------------------------------------------------------------------------
-
-
 def run_ahead(ahead: int, flag: str, worker: Worker) -> tuple[list[float], list[float]]:
     """Compute while the shard is busy; return the weights that were computed on, and the last."""
     computed_on = []
@@ -139,7 +133,7 @@ def run_ahead(ahead: int, flag: str, worker: Worker) -> tuple[list[float], list[
     return computed_on, [float(pipeline.weights["w"].min()), float(pipeline.weights["w"].max())]
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2])
+@pytest.mark.parametrize("ahead", [0, 2])
 def test_a_worker_computes_on_while_so_many_updates_are_under_way(
     plain: Client, ahead: int, tmp_path: Path
 ) -> None:
@@ -155,21 +149,6 @@ def test_a_worker_computes_on_while_so_many_updates_are_under_way(
         found = staleness(events, STEPS)
         assert found[: ahead + 1] == list(range(ahead + 1))
         assert max(found) == ahead
-
-
-def drain_all(ahead: int, flag: str, worker: Worker) -> float:
-    """Drain once while as many updates are under way as may be; return what that came to."""
-    with Pipeline(worker, ahead) as pipeline:
-        worker.apply_async("hold", flag)
-        for _ in range(ahead):
-            pipeline.push_pull(ones(pipeline.weights))
-        Path(flag).touch()
-        return float(pipeline.drain()["w"][0])
-
-
-def test_a_drain_waits_for_all_that_is_under_way(plain: Client, tmp_path: Path) -> None:
-    with patient_server(plain, params(), optimizer=COUNTING, functions=HOLD) as ps:
-        assert results(ps.run(partial(drain_all, 3, str(tmp_path / "go on")))) == [3.0]
 
 
 def push_without_a_shard(pulled: str, down: str, worker: Worker) -> list[int | None]:
@@ -246,10 +225,7 @@ def test_ssp_bounds_what_a_worker_ahead_computes_on(plain: Client) -> None:
     [
         (BSP(), 1, r"ahead=1, but under BSP\(\) a worker may compute 0 more gradients than one"),
         (SSP(1), 2, r"expected ahead=1 at most, or SSP\(tau=2\)"),
-        (SSP(1), -1, "^ahead=-1, expected 0 or more whole updates$"),
-        (ASP(), 1.5, "^ahead=1.5, expected 0 or more whole updates$"),
-        (ASP(), True, "^ahead=True, expected 0 or more whole updates$"),
-        (ASP(), "1", "^ahead='1', expected 0 or more whole updates$"),
+        (ASP(), -1, "^ahead=-1, expected 0 or more whole updates$"),
     ],
 )
 def test_what_the_consistency_model_forbids_is_refused(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dps import Checkpoint, ParameterServer, Recovery
+from dps import ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.shutdown import margin
@@ -24,7 +23,6 @@ from tests.support.training import (
     SECONDS,
     Events,
     audited,
-    count,
     count_until,
     count_while_wanted,
     nodes,
@@ -70,18 +68,13 @@ def check_counts(ps: ParameterServer, pushed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["none", "checkpoint", "chain", "stateless"])
 def test_a_server_that_is_told_to_leave_moves_all_away_and_no_update_is_lost(
-    tmp_path: Path, kind: str
+    tmp_path: Path,
 ) -> None:
-    recovery: Recovery | str = kind
-    if kind == "checkpoint":
-        recovery = Recovery(Checkpoint(every=1000, path=str(tmp_path)))
     events, flag = Events(), str(tmp_path / "enough")
-    members = nodes(servers=3, replicas=int(kind == "chain"), store=kind == "stateless")
     with (
-        LocalCluster(members, PRELOAD) as cluster,
-        counting(cluster.client, events, recovery) as ps,
+        LocalCluster(nodes(servers=3), PRELOAD) as cluster,
+        counting(cluster.client, events) as ps,
     ):
         futures = ps.run(partial(count_until, flag), workers=2)
         eventually(lambda: min(versions(ps)) > 20, SECONDS)
@@ -97,11 +90,10 @@ def test_a_server_that_is_told_to_leave_moves_all_away_and_no_update_is_lost(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["server-0", "store-0"])
 def test_a_node_that_nobody_can_do_without_serves_on_until_there_is_another(
-    tmp_path: Path, name: str
+    tmp_path: Path,
 ) -> None:
-    events, flag = Events(), str(tmp_path / "enough")
+    events, flag, name = Events(), str(tmp_path / "enough"), "store-0"
     with (
         LocalCluster(nodes(servers=1, store=True), PRELOAD) as cluster,
         counting(cluster.client, events, "stateless", 1) as ps,
@@ -155,23 +147,6 @@ def test_an_evaluator_goes_on_on_the_node_that_takes_its_place() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", [tell_to_leave, LocalCluster.kill], ids=["left", "killed"])
-def test_the_last_score_is_there_also_if_the_evaluator_is_gone(
-    end: Callable[[LocalCluster, str], object],
-) -> None:
-    events, evaluator = Events(), NodeSpec("evaluator-0", "evaluator")
-    with (
-        LocalCluster([*nodes(servers=1, workers=1), evaluator], PRELOAD) as cluster,
-        counting(cluster.client, events, servers=1) as ps,
-    ):
-        ps.evaluate(lambda weights: (0.0, 1.0), every=0.05)
-        end(cluster, "evaluator-0")
-        assert cluster.gone("evaluator-0", SECONDS)
-        results(ps.run(partial(count, 3)))
-    assert events.of(Evaluated)[-1].updates == 3
-
-
-@pytest.mark.slow
 def test_no_last_score_is_waited_for_where_the_only_node_for_it_is_busy(tmp_path: Path) -> None:
     events, evaluator = Events(), NodeSpec("evaluator-0", "evaluator")
     with LocalCluster([*nodes(servers=1, workers=1), evaluator], PRELOAD) as cluster:
@@ -182,22 +157,6 @@ def test_no_last_score_is_waited_for_where_the_only_node_for_it_is_busy(tmp_path
             (future,) = ps.run(partial(count_until, str(tmp_path / "never")))
             eventually(lambda: versions(ps)[0] > 0, SECONDS)
         assert future.status in ("error", "cancelled")
-
-
-@pytest.mark.slow
-def test_nodes_leave_before_their_lifetime_is_over(tmp_path: Path) -> None:
-    events, flag = Events(), str(tmp_path / "enough")
-    short = NodeSpec("server-0", "server", lifetime=4.0)
-    with (
-        LocalCluster([short, *nodes(servers=3)[1:]], PRELOAD) as cluster,
-        counting(cluster.client, events) as ps,
-    ):
-        futures = ps.run(partial(count_until, flag), workers=2)
-        assert cluster.gone("server-0", SECONDS)
-        Path(flag).touch()
-        check_counts(ps, sum(results(futures)))
-    assert [(e.node, e.why) for e in events.of(NodeLeaving)] == [("server-0", "lifetime")]
-    assert [e.node for e in events.of(NodeLeft)] == ["server-0"]
 
 
 def test_a_second_signal_ends_a_node_at_once() -> None:

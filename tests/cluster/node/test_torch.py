@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -13,8 +11,8 @@ import pytest
 from distributed import Client
 
 import dps
-from dps import SGD, Adam, Momentum, ParameterServer, UpdateRule, Worker
-from dps.errors import ConfigurationError, GroupClosed, ShapeMismatch
+from dps import SGD, Momentum, ParameterServer, Worker
+from dps.errors import ConfigurationError, GroupClosed
 from tests.cluster.node.test_pipeline import staleness
 from tests.support.needs_torch import needs_torch
 from tests.support.training import Events, results
@@ -23,7 +21,6 @@ pytestmark = [pytest.mark.cluster, *needs_torch]
 
 RATE = 0.1
 STEPS = 8
-CLIP = 0.05
 
 
 def module(seed: int = 0, dtype: str = "float32", norm: bool = False) -> Any:
@@ -61,15 +58,13 @@ def arrays(made: Any) -> dict[str, np.ndarray]:
     return {n: p.detach().float().numpy().copy() for n, p in made.state_dict().items()}
 
 
-def by_torch(made: Any, clip: float | None = None, momentum: float = 0.0) -> dict[str, np.ndarray]:
+def by_torch(made: Any) -> dict[str, np.ndarray]:
     import torch
 
-    optimizer = torch.optim.SGD(made.parameters(), RATE, momentum)
+    optimizer = torch.optim.SGD(made.parameters(), RATE)
     for step in range(STEPS):
         optimizer.zero_grad()
         backward(made, step)
-        if clip is not None:
-            torch.nn.utils.clip_grad_norm_(made.parameters(), clip)
         optimizer.step()
     return arrays(made)
 
@@ -84,11 +79,9 @@ def by_dps(make: Callable[[], Any], choices: Mapping[str, Any], worker: Worker) 
     return arrays(made)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("clip", [None, CLIP])
+@pytest.mark.parametrize(("shards", "dtype"), [(1, "float32"), (3, "float64"), (3, "bfloat16")])
 def test_a_replica_is_trained_as_by_torchs_own_optimizer(
-    plain: Client, shards: int, dtype: str, clip: float | None
+    plain: Client, shards: int, dtype: str
 ) -> None:
     make = partial(module, dtype=dtype)
     start = dps.torch.parameters(make())
@@ -97,9 +90,9 @@ def test_a_replica_is_trained_as_by_torchs_own_optimizer(
         dtype.replace("bfloat16", "float32")
     }
     with ParameterServer(plain, start, shards=shards, optimizer=SGD(RATE)) as ps:
-        (found,) = results(ps.run(partial(by_dps, make, {"clip_norm": clip})))
+        (found,) = results(ps.run(partial(by_dps, make, {})))
         pulled = ps.pull()
-    expected = by_torch(make(), clip)
+    expected = by_torch(make())
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         # A server keeps float32 where torch's optimizer rounds bfloat16 at each step.
@@ -108,14 +101,7 @@ def test_a_replica_is_trained_as_by_torchs_own_optimizer(
         if name in pulled:
             np.testing.assert_allclose(found[name], pulled[name], atol=close / 10)
     moved = np.abs(found["0.weight"] - arrays(make())["0.weight"]).max()
-    assert moved > 0.01 * (clip or 1.0)
-
-
-def test_momentum_is_the_servers(plain: Client) -> None:
-    with ParameterServer(plain, dps.torch.parameters(module()), optimizer=Momentum(RATE)) as ps:
-        (found,) = results(ps.run(partial(by_dps, module, {})))
-    for name, array in by_torch(module(), momentum=0.9).items():
-        np.testing.assert_allclose(found[name], array, atol=1e-5, err_msg=name)
+    assert moved > 0.01
 
 
 def test_a_replica_may_be_ahead_and_is_drained_at_the_end(plain: Client) -> None:
@@ -134,23 +120,6 @@ def test_a_replica_may_be_ahead_and_is_drained_at_the_end(plain: Client) -> None
         results(ps.run(partial(by_dps, module, {"ahead": 2})))
 
 
-def unused(worker: Worker) -> list[float]:
-    """Push a gradient of one parameter alone; return how far each has moved."""
-    made = module()
-    before = arrays(made)
-    with dps.torch.attach(worker, made) as replica:
-        made[3].bias.sum().backward()
-        replica.step()
-    return [float(np.abs(array - before[name]).max()) for name, array in arrays(made).items()]
-
-
-def test_a_parameter_without_a_gradient_stays_as_it_is(plain: Client) -> None:
-    start = dps.torch.parameters(module())
-    with ParameterServer(plain, start, shards=2, optimizer=SGD(RATE)) as ps:
-        (moved,) = results(ps.run(unused))
-    assert moved == pytest.approx([0, 0, 0, 0, 0, RATE])
-
-
 def now_and_then(worker: Worker) -> dict[str, np.ndarray]:
     """The last layer is trained for two steps, frozen for three and trained again."""
     made = module()
@@ -162,14 +131,13 @@ def now_and_then(worker: Worker) -> dict[str, np.ndarray]:
     return arrays(made)
 
 
-@pytest.mark.parametrize("shards", [1, 3])
 def test_a_parameter_without_a_gradient_keeps_its_optimizer_state_as_in_torch(
-    plain: Client, shards: int
+    plain: Client,
 ) -> None:
     import torch
 
     start = dps.torch.parameters(module())
-    with ParameterServer(plain, start, shards=shards, optimizer=Momentum(RATE)) as ps:
+    with ParameterServer(plain, start, shards=3, optimizer=Momentum(RATE)) as ps:
         (found,) = results(ps.run(now_and_then))
     made = module()
     optimizer = torch.optim.SGD(made.parameters(), RATE, momentum=0.9)
@@ -180,26 +148,6 @@ def test_a_parameter_without_a_gradient_keeps_its_optimizer_state_as_in_torch(
         optimizer.step()
     for name, array in arrays(made).items():
         np.testing.assert_allclose(found[name], array, atol=1e-5, err_msg=name)
-
-
-def stays(rule: UpdateRule, worker: Worker) -> float:
-    """Train one layer alone for a while after all; return how far another has moved meanwhile."""
-    made = module()
-    with dps.torch.attach(worker, made) as replica:
-        backward(made, 0)
-        replica.step()
-        before = arrays(made)["3.weight"]
-        made[3].requires_grad_(False)
-        for step in range(STEPS):
-            backward(made, step)
-            replica.step()
-    return float(np.abs(arrays(made)["3.weight"] - before).max())
-
-
-@pytest.mark.parametrize("rule", [Momentum(RATE), Adam(RATE), dps.AdamW(RATE, weight_decay=0.5)])
-def test_what_has_no_gradient_does_not_move(plain: Client, rule: UpdateRule) -> None:
-    with ParameterServer(plain, dps.torch.parameters(module()), optimizer=rule) as ps:
-        assert results(ps.run(partial(stays, rule))) == [0.0]
 
 
 def scaled(worker: Worker) -> tuple[dict[str, np.ndarray], list[float]]:
@@ -231,9 +179,6 @@ def test_mixed_precision_with_a_scaler_of_gradients(plain: Client) -> None:
     assert scales == [1024.0, 1024.0] + [512.0] * (STEPS - 2)
     moved = np.abs(found["3.weight"] - start["3.weight"]).max()
     assert 0.01 < moved < 1.0
-
-
-# -- buffers and states ----------------------------------------------------------------------------
 
 
 def normalised(buffers: str, worker: Worker) -> dict[str, Any]:
@@ -277,16 +222,6 @@ def alone(worker: Worker) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays(made), by_torch(module(norm=True))
 
 
-def test_the_average_of_one_is_its_own(plain: Client) -> None:
-    start = dps.torch.parameters(module(norm=True), "averaged")
-    with ParameterServer(
-        plain, start, shards=3, optimizer=SGD(RATE), functions=dps.torch.FUNCTIONS
-    ) as ps:
-        ((found, expected),) = results(ps.run(alone))
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
-
-
 def test_buffers_that_the_server_has_are_not_kept_from_it(plain: Client) -> None:
     start = dps.torch.parameters(module(norm=True), "averaged")
 
@@ -297,37 +232,30 @@ def test_buffers_that_the_server_has_are_not_kept_from_it(plain: Client) -> None
         results(ps.run(partial(attach, partial(module, norm=True), {})))
 
 
-@pytest.mark.parametrize("functions", [{}, {"dps.averages": len}])
-def test_who_forgets_the_functions_is_told_which_they_are(plain: Client, functions: Any) -> None:
+def test_who_forgets_the_functions_is_told_which_they_are(plain: Client) -> None:
     start = dps.torch.parameters(module(norm=True), "averaged")
     with (
-        ParameterServer(plain, start, functions=functions) as ps,
+        ParameterServer(plain, start) as ps,
         pytest.raises(ConfigurationError, match=r"\(functions=dps\.torch\.FUNCTIONS\)"),
     ):
         results(ps.run(alone))
 
 
-def save_and_load(worker: Worker) -> float:
-    """Go back to the state after the first step; return how far the weights are from it then."""
+def step_and_save(worker: Worker) -> dict[str, np.ndarray]:
     made = module()
     replica = dps.torch.attach(worker, made, ahead=1)
     backward(made, 0)
     replica.step()
-    saved = replica.state_dict()
-    for step in range(3):
-        backward(made, step)
-        replica.step()
-    replica.load_state_dict(saved)
-    again = {name: tensor.numpy() for name, tensor in saved.items()}
-    return max(float(np.abs(array - again[name]).max()) for name, array in arrays(made).items())
+    return {name: tensor.numpy() for name, tensor in replica.state_dict().items()}
 
 
-def test_states_are_saved_and_loaded(plain: Client) -> None:
+def test_states_are_saved_after_all_that_is_under_way(plain: Client) -> None:
     start = dps.torch.parameters(module())
-    choices: dict[str, Any] = {"optimizer": SGD(RATE), "functions": dps.torch.FUNCTIONS}
-    with ParameterServer(plain, start, shards=2, **choices) as ps:
-        assert results(ps.run(save_and_load)) == [0.0]
+    with ParameterServer(plain, start, shards=2, optimizer=SGD(RATE)) as ps:
+        (saved,) = results(ps.run(step_and_save))
         weights = ps.pull()
+    for name, array in weights.items():
+        np.testing.assert_array_equal(saved[name], array)
     fresh = module(seed=1)
     fresh.load_state_dict(dps.torch.state_dict(module(), weights))
     for name, array in weights.items():
@@ -348,12 +276,18 @@ def use_when_closed(worker: Worker) -> list[np.ndarray]:
         replica.step()
     last, gradient = arrays(made)["0.weight"], made[0].weight
     backward(made, 1)
-    for send in (replica.step, lambda: replica.load_state_dict(module(norm=True).state_dict())):
-        with pytest.raises(GroupClosed, match="attach again"):
-            send()
+    with pytest.raises(GroupClosed, match="attach again"):
+        replica.step()
     assert gradient.grad is not None
     gradient.detach().fill_(7.0)
     replica.close()
+    with (
+        pytest.raises(ZeroDivisionError),
+        dps.torch.attach(worker, module(norm=True), buffers="averaged") as failed,
+    ):
+        raise ZeroDivisionError
+    with pytest.raises(GroupClosed):
+        failed.step()
     return [last, replica.state_dict()["0.weight"].numpy()]
 
 
@@ -364,41 +298,6 @@ def test_a_closed_replica_sends_nothing_and_leaves_the_module_alone(plain: Clien
         ((last, found),) = results(ps.run(use_when_closed))
         np.testing.assert_array_equal(ps.pull()["0.weight"], last)
     assert (found == 7.0).all()
-
-
-def fail_and_go_on(worker: Worker) -> None:
-    with pytest.raises(ZeroDivisionError), dps.torch.attach(worker, module()) as replica:
-        raise ZeroDivisionError
-    with pytest.raises(GroupClosed):
-        replica.step()
-
-
-def test_a_replica_is_closed_by_an_error_as_well(plain: Client) -> None:
-    with ParameterServer(plain, dps.torch.parameters(module())) as ps:
-        results(ps.run(fail_and_go_on))
-
-
-# -- what is taken as it is, and what is refused ---------------------------------------------------
-
-
-def push_tensors(worker: Worker) -> list[str]:
-    import torch
-
-    told = []
-    worker.pull()
-    worker.push({"w": torch.full((4,), -1.0)})
-    for wrong in (torch.ones(4, dtype=torch.bfloat16), torch.ones(4, requires_grad=True)):
-        with pytest.raises(ShapeMismatch) as caught:
-            worker.push({"w": wrong})
-        told.append(str(caught.value))
-    return told
-
-
-def test_tensors_are_pushed_as_they_are_or_refused_with_the_way_to_do_it(plain: Client) -> None:
-    with ParameterServer(plain, {"w": np.zeros(4, np.float32)}, optimizer=SGD(1.0)) as ps:
-        (told,) = results(ps.run(push_tensors))
-        assert list(ps.pull()["w"]) == [1.0] * 4
-    assert all("'w' is Tensor" in text and "dps.torch.attach" in text for text in told)
 
 
 def attach(make: Callable[[], Any], choices: Mapping[str, Any], worker: Worker) -> None:
@@ -412,36 +311,26 @@ def elsewhere() -> Any:
         return module()
 
 
-@pytest.mark.parametrize(
-    ("make", "choices", "text"),
-    [
-        (partial(module, dtype="float64"), {}, r"'0.weight', float64\[6, 6\], and .* float32\[6"),
-        (partial(module, norm=True), {}, r"'1.weight', float32\[6\], and .* nothing of that name"),
-        (elsewhere, {}, "on these devices: meta; expected the CPU"),
-    ],
-)
-def test_a_module_that_does_not_fit_is_refused(
-    plain: Client, make: Any, choices: Any, text: str
-) -> None:
-    with (
-        ParameterServer(plain, dps.torch.parameters(module())) as ps,
-        pytest.raises(ConfigurationError, match=text),
-    ):
-        results(ps.run(partial(attach, make, choices)))
+def test_a_module_that_does_not_fit_is_refused(plain: Client) -> None:
+    with ParameterServer(plain, dps.torch.parameters(module())) as ps:
+        for make, text in (
+            (partial(module, dtype="float64"), r"'0.weight', float64\[6, 6\], and .* float32\[6"),
+            (partial(module, norm=True), r"'1.weight', float32\[6\], and .* nothing of that name"),
+            (elsewhere, "on these devices: meta; expected the CPU"),
+        ):
+            with pytest.raises(ConfigurationError, match=text):
+                results(ps.run(partial(attach, make, {})))
 
 
-@pytest.mark.parametrize("buffers", ["avg", "average", True, None])
-def test_buffers_that_are_neither_kept_nor_averaged_are_refused(
-    plain: Client, buffers: Any
-) -> None:
-    text = rf"^buffers={buffers!r}, expected 'kept' or 'averaged'$"
+def test_buffers_that_are_neither_kept_nor_averaged_are_refused(plain: Client) -> None:
+    text = "^buffers='avg', expected 'kept' or 'averaged'$"
     with pytest.raises(ConfigurationError, match=text):
-        dps.torch.parameters(module(), buffers)
+        dps.torch.parameters(module(), "avg")  # type: ignore[arg-type]
     with (
         ParameterServer(plain, dps.torch.parameters(module())) as ps,
         pytest.raises(ConfigurationError, match=text),
     ):
-        results(ps.run(partial(attach, module, {"buffers": buffers})))
+        results(ps.run(partial(attach, module, {"buffers": "avg"})))
 
 
 def unfreeze(made: Any) -> None:
@@ -487,28 +376,23 @@ def change(how: Callable[[Any], None], worker: Worker) -> None:
         replica.step()
 
 
-@pytest.mark.parametrize("how", CHANGES, ids=lambda how: how.__name__)
-def test_a_module_that_changes_after_attach_is_refused(
-    plain: Client, how: Callable[[Any], None]
-) -> None:
-    start = dps.torch.parameters(module())
-    with (
-        ParameterServer(plain, start) as ps,
-        pytest.raises(ConfigurationError, match=f"{CHANGES[how]}.*attach it again"),
-    ):
-        results(ps.run(partial(change, how)))
+def test_a_module_that_changes_after_attach_is_refused(plain: Client) -> None:
+    with ParameterServer(plain, dps.torch.parameters(module())) as ps:
+        for how, told in CHANGES.items():
+            with pytest.raises(ConfigurationError, match=f"{told}.*attach it again"):
+                results(ps.run(partial(change, how)))
 
 
 def test_parameters_that_the_server_cannot_hold_are_refused() -> None:
     import torch
 
     for made, text in (
-        (torch.nn.Linear(2, 2, dtype=torch.complex64), "'weight' is torch.complex64, .*view_as_re"),
+        (torch.nn.Linear(2, 2, dtype=torch.complex64), "'weight' is torch.complex64 and"),
         (torch.nn.LazyLinear(2), "'weight' is not initialised yet: run the module once"),
         (torch.nn.Linear(2, 2, device="meta"), "'weight' is on the device meta, without values"),
         (
             torch.nn.ParameterList([torch.eye(2).to_sparse()]),
-            "'0' is torch.sparse_coo, expected a dense",
+            "'0' is .*torch.sparse_coo, expected a dense",
         ),
         (None, "^module=None, expected a torch.nn.Module$"),
     ):
@@ -523,18 +407,6 @@ def test_parameters_that_the_server_cannot_hold_are_refused() -> None:
     ):
         with pytest.raises(ConfigurationError, match=text):
             dps.torch.state_dict(torch.nn.Linear(2, 2), weights)
-
-
-@pytest.mark.parametrize("dtype", [">f8", "longdouble", "float16", "grad", "bfloat16"])
-def test_a_state_is_made_of_floats_of_any_kind(dtype: str) -> None:
-    import torch
-
-    values: Any = torch.tensor([1.0, -2.0], requires_grad=dtype == "grad")
-    values = values.bfloat16() if dtype == "bfloat16" else values
-    if dtype not in ("grad", "bfloat16"):
-        values = np.array([1.0, -2.0], dtype)
-    state = dps.torch.state_dict(torch.nn.Linear(2, 2), {"bias": values})
-    assert state["bias"].tolist() == [1.0, -2.0]
 
 
 def with_nothing(worker: Worker) -> list[int]:
@@ -565,22 +437,14 @@ def attach_in_vain(choices: Mapping[str, Any], worker: Worker) -> tuple[str, boo
     return str(caught.value), before == [parameter.data_ptr() for parameter in made.parameters()]
 
 
-WRONG = {
-    "ahead": ((-1, 1.5, True, "1", None), "0 or more whole updates"),
-    "clip_norm": ((0, -1.0, float("nan"), float("inf"), True, "1"), "a number above 0"),
-    "average_every": ((0, -1, 2.5, True, "1", None), "1 or more whole steps"),
-}
+WRONG = [
+    ("ahead", 1.5, "0 or more whole updates"),
+    ("average_every", 0, "1 or more whole steps"),
+]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_argument_is_refused_before_the_module_is_changed(plain: Client, name: str) -> None:
-    values, expected = WRONG[name]
+def test_a_wrong_argument_is_refused_before_the_module_is_changed(plain: Client) -> None:
     with ParameterServer(plain, dps.torch.parameters(module())) as ps:
-        for value in values:
+        for name, value, expected in WRONG:
             (told,) = results(ps.run(partial(attach_in_vain, {name: value})))
             assert told == (f"{name}={value!r}, expected {expected}", True)
-
-
-def test_torch_is_imported_only_for_it() -> None:
-    code = "import sys, dps; dps.Pipeline; assert 'torch' not in sys.modules; dps.torch.attach"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -77,6 +77,8 @@ def test_a_tree_is_named_by_paths_and_put_together_again() -> None:
     assert dps.tree.parameters(np.ones(2, np.longdouble))["array"].dtype == np.float64
     with pytest.raises(ConfigurationError, match="two arrays of the tree have the path 'a/b'"):
         dps.tree.parameters({"a/b": np.zeros(1), "a": {"b": np.zeros(1)}})
+    with pytest.raises(ConfigurationError, match="two arrays of the tree have the path '1'"):
+        dps.tree.parameters({1: np.zeros(1), "1": np.zeros(1)})
     with pytest.raises(ConfigurationError, match="'a/0' of the tree is str, expected an array"):
         dps.tree.parameters({"a": ["text"]})
 
@@ -139,17 +141,12 @@ def test_a_structure_that_cannot_come_back_is_refused(like: Any, text: str) -> N
         dps.tree.restored(like, {"a": ARRAY})
 
 
-def test_keys_that_are_the_same_path_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="two arrays of the tree have the path '1'"):
-        dps.tree.parameters({1: ARRAY, "1": ARRAY})
-
-
 def test_masks_and_imaginary_parts_are_not_dropped() -> None:
     with pytest.raises(ConfigurationError, match="'a' of the tree is a masked array"):
         dps.tree.parameters({"a": np.ma.masked_array([1.0], [True])})
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool", "complex64"])
+@pytest.mark.parametrize("dtype", ["int64", "complex64"])
 def test_leaves_that_are_no_floats_are_refused(dtype: str) -> None:
     wrong = {"a": [np.zeros((2, 3), dtype)]}
     text = rf"^'a/0' of the tree is {dtype}\[2, 3\], expected floats; convert with astype"
@@ -178,23 +175,6 @@ def test_every_gradient_is_applied_once(plain: Client, shards: int, ahead: int) 
         assert all((array == STEPS).all() for array in ps.pull().values())
 
 
-def clipped(worker: Worker) -> list[float]:
-    replica = dps.tree.attach(
-        worker, {"a": np.zeros(2), "b": np.zeros((), np.float32)}, clip_norm=1
-    )
-    replica.step({"a": np.array([2.0, 4.0]), "b": np.float32(4.0)})
-    found = replica.step({"a": np.array([0.1, 0.0]), "b": np.float32(0.0)})
-    return [*map(float, found["a"]), float(found["b"])]
-
-
-def test_gradients_are_clipped_to_the_norm_of_all_and_small_ones_left_alone(plain: Client) -> None:
-    with ParameterServer(
-        plain, {"a": np.zeros(2), "b": np.zeros((), np.float32)}, optimizer=SGD(1.0)
-    ) as ps:
-        (found,) = results(ps.run(clipped))
-    assert found == pytest.approx([-2 / 6 - 0.1, -4 / 6, -4 / 6], rel=1e-5)
-
-
 def push_what_does_not_fit(worker: Worker) -> list[str]:
     told = []
     replica = dps.tree.attach(worker, tree())
@@ -219,25 +199,6 @@ def test_what_does_not_fit_is_refused_by_its_path(plain: Client) -> None:
     assert "the gradient of 'z/a' is [2], expected []" in told[2]
     assert "'z/a' of the tree is complex128[], expected floats" in told[3]
     assert "the tree has 'z', float64[3], and the parameter server nothing of that path" in told[4]
-
-
-def attach_with(choices: dict[str, Any], worker: Worker) -> None:
-    dps.tree.attach(worker, tree(), **choices)
-
-
-@pytest.mark.parametrize(
-    ("choices", "text"),
-    [
-        ({"ahead": 1.5}, "^ahead=1.5, expected 0 or more whole updates$"),
-        ({"clip_norm": 0.0}, "^clip_norm=0.0, expected a number above 0$"),
-    ],
-)
-def test_a_wrong_argument_is_refused(plain: Client, choices: dict[str, Any], text: str) -> None:
-    with (
-        ParameterServer(plain, dps.tree.parameters(tree())) as ps,
-        pytest.raises(ConfigurationError, match=text),
-    ):
-        results(ps.run(partial(attach_with, choices)))
 
 
 def step_when_closed(worker: Worker) -> float:

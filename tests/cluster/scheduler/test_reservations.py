@@ -60,7 +60,9 @@ def test_each_has_nodes_of_its_own_and_the_last_leaves_the_scheduler_as_it_was(
                 assert set(one.pids.values()).isdisjoint(other.pids.values())
                 assert (one.room, other.room) == (2, 2)
             assert client.run_on_scheduler(kept)[0] == 0
+            pids = one.pids.values()
         assert client.run_on_scheduler(kept) == before
+        assert all(is_running(pid, 0.0) for pid in pids)
         assert before[0] > 0
 
 

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from dataclasses import replace
-from multiprocessing import Pipe
-
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster
 
-from dps import Timings
-from dps.cluster.supervision.messages import Known, Past
-from dps.cluster.supervision.session import Session, _lost
+from dps.cluster.supervision.session import _lost
 from dps.core.shard import Progress, ShardState
-from dps.errors import DeadlineExceeded
 
 
 def state(**workers: tuple[int, int, int]) -> ShardState:
@@ -50,46 +40,3 @@ def test_what_is_lost_at_least(
     states: list[ShardState], seen: tuple[int, ...], lost: tuple[int, ...]
 ) -> None:
     assert _lost(states, seen) == lost
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-@pytest.mark.timeout(120)
-def test_a_return_does_not_wait_for_ever_for_a_dask_worker_that_hangs() -> None:
-    timings = replace(Timings(), unavailable=2.0)
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        noticed = time.monotonic()
-        session = Session(Pipe()[0], Past(returns=1, noticed=noticed))
-        session._settle(client, Known("/checkpoints/dps-group"), Timings())
-        assert time.monotonic() >= noticed + Timings().lease, "one may have been given until then"
-        (address, pid), _ = client.run(os.getpid).items()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            with pytest.raises(DeadlineExceeded, match=rf"{address} do not answer for 2 s"):
-                session._settle(client, Known("/checkpoints/dps-group"), timings)
-        finally:
-            os.kill(pid, signal.SIGCONT)
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-@pytest.mark.timeout(120)
-def test_a_return_waits_for_hosts_of_its_own_group_and_of_no_other() -> None:
-    timings = replace(Timings(), unavailable=10.0)
-    with (
-        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
-        Client(cluster) as client,
-    ):
-        session = Session(Pipe()[0], Past(returns=1, noticed=time.monotonic()))
-        other = client.submit(int, key="host-dps-group2-0")
-        assert other.result() == 0
-        session._settle(client, Known("/checkpoints/dps-group"), timings)
-        own = client.submit(int, key="host-dps-group-0")
-        assert own.result() == 0
-        with pytest.raises(
-            DeadlineExceeded, match="dps-group are still on Dask workers after 10 s"
-        ):
-            session._settle(client, Known("/checkpoints/dps-group"), timings)

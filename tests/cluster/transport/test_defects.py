@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
-from distributed import Client
 
 from dps.errors import RemoteError
 from dps.protocol.server.replica import Replica
-from dps.protocol.transport import TransportChoice
+from tests.support.clusters import nannied
 from tests.support.training import COUNTING, count, params, patient_server, results
 
 pytestmark = pytest.mark.cluster
@@ -24,11 +24,11 @@ async def have_a_defect() -> None:
     Replica.push = push  # type: ignore[assignment, method-assign]
 
 
-@pytest.mark.parametrize("transport", ["auto", "stream", "dask"])
-def test_a_defect_of_a_server_ends_the_training_with_what_it_is(
-    plain: Client, transport: TransportChoice
-) -> None:
-    with patient_server(plain, params(), optimizer=COUNTING, transport=transport) as ps:
-        plain.run(have_a_defect)
-        with pytest.raises(RemoteError, match="KeyError: 'cell'"):
-            results(ps.run(partial(count, 3)))
+def test_a_defect_of_a_server_ends_the_training_with_what_it_is() -> None:
+    with nannied(2) as client:
+        for transport in ("auto", "stream", "dask"):
+            choices: dict[str, Any] = {"optimizer": COUNTING, "transport": transport}
+            with patient_server(client, params(), **choices) as ps:
+                client.run(have_a_defect)
+                with pytest.raises(RemoteError, match="KeyError: 'cell'"):
+                    results(ps.run(partial(count, 3)))

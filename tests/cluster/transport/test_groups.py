@@ -13,20 +13,10 @@ import pytest
 
 from dps import Chain, ParameterServer, Recovery, Worker
 from dps.cluster.backends.local import LocalCluster
-from dps.errors import ConfigurationError
 from dps.events import Connected
 from dps.protocol.transport import TransportChoice
 from tests.support.leftovers import shared_by
-from tests.support.training import (
-    COUNTING,
-    PRELOAD,
-    SECONDS,
-    Events,
-    audited,
-    nodes,
-    ones,
-    results,
-)
+from tests.support.training import COUNTING, PRELOAD, SECONDS, Events, audited, nodes, ones, results
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -99,18 +89,14 @@ def push_until(flag: str, worker: Worker) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("transport", "by"), CHOSEN)
-def test_no_weights_are_torn_when_a_server_is_killed(
-    tmp_path: Path, transport: TransportChoice, by: str
-) -> None:
+def test_no_weights_are_torn_when_a_server_is_killed(tmp_path: Path) -> None:
     with (
         LocalCluster(nodes(1, replicas=1, workers=2), (*PRELOAD, __name__)) as cluster,
         ParameterServer(
             cluster.client,
             zeros(4),
             optimizer=COUNTING,
-            recovery=Recovery(Chain()),
-            transport=transport,
+            recovery="chain",
         ) as ps,
     ):
         futures = ps.run(partial(push_until, str(tmp_path / "enough")), workers=2)
@@ -126,8 +112,3 @@ def test_no_weights_are_torn_when_a_server_is_killed(
         pushed = sum(results(futures))
         weights = ps.pull()["w"]
         assert (weights == pushed).all()
-
-
-def test_what_is_no_transport_is_refused(cluster: LocalCluster) -> None:
-    with pytest.raises(ConfigurationError, match=r"transport='pigeon', expected 'auto', .* 'dask'"):
-        ParameterServer(cluster.client, zeros(1), transport="pigeon")  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -72,38 +72,6 @@ def test_calls_that_are_given_up_neither_pile_up_nor_cost_connections() -> None:
             late.has_time.set()
             assert await call(SECONDS) == Flush()
             assert (len(late.connections), late.asked) == (1, 2)
-
-    asyncio.run(scenario())
-
-
-def test_a_call_waits_for_a_late_reply_within_its_own_deadline() -> None:
-    async def scenario() -> None:
-        async with line() as (late, call):
-            await give_up(call)
-            waiting = asyncio.ensure_future(call(SECONDS))
-            await give_up(call)
-            late.has_time.set()
-            assert await waiting == Flush()
-
-    asyncio.run(scenario())
-
-
-def test_a_call_that_is_cancelled_holds_nobody_up() -> None:
-    """As when a client closes: that says nothing of the coordinator."""
-
-    async def scenario() -> None:
-        async with line() as (late, call):
-            cancelled = asyncio.ensure_future(call(SECONDS))
-            while not late.asked:
-                await asyncio.sleep(0.001)
-            cancelled.cancel()
-            with suppress(asyncio.CancelledError):
-                await cancelled
-            waiting = asyncio.ensure_future(call(SECONDS))
-            while late.asked < 2:
-                await asyncio.sleep(0.001)
-            late.has_time.set()
-            assert await waiting == Flush()
 
     asyncio.run(scenario())
 

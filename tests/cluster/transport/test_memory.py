@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import gc
 import mmap
 import os
-import resource
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -19,60 +14,23 @@ import pytest
 
 from dps.cluster.transport import memory as module
 from dps.cluster.transport.memory import (
-    IDLE_BYTES,
     SMALLEST,
     Held,
-    Mapping,
     Pool,
     array_of,
     create,
     held_by,
     opened,
     private,
-    size_class,
 )
 
 BYTE = np.dtype(np.uint8)
-
-
-def mapped() -> int:
-    """How many segments this process maps."""
-    return Path("/proc/self/maps").read_text().count("memfd:dps")
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
-@contextmanager
-def nothing_left() -> Iterator[None]:
-    gc.collect()
-    before = mapped(), descriptors()
-    yield
-    gc.collect()
-    assert (mapped(), descriptors()) == before
 
 
 def as_seen_by_another(held: Held) -> np.ndarray:
     """A segment as a process sees it that was passed the descriptor."""
     there = opened(os.dup(held.mapping.fd), held.mapping.size)
     return array_of(Held(there, (there.size,), BYTE, False, lambda *_: None))
-
-
-def test_another_sees_what_was_filled_in_byte_by_byte() -> None:
-    arrays: list[np.ndarray] = [
-        np.arange(5, dtype=np.int64),
-        np.ones((3, 7), np.float32),
-        np.zeros(0),
-    ]
-    with nothing_left():
-        pool = Pool()
-        held, starts = pool.filled(arrays)
-        seen = as_seen_by_another(held)
-        for start, array in zip(starts, arrays, strict=True):
-            assert start % 64 == 0
-            assert seen[start : start + array.nbytes].tobytes() == array.tobytes()
-        del held, seen, pool
 
 
 def test_nobody_else_can_write_to_a_segment_nor_change_its_size() -> None:
@@ -94,18 +52,6 @@ def test_the_memory_of_a_segment_is_there_before_anybody_writes_to_it() -> None:
     assert os.fstat(made.fd).st_blocks * 512 >= made.size
 
 
-def test_what_may_shrink_or_is_too_small_is_not_mapped() -> None:
-    with nothing_left():
-        unsealed = os.memfd_create("dps", os.MFD_ALLOW_SEALING)
-        os.ftruncate(unsealed, SMALLEST)
-        with pytest.raises(OSError, match="may shrink"):
-            opened(unsealed, SMALLEST)
-        small = create(SMALLEST)
-        with pytest.raises(OSError, match="too small"):
-            opened(os.dup(small.fd), 2 * SMALLEST)
-        del small
-
-
 def test_a_segment_is_filled_again_only_when_nobody_holds_it() -> None:
     pool = Pool()
     first, _ = pool.filled([np.full(8, 1.0)])
@@ -118,29 +64,6 @@ def test_a_segment_is_filled_again_only_when_nobody_holds_it() -> None:
     assert third.mapping.fd == number
     assert seen[:64].view(np.float64).tolist() == [3.0] * 8  # the same memory
     assert len(pool) == 2
-
-
-def test_a_view_holds_a_segment_as_its_array_does() -> None:
-    pool = Pool()
-    view = pool.empty((4, 4), np.dtype(np.float32))[1:, ::2].T
-    pool.filled([np.zeros(8)])
-    assert len(pool) == 2
-    del view
-    pool.filled([np.zeros(8)])
-    assert len(pool) == 2
-
-
-def test_a_spoiled_segment_is_never_filled_again() -> None:
-    with nothing_left():
-        pool = Pool()
-        held, _ = pool.filled([np.zeros(8)])
-        held.spoiled = True
-        seen = as_seen_by_another(held)
-        del held
-        pool.filled([np.ones(8)])
-        assert len(pool) == 1
-        assert not seen.any()  # its memory stays as it was
-        del pool, seen
 
 
 def test_only_what_nobody_can_write_to_is_taken_as_it_lies() -> None:
@@ -161,53 +84,6 @@ def test_only_what_nobody_can_write_to_is_taken_as_it_lies() -> None:
     assert held_by(np.frombuffer(b"1234", np.uint8)) is None
 
 
-def test_a_pool_keeps_no_more_than_its_share() -> None:
-    with nothing_left():
-        pool = Pool()
-        size = IDLE_BYTES // 2
-        for held in [pool.filled([np.zeros(1)]), pool.filled([np.zeros(1)])]:
-            del held
-        pool.filled([np.zeros(1)])
-        assert len(pool) == 2
-        pool._ended.extend((_sparse(size), False) for _ in range(3))
-        pool.filled([np.zeros(1)])
-        assert sum(mapping.size for mapping in pool._idle) <= IDLE_BYTES
-        pool.close()
-        assert len(pool) == 0
-
-
-def _sparse(size: int) -> Mapping:
-    """A segment without memory."""
-    fd = os.memfd_create("dps")
-    os.ftruncate(fd, size)
-    return Mapping(fd, size, writable=True)
-
-
-def test_no_more_segments_are_made_than_there_are_descriptors_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "MOST_SEGMENTS", 2)
-    pool = Pool()
-    held = [pool.filled([np.zeros(1)]) for _ in range(2)]
-    with pytest.raises(OSError, match="2 segments are in use") as refused:
-        pool.filled([np.zeros(1)])
-    assert refused.value.errno == errno.EMFILE
-    held.pop()
-    pool.filled([np.zeros(SMALLEST)])  # of another size: one that is idle makes room
-    assert len(pool) == 2
-
-
-def test_what_the_system_refuses_is_an_error_and_leaves_nothing() -> None:
-    room, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with nothing_left():
-        try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
-            with pytest.raises(OSError, match="too large"):
-                Pool().filled([np.zeros(1)])
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
-
-
 def test_threads_that_fill_and_let_go_at_once_never_share_a_segment() -> None:
     pool, torn = Pool(), []
 
@@ -225,15 +101,6 @@ def test_threads_that_fill_and_let_go_at_once_never_share_a_segment() -> None:
         thread.join()
     assert torn == []
     assert len(pool) <= 8
-
-
-@pytest.mark.parametrize("size", [1, SMALLEST, SMALLEST + 1, 3 << 20, (1 << 26) + 5, 12345678])
-def test_a_size_class_holds_the_size_and_wastes_a_quarter_at_most(size: int) -> None:
-    found = size_class(size)
-    assert found >= size
-    assert found == SMALLEST or found <= 1.25 * size
-    assert found % 4096 == 0
-    assert size_class(found) == found
 
 
 KILLED = """

@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,23 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import psutil
 import pytest
-import yaml
 from rich.console import Console
-from typer.testing import CliRunner
 
 from dps.errors import ConfigurationError
 from dps.events import DashboardServed, Event, TrialEnded
-from flows.cli import app
 from flows.monitor.status import State, Status, running, show, status_of, statuses
-from flows.records.owner import NOTE, noted, owner_of
-from flows.records.record import EVENTS_FILE, EventWriter, read_end, write_grid
-from flows.report.html import write_report
+from flows.records.owner import LOCK_FILE, exclusive, owner_of
+from flows.records.record import EVENTS_FILE, EventWriter, write_grid
 from tests.support.synthetic import missed, toy_events, write_events
-from tests.support.waiting import eventually
 
 DONE, FAILED, GOING, WAITING = "none.kill.seed-0", "none.kill.seed-1", "chain.kill.seed-0", "last"
 
@@ -71,7 +63,7 @@ def at_work(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the folder, as `dps run` does."""
     script = (
         "import sys, pathlib\n"
-        "from flows.execution.experiment import exclusive\n"
+        "from flows.records.owner import exclusive\n"
         "with exclusive(pathlib.Path(sys.argv[1])):\n"
         "    print('at work', flush=True)\n"
         "    sys.stdin.read()\n"
@@ -110,77 +102,36 @@ def test_what_was_left_before_is_waiting_and_what_is_written_now_is_running(
         go_on(folder, DashboardServed(time.time(), "http://127.0.0.1:8787/status"))
         (status,) = running(tmp_path)
         assert states(status) == {**before, GOING: "running"}
-        going = status.trials[0].going
-        assert going is not None
-        assert 0 < going.updates < going.of == 800
+        training = status.trials[0].training
+        assert training is not None
+        assert 0 < (training.done or 0) < 800
         told = shown(tmp_path)
-        assert f"{going.updates}/800" in told
+        assert f"{training.done}/800" in told
         assert f"{GOING}: Dask dashboard: http://127.0.0.1:8787/status" in told
         assert "4 trials: 1 done, 1 running, 2 waiting" in told
-
-
-@pytest.mark.slow
-def test_the_report_of_what_is_running_links_to_its_dashboard(folder: Path) -> None:
-    link = '<a href="http://127.0.0.1:8787/status">Dask dashboard</a>'
-    with at_work(folder):
-        go_on(folder, DashboardServed(time.time(), "http://127.0.0.1:8787/status"))
-        page = write_report(folder, folder / "report.html").read_text()
-    assert "Running when this was written" in page
-    assert link in page
-    assert "3, 1 of them valid, 1 running" in page
-    assert '<span class="status running">running</span>' in page
-    assert "1 of 3 trials is left out of every figure and statistic" in page
-    afterwards = write_report(folder, folder / "report.html").read_text()
-    assert link not in afterwards
-    assert "2 of 3 trials are left out of every figure and statistic" in afterwards
-
-
-@pytest.mark.slow
-def test_the_results_call_what_is_running_by_that_name(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    def statuses() -> dict[str, str]:
-        found = CliRunner().invoke(app, ["results", "demo", "--format", "json"])
-        return {row["trial"]: row["status"] for row in json.loads(found.stdout)}
-
-    with at_work(folder):
-        go_on(folder)
-        assert statuses() == {DONE: "valid", FAILED: "failed", GOING: "running"}
-    assert statuses() == {DONE: "valid", FAILED: "failed", GOING: "failed"}
 
 
 def test_one_that_was_killed_is_not_running(folder: Path, tmp_path: Path) -> None:
     with at_work(folder) as process:
         assert owner_of(folder) is not None
         process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with pytest.raises(ConfigurationError, match="no experiment is running"):
+            running(tmp_path)  # it has ended, and nobody has waited for it
         process.wait(10)
-        for experiment in (None, "demo"):
-            with pytest.raises(ConfigurationError, match="was killed") as caught:
-                running(tmp_path, experiment)
+        with pytest.raises(ConfigurationError) as caught:
+            running(tmp_path, "demo")
     assert str(caught.value) == (
-        "demo: 4 trials: 2 done, 1 interrupted, 1 missing; it does not run: process "
-        f"{process.pid} on {socket.gethostname()} was at work on it, and was killed"
+        "demo: 4 trials: 2 done, 1 interrupted, 1 missing; it does not run"
     )
 
 
-def test_one_that_was_killed_and_that_nobody_has_waited_for_is_not_running(
-    folder: Path, tmp_path: Path
-) -> None:
-    with at_work(folder) as process:
-        process.send_signal(signal.SIGKILL)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        with pytest.raises(ConfigurationError, match=r"it does not run: .* was killed"):
-            running(tmp_path, "demo")
-
-
 def test_a_process_of_the_same_number_is_not_taken_for_it(folder: Path, tmp_path: Path) -> None:
-    with noted(folder):
-        note = json.loads((folder / NOTE).read_text())
+    with exclusive(folder):
+        note = json.loads((folder / LOCK_FILE).read_text())
         assert running(tmp_path, "demo")
-    assert not (folder / NOTE).exists()
-    (folder / NOTE).write_text(json.dumps({**note, "began": note["began"] - 100}))
+    assert owner_of(folder) is None
+    (folder / LOCK_FILE).write_text(json.dumps({**note, "began": note["began"] - 100}))
     with pytest.raises(ConfigurationError, match=r"demo: .* it does not run"):
         running(tmp_path, "demo")
 
@@ -188,7 +139,7 @@ def test_a_process_of_the_same_number_is_not_taken_for_it(folder: Path, tmp_path
 def test_one_on_another_host_is_judged_by_its_files(folder: Path, tmp_path: Path) -> None:
     began = time.time() - 1000
     note = {"host": "elsewhere", "pid": 1, "began": began, "since": began}
-    (folder / NOTE).write_text(json.dumps(note))
+    (folder / LOCK_FILE).write_text(json.dumps(note))
     told = shown(tmp_path)
     assert "by process 1 on elsewhere" in told
     assert "nothing was heard" not in told
@@ -230,66 +181,6 @@ def test_where_nothing_is_recorded_it_says_so(folder: Path, tmp_path: Path) -> N
         statuses(tmp_path, "dmo")
     with pytest.raises(ConfigurationError, match="no experiment is running or recorded in"):
         statuses(tmp_path / "nowhere")
-    (folder / NOTE).write_text("{")
+    (folder / LOCK_FILE).write_text("{")
     with pytest.raises(ConfigurationError, match="does not say who is at work here"):
         statuses(tmp_path)
-
-
-def test_the_end_of_a_record_is_found(folder: Path) -> None:
-    path = folder / DONE / EVENTS_FILE
-    ended = read_end(path)
-    assert ended is not None
-    assert ended.status == "valid"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert read_end(path) is None, "its last line is not whole"
-    assert read_end(folder / GOING / EVENTS_FILE) is None
-
-
-SMALL: dict[str, Any] = {
-    "experiment": "small",
-    "workload": {"kind": "softmax"},
-    "dataset": {"kind": "digits"},
-    "training": {"workers": 1, "updates": 100, "compute_seconds": 0.04},
-    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
-    "server": {"shards": 1},
-    "seeds": [0, 1],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.cluster
-def test_beside_a_real_run(tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    dps = [sys.executable, "-m", "flows.cli"]
-
-    def status() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [*dps, "status"], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-
-    with subprocess.Popen(
-        [*dps, "run", "small.yaml"], cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL
-    ) as process:
-
-        def half_way() -> str | None:
-            try:
-                (found,) = running(tmp_path)
-            except ConfigurationError:
-                return None
-            going = [trial.going for trial in found.trials if trial.going is not None]
-            return found.trials[0].trial if going and going[0].updates > 20 else None
-
-        first = eventually(half_way, 60)
-        told = status()
-        assert told.returncode == 0, told.stderr
-        assert f"2 trials: 1 running, 1 waiting, by process {process.pid} on" in told.stdout
-        assert f"{first}  running" in told.stdout
-        assert "/100" in told.stdout
-        process.send_signal(signal.SIGINT)
-        process.wait(30)
-    assert not psutil.pid_exists(process.pid)
-    after = status()
-    assert (after.returncode, after.stderr) == (0, "")
-    assert "small: 2 trials: 1 interrupted, 1 missing; it does not run" in after.stdout
-    assert "2 missing or failed: dps run small.yaml\n" in after.stdout

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import pytest
 
-from dps.events import TrialEnded, TrialStarted
+from dps.events import Event, TrialEnded, TrialStarted
+from flows.config.experiment import TrialConfig
+from flows.execution import attempt
 from flows.execution.attempt import (
     Attempt,
+    can_resume,
     end_unfinished,
-    is_over,
+    keep_interrupted,
     prepare,
-    prepare_again,
+    resumable,
     set_aside,
     take_back,
 )
-from flows.execution.experiment import AGAIN, _again
-from flows.monitor.progress import PlainView
 from flows.records.record import EARLIER, EVENTS_FILE, read_record, read_start
 from tests.support.synthetic import demo_trials, toy_events, write_events
 
 TRIAL = next(trial for trial in demo_trials() if trial.name == "chain.kill.seed-0")
+SAVED = next(trial for trial in demo_trials() if trial.name == "checkpoint.kill.seed-0")
 CHANGED = replace(TRIAL, digest="0123456789ab")
 
 
@@ -70,19 +73,8 @@ def test_a_damaged_record_is_kept_and_its_trial_starts_again(folder: Path, line:
     assert (kept / EVENTS_FILE).read_text() == "".join(lines)
     assert not folder.exists()
     assert said[0].startswith(f"{TRIAL.name}: its record is kept in {kept}, for it is damaged: ")
-    assert f"line {line + 1} is not an event" in said[0]
+    assert f"line {line + 1} has no checksum" in said[0]
     assert said[0].endswith("runs the trial again.")
-
-
-def test_the_same_trial_starts_again(folder: Path) -> None:
-    said: list[str] = []
-    path = folder / EVENTS_FILE
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))  # has no end
-    attempt = prepare(TRIAL, folder, {"parallel": 2}, said.append)
-    assert attempt.path is None
-    assert attempt.circumstances == {"parallel": 2, "failed_attempts": 0}
-    assert not folder.exists()
-    assert said == [f"{TRIAL.name}: an earlier attempt left nothing to go on from: it starts again"]
 
 
 def test_attempts_that_failed_are_kept_and_counted(tmp_path: Path) -> None:
@@ -91,36 +83,14 @@ def test_attempts_that_failed_are_kept_and_counted(tmp_path: Path) -> None:
         end_unfinished(Attempt(TRIAL, folder), "it hangs")
         (folder / "checkpoints").mkdir()
         before = (folder / EVENTS_FILE).read_bytes()
-        attempt = prepare(TRIAL, folder, {}, said.append)
-        assert attempt.circumstances == {"failed_attempts": number}
+        prepared = prepare(TRIAL, folder, {}, said.append)
+        assert prepared.circumstances == {"failed_attempts": number}
         kept = tmp_path / EARLIER / f"{TRIAL.name}.{TRIAL.digest}.failed-{number}"
         assert [path.name for path in kept.iterdir()] == [EVENTS_FILE]
         assert (kept / EVENTS_FILE).read_bytes() == before
         assert not folder.exists()
         assert said[-1].endswith(f"the record of the attempt before is kept in {kept}")
     assert prepare(CHANGED, folder, {}, said.append).circumstances == {"failed_attempts": 0}
-
-
-@pytest.mark.parametrize("resume", [True, False])
-def test_an_attempt_whose_driver_was_lost_is_kept_as_one_that_failed(
-    folder: Path, resume: bool
-) -> None:
-    said: list[str] = []
-    path = folder / EVENTS_FILE
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))  # has no end
-    lost = Attempt(TRIAL, folder, None, {"parallel": 2, "failed_attempts": 0})
-    assert not is_over(lost)
-    again = prepare_again(lost, "its driver was lost", said.append, resume=resume)
-    assert again == Attempt(TRIAL, folder, None, {"parallel": 2, "failed_attempts": 1})
-    assert not folder.exists()
-    kept = folder.parent / EARLIER / f"{TRIAL.name}.{TRIAL.digest}.failed-1"
-    ended = read_record(kept / EVENTS_FILE).ended
-    assert ended is not None
-    assert (ended.status, ended.reason) == ("failed", "its driver was lost")
-    assert said == [
-        f"{TRIAL.name}: its driver was lost; it starts again",
-        f"{TRIAL.name}: is tried again; the record of the attempt before is kept in {kept}",
-    ]
 
 
 @pytest.mark.parametrize("torn", [b"", b'{"event":"Appl'])
@@ -151,20 +121,58 @@ def test_a_record_that_is_whole_keeps_its_end(folder: Path) -> None:
     assert isinstance(read_record(folder / EVENTS_FILE).events[-1], TrialEnded)
 
 
-def test_a_trial_whose_driver_is_lost_is_not_tried_again_without_end(folder: Path) -> None:
-    said: list[str] = []
-    again = _again(Mock(spec=PlainView, say=said.append), resume=False)
-    other = Attempt(CHANGED, folder.parent / "other")
-    attempt: Attempt | None = Attempt(TRIAL, folder)
-    for _ in range(AGAIN):
-        assert attempt is not None
-        attempt = again(attempt, "its driver was lost: it was killed")
-    assert attempt is not None
-    assert again(attempt, "its driver was lost: it was killed") is None
-    ended = read_record(folder / EVENTS_FILE).ended
-    assert ended is not None
-    assert (ended.status, ended.reason) == (
-        "failed",
-        f"its driver was lost: it was killed; it was lost {AGAIN + 1} times in this run",
-    )
-    assert again(replace(other, trial=replace(CHANGED, name="another")), "lost") is not None
+@pytest.fixture
+def _saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checkpoints of the trial are wherever they are looked for."""
+    about = json.dumps({"digest": SAVED.digest})
+    found = SimpleNamespace(run=SimpleNamespace(about=about), updates=300)
+    monkeypatch.setattr(attempt, "find_saved", lambda path: found)
+
+
+@pytest.mark.usefixtures("_saved")
+def test_only_an_interrupted_trial_of_the_same_configuration_resumes(tmp_path: Path) -> None:
+    events = toy_events("checkpoint", "kill")
+    failed = TrialEnded(events[-1].t, "failed", "it took too long")
+    records: dict[str, list[Event]] = {
+        "interrupted": events[:-1],
+        "valid": events,
+        "failed": [*events[:-1], failed],
+        "damaged": events[:5],
+    }
+    for name, those in records.items():
+        write_events(tmp_path / name, those)
+    with (tmp_path / "damaged" / EVENTS_FILE).open("a") as file:
+        file.write("no event\n{}\n")
+    resumed = {name for name in (*records, "new") if resumable(SAVED, tmp_path / name, print)}
+    assert resumed == {"interrupted", "new"}
+    other = replace(SAVED, digest="0123456789ab")
+    assert resumable(other, tmp_path / "interrupted", print) is None
+
+
+@pytest.mark.usefixtures("_saved")
+def test_a_trial_that_must_not_resume_starts_again(tmp_path: Path) -> None:
+    folder, said = tmp_path / SAVED.name, list[str]()
+    write_events(folder, toy_events("checkpoint", "kill")[:-1])
+    assert prepare(SAVED, folder, {}, said.append, resume=False).path is None
+    assert not folder.exists()
+    assert said == [f"{SAVED.name}: an earlier attempt was interrupted: it starts again"]
+
+
+def test_each_interrupted_record_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:
+    for written in ("first", "second", "third"):
+        (tmp_path / EVENTS_FILE).write_text(written)
+        keep_interrupted(tmp_path)
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {
+        "events.interrupted.jsonl": "first",
+        "events.interrupted-2.jsonl": "second",
+        "events.interrupted-3.jsonl": "third",
+    }
+
+
+def test_one_fault_by_the_clock_is_enough_to_start_again() -> None:
+    config = demo_trials()[0].config.model_dump(mode="json")
+    by_updates = {"kind": "pause", "target": "server-0", "at_updates": 10}
+    by_clock = {"kind": "pause", "target": "server-1", "at_seconds": 1.0}
+    for faults, known in (([by_updates], True), ([by_updates, by_clock], False)):
+        assert can_resume(TrialConfig.model_validate({**config, "faults": faults})) is known

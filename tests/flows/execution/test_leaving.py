@@ -26,13 +26,14 @@ from dps.events import (
     WorkerLeft,
 )
 from dps.protocol.durabilities.presets import PRESETS
-from flows.analysis.outcome import outcome
-from flows.analysis.prices import load_prices
-from flows.analysis.unplanned import evaluator_lost, first_unplanned
 from flows.config.experiment import load_experiment
 from flows.config.trials import expand
 from flows.execution.trial import run_trial
+from flows.metrics.faults import evaluator_lost, first_unplanned
+from flows.metrics.outcome import outcome
+from flows.metrics.prices import load_prices
 from flows.records.record import Record, event_files, read_record
+from tests.flows.execution.test_run import CONFIG
 
 pytestmark = pytest.mark.cluster
 
@@ -43,11 +44,9 @@ MOMENT = 40
 def config(**changes: Any) -> str:
     return yaml.safe_dump(
         {
+            **CONFIG,
             "experiment": "leaving",
-            "workload": {"kind": "softmax"},
-            "dataset": {"kind": "digits"},
             "training": {"workers": 2, "updates": UPDATES, "compute_seconds": 0.03},
-            "optimizer": {"kind": "sgd", "learning_rate": 0.1},
             "server": {"shards": 2, "lease": 10.0},
             "evaluation": {"every_seconds": 0.5},
             "time_limit": 60.0,
@@ -59,18 +58,17 @@ def config(**changes: Any) -> str:
 class Teller:
     """Sends signals to nodes once there are so many updates."""
 
-    def __init__(self, number: int, *nodes: str) -> None:
-        self._number = number
-        self._nodes = nodes
+    def __init__(self, signals: dict[str, int]) -> None:
+        self._signals = signals
         self._pids: dict[str, int] = {}
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, NodeJoined):
             self._pids[event.node] = event.pid
         elif isinstance(event, Applied) and event.versions[-1] >= MOMENT:
-            for node in self._nodes:
-                os.kill(self._pids[node], self._number)
-            self._nodes = ()
+            for node, number in self._signals.items():
+                os.kill(self._pids[node], number)
+            self._signals = {}
 
 
 def trained(folder: Path, teller: Teller, **changes: Any) -> Record:
@@ -94,7 +92,7 @@ def check_whole(record: Record, updates: int = UPDATES, most: int = 0) -> None:
 @pytest.mark.slow
 def test_nodes_of_every_role_are_replaced_and_it_is_no_loss(tmp_path: Path) -> None:
     told = ("server-0", "store-0", "worker-1", "evaluator-0")
-    record = trained(tmp_path, Teller(signal.SIGTERM, *told), recovery="stateless")
+    record = trained(tmp_path, Teller(dict.fromkeys(told, signal.SIGTERM)), recovery="stateless")
     check_whole(record)
     assert first_unplanned(record) is None
     assert not evaluator_lost(record)
@@ -111,7 +109,7 @@ def test_nodes_of_every_role_are_replaced_and_it_is_no_loss(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_what_is_killed_by_no_fault_is_replaced_so_that_the_training_ends(tmp_path: Path) -> None:
-    teller = Teller(signal.SIGKILL, "server-1", "worker-0", "worker-1")
+    teller = Teller(dict.fromkeys(("server-1", "worker-0", "worker-1"), signal.SIGKILL))
     record = trained(tmp_path, teller, recovery="chain")
     check_whole(record, most=2)
     assert {event.node for event in record.of(NodeJoined)} & {"worker-0-b", "worker-1-b"}
@@ -122,7 +120,7 @@ def test_what_is_killed_by_no_fault_is_replaced_so_that_the_training_ends(tmp_pa
 def test_somebody_else_is_hired_where_nobody_has_a_share(tmp_path: Path) -> None:
     record = trained(
         tmp_path,
-        Teller(signal.SIGTERM, "worker-0"),
+        Teller({"worker-0": signal.SIGTERM}),
         training={"workers": 1, "updates": UPDATES, "compute_seconds": 0.01},
         elastic=[{"at_updates": UPDATES // 2, "servers": 1}],
     )
@@ -132,7 +130,6 @@ def test_somebody_else_is_hired_where_nobody_has_a_share(tmp_path: Path) -> None
 
 
 @pytest.mark.deployment
-@pytest.mark.timeout(600)  # beside other work, clusters whose nodes come and go take long
 def test_trials_outlive_all_of_their_nodes_under_every_strategy(tmp_path: Path) -> None:
     """Each node may run for some 24 seconds only, and so may whoever takes its place."""
     training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.25}

@@ -1,4 +1,4 @@
-"""Whole trials that lose workers and stores, or are disturbed: every gradient is still computed."""
+"""Whole trials that lose workers and stores: every gradient is still computed."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ import yaml
 from dps.events import (
     Audited,
     CapacityRestored,
-    Disturbed,
     Killed,
     LoadMeasured,
     Paused,
     ResourceSampled,
     Resumed,
     TrialEnded,
-    Undisturbed,
     WorkerJoined,
 )
-from flows.analysis.faults import training_span
-from flows.analysis.processes import deaths, joins, process_of
-from flows.analysis.resources import node_seconds
-from flows.execution.workers import shares_of
+from flows.metrics.faults import training_span
+from flows.metrics.prices import node_seconds
+from flows.metrics.processes import deaths, joins, process_of
 from flows.records.record import Record, read_record
+from tests.flows.execution.test_run import CONFIG
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -62,27 +60,17 @@ PLANS: dict[str, list[dict[str, Any]]] = {
         fault("kill", "worker-1", back_after=0.0),
         fault("kill", "store-0", back_after=0.2),
     ],
-    "disturbed": [
-        # A busy machine may not let a node be four times slower.
-        fault("slow", "server-1", seconds=1.0, factor=1.5),
-        fault("cut", "worker-2", seconds=1.0),
-        fault("delay", "worker-0", seconds=1.0),
-        fault("disk_full", "store-0", seconds=1.0),
-    ],
     "missed": [fault("delay", "server-0", seconds=0.000001)],
 }
-SOUND = ["gone", "replaced", "disturbed"]
 
 
 def config(**changes: Any) -> str:
     """An experiment whose servers keep their state and mail in a store."""
     return yaml.safe_dump(
         {
+            **CONFIG,
             "experiment": "losses",
-            "workload": {"kind": "softmax"},
-            "dataset": {"kind": "digits"},
             "training": {"workers": 3, "updates": UPDATES, "compute_seconds": 0.02},
-            "optimizer": {"kind": "sgd", "learning_rate": 0.1},
             "server": {"shards": 2},
             "recovery": "stateless",
             **changes,
@@ -115,7 +103,7 @@ def worker_at(record: Record, node: str) -> str:
     return next(joined.worker for joined in record.of(WorkerJoined) if joined.node == node)
 
 
-@pytest.mark.parametrize("plan", SOUND)
+@pytest.mark.parametrize("plan", ["gone", "replaced"])
 def test_every_gradient_is_computed_and_the_trial_is_valid(folder: Path, plan: str) -> None:
     record = record_of(folder, f"{plan}.seed-0")
     (ended,) = record.of(TrialEnded)
@@ -135,10 +123,7 @@ def test_the_others_divide_the_share_of_a_worker_that_is_gone(folder: Path) -> N
     applied = record.of(Audited)[0].applied
     assert UPDATES // 3 - applied.pop(lost) > 10, "it was lost early"
     assert max(applied.values()) - min(applied.values()) <= 2
-
-
-def test_what_a_node_used_counts_once_though_two_workers_run_on_it_in_turn(folder: Path) -> None:
-    record = record_of(folder, "gone.seed-0")
+    # What a node used counts once though two workers run on it in turn.
     span = training_span(record)
     assert span is not None
     assert node_seconds(record)["worker"] <= 3 * (span[1] - span[0])
@@ -158,18 +143,12 @@ def test_a_fresh_node_goes_on_with_the_share_of_the_lost_worker(folder: Path) ->
     assert {event.node for event in record.of(CapacityRestored)} == {"worker-1-b", "store-0-b"}
     applied = record.of(Audited)[0].applied
     assert max(applied.values()) - min(applied.values()) <= 2
-
-
-def test_samples_starts_and_deaths_name_the_same_processes(folder: Path) -> None:
-    record = record_of(folder, "replaced.seed-0")
+    # Samples, starts and deaths name the same processes.
     sampled = {process_of(s) for s in record.of(ResourceSampled) if s.role != "scheduler"}
     assert sampled <= joins(record).keys()
     assert all(0 < joins(record)[each].t - each.started < 60 for each in sampled)
     assert {process.node for process in deaths(record)} == {"worker-1", "store-0"}
-
-
-def test_the_load_of_the_machine_is_recorded_at_both_ends(folder: Path) -> None:
-    record = record_of(folder, "replaced.seed-0")
+    # The load of the machine is recorded at both ends.
     first, last = record.of(LoadMeasured)
     assert record.events.index(first) == 1
     assert record.events.index(last) == len(record.events) - 2
@@ -187,37 +166,13 @@ def test_the_loss_of_a_store_is_recorded(folder: Path) -> None:
     assert [event.running for event in record.of(Resumed)] == [True]
 
 
-def test_every_disturbance_leaves_evidence_of_its_begin_and_end(folder: Path) -> None:
-    record = record_of(folder, "disturbed.seed-0")
-    assert {event.kind: event.effective for event in record.of(Disturbed)} == {
-        "slow": True,
-        "cut": True,
-        "delay": True,
-        "disk_full": True,
-    }
-    assert sorted(event.fault for event in record.of(Undisturbed)) == [0, 1, 2, 3]
-    assert all(event.evidence for event in [*record.of(Disturbed), *record.of(Undisturbed)])
-
-
-def test_a_trial_whose_fault_had_no_effect_is_invalid(folder: Path) -> None:
+def test_a_trial_whose_fault_had_no_effect_is_invalid_and_without_workers_it_fails(
+    folder: Path,
+) -> None:
     (ended,) = record_of(folder, "missed.seed-0").of(TrialEnded)
     assert ended.status == "invalid"
     assert "fault on server-0: no effect was seen: a probe" in ended.reason
-
-
-def test_a_trial_that_has_no_worker_left_says_so(folder: Path) -> None:
+    # One that has no worker left says so.
     (ended,) = record_of(folder, "seed-0").of(TrialEnded)
     assert ended.status == "failed"
     assert "nobody was left to go on for worker-0, worker-1, worker-2" in ended.reason
-
-
-def test_shares_go_on_from_what_was_done_before() -> None:
-    assert shares_of(8, 3, {}) == {
-        "worker-0": range(3),
-        "worker-1": range(3),
-        "worker-2": range(2),
-    }
-    assert shares_of(5, 2, {"worker-0": 1, "worker-1": 2}) == {
-        "worker-0": range(1, 3),
-        "worker-1": range(2, 2),
-    }

@@ -19,24 +19,22 @@ import yaml
 
 from dps.cluster.backends.processes import is_gone
 from dps.events import Applied, Audited, TrainingStarted, TrialResumed
+from flows.execution.attempt import INTERRUPTED
 from flows.execution.experiment import AGAIN
-from flows.execution.resume import BEFORE
 from flows.records.record import EARLIER, EVENTS_FILE, Record, read_record
+from tests.flows.execution.test_run import CONFIG
 from tests.support.commands import Command
 from tests.support.deployment import deployed, workers
 from tests.support.stores import with_store
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 UPDATES = 240
-CONFIG: dict[str, Any] = {
+LOST: dict[str, Any] = {
+    **CONFIG,
     "experiment": "lost",
-    "workload": {"kind": "softmax"},
-    "dataset": {"kind": "digits"},
     "training": {"workers": 2, "updates": UPDATES, "compute_seconds": 0.03},
-    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
-    "server": {"shards": 1},
 }
 KILL = [{"kind": "kill", "target": "server-0", "at_updates": 120, "back_after": 0.2}]
 CHECKPOINT = {"durability": {"kind": "checkpoint", "every": 10}}
@@ -56,7 +54,7 @@ class Run(Command):
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         environment.pop("MLFLOW_TRACKING_URI", None)
         super().__init__(here, ["run", "lost.yaml", *options], environment)
-        (here / "lost.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}, sort_keys=False))
+        (here / "lost.yaml").write_text(yaml.safe_dump({**LOST, **changes}, sort_keys=False))
 
     def record(self, trial: str) -> Record:
         """What is recorded of a trial so far."""
@@ -109,9 +107,9 @@ class Run(Command):
 
     def rows(self) -> dict[str, dict[str, Any]]:
         """What `dps results` shows of each trial."""
-        words = [sys.executable, "-m", "flows.cli", "results", "lost", "--format", "json"]
+        words = [sys.executable, "-m", "flows.cli", "results", "lost", "--json"]
         shown = subprocess.run(words, cwd=self.here, capture_output=True, text=True, check=True)
-        return {row["trial"]: row for row in json.loads(shown.stdout)}
+        return {row["trial"]: row for row in json.loads(shown.stdout)["trials"]}
 
     def kept(self) -> list[Path]:
         """The records of attempts that failed."""
@@ -148,7 +146,7 @@ def test_a_grid_ends_whole_though_drivers_or_schedulers_are_lost(
     }
     with Run(tmp_path, "--parallel", str(parallel), axes=axes) as run:
         struck = run.strike(what, {goes_on: 60, starts_again: 150})
-        kept = run.folder / goes_on / BEFORE
+        kept = run.folder / goes_on / INTERRUPTED
         eventually(lambda: kept.exists() and len(run.kept()) == 1, SECONDS)
         # Whatever an attempt has left would disturb the next one, which begins just then.
         assert all(has_ended(each) for processes in struck.values() for each in processes)
@@ -170,7 +168,7 @@ def test_a_grid_ends_whole_though_drivers_or_schedulers_are_lost(
     line = f"{goes_on}: {HOW[what]}"
     assert line in run.told
     assert "; it goes on from its checkpoints\n" in run.told
-    assert f" goes on from update {resumed.updates}, from checkpoints in " in run.told
+    assert f" resumed at update {resumed.updates}, from checkpoints in " in run.told
     assert read_record(kept).ended is None
 
     assert f"{starts_again}: {HOW[what]}" in run.told
@@ -182,21 +180,6 @@ def test_a_grid_ends_whole_though_drivers_or_schedulers_are_lost(
     # Its record is whole, so that it compares with its control; that of the other has no beginning.
     assert rows[starts_again]["effect_time_mean"] is not None
     assert rows["checkpoint.kill.seed-0"]["effect_time_mean"] is None
-
-
-@pytest.mark.parametrize("what", ["driver", "scheduler"])
-def test_without_resuming_a_trial_with_checkpoints_starts_again(tmp_path: Path, what: str) -> None:
-    with Run(tmp_path, "--no-resume", recovery=CHECKPOINT) as run:
-        run.strike(what, {"seed-0": 60})
-    assert run.process.returncode == 0, run.told
-    assert f"seed-0: {HOW[what]}" in run.told
-    assert "; it starts again\n" in run.told
-    record = run.record("seed-0")
-    assert record.failed_before == len(run.kept()) == 1
-    assert not record.of(TrialResumed)
-    assert not (run.folder / "seed-0" / BEFORE).exists()
-    assert record.ended is not None
-    assert record.ended.status == "valid"
 
 
 def test_what_is_lost_too_often_has_failed_and_the_next_run_tries_it_again(tmp_path: Path) -> None:
@@ -221,6 +204,21 @@ def test_what_is_lost_too_often_has_failed_and_the_next_run_tries_it_again(tmp_p
     assert run.record("seed-0").failed_before == 1 + AGAIN
 
 
+def test_without_resuming_a_trial_with_checkpoints_starts_again(tmp_path: Path) -> None:
+    what = "driver"
+    with Run(tmp_path, "--no-resume", recovery=CHECKPOINT) as run:
+        run.strike(what, {"seed-0": 60})
+    assert run.process.returncode == 0, run.told
+    assert f"seed-0: {HOW[what]}" in run.told
+    assert "; it starts again\n" in run.told
+    record = run.record("seed-0")
+    assert record.failed_before == len(run.kept()) == 1
+    assert not record.of(TrialResumed)
+    assert not (run.folder / "seed-0" / INTERRUPTED).exists()
+    assert record.ended is not None
+    assert record.ended.status == "valid"
+
+
 @pytest.mark.deployment
 def test_a_trial_on_a_deployment_goes_on_as_well_when_its_driver_is_lost(tmp_path: Path) -> None:
     with deployed(tmp_path, workers(4)) as address:
@@ -231,7 +229,7 @@ def test_a_trial_on_a_deployment_goes_on_as_well_when_its_driver_is_lost(tmp_pat
     record = run.record("seed-0")
     (resumed,) = record.of(TrialResumed)
     assert "; it goes on from its checkpoints\n" in run.told
-    assert f" goes on from update {resumed.updates}, from checkpoints in " in run.told
+    assert f" resumed at update {resumed.updates}, from checkpoints in " in run.told
     (audited,) = record.of(Audited)
     assert audited.version == sum(audited.applied.values()) == UPDATES
 

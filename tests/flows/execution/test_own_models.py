@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,17 +12,15 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError
+from flows.config.own_data import _called, _loaded
 from flows.config.trials import Trial, load_trials
 from flows.config.workload import workload_of
 from flows.execution.preflight import check_models
-from flows.records.settings import settings, trial_from
 from flows.workloads import DatasetShape, DatasetSource, Workload
 from flows.workloads.own_code import find
-from flows.workloads.own_data import called
 from flows.workloads.python_model import PythonModel
 from tests.contracts.datasets import DatasetContract
 from tests.contracts.workloads import WorkloadContract
-from tests.support.needs_torch import needs_torch
 
 MODEL = """
 import numpy as np
@@ -104,21 +100,6 @@ class TestOwnFunction(DatasetContract):
         return source
 
 
-def test_a_model_is_checked_against_differences_of_its_loss(tmp_path: Path) -> None:
-    (line,) = check_models(trials(write(tmp_path), seeds=[0, 1]))
-    assert line.startswith("Model: mine:Model: 2 arrays, 35 parameters; its gradient agrees")
-    assert line.endswith("(float64).")
-
-
-def test_a_model_that_knows_float32_only_is_checked_in_it(tmp_path: Path) -> None:
-    narrow = ('"out": hidden.T @ error}', '"out": (hidden.T @ error).astype(np.float32)}')
-    (line,) = check_models(trials(write(tmp_path, narrow)))
-    assert line.endswith("(float32).")
-    wrong = (HIDDEN, HIDDEN.replace("@ back", "@ back * np.float32(1.2)"))
-    with pytest.raises(ConfigurationError, match=r"of 'hidden' is not that of the loss.*float32"):
-        check_models(trials(write(tmp_path, narrow, wrong)))
-
-
 def test_a_model_is_checked_with_each_of_its_data_sets(tmp_path: Path) -> None:
     changes = (
         ("load(rows=200, seed=0)", "load(rows=200, seed=0, scale=1.0)"),
@@ -141,28 +122,24 @@ def test_a_model_is_checked_with_rows_from_all_over_the_file(tmp_path: Path) -> 
         check_models(trials(write(tmp_path, *changes)))
 
 
-@pytest.mark.parametrize(
-    "raised", ['assert x.dtype == np.float32, "narrow"', '{np.dtype("float32"): 1}[x.dtype]']
-)
-def test_a_model_that_refuses_float64_in_its_own_way_is_checked_in_float32(
-    tmp_path: Path, raised: str
-) -> None:
-    refuses = ("hidden = np.tanh(x", f"{raised}\n        hidden = np.tanh(x")
-    (line,) = check_models(trials(write(tmp_path, refuses)))
-    assert line.endswith("(float32).")
+@pytest.mark.parametrize("raised", ["", 'assert x.dtype == np.float32, "narrow"'])
+def test_a_model_is_checked_in_float64_unless_it_refuses_that(tmp_path: Path, raised: str) -> None:
+    changed = ("hidden = np.tanh(x", f"{raised}\n        hidden = np.tanh(x")
+    (line,) = check_models(trials(write(tmp_path, changed), seeds=[0, 1]))
+    compared = "was not compared with its loss" if raised else "agrees with differences"
+    assert f"Model: mine:Model: 2 arrays, 35 parameters; its gradient {compared}" in line
 
 
-@pytest.mark.parametrize("calls", [0, 3], ids=["at once", "where losses are compared"])
 @pytest.mark.parametrize(
-    ("fault", "problem"),
+    ("calls", "fault", "problem"),
     [
-        ("{}['key']", r"cannot compute a gradient for x .*: KeyError: 'key' \(.*mine\.py, line"),
-        ("return np.inf, gradients", "the loss for x .* is inf, expected a finite number"),
-        ("return np.nan, gradients", "the loss for x .* is nan, expected a finite number"),
+        (0, "{}['key']", r"cannot compute a gradient for x .*KeyError: 'key' \(.*mine\.py, line"),
+        (3, "return np.nan, gradients", "the loss for x .* is nan, expected a finite number"),
     ],
+    ids=["at once", "where losses are compared"],
 )
 def test_a_model_that_fails_or_has_no_finite_loss_is_refused(
-    tmp_path: Path, fault: str, problem: str, calls: int
+    tmp_path: Path, calls: int, fault: str, problem: str
 ) -> None:
     before = "        return (log_sum"
     fails = (
@@ -177,22 +154,14 @@ def test_a_model_that_fails_or_has_no_finite_loss_is_refused(
     ("change", "problem"),
     [
         ((HIDDEN, f"{HIDDEN} * 1.001"), "gradient of 'hidden' is not that of the loss: along"),
-        ((" * (1 - hidden**2)", ""), "gradient of 'hidden' is not that of the loss"),
         ((HIDDEN, HIDDEN.replace("hidden", "Hidden", 1)), "are named 'Hidden', 'out', the param"),
         ((HIDDEN, '"hidden": np.zeros((5, 4), np.float32)'), r"is float32\[5, 4\], expected that"),
-        ((HIDDEN, HIDDEN.replace("back.dtype).T", "float).T")), r"is float64\[4, 5\], expected"),
         ((HIDDEN, f"{HIDDEN} * np.nan"), "gradient of 'hidden' has NaN"),
-        (("error /= len(y)", "error /= rows.fill"), r"TypeError: .*mine\.py, line \d+\)"),
         (("error /= len(y)", "params['out'] *= 2"), "read-only"),
-        (("error /= len(y)", "x *= 2"), "read-only"),
-        (("error /= len(y)", "error /= np.random.rand()"), "gives another result for the same"),
+        (("error /= len(y)", "error /= np.random.rand()"), "returns a different result when"),
         (
             ("rng.normal(0, 0.5, s)", "np.random.normal(0, 0.5, s)"),
-            "other values for the same seed",
-        ),
-        (
-            ("(0, 0.5, s).astype(np.float32)", "(0, 1, s).astype(int)"),
-            r"is int64\[4, 5\], expected",
+            "different values for the same seed",
         ),
     ],
 )
@@ -208,7 +177,6 @@ def test_what_is_wrong_with_a_model_is_said(
     [
         ("scores.argmax(axis=1)", r"predicts int64\[32\] for a batch, .*scores \[32, 3\]"),
         ("scores * np.inf", "expected finite scores"),
-        ("nothing", "cannot predict: NameError"),
     ],
 )
 def test_predictions_must_be_scores(tmp_path: Path, predicts: str, problem: str) -> None:
@@ -222,13 +190,9 @@ def test_predictions_must_be_scores(tmp_path: Path, predicts: str, problem: str)
     ("sections", "problem"),
     [
         ({"module": "mine"}, "names nothing, expected 'module:name'"),
-        ({"module": "mine:Other"}, r"mine\.py has no 'Other'"),
         ({"module": "mine:Models"}, r"mine\.py has no 'Models'; did you mean 'Model'\?"),
         ({"module": "yours:Model"}, "there is no module 'yours': neither .* installed"),
-        ({"module": "beside:CENTRES"}, "is ndarray, expected a function or a class"),
-        ({"module": "copy:copy"}, "has no method 'initial'; it needs"),
         ({"module": "mine:Model", "settings": {"depth": 1}}, "cannot be made: TypeError"),
-        ({"module": "mine:Model", "sha256": "0" * 64}, "the module has the SHA-256"),
         ({"module": "broken:Model"}, r"SyntaxError: .*broken\.py, line 1"),
     ],
 )
@@ -245,26 +209,14 @@ def test_a_model_that_is_not_there_is_refused(
     ("returned", "problem"),
     [
         ("[1, 2]", r"returned list, expected the arrays \(x, y\)"),
-        ("(y, y, y)", "returned 3 values"),
-        ("(y, y)", r"mine:load: x is \[200\] and y \[200\], expected one example"),
         ("(np.full((200, 4), np.nan), y)", r"x\[0, 0\] is missing, expected a number"),
+        ("(y[:, None], y * 0)", "all 200 rows have the class 0"),
         (
-            "(__import__('scipy.sparse').sparse.csr_array(np.ones((200, 1)) * np.inf), y)",
-            r"x\.data\[0\] is 'inf', expected a number",
+            "(y[:, None], y, y[:5, None], y[:5].astype(str) + 'x')",
+            "one has numbers, the other strings",
         ),
-        ("(y[:0, None], y[:0])", r"x is \[0, 1\] and y \[0\], expected one example"),
-        ("(np.zeros((0, 2, 2)), y[:0])", r"x is \[0, 2, 2\] and y \[0\], expected one example"),
-        ("(y[:, None][:, :0], y)", r"x is \[200, 0\] and y \[200\], expected one example"),
-        ("(np.full((200, 4), 'a'), y)", r"x\[0, 0\] is 'a', expected a number"),
-        ("(y[:, None], np.where(y, 'a', 'NA'))", r"y\[\d+\] is 'NA', expected a class or a number"),
-        ("(y[:, None], np.where(y, 'a', ''))", r"y\[\d+\] is empty, expected a class or a number"),
-        ("(y[:, None], np.where(y, '1,5', '2'))", r"y\[\d+\] is '1,5', expected a number"),
-        (
-            "(y[:, None], y, y[:, None], np.where(y, 'a', None))",
-            r"y_test\[\d+\] is missing, expected a class or a number",
-        ),
-        ("(y[:, None], y * 0)", "all 200 rows are of the class 0"),
-        ("(y[:, None], y, np.ones((5, 2)), y[:5])", "test part has 2 features, the other 1"),
+        ("(y[:, None], y, y[:5, None], y[:5] + 7)", "occurs only in the test part"),
+        ("(y[:, None], y, np.ones((5, 2)), y[:5])", "x_train has 1 features, x_test 2"),
         ("y + unknown", r"NameError: .*mine\.py, line \d+"),
     ],
 )
@@ -277,33 +229,12 @@ def test_what_a_function_returns_must_be_examples(
 
 
 @pytest.mark.parametrize(
-    ("targets", "classes"),
-    [
-        ("np.where(y, 'a', 'b').astype(object)", ("a", "b")),
-        ("np.where(y, b'a', b'b')", ("a", "b")),
-        ("[*np.where(y, 'a', 'b')]", ("a", "b")),
-        ("y > 0", ("False", "True")),
-        ("np.where(y, 1.0, -1.0)", ("-1", "1")),
-    ],
-    ids=["objects", "bytes", "a list", "booleans", "floats"],
-)
-def test_targets_of_a_function_may_be_whatever_a_file_has(
-    tmp_path: Path, targets: str, classes: tuple[str, ...]
-) -> None:
-    before = "return beside.CENTRES[y] + 0.5 * rng.normal(size=(rows, 4)), y"
-    (trial, *_) = trials(write(tmp_path, (before, f"return y[:, None], {targets}")))
-    assert trial.config.dataset.whole.names == classes
-
-
-@pytest.mark.parametrize(
     ("sections", "problem"),
     [
         ({"colour": 1}, "colour: unknown key"),
-        ({"training": {"updates": "ten"}}, "updates.*expected a whole number"),
-        ({"axes": {"optimizer.learning_rate": ["fast"]}}, "'fast'"),
         ({"faults": [{"kind": "kill", "target": "server-9", "at_updates": 5}]}, "server-9"),
     ],
-    ids=["unknown", "type", "axis", "fault"],
+    ids=["unknown", "fault"],
 )
 def test_no_code_runs_for_a_configuration_that_is_refused(
     tmp_path: Path, sections: dict[str, Any], problem: str
@@ -315,12 +246,6 @@ def test_no_code_runs_for_a_configuration_that_is_refused(
     assert not ran.exists()
     trials(tmp_path)
     assert ran.exists()
-
-
-def test_code_is_looked_for_beside_a_configuration_whose_labels_are_wrong(tmp_path: Path) -> None:
-    axes = {"axes": {"server.shards": [1, 2]}, "exclude": [{"server.shards": "3"}]}
-    with pytest.raises(ConfigurationError, match=r"exclude.*3"):
-        trials(write(tmp_path), **axes)
 
 
 def test_four_arrays_are_divided_already(tmp_path: Path) -> None:
@@ -335,8 +260,9 @@ def test_data_that_are_others_each_time_are_refused(tmp_path: Path) -> None:
     (trial,) = trials(write(tmp_path, ("np.random.default_rng(seed)", "np.random.default_rng()")))
     with pytest.raises(ConfigurationError, match="returned other data when it was called again"):
         check_models([trial])
-    called.cache_clear()  # as in another process
-    with pytest.raises(ConfigurationError, match="returned other data than when the trial was"):
+    _called.cache_clear()  # as in another process
+    _loaded.cache_clear()
+    with pytest.raises(ConfigurationError, match="returned other data when it was called again"):
         trial.config.dataset.load()
 
 
@@ -355,23 +281,11 @@ def test_a_trial_is_known_by_its_model_and_data_not_by_their_place(tmp_path: Pat
     assert len({*digests, first.digest}) == 4
 
 
-def test_a_recorded_trial_refuses_a_model_that_has_changed(tmp_path: Path) -> None:
+def test_a_planned_trial_refuses_a_model_that_has_changed(tmp_path: Path) -> None:
     (trial,) = trials(write(tmp_path))
-    kept = json.loads(json.dumps(settings(trial, {})))
-    assert workload_of(trial_from(kept, "the record").config) == workload_of(trial.config)
     write(tmp_path, ("0.5, s", "0.4, s"))
-    again = workload_of(trial_from(kept, "the record").config)
     with pytest.raises(ConfigurationError, match=r"mine\.py has changed since"):
-        again.initial(np.random.default_rng(0))
-
-
-def test_modules_of_the_same_name_in_two_folders_are_two(tmp_path: Path) -> None:
-    for name, width in (("a", 5), ("b", 7)):
-        (tmp_path / name).mkdir()
-        write(tmp_path / name, ("width=5", f"width={width}"))
-    made = [workload_of(trials(tmp_path / name)[0].config) for name in "ab"]
-    shapes = [w.initial(np.random.default_rng(0))["out"].shape for w in made]
-    assert shapes == [(5, 3), (7, 3)]
+        workload_of(trial.config).initial(np.random.default_rng(0))
 
 
 def test_what_a_module_imports_from_its_folder_is_its_own(
@@ -392,15 +306,6 @@ def test_what_a_module_imports_from_its_folder_is_its_own(
     assert {"shared_part", "shared_package.part", "shared_package"}.isdisjoint(sys.modules)
     assert hasattr(import_module("tabnanny"), "NannyNag")
     assert sys.modules["numpy"] is np
-
-
-def test_models_on_an_axis_are_checked_each(tmp_path: Path) -> None:
-    axes = {"workload.settings.width": [2, 3], "training.batch_size": [8, 16]}
-    found = check_models(trials(write(tmp_path), axes=axes))
-    assert sorted({line.split(";")[0] for line in found}) == [
-        "Model: mine:Model: 2 arrays, 14 parameters",
-        "Model: mine:Model: 2 arrays, 21 parameters",
-    ]
 
 
 NUMBERS = """
@@ -452,69 +357,4 @@ def test_a_model_may_predict_numbers(tmp_path: Path) -> None:
         model.evaluate(right, data.x_test[:0], data.y_test[:0])
 
 
-def test_predictions_of_numbers_must_be_one_for_each_example(tmp_path: Path) -> None:
-    wrong = NUMBERS.replace(
-        "return x @ params", "return x.T[:, :2] if len(x) == 32 else x @ params"
-    )
-    (tmp_path / "numbers_of_mine.py").write_text(
-        wrong.replace("self.predict(params, x)", "x @ params['w'] + params['b']")
-    )
-    sections = {
-        "dataset": {"kind": "python", "function": "numbers_of_mine:load", "task": "regression"},
-        "workload": {"kind": "python", "module": "numbers_of_mine:Line"},
-    }
-    with pytest.raises(ConfigurationError, match=r"expected finite scores \[32, 1\]: a prediction"):
-        check_models(trials(tmp_path, **sections))
-
-
 # -- torch -----------------------------------------------------------------------------------------
-
-TORCH = """
-from torch import nn
-
-
-def fits(shape):
-    return nn.Linear(shape.features, shape.classes)
-
-
-def {name}(shape):
-    return nn.Linear({inputs}, {outputs})
-"""
-
-
-MISFITS = [
-    (
-        "wide",
-        7,
-        3,
-        "cannot compute a gradient for x .*: RuntimeError: .*shapes cannot be multiplied",
-    ),
-    ("few", 4, 2, "cannot compute a gradient for x .*: IndexError"),
-    ("many", 4, 9, r"predicts float32\[32, 9\] for a batch, expected finite scores \[32, 3\]"),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "inputs", "outputs", "problem"),
-    [pytest.param(*each, marks=needs_torch, id=each[0]) for each in MISFITS],
-)
-def test_a_module_of_torch_must_fit_the_data(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    inputs: int,
-    outputs: int,
-    problem: str,
-) -> None:
-    place = f"torch_models_{name}"
-    write(tmp_path)
-    text = TORCH.format(name=name, inputs=inputs, outputs=outputs)
-    (tmp_path / f"{place}.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    fits, other = (
-        trials(tmp_path, workload={"kind": "torch", "module": f"{place}:{each}"})[0]
-        for each in ("fits", name)
-    )
-    assert check_models([fits]) == [f"Model: {place}:fits: 2 arrays, 15 parameters."]
-    with pytest.raises(ConfigurationError, match=problem):
-        check_models([replace(other, name="other")])

@@ -1,26 +1,33 @@
-"""The pilot of an experiment: which records it is, and what is run for it on virtual time."""
+"""The pilot of an experiment: which records serve as one, and which are refused."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dps.errors import ConfigurationError
-from flows.analysis.prices import load_prices
-from flows.config.experiment import ExperimentConfig, find_document, load_experiment
+from dps.events import TrialStarted
+from flows.config.experiment import ExperimentConfig
 from flows.config.trials import expand
-from flows.execution.pilot import find_pilot, virtual_pilot
-from tests.support.synthetic import STRATEGIES, demo_trials, write_experiment
+from flows.execution.plan import find_pilot
+from flows.metrics.prices import load_prices
+from tests.support.synthetic import (
+    KILL,
+    STRATEGIES,
+    demo_trials,
+    toy_events,
+    write_events,
+    write_experiment,
+)
 from tests.support.virtual_trials import BASE, virtual_trial
 
 Warn = Callable[[str], object]
 
-DEMO = str(Path(__file__).parents[3] / "configs" / "demo.yaml")
 PRICES = load_prices()
 CLAIM = {"against": "none-given", "condition": "kill", "direction": "less", "smallest": 1.0}
 
@@ -51,12 +58,10 @@ def test_a_pilot_is_what_is_recorded_or_what_is_named(
     toy: ExperimentConfig, tmp_path: Path
 ) -> None:
     assert pilot_of(toy, tmp_path) == (0, "")
-    write_experiment(tmp_path / "results" / "demo-pilot")
-    assert pilot_of(toy, tmp_path) == (4, "demo-pilot")  # those that the claim is about
     write_experiment(tmp_path / "results" / "demo")
-    assert pilot_of(toy, tmp_path) == (4, "demo")
+    assert pilot_of(toy, tmp_path) == (2 * 2 * len(STRATEGIES), "demo")
     folder = str(write_experiment(tmp_path / "elsewhere"))
-    assert pilot_of(toy, tmp_path, folder) == (4, folder)
+    assert pilot_of(toy, tmp_path, folder) == (2 * 2 * len(STRATEGIES), folder)
     with pytest.raises(ConfigurationError, match="did you mean 'demo'"):
         pilot_of(toy, tmp_path, "dmo")
 
@@ -66,7 +71,6 @@ def test_a_pilot_is_what_is_recorded_or_what_is_named(
     [
         ({"training": {"updates": 400}}, "training.updates is 800 there and 400 here"),
         ({"optimizer": {"kind": "sgd", "learning_rate": 0.2}}, "learning_rate is 0.1 there and"),
-        ({"server": {"shards": 3}}, "server.shards is 2 there and 3 here"),
     ],
 )
 def test_a_pilot_of_another_configuration_is_refused_or_left_out(
@@ -77,12 +81,33 @@ def test_a_pilot_of_another_configuration_is_refused_or_left_out(
     for section, values in changes.items():
         written[section] = {**written.get(section, {}), **values}
     planned = ExperimentConfig.model_validate(written)
-    with pytest.raises(ConfigurationError, match=rf"--pilot demo: .*{re.escape(said)}.*--pilot v"):
+    with pytest.raises(ConfigurationError, match=rf"--pilot demo: .*{re.escape(said)}.*dps run"):
         pilot_of(planned, tmp_path, "demo")
     told = list[str]()
     assert pilot_of(planned, tmp_path, warn=told.append) == (0, "")
     assert len(told) == 1
     assert said in told[0]
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "said"),
+    [
+        ("faults", [KILL, {**KILL, "target": "server-1"}], "faults.1.kind is 'kill' there"),
+        ("optimizer", {"clip": {"norm": 1.0, "value": None}}, "optimizer.clip.norm is 1.0 there"),
+        ("optimizer", {"schedule": {"kind": "cosine", "over": 800}}, "schedule.kind is 'cosine'"),
+    ],
+)
+def test_a_pilot_with_what_the_plan_lacks_is_refused(
+    toy: ExperimentConfig, tmp_path: Path, section: str, changes: Any, said: str
+) -> None:
+    started, *rest = toy_events("chain", "kill")
+    assert isinstance(started, TrialStarted)
+    config = started.settings["config"]
+    value = {**config[section], **changes} if isinstance(changes, dict) else changes
+    settings = {**started.settings, "config": {**config, section: value}}
+    write_events(tmp_path / "pilot" / "a-trial", [replace(started, settings=settings), *rest])
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        pilot_of(toy, tmp_path, str(tmp_path / "pilot"))
 
 
 def test_a_virtual_pilot_is_known_by_its_profile(tmp_path: Path) -> None:
@@ -104,44 +129,3 @@ def test_a_virtual_pilot_is_known_by_its_profile(tmp_path: Path) -> None:
         else:
             called = f"{folder} on virtual time (profile laptop)"
             assert pilot_of(planned, tmp_path, folder) == (1, called)
-
-
-def test_a_virtual_pilot_has_seeds_of_its_own() -> None:
-    demo = load_experiment(DEMO)
-    twin, trials = virtual_pilot(find_document(DEMO), ["training.updates=400"], demo)
-    assert twin.experiment == "demo-pilot"
-    assert not {trial.seed for trial in trials} & set(demo.seeds)
-    assert {trial.config.cluster.kind for trial in trials} == {"virtual"}
-    assert {trial.config.training.updates for trial in trials} == {400}
-    assert twin.claims == ()
-
-
-def test_a_virtual_pilot_has_no_seed_that_the_experiment_may_yet_get_to() -> None:
-    seeds = ["seeds=[3, 8, 5]"]
-    _, trials = virtual_pilot(find_document(DEMO), seeds, load_experiment(DEMO, seeds))
-    assert min(trial.seed for trial in trials) == 9
-
-
-def test_a_virtual_pilot_is_of_what_the_claims_are_about_and_its_controls() -> None:
-    def kinds(*settings: str) -> set[tuple[str, ...]]:
-        demo = load_experiment(DEMO, settings)
-        _, trials = virtual_pilot(find_document(DEMO), settings, demo)
-        return {tuple(trial.labels.values()) for trial in trials}
-
-    assert kinds() == {
-        (strategy, faults)
-        for strategy in ("none", "checkpoint", "chain")
-        for faults in ("kill", "no fault")
-    }
-    time = json.dumps(CLAIM | {"metric": "rto_seconds", "strategy": "chain", "against": "none"})
-    assert kinds(f"claims=[{time}]") == {("none", "kill"), ("chain", "kill")}
-    effect = json.dumps(CLAIM | {"metric": "effect_time_mean", "strategy": "stateless"})
-    assert kinds(f"claims=[{effect}]") == {("stateless", "kill"), ("stateless", "no fault")}
-    assert len(kinds("claims=[]")) == 8
-
-
-def test_a_virtual_pilot_of_what_varies_its_nodes_is_refused() -> None:
-    settings = ["axes={cluster.profile: [laptop, cluster-25gbit]}", "cluster.kind=virtual"]
-    demo = load_experiment(DEMO, settings)
-    with pytest.raises(ConfigurationError, match=r"cluster.profile.*name an earlier run"):
-        virtual_pilot(find_document(DEMO), settings, demo)

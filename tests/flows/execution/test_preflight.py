@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,27 +10,25 @@ import pytest
 import yaml
 
 from dps.cluster.backends.tls import temporary
-from dps.errors import ConfigurationError
 from dps.events import NodeJoined, TrialEnded, TrialStarted
-from flows.analysis.finished import read_finished
-from flows.analysis.prices import load_prices
 from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.config.trials import expand
 from flows.execution.trial import run_trial
+from flows.metrics.prices import load_prices
 from flows.records.record import EVENTS_FILE, read_record
+from flows.statistics.finished import read_finished
+from tests.flows.execution.test_run import CONFIG
+from tests.support import commands
 from tests.support.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
 from tests.support.stores import with_store
 from tests.support.tls import files_of
 
 NODES = 4  # a server, its replica, a worker and the evaluator
 ROOM = 2  # for so many trials at once
-CONFIG: dict[str, Any] = {
+THERE: dict[str, Any] = {
+    **CONFIG,
     "experiment": "there",
-    "workload": {"kind": "softmax"},
-    "dataset": {"kind": "digits"},
     "training": {"workers": 1, "updates": 120, "compute_seconds": 0.01},
-    "optimizer": {"kind": "sgd", "learning_rate": 0.1},
-    "server": {"shards": 1},
     "recovery": "chain",
     "cluster": {"kind": "existing"},
 }
@@ -42,44 +37,24 @@ PAUSE = {"kind": "pause", "target": "server-0", "at_updates": 40}
 
 
 def dps(here: Path, address: str | None, *arguments: str, **changes: Any) -> Any:
-    (here / "there.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
-    return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *arguments],
-        cwd=with_store(here),
-        env={**os.environ, **({"DASK_SCHEDULER_ADDRESS": address} if address else {})},
-        capture_output=True,
-        text=True,
-    )
+    (here / "there.yaml").write_text(yaml.safe_dump({**THERE, **changes}))
+    environment = {"DASK_SCHEDULER_ADDRESS": address} if address else {}
+    return commands.dps(with_store(here), *arguments, **environment)
 
 
 def test_where_a_trial_runs_is_part_of_it_only_if_that_is_not_this_machine() -> None:
     def digest(**changes: Any) -> tuple[str, Any]:
-        config = ExperimentConfig.model_validate({**CONFIG, **changes})
+        config = ExperimentConfig.model_validate({**THERE, **changes})
         (trial,) = expand(config)
         return trial.digest, trial.config.model_dump(mode="json").get("cluster")
 
-    local = {key: value for key, value in CONFIG.items() if key != "cluster"}
+    local = {key: value for key, value in THERE.items() if key != "cluster"}
     (plain,) = expand(ExperimentConfig.model_validate(local))
     here = {"tls": "temporary", "kind": "local"}
     assert digest(cluster={"kind": "local"}) == (plain.digest, here)
     kept = {"tls": "off", "kind": "existing", "address": None, "patience": 600.0}
     assert digest() == (digest()[0], kept)
     assert digest()[0] != plain.digest
-
-
-@pytest.mark.parametrize(
-    ("cluster", "told"),
-    [
-        ({"kind": "existing", "address": "10.0.0.1"}, "cluster.*address.*tcp://10.0.0.1:8786"),
-        ({"kind": "cloud"}, "cluster.*local"),
-        ({"kind": "local", "address": "tcp://a:1"}, "unknown key"),
-    ],
-)
-def test_what_is_no_cluster_is_refused(tmp_path: Path, cluster: Any, told: str) -> None:
-    path = tmp_path / "there.yaml"
-    path.write_text(yaml.safe_dump({**CONFIG, "cluster": cluster}))
-    with pytest.raises(ConfigurationError, match=told):
-        load_experiment(str(path))
 
 
 @pytest.mark.cluster
@@ -109,7 +84,6 @@ def story(folder: Path) -> tuple[list[str], set[str], set[str]]:
 
 @pytest.mark.cluster
 @pytest.mark.deployment
-@pytest.mark.timeout(300)  # each process of the deployment imports what it needs for the first time
 def test_trials_at_once_run_as_one_alone_on_a_deployment(tmp_path: Path, deployment: str) -> None:
     faults = [KILL, {**PAUSE, "target": "worker-0", "at_updates": 80, "seconds": 0.2}]
     axes = {"faults": {"kill": faults, "none": []}}

@@ -7,7 +7,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from dps.events import Audited, TrialResumed
 from dps.protocol.storage.manifest import find_saved
 from flows.records.record import read_record
 from flows.tracking.store import default_uri
+from tests.support.commands import DPS
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +37,7 @@ CONFIG: dict[str, Any] = {
 
 def command(here: Path, *arguments: str, **changes: Any) -> list[str]:
     (here / "small.yaml").write_text(yaml.safe_dump({**CONFIG, **changes}))
-    return [sys.executable, "-m", "flows.cli", *arguments]
+    return [*DPS, *arguments]
 
 
 def finish(command: list[str], here: Path) -> subprocess.CompletedProcess[str]:
@@ -45,8 +45,8 @@ def finish(command: list[str], here: Path) -> subprocess.CompletedProcess[str]:
 
 
 def rows(here: Path) -> list[dict[str, Any]]:
-    shown = finish(command(here, "results", "small", "--format", "json"), here)
-    found: list[dict[str, Any]] = json.loads(shown.stdout)
+    shown = finish([*DPS, "results", "small", "--json"], here)
+    found: list[dict[str, Any]] = json.loads(shown.stdout)["trials"]
     return found
 
 
@@ -63,7 +63,7 @@ def alive_in_session(session: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_interrupted_and_run_again(tmp_path: Path, parallel: int) -> None:
-    options = ["--parallel", "2"] if parallel == 2 else []
+    options = ["--parallel=2"] if parallel == 2 else []
     run = command(tmp_path, "run", "small.yaml", *options, seeds=[0, 1, 2])
     with subprocess.Popen(
         run,
@@ -143,6 +143,7 @@ def test_a_kill_that_never_comes_makes_the_trial_invalid(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "mlruns").mkdir(parents=True)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", default_uri(elsewhere))
     late = [{"kind": "kill", "target": "server-0", "at_updates": 1000}]
     words = command(tmp_path, "run", "small.yaml", faults=late, cluster={"kind": "virtual"})
@@ -168,15 +169,17 @@ def test_an_unusable_store_is_refused_before_anything_runs(tmp_path: Path) -> No
     assert not list((tmp_path / "results" / "small").glob("*/events.jsonl"))
 
 
-def killed_half_way(tmp_path: Path, **changes: Any) -> Path:
-    """SIGKILL `dps run` in the midst of its only trial; return the folder of its checkpoints."""
+@pytest.mark.slow
+def test_a_killed_run_resumes_its_trial_from_the_last_checkpoint(tmp_path: Path) -> None:
     slow = {"workers": 2, "updates": 120, "compute_seconds": 0.03}
-    run = command(tmp_path, "run", "small.yaml", training=slow, **changes)
-    path = tmp_path / "results" / "small" / "seed-0" / "checkpoints"
+    checkpoint = {"durability": {"kind": "checkpoint", "every": 10}}
+    run = command(tmp_path, "run", "small.yaml", training=slow, recovery=checkpoint)
+    folder = tmp_path / "results" / "small" / "seed-0"
+    path = str(folder / "checkpoints")
 
     def far_enough() -> bool:
         try:
-            return find_saved(str(path)).updates >= 30
+            return find_saved(path).updates >= 30
         except StoreUnavailable:
             return False
 
@@ -186,55 +189,16 @@ def killed_half_way(tmp_path: Path, **changes: Any) -> Path:
         eventually(far_enough, 30)
         process.kill()
     eventually(lambda: not alive_in_session(process.pid), 30)
-    return path
+    updates = find_saved(path).updates
 
-
-CHECKPOINT = {"durability": {"kind": "checkpoint", "every": 10}}
-
-
-@pytest.mark.slow
-def test_an_interrupted_trial_goes_on_from_the_path_alone(tmp_path: Path) -> None:
-    path = killed_half_way(tmp_path, recovery=CHECKPOINT)
-    updates = find_saved(str(path)).updates
-    moved = tmp_path / "elsewhere" / "checkpoints"
-    moved.parent.mkdir()
-    path.rename(moved)
-    resumed = finish(command(tmp_path, "resume", str(moved)), tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"goes on from update {updates}, from checkpoints in {moved}" in resumed.stdout
-    record = read_record(path.parent / "events.jsonl")
-    assert record.ended is not None
-    assert record.ended.status == "valid"
+    again = finish(run, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert f"resumed at update {updates}, from checkpoints in {path}" in again.stdout
+    assert [row["status"] for row in rows(tmp_path)] == ["valid"]
+    assert (folder / "events.interrupted.jsonl").exists()
+    record = read_record(folder / "events.jsonl")
     (audited,) = record.of(Audited)
     # Each shard's workers go on from what all shards have of them: here there is but one shard.
     assert audited.version == sum(audited.applied.values()) == 120
     (began,) = record.of(TrialResumed)
     assert began.updates == updates
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_with_an_interrupted_trial_from_its_last_checkpoint(tmp_path: Path) -> None:
-    killed_half_way(tmp_path, recovery=CHECKPOINT)
-    again = finish([sys.executable, "-m", "flows.cli", "run", "small.yaml"], tmp_path)
-    assert again.returncode == 0, again.stderr
-    assert "goes on from update" in again.stdout
-    (row,) = rows_of(tmp_path)
-    assert row["status"] == "valid"
-    folder = tmp_path / "results" / "small" / "seed-0"
-    assert (folder / "events.interrupted.jsonl").exists()
-    (audited,) = read_record(folder / "events.jsonl").of(Audited)
-    assert audited.version == 120
-
-
-def rows_of(here: Path) -> list[dict[str, Any]]:
-    """As `rows`, with the configuration as it is."""
-    shown = finish([sys.executable, "-m", "flows.cli", "results", "small", "-f", "json"], here)
-    found: list[dict[str, Any]] = json.loads(shown.stdout)
-    return found
-
-
-def test_without_checkpoints_there_is_nothing_to_go_on_from(tmp_path: Path) -> None:
-    ended = finish(command(tmp_path, "resume", str(tmp_path / "nowhere")), tmp_path)
-    assert ended.returncode == 2
-    assert "run.json is neither" in ended.stderr
-    assert "Traceback" not in ended.stderr

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dps.events import Applied, Audited, Event, NodeJoined, Reported, Sink, TrialResumed
+from dps.events import Audited, Reported, Sink, TrialResumed
 from dps.protocol.storage.manifest import find_saved
-from flows.analysis.finished import Finished
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial, digest
 from flows.execution.trial import run_trial
-from flows.execution.workers import endless_shares
+from flows.metrics.prices import load_prices
+from flows.metrics.trial import Trial as Recorded
 from flows.records.record import EVENTS_FILE, Record, read_record
+from flows.statistics.finished import Finished
 from tests.support.virtual_trials import BASE, virtual_trial
 
 WORKERS, UPDATES, SECONDS = 4, 160, 0.01
@@ -44,7 +42,7 @@ def trained(folder: Path, stop: str, consistency: str = "asp", **changes: Any) -
         **{"training": training, "server": server, "consistency": MODELS[consistency], **changes},
     )
     assert done.outcome.status == "valid", done.outcome.reason
-    ledger = done.outcome.ledger
+    ledger = Recorded(done.record, load_prices()).ledger
     assert ledger.applied_twice == ledger.audit_mismatches == 0
     return done
 
@@ -106,8 +104,15 @@ def test_the_batches_of_a_worker_follow_from_the_seed_and_its_number_alone(tmp_p
         assert mine[:both] == pytest.approx(theirs[:both])
 
 
-@pytest.mark.parametrize("recovery", ["none", "checkpoint", "chain", "stateless"])
-@pytest.mark.parametrize("target", ["server-0", "worker-1"])
+@pytest.mark.parametrize(
+    ("recovery", "target"),
+    [
+        ("none", "server-0"),
+        ("checkpoint", "server-0"),
+        ("chain", "worker-1"),
+        ("stateless", "server-0"),
+    ],
+)
 def test_what_a_fault_undoes_is_computed_again(tmp_path: Path, recovery: str, target: str) -> None:
     strategy: Any = recovery
     if recovery == "checkpoint":
@@ -140,11 +145,6 @@ def test_workers_that_come_and_go_stop_together_anyway(tmp_path: Path) -> None:
     assert min(applied(done)) >= UPDATES
 
 
-def test_who_goes_on_begins_after_what_it_has_computed_before() -> None:
-    shares = endless_shares(2, {"worker-1": 7})
-    assert shares == {"worker-0": range(sys.maxsize), "worker-1": range(7, sys.maxsize)}
-
-
 # -- on processes ------------------------------------------------------------------------------
 
 # Each of the three workers may have a gradient under way when all shards have enough, and computes
@@ -170,18 +170,6 @@ def on_processes(
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_who_is_killed_or_leaves_is_replaced(tmp_path: Path) -> None:
-    signals = {"worker-0": signal.SIGKILL, "worker-1": signal.SIGTERM, "server-0": signal.SIGKILL}
-    record = on_processes(tmp_path / "trial", Teller(signals), updates=800, recovery="chain")
-    assert record.ended is not None
-    assert (record.ended.status, record.ended.reason) == ("valid", "")
-    for audited in record.of(Audited):
-        assert 800 <= audited.version < 800 + MOST_OVER
-    assert {event.node for event in record.of(NodeJoined)} >= {"worker-0-b", "worker-1-b"}
-
-
-@pytest.mark.cluster
-@pytest.mark.slow
 def test_a_trial_that_goes_on_has_the_same_budget(tmp_path: Path) -> None:
     path = str(tmp_path / "saved")
     recovery = {"durability": {"kind": "checkpoint", "every": 10, "path": path}}
@@ -199,19 +187,3 @@ def test_a_trial_that_goes_on_has_the_same_budget(tmp_path: Path) -> None:
     assert 0 < resumed.updates < 200
     for audited in record.of(Audited):
         assert 200 <= audited.version == sum(audited.applied.values()) < most
-
-
-class Teller:
-    """Sends nodes signals once there are forty updates."""
-
-    def __init__(self, signals: dict[str, int]) -> None:
-        self._signals = signals
-        self._pids: dict[str, int] = {}
-
-    def __call__(self, event: Event) -> None:
-        if isinstance(event, NodeJoined):
-            self._pids[event.node] = event.pid
-        elif isinstance(event, Applied) and event.versions[-1] >= 40:
-            for node, number in self._signals.items():
-                os.kill(self._pids[node], number)
-            self._signals = {}

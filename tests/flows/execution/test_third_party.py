@@ -12,9 +12,9 @@ import yaml
 from mlflow import MlflowClient
 
 from dps.events import Disturbed, Killed, Restored, Undisturbed
-from flows.analysis.finished import read_finished
-from flows.analysis.prices import load_prices
+from flows.metrics.prices import load_prices
 from flows.records.record import EVENTS_FILE, read_record
+from flows.statistics.finished import read_finished
 from flows.tracking.store import default_uri
 
 pytestmark = pytest.mark.cluster
@@ -31,9 +31,8 @@ CONFIG = {
     "faults": [{"kind": "acme_stutter", "target": "server-0", "at_updates": 10, "seconds": 0.3}],
 }
 RESUMED = (
-    "from flows.execution.resume import saved_in, trial_of; import sys;"
-    "saved = saved_in(sys.argv[1]); print(saved.run.rule, saved.run.filters);"
-    "print(trial_of(saved, sys.argv[1]).config.optimizer.kind)"
+    "from dps.protocol.storage.manifest import find_saved; import sys;"
+    "saved = find_saved(sys.argv[1]); print(saved.run.rule, saved.run.filters)"
 )
 
 
@@ -44,7 +43,6 @@ def run(here: Path, *words: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.timeout(300)  # three commands, each of which imports all that a trial needs
 def test_kinds_of_another_maker_run_from_yaml_to_the_report(tmp_path: Path, acme: Path) -> None:
     (tmp_path / "acme.yaml").write_text(yaml.safe_dump(CONFIG))
     run(tmp_path, "-m", "flows.cli", "run", "acme.yaml")
@@ -61,8 +59,8 @@ def test_kinds_of_another_maker_run_from_yaml_to_the_report(tmp_path: Path, acme
     assert record.ended is not None
     assert record.ended.status == "valid"
 
-    shown = run(tmp_path, "-m", "flows.cli", "results", "acme", "--format", "json")
-    (row,) = json.loads(shown)
+    shown = run(tmp_path, "-m", "flows.cli", "results", "acme", "--json")
+    (row,) = json.loads(shown)["trials"]
     assert row["accuracy_final"] > 0.7
     report = (folder.parent / "report.html").read_text()
     assert "acme_stutter" in report
@@ -78,11 +76,9 @@ def test_kinds_of_another_maker_run_from_yaml_to_the_report(tmp_path: Path, acme
     told = run(tmp_path, "-c", RESUMED, str(folder / "checkpoints"))
     assert "SignDescent(learning_rate=0.05, decay=0.9)" in told
     assert "Alternate(every=3)" in told
-    assert told.splitlines()[-1] == "acme_sign"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_a_durability_of_another_maker_brings_a_killed_server_back(
     tmp_path: Path, acme: Path
 ) -> None:
@@ -101,4 +97,4 @@ def test_a_durability_of_another_maker_brings_a_killed_server_back(
     assert {event.source for event in lost} == {"shelf"}
     # The kill comes when 10 are applied, of which the worker's last one need not be saved yet.
     assert min(event.version for event in lost) >= 9
-    assert read_finished(folder / EVENTS_FILE, load_prices()).outcome.ledger.lost == 0
+    assert read_finished(folder / EVENTS_FILE, load_prices()).outcome.row()["updates_lost"] == 0

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flows.config.base import StragglingSection
-from flows.monitor.estimate import Durations, about, guess
+from flows.monitor.estimate import Durations, guess
 from tests.support.synthetic import demo_trials
 
 TRIALS = demo_trials()
@@ -19,14 +18,6 @@ def test_a_guess_grows_with_what_there_is_to_do() -> None:
     slower = plain.config.model_copy(update={"training": slow})
     assert guess(plain.config) < guess(killed.config) < guess(slower)
     assert guess(slower) - guess(plain.config) == pytest.approx(800 * 0.04 / 2)
-
-
-def test_a_guess_counts_stragglers_as_they_are_on_average() -> None:
-    plain = next(t.config for t in TRIALS if t.name == "none.no-fault.seed-0")
-    straggling = StragglingSection(factor=20, share=0.05)
-    training = plain.training.model_copy(update={"straggling": straggling})
-    slower = plain.model_copy(update={"training": training})
-    assert guess(slower) - guess(plain) == pytest.approx(0.95 * 800 * 0.01 / 2)
 
 
 def test_what_was_seen_counts_more_than_guesses() -> None:
@@ -46,10 +37,3 @@ def test_trials_at_once_take_as_long_as_the_longest_at_least() -> None:
     assert durations.total(TRIALS[:2], 2) == pytest.approx((10.0 + one) / 2)
     assert durations.total(TRIALS[:2], 8) == max(10.0, one)
     assert durations.total([], 2) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(0.2, "1 s"), (42.4, "42 s"), (95, "2 min"), (9000, "2.5 h")]
-)
-def test_durations_are_told_as_precisely_as_they_are_known(seconds: float, told: str) -> None:
-    assert about(seconds) == told

@@ -5,13 +5,16 @@ from __future__ import annotations
 import socket
 import sys
 from pathlib import Path
-from urllib.parse import parse_qsl
 
 import psutil
 import pytest
 
-from dps.errors import ConfigurationError, StoreUnavailable
-from flows.tracking.server import HOST, child, page, served_page, trials_view, ui_command
+from dps.errors import ConfigurationError
+from flows.tracking.ui_server import (
+    HOST,
+    child,
+    ui_command,
+)
 
 TOKEN = "what-nobody-guesses"
 
@@ -31,17 +34,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def test_command_serves_the_store_of_the_directory_on_loopback(tmp_path: Path) -> None:
-    (tmp_path / "mlruns").mkdir()
-    (tmp_path / "mlruns" / "mlflow.db").touch()
-    command, environment = ui_command(tmp_path, None, free_port(), TOKEN)
-    assert command[0] == sys.executable
-    assert command[command.index("--host") + 1] == "127.0.0.1"
-    store = f"sqlite:///{tmp_path.resolve()}/mlruns/mlflow.db"
-    assert environment == {"MLFLOW_BACKEND_STORE_URI": store, "MLFLOW_TRACKING_TOKEN": TOKEN}
-    assert "--workers" in command
-
-
 def test_the_password_of_a_store_is_on_no_command_line(tmp_path: Path) -> None:
     store = "postgresql://ann:pa55word@db/mlflow"
     command, environment = ui_command(tmp_path, store, free_port(), TOKEN)
@@ -57,27 +49,6 @@ def test_what_cannot_be_shown_is_told(tmp_path: Path) -> None:
         ui_command(tmp_path, None, free_port(), TOKEN)
     with pytest.raises(ConfigurationError, match="in a browser"):
         ui_command(tmp_path, "http://tracking.example", free_port(), TOKEN)
-
-
-def test_a_damaged_store_is_told_before_it_is_served(tmp_path: Path) -> None:
-    (tmp_path / "mlruns").mkdir()
-    (tmp_path / "mlruns" / "mlflow.db").write_text("no database at all, but long enough " * 50)
-    with pytest.raises(StoreUnavailable, match=r"file is not a database\. Move the file away"):
-        ui_command(tmp_path, None, free_port(), TOKEN)
-
-
-def test_the_page_of_trials_filters_and_sorts_so_that_mlflow_unfolds_them() -> None:
-    address = page(trials_view("7"), 5000, TOKEN)
-    assert address.startswith(f"http://127.0.0.1:5000/?token={TOKEN}#/experiments/7/runs?")
-    query = dict(parse_qsl(address.split("?")[2]))
-    assert query["workflowType"] == "machine_learning"
-    assert query["searchFilter"] == "tags.dps.kind = 'trial'"
-    assert query["orderByKey"] == "tags.`dps.order`"
-
-
-def test_the_page_of_a_server_has_no_password() -> None:
-    address = served_page(trials_view("7"), "https://ann:pa55word@tracking.example:8443/mlflow/")
-    assert address.startswith("https://tracking.example:8443/mlflow/#/experiments/7/runs?")
 
 
 def test_a_taken_port_is_told(tmp_path: Path) -> None:

@@ -10,17 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.errors import ConfigurationError, GroupClosed, ShardUnavailable, StoreUnavailable
+from dps.errors import GroupClosed, ShardUnavailable
 from dps.events import CheckpointWritten
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.save_all import save_all
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import CloseGroup
 from dps.protocol.recovery import Recovery
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.checkpoint_schedule import Checkpoints
-from dps.sim.network import SimTransport
-from dps.sim.world import COORDINATOR
+from tests.simulator.network import SimTransport
+from tests.simulator.world import COORDINATOR
 from tests.support.worlds import Setting, happened, in_world
 
 ONES = {"w": np.ones(40)}
@@ -58,19 +57,6 @@ class Driver:
 
 def written(s: Setting, shard: int) -> int:
     return max(e.version for e in happened(s, CheckpointWritten) if e.shard == shard)
-
-
-def test_what_was_acknowledged_before_is_written_on_all_shards() -> None:
-    async def scenario(s: Setting) -> None:
-        _, client = await s.enter("a")
-        driver = Driver(s)
-        for version in (1, 2, 3):
-            await client.push(ONES)
-            assert await driver.save() == (version, version)
-            assert [written(s, shard) for shard in (0, 1)] == [version, version]
-
-    in_world(scenario, recovery=rarely())
-    in_world(scenario, recovery=rarely(scope="all"))
 
 
 def test_a_write_of_an_older_state_that_is_under_way_is_not_enough(
@@ -123,32 +109,3 @@ def test_a_shard_that_is_down_is_waited_for_and_not_for_ever() -> None:
             await s.all_of(driver.save(2.0), within=6.0)
 
     in_world(scenario, recovery=rarely())
-
-
-def test_what_cannot_be_written_is_an_error_that_names_the_version_that_is_there() -> None:
-    def fail(self: CheckpointFiles, *args: Any) -> int:
-        raise StoreUnavailable("no space")
-
-    async def scenario(s: Setting) -> None:
-        _, client = await s.enter("a")
-        driver = Driver(s)
-        await client.push(ONES)
-        await driver.save()
-        await client.push(ONES)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(CheckpointFiles, "write", fail)
-            with pytest.raises(
-                StoreUnavailable, match=r"version 2 .*no space.* version 1 is there"
-            ):
-                await driver.save()
-        assert await driver.save() == (2,)
-
-    in_world(scenario, shards=1, recovery=rarely())
-
-
-def test_where_no_checkpoints_are_written_that_is_said() -> None:
-    async def scenario(s: Setting) -> None:
-        with pytest.raises(ConfigurationError, match="writes no checkpoints"):
-            await Driver(s).save()
-
-    in_world(scenario)

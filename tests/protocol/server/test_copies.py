@@ -19,18 +19,13 @@ from dps.core.updates import UpdateId
 from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol import wire
 from dps.protocol.client.copy import Copy
-from dps.protocol.compression import checked_pull_filters
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import Durability
-from dps.protocol.group import Group
-from dps.protocol.messages import CopyId, Weights
+from dps.protocol.messages import Weights
 from dps.protocol.recovery import Recovery
 from dps.protocol.server import copies
 from dps.protocol.server.copies import SentCopies
-from dps.protocol.storage.manifest import describe
-from dps.protocol.transport import Endpoint
 from tests.support.worlds import Setting, in_world
 
 Array = np.ndarray
@@ -41,10 +36,7 @@ SHARD = LAYOUT.shards[0]
 READER = UpdateId("worker-0", 1, 0)
 THRESHOLD = 0.25
 CHAINS: dict[str, list[Filter]] = {
-    "as they are": [dps.SignificantlyModified(0.0)],
     "threshold": [dps.SignificantlyModified(THRESHOLD)],
-    "decaying threshold": [dps.SignificantlyModified(THRESHOLD, "1/t")],
-    "bf16": [dps.Quantise("bf16")],
     "int8": [dps.Quantise("int8")],
     "threshold, int8, lz4": [
         dps.SignificantlyModified(THRESHOLD),
@@ -107,9 +99,6 @@ def furthest(values: Array, copy: Array) -> float:
     return max(float(np.abs(there[name] - here[name]).max()) for name in SIZES)
 
 
-# -- what both ends have -----------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -167,30 +156,6 @@ def test_no_coordinate_is_further_off_than_the_threshold_after_any_number_of_pul
     assert withheld > 0
 
 
-def test_at_threshold_zero_the_copy_is_exact() -> None:
-    random, pair = np.random.default_rng(0), Pair(CHAINS["as they are"])
-    values = buffer_of(random)
-    for share in (1.0, 0.3, 0.01, 0.0, 0.9):
-        values = changed(values, random, share, 1e-3)
-        found = pair.read(values)
-        assert found is not None
-        assert found.tobytes() == values.tobytes()
-
-
-@pytest.mark.parametrize(("form", "rest"), [("bf16", 2.0**-8), ("int8", 1 / 127)])
-def test_what_rounding_takes_away_is_made_up_for_by_the_next_pull(form: str, rest: float) -> None:
-    random, pair = np.random.default_rng(0), Pair([dps.Quantise(form)])  # type: ignore[arg-type]
-    start = buffer_of(random)
-    pair.read(start)
-    values = changed(start, random, 1.0, 1.0)
-    off = furthest(values, start)
-    for _ in range(3):  # nothing changes any more, so what is off gets less by that factor
-        found = pair.read(values)
-        assert found is not None
-        assert furthest(values, found) <= rest * off + 1e-6
-        off = max(furthest(values, found), 1e-6)
-
-
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_weights_that_are_not_finite_are_shown_as_they_are(chain: list[Filter]) -> None:
     random, pair = np.random.default_rng(0), Pair(chain)
@@ -205,63 +170,14 @@ def test_weights_that_are_not_finite_are_shown_as_they_are(chain: list[Filter]) 
         assert np.isnan(first) == np.isnan(SHARD.pieces[0].view(again)[0])
 
 
-# -- what is sent ------------------------------------------------------------------------------
-
-
-def test_what_has_changed_alone_is_sent() -> None:
+def test_an_answer_that_does_not_fit_is_refused() -> None:
     random, pair = np.random.default_rng(0), Pair(CHAINS["threshold"])
     values = buffer_of(random)
     pair.read(values)
-    assert pair.asked(values).values.nbytes == 0
-    assert pair.asked(values).values.nbytes == SHARD.nbytes  # the reply before was lost
-    pair.read(values)
-    few = changed(values, random, 0.01, 10.0)
-    reply = pair.asked(few)
-    assert reply.since == pair.copy.has
-    assert 0 < reply.values.nbytes < SHARD.nbytes / 20
-
-
-def test_a_list_of_indices_that_repeats_is_sent_once() -> None:
-    random, pair = np.random.default_rng(0), Pair([dps.SignificantlyModified(0.0)])
-    values = buffer_of(random)
-    pair.read(values)
-    sizes = []
-    for _ in range(3):
-        values = values.copy()
-        _part(values, "w")[::20] += 1  # the same entries each time
-        reply = pair.asked(values)
-        found = asyncio.run(pair.copy.whole(reply))
-        assert found is not None
-        assert found.values.tobytes() == values.tobytes()
-        sizes.append(reply.values.nbytes)
-    assert sizes[1] == sizes[2] == 4 * 150 < sizes[0]
-
-
-def test_lists_that_repeat_and_others_are_told_apart() -> None:
-    random, pair = np.random.default_rng(0), Pair([dps.SignificantlyModified(0.0)])
-    values = buffer_of(random)
-    pair.read(values)
-    for turn in range(4):
-        values = values.copy()
-        _part(values, "w")[::20] += 1  # the same entries each time
-        _part(values, "v")[turn::20] += 1
-        found = pair.read(values)
-        assert found is not None
-        assert found.tobytes() == values.tobytes()
-
-
-def test_what_nearly_everything_is_sent_around_stays() -> None:
-    """It is shorter then to send all than to say which, and all must be the weights."""
-    random, pair = np.random.default_rng(0), Pair([dps.SignificantlyModified(0.5)])
-    values = buffer_of(random, 100.0)
-    pair.read(values)
-    new = values.copy()
-    for name in SIZES:
-        _part(new, name)[1:] += 10
-        _part(new, name)[0] += 0.25
-    found = pair.read(new)
-    assert found is not None
-    assert furthest(new, found) <= 0.5
+    reply = pair.asked(changed(values, random, 0.5, 1.0))
+    with pytest.raises(ShapeMismatch):
+        asyncio.run(pair.copy.whole(replace(reply, values=reply.values[:-1])))
+    assert pair.copy.has is None, "all weights are asked for next"
 
 
 def test_whoever_is_no_worker_gets_weights_as_they_are_and_nothing_is_kept_for_it() -> None:
@@ -272,13 +188,6 @@ def test_whoever_is_no_worker_gets_weights_as_they_are_and_nothing_is_kept_for_i
         assert (reply.copy, reply.since, reply.codec) == (None, None, ())
         assert reply.values.tobytes() == values.tobytes()
     assert pair.sent.nbytes == 0
-
-
-def test_without_filters_nothing_is_kept() -> None:
-    sent = SentCopies(SHARD, 0, {}, "a")
-    whole = Weights(1, 0.0, -1, buffer_of(np.random.default_rng(0)))
-    assert asyncio.run(sent.filtered(whole, READER, None)) is whole
-    assert sent.nbytes == 0
 
 
 def test_what_is_kept_for_workers_is_bounded_and_goes_when_they_leave(
@@ -298,55 +207,11 @@ def test_what_is_kept_for_workers_is_bounded_and_goes_when_they_leave(
     assert pair.sent.nbytes == 0
 
 
-# -- what is refused ---------------------------------------------------------------------------
-
-
-def test_changes_of_a_copy_that_a_worker_does_not_have_are_not_taken() -> None:
-    random, pair = np.random.default_rng(0), Pair(CHAINS["threshold"])
-    values = buffer_of(random)
-    pair.read(values)
-    late = pair.asked(changed(values, random, 0.5, 1.0))
-    other = replace(late, since=CopyId("b", 1))
-    assert asyncio.run(pair.copy.whole(other)) is None
-    assert pair.copy.has is None
-    found = pair.read(values)
-    assert found is not None
-    assert found.tobytes() == values.tobytes()
-
-
-def test_a_payload_that_does_not_fit_is_refused() -> None:
-    random, pair = np.random.default_rng(0), Pair(CHAINS["threshold"])
-    values = buffer_of(random)
-    pair.read(values)
-    reply = pair.asked(changed(values, random, 0.5, 1.0))
-    with pytest.raises(ShapeMismatch):
-        asyncio.run(pair.copy.whole(replace(reply, values=reply.values[:-1])))
-    assert pair.copy.has is None
-
-
 def test_filters_that_drop_what_they_withhold_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"pull_filters\['w'\]: KKT.* drops"):
         checked_of_pulls({"w": [dps.KKT(0.1)]}, LAYOUT.names)
     with pytest.raises(ConfigurationError, match=r"pull_filters\['x'\]: there is no such array"):
         checked_of_pulls({"x": [dps.TopK(0.1)]}, LAYOUT.names)
-
-
-def test_copies_that_shards_are_rebuilt_from_must_be_whole() -> None:
-    chain = {"*": [dps.TopK(0.1)]}
-    with pytest.raises(ConfigurationError, match="worker_cache brings a shard back"):
-        checked_pull_filters(chain, LAYOUT.names, WorkerCache())
-    assert checked_pull_filters({}, LAYOUT.names, WorkerCache()) == {}
-
-
-def test_a_group_that_goes_on_from_checkpoints_filters_as_before() -> None:
-    chains = checked_of_pulls({"*": CHAINS["threshold, int8, lz4"]}, LAYOUT.names)
-    choices = dps.SGD(1.0), dps.ASP(), Recovery(), Endpoint("", "")
-    group = Group("g", LAYOUT, *choices, pull_filters=chains)
-    run = wire.decode([frame.copy() for frame in wire.encode(describe(group, 0, 1.0, "{}"))])
-    assert run.pull_filters == chains
-
-
-# -- in a group --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("durability", [Chain(2), Checkpoint(1, "sync", path="memory://copies")])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from dps import Model, Normal, SparseSpec, load
+from dps import Normal, SparseSpec, load
 from dps.core.blocks import Layout
 from dps.core.tables.spec import Given
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
@@ -75,10 +75,6 @@ def test_saving_again_leaves_the_files_of_the_new_one_alone(tmp_path: Path) -> N
     np.testing.assert_array_equal(load(tmp_path)["w"], new["w"])
 
 
-class Stopped(Exception):
-    """The end of the process that saves."""
-
-
 def test_whenever_saving_ends_the_model_before_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,14 +96,6 @@ def test_whenever_saving_ends_the_model_before_is_whole(
         assert len(list(tmp_path.iterdir())) == 4  # what was written is removed again
 
 
-def test_a_full_disk_costs_nothing_of_the_model_before(small_disk: Path) -> None:
-    old = saved(small_disk / "model")
-    large = {"w": np.ones(1_000_000)}
-    with pytest.raises(StoreUnavailable, match="space"):
-        model_files.save(small_disk / "model", Layout.of(large, 2), large, {}, [1, 1])
-    np.testing.assert_array_equal(load(small_disk / "model")["w"], old["w"])
-
-
 def test_damage_and_missing_files_are_named(tmp_path: Path) -> None:
     saved(tmp_path)
     file = sorted(tmp_path.glob("*.safetensors"))[0]
@@ -120,18 +108,6 @@ def test_damage_and_missing_files_are_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_any_flipped_bit_of_the_manifest_is_found(tmp_path: Path) -> None:
-    given = saved(tmp_path, 1)
-    manifest = tmp_path / MANIFEST
-    whole = manifest.read_bytes()
-    for at in range(0, len(whole), 7):
-        manifest.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
-        with pytest.raises((CheckpointCorrupt, StoreUnavailable)):
-            load(tmp_path)
-    manifest.write_bytes(whole)
-    np.testing.assert_array_equal(load(tmp_path)["w"], given["w"])
-
-
 def test_what_is_no_saved_model_is_said_to_be_none(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable, match=r"ParameterServer\.save makes one"):
         load(tmp_path)
@@ -140,11 +116,3 @@ def test_what_is_no_saved_model_is_said_to_be_none(tmp_path: Path) -> None:
         saved(tmp_path)
     with pytest.raises(CheckpointCorrupt):
         load(tmp_path)
-
-
-def test_a_model_shows_what_is_in_it(tmp_path: Path) -> None:
-    saved(tmp_path)
-    assert "w: float64[50, 20]" in repr(load(tmp_path))
-    assert "rows: 4 rows of 4" in repr(load(tmp_path))
-    with pytest.raises(KeyError):
-        Model({}).rows("none")

@@ -21,7 +21,6 @@ from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
 from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.storage.part_choice import parts_until_all
 from dps.protocol.storage.partial_files import PartialFiles
-from dps.protocol.storage.parts import distance
 
 SHARE = 0.25
 PARAMS = {"w": np.zeros(400), "b": np.zeros(64, "float32")}
@@ -61,16 +60,6 @@ def newest(path: str) -> ShardState:
     """What is put together by whoever knows nothing of parts, such as a group that is resumed."""
     reader = CheckpointFiles(path, 0, 1)
     return reader.read(reader.found()[0])
-
-
-def test_the_first_part_is_the_whole_state(path: str) -> None:
-    state = states(2)[1]
-    files(path).write(1, state)
-    read = newest(path)
-    assert (read.index, read.version, read.steps) == (state.index, state.version, state.steps)
-    assert read.workers == state.workers
-    assert np.array_equal(read.values, state.values)
-    assert all(np.array_equal(read.slots[k], state.slots[k]) for k in state.slots)
 
 
 def test_each_block_is_as_it_was_in_the_newest_part_that_has_it_with_its_slots(path: str) -> None:
@@ -179,14 +168,6 @@ def test_no_more_is_kept_than_is_needed(path: str) -> None:
     kept = fs.ls(f"{path}/shard-0", detail=False)
     assert len(kept) == 2 * (2 * parts_until_all(SHARE) + 1), "a manifest and data each"
     assert writer.read(writer.found()[parts_until_all(SHARE)]).version == 51
-
-
-def test_rows_without_a_saved_copy_are_as_far_from_it_as_from_zeros() -> None:
-    saved = {"keys": np.array([2, 5]), "values": np.array([[1.0, 1.0], [2.0, 2.0]])}
-    rows = np.array([[7.0, 0.0], [1.0, 4.0], [2.0, 2.0], [0.0, 8.0]])
-    unit = {"keys": np.array([1, 2, 5, 9]), "values": rows}
-    assert distance(unit, saved) == 7.0**2 + 3.0**2 + 8.0**2
-    assert distance(unit, unit) == 0.0
 
 
 def test_rows_of_tables_are_saved_by_pages_with_their_optimizer_state(path: str) -> None:

@@ -5,17 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dps import (
-    ASP,
-    Adam,
-    Checkpoint,
-    GroupL1,
-    Momentum,
-    PerArray,
-    Proximal,
-    Recovery,
-    SparseSpec,
-)
+from dps import ASP, Adam, Checkpoint, GroupL1, Momentum, PerArray, Proximal, Recovery, SparseSpec
 from dps.core.blocks import Layout
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import Progress, ShardState, apply, initial_state
@@ -82,8 +72,11 @@ def model(saved: Saved) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("rule", [Adam(0.01), Proximal(0.1, GroupL1(0.01)), BY_NAME], ids=str)
-@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 4), (2, 3)])
+@pytest.mark.parametrize(
+    ("rule", "before", "after"),
+    [(Adam(0.01), 3, 1), (Proximal(0.1, GroupL1(0.01)), 1, 4), (BY_NAME, 2, 3)],
+    ids=str,
+)
 def test_a_training_goes_on_as_if_it_had_been_on_so_many_shards(
     rule: UpdateRule, before: int, after: int
 ) -> None:

@@ -9,27 +9,30 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from dps.chaos.effect import Effect, Seen
-from dps.chaos.kinds import Hit, effect_of
-from dps.core.faults.plan import Disturbing
 from dps.errors import ConfigurationError
+from dps.faults import Lasting
+from dps.faults.effects import Effect, Hit, Seen
 
 TURNS = "acme_stutter"
 
 
 @dataclass(frozen=True)
-class Stutter(Disturbing):
+class Stutter(Lasting):
     """The event loop of a node is blocked for `block` seconds, lets go for as long, and so on."""
 
     block: float = 0.01
-    kind: ClassVar[str] = "acme_stutter"
+    kind = "acme_stutter"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 < self.block < self.seconds:
-            raise ConfigurationError(f"acme_stutter: block={self.block}, expected 0 to seconds")
+            raise ConfigurationError(f"Stutter: block={self.block}, expected 0 to seconds")
+
+    def effect(self, hit: Hit) -> Effect:
+        """Return what blocks the event loop."""
+        return Stuttering(self, hit)
 
 
 class Stuttering:
@@ -39,22 +42,17 @@ class Stuttering:
 
     def __init__(self, fault: Stutter, hit: Hit) -> None:
         self._fault = fault
-        self._remote = hit.remote
+        self._hit = hit
 
     def begin(self) -> Seen:
         """Begin to block, and see the first turn."""
-        turns = self._remote.run(_begin, self._fault.block, self._fault.seconds)
+        turns = self._hit.run(_begin, self._fault.block, self._fault.seconds)
         return Seen(f"its event loop was blocked {turns} times", turns > 0)
 
     def end(self) -> Seen:
         """Stop blocking, and count the turns."""
-        turns = self._remote.run(_end)
+        turns = self._hit.run(_end)
         return Seen(f"its event loop was blocked {turns} times in all", turns > 0)
-
-
-@effect_of(Stutter)
-def _stutter(fault: Stutter, hit: Hit) -> Effect:
-    return Stuttering(fault, hit)
 
 
 # -- what runs on the nodes ------------------------------------------------------------------------

@@ -1,1 +1,0 @@
-"""The experiments that repeat those of two papers; `dps replicate` runs them."""

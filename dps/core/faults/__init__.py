@@ -1,1 +1,0 @@
-"""Fault plans as data, and how recurring faults become single ones."""

@@ -1,0 +1,558 @@
+"""Faults: which nodes each hits, and when; and the kinds, with what each does.
+
+A target may be a place ("the tail of shard 0"), which is looked up when the fault is due: heads
+move, and nodes are replaced. A moment may be drawn or recur; `dps.faults.expansion` makes single
+moments of it. Kills and pauses are carried out by signals (`dps.faults.acts`), all other kinds by
+what their `effect` returns (`dps.faults.effects`).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+
+from dps.cluster.backends.base import Act
+from dps.core.ranges import choice, count, not_negative, positive, refused
+from dps.errors import ConfigurationError, require
+
+if TYPE_CHECKING:
+    from dps.faults.effects import Effect, Hit
+
+__all__ = [
+    "After",
+    "Among",
+    "AtSeconds",
+    "AtUpdates",
+    "Between",
+    "Corrupt",
+    "Cut",
+    "Delay",
+    "DiskFull",
+    "During",
+    "Every",
+    "Fault",
+    "FaultPlan",
+    "InChain",
+    "Kill",
+    "Lasting",
+    "Pause",
+    "Seat",
+    "Slow",
+]
+
+Phase = Literal["checkpoint", "recovery"]
+Position = Literal["head", "middle", "tail"]
+Unit = Literal["seconds", "updates"]
+Distribution = Literal["exponential", "weibull", "lognormal"]
+Direction = Literal["both", "in", "out"]
+Way = Literal["signal", "requeue", "host"]
+
+# Below, the gaps between failures are beyond what a float can hold.
+LEAST_SHAPE = 0.01
+MOST_LOG_DEVIATION = 10.0
+
+
+# -- targets -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """The node that has the place of `name`, which it had at the start: it or its replacement."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} or its replacement"
+
+
+@dataclass(frozen=True, slots=True)
+class InChain:
+    """The replica at a position of a shard's chain: a word, or a number with 0 for the head."""
+
+    shard: int
+    position: Position | int = "head"
+
+    def __post_init__(self) -> None:
+        known = self.position in get_args(Position)
+        if not known and (not isinstance(self.position, int) or self.position < 0):
+            raise refused("InChain: position", self.position, "head, middle, tail or 0 and above")
+
+    def __str__(self) -> str:
+        if isinstance(self.position, int):
+            return f"replica {self.position} of shard {self.shard}"
+        return f"the {self.position} of shard {self.shard}"
+
+
+@dataclass(frozen=True, slots=True)
+class Among:
+    """One node at random, or all, of the living nodes of a role, of a shard's chain, or of all.
+
+    What is drawn follows from the seed and the number of the fault. With "each", every node of the
+    role has faults of its own, at moments of its own: see `Every`.
+    """
+
+    pick: Literal["random", "all", "each"]
+    role: str | None = None
+    shard: int | None = None
+
+    def __post_init__(self) -> None:
+        of_role = self.pick != "each" or self.role is not None
+        require(of_role, "each is of a role; expected {role: server, pick: each}")
+
+    def __str__(self) -> str:
+        role = "" if self.role is None else f"{self.role} "
+        shard = "" if self.shard is None else f" of shard {self.shard}"
+        pick = {"random": "a random", "all": "every", "each": "each"}[self.pick]
+        return f"{pick} {role}node{shard}"
+
+
+# A text is the name of a node; several names are hit at once. A number is that of a shard, for
+# faults that hit checkpoints (`Fault.hits`).
+Target = str | tuple[str, ...] | Seat | InChain | Among | int
+
+
+# -- moments -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AtUpdates:
+    """As soon as every shard has applied this number of updates.
+
+    An `optional` fault is one of a random process: it is skipped if the training ends before, or
+    if there is no node to be hit.
+    """
+
+    updates: int
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        count(self, "updates", 1, "updates")
+
+    def __str__(self) -> str:
+        return f"at {self.updates} updates"
+
+
+@dataclass(frozen=True, slots=True)
+class AtSeconds:
+    """This number of seconds after the training started; `optional` as in `AtUpdates`."""
+
+    seconds: float
+    optional: bool = False
+
+    def __post_init__(self) -> None:
+        not_negative(self, "seconds")
+
+    def __str__(self) -> str:
+        return f"at {self.seconds:.3g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class During:
+    """As soon as, and only while, a checkpoint is being written or a shard is being restored."""
+
+    phase: Phase
+    optional: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        choice(self, "phase", *get_args(Phase))
+
+    def __str__(self) -> str:
+        done = "a checkpoint is written" if self.phase == "checkpoint" else "a shard is restored"
+        return f"while {done}"
+
+
+@dataclass(frozen=True, slots=True)
+class After:
+    """Some seconds after another fault of the plan, given by its number, took effect."""
+
+    fault: int
+    seconds: float = 0.0
+    optional: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        count(self, "fault", 0, "faults")
+        not_negative(self, "seconds")
+
+    def __str__(self) -> str:
+        later = f"{self.seconds:g} s" if self.seconds else "at once"
+        return f"{later} after fault {self.fault}"
+
+
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A moment drawn uniformly: from `low` up to, and not including, `high`.
+
+    A range as long as a multiple of the period of something, such as checkpoints, gives every
+    phase of the period the same chance. Updates are whole numbers.
+    """
+
+    low: float
+    high: float
+    unit: Unit = "seconds"
+    optional: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        least = 1 if self.unit == "updates" else 0
+        ordered = least <= self.low < self.high < math.inf
+        require(ordered, f"{self}: expected two numbers from {least}, the smaller first")
+        whole = self.unit == "seconds" or self.low % 1 == self.high % 1 == 0
+        require(whole, f"{self}: expected whole numbers")
+
+    def __str__(self) -> str:
+        return f"between {self.low:g} and {self.high:g} {self.unit}"
+
+    def draw(self, rng: random.Random) -> AtSeconds | AtUpdates:
+        """Draw a moment."""
+        if self.unit == "updates":
+            return AtUpdates(rng.randrange(int(self.low), int(self.high)))
+        return AtSeconds(self.low + (self.high - self.low) * rng.random())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Every:
+    """Again and again at random: the gaps between the moments are independent draws.
+
+    A gap is from the start of one fault (or of the training) to the start of the next, so that the
+    moments do not depend on how long a fault, or a recovery, lasts.
+
+    Parameters
+    ----------
+    mtbf, updates
+        The mean gap, in seconds (`mtbf`) or in updates; give exactly one.
+    until
+        No fault begins later than this, in seconds (or updates) from the start of the training.
+    distribution
+        Of the gaps.
+    shape
+        Of the Weibull distribution, 0.01 or more; below 1, failures come in bursts. Of the
+        lognormal one, the standard deviation of the logarithm of a gap, 0.01 to 10.
+    """
+
+    mtbf: float | None = None
+    updates: float | None = None
+    until: float
+    distribution: Distribution = "exponential"
+    shape: float = 1.0
+    optional: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("mtbf", "updates") if getattr(self, name) is not None]
+        require(len(given) == 1, "expected exactly one of mtbf and updates")
+        positive(self, "until", *given)
+        choice(self, "distribution", *get_args(Distribution))
+        if self.distribution == "exponential" and self.shape != 1.0:
+            raise ConfigurationError("only distribution: weibull or lognormal has a shape")
+        most = MOST_LOG_DEVIATION if self.distribution == "lognormal" else math.inf
+        if not LEAST_SHAPE <= self.shape <= most:
+            raise refused("Every: shape", self.shape, f"{LEAST_SHAPE} to {most:g}")
+
+    def __str__(self) -> str:
+        mean = "s" if self.unit == "seconds" else "updates"
+        return f"every {self.mean:.3g} {mean} until {self.until:g} {mean}"
+
+    @property
+    def unit(self) -> Unit:
+        """What gaps are counted in."""
+        return "seconds" if self.updates is None else "updates"
+
+    @property
+    def mean(self) -> float:
+        """The mean of the gaps, in their unit."""
+        return self.mtbf or self.updates or 0.0
+
+    def gap(self, rng: random.Random) -> float:
+        """Draw the gap from the start of one fault to that of the next."""
+        mean, shape = self.mean, self.shape
+        match self.distribution:
+            case "exponential":
+                return rng.expovariate(1 / mean)
+            case "weibull":
+                return rng.weibullvariate(mean / math.gamma(1 + 1 / shape), shape)
+            case "lognormal":
+                return rng.lognormvariate(math.log(mean) - shape**2 / 2, shape)
+
+    def moment(self, at: float) -> AtSeconds | AtUpdates:
+        """Return a moment of the process: seconds as they are, updates as the next whole number."""
+        if self.unit == "updates":
+            return AtUpdates(max(1, math.ceil(at)), optional=True)
+        return AtSeconds(at, optional=True)
+
+
+When = AtUpdates | AtSeconds | During | After | Between | Every
+
+
+# -- faults ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Base of all kinds of faults; `Lasting` is that of the kinds that end after some seconds.
+
+    A kind is a frozen dataclass with its own settings as further fields, which have defaults. The
+    keys of a configuration, the checks of their types and the text of reports follow from it.
+
+    Parameters
+    ----------
+    target, when
+        Which nodes it hits, and at which moment.
+
+    Attributes
+    ----------
+    kind
+        The word for it in configurations, records and reports.
+    lasts
+        For how long, as `describe` says it, with the fields in braces.
+    hits
+        What a target is: a node, or a shard, whose checkpoints are hit.
+    needs
+        What must be possible to do to the process of a node; else a trial does not begin.
+    """
+
+    target: Target
+    when: When
+    kind: ClassVar[str]
+    lasts: ClassVar[str] = ""
+    hits: ClassVar[Literal["node", "shard"]] = "node"
+    needs: ClassVar[tuple[Act, ...]] = ()
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.target, int)
+        require(number == (self.hits == "shard"), f"{self.kind}: expected a {self.hits} as target")
+        each = isinstance(self.target, Among) and self.target.pick == "each"
+        if each and not isinstance(self.when, Every):
+            name = f"{type(self).__name__}: target"
+            raise refused(name, self.target, "every: as the moment, because each node has its own")
+
+    def __str__(self) -> str:
+        comma = "," if isinstance(self.when, After) else ""
+        return f"{self.action} {self.whom}{comma} {self.when}"
+
+    def describe(self) -> str:
+        """Return the fault in words: what it does to which nodes, when, and for how long."""
+        return f"{self}{self.lasts.format(**vars(self))}"
+
+    @property
+    def action(self) -> str:
+        """What it does, as a verb."""
+        return self.kind
+
+    @property
+    def whom(self) -> str:
+        """What it hits, in words."""
+        if isinstance(self.target, int):
+            return f"shard {self.target}"
+        return ", ".join(self.target) if isinstance(self.target, tuple) else str(self.target)
+
+    def effect(self, hit: Hit) -> Effect:
+        """Return what carries the fault out on a node, and proves it."""
+        raise LookupError(f"{type(self).__name__} has no effect(hit)")
+
+
+@dataclass(frozen=True)
+class Lasting(Fault):
+    """Base of faults that begin and end: derive your own from it.
+
+    Parameters
+    ----------
+    seconds
+        How long it lasts.
+    """
+
+    seconds: float = 2.0
+    lasts: ClassVar[str] = ", for {seconds:g} s"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "seconds")
+
+
+FaultPlan = tuple[Fault, ...]
+
+
+# -- kinds -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Kill(Fault):
+    """SIGKILL; `back_after` seconds later a fresh node takes its place.
+
+    Parameters
+    ----------
+    back_after
+        Seconds until a fresh, empty node takes its place; None: never. A requeued job comes back
+        by itself, when the queueing system lets it.
+    by
+        SIGKILL to the process ("signal"); its job ends and is queued again ("requeue"); its host is
+        taken away with all nodes on it, until they are replaced or the plan ends ("host"). The last
+        two need nodes that are jobs of a queueing system.
+    """
+
+    back_after: float | None = 1.0
+    by: Way = "signal"
+    kind = "kill"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice(self, "by", *get_args(Way))
+        if self.back_after is not None:
+            not_negative(self, "back_after")
+        if self.by == "requeue" and self.back_after != 1.0:
+            raise refused("Kill: back_after", self.back_after, "none: it comes back by itself")
+        same = not isinstance(self.target, Among) or self.target.pick == "each"
+        if self.back_after is None and same and isinstance(self.when, Every):
+            raise refused("Kill: back_after", None, "seconds: what is gone cannot be killed again")
+
+    @property
+    def action(self) -> str:
+        """What it does, as a verb."""
+        return {"signal": "kill", "requeue": "requeue", "host": "take the host of"}[self.by]
+
+    def describe(self) -> str:
+        """Return the fault in words: what it does to which nodes, when, and for how long."""
+        if self.by == "requeue":
+            return f"{self}, back when the queue lets it"
+        back = self.back_after
+        return f"{self}, for good" if back is None else f"{self}, replaced after {back:g} s"
+
+
+@dataclass(frozen=True)
+class Pause(Lasting):
+    """SIGSTOP for `seconds`, then SIGCONT.
+
+    Its connections stay open and its memory is kept. The monitor of its host sees that it is
+    stopped, and kills it if another copy of its state can take over; then a fresh node takes its
+    place when the pause is over. Otherwise it resumes where it was.
+
+    Parameters
+    ----------
+    host
+        Whether its host seems to hang as a whole: the monitor does not report it either, so only
+        its lease ends.
+    """
+
+    host: bool = False
+    kind = "pause"
+    needs = ("pause",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.host and isinstance(self.when, During):
+            raise refused("Pause: host", True, "false, or another moment than one during a phase")
+
+
+@dataclass(frozen=True)
+class Slow(Lasting):
+    """Everything takes `factor` times as long, for `seconds`.
+
+    The process is stopped and resumed in turns; what only waits, as by `worker.sleep`, does not
+    wait for longer.
+    """
+
+    factor: float = 4.0
+    kind = "slow"
+    lasts = ", {factor:g} times slower for {seconds:g} s"
+    needs = ("pause",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "factor")
+        if self.factor <= 1:
+            raise refused("Slow: factor", self.factor, "more than 1")
+
+    def effect(self, hit: Hit) -> Effect:
+        """Return what stops and resumes the process."""
+        from dps.faults.effects import Slowdown
+
+        return Slowdown(hit, self.factor, self.seconds)
+
+
+@dataclass(frozen=True)
+class Cut(Lasting):
+    """No message of the parameter server passes, for `seconds`.
+
+    Parameters
+    ----------
+    direction
+        What does not pass: what is sent to the node ("in"), what it sends ("out"), or "both".
+    """
+
+    direction: Direction = "both"
+    kind = "cut"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choice(self, "direction", *get_args(Direction))
+
+    def describe(self) -> str:
+        """Return the fault in words: what it does to which nodes, when, and for how long."""
+        what = {"both": "", "in": ", what it is sent", "out": ", what it sends"}[self.direction]
+        return f"{self}{what}, for {self.seconds:g} s"
+
+    def effect(self, hit: Hit) -> Effect:
+        """Return what closes the links."""
+        from dps.cluster.transport.links import BOTH, Closed
+        from dps.faults.effects import Interference
+
+        ways = BOTH if self.direction == "both" else (self.direction,)
+        return Interference(hit, Closed(ways), self.seconds)
+
+
+@dataclass(frozen=True)
+class Delay(Lasting):
+    """Each message of the parameter server takes `delay_seconds` longer, for `seconds`."""
+
+    delay_seconds: float = 0.05
+    kind = "delay"
+    lasts = ", each message by {delay_seconds:g} s, for {seconds:g} s"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        positive(self, "delay_seconds")
+
+    def effect(self, hit: Hit) -> Effect:
+        """Return what delays the messages."""
+        from dps.cluster.transport.links import Late
+        from dps.faults.effects import Interference
+
+        return Interference(hit, Late(self.delay_seconds), self.seconds)
+
+
+@dataclass(frozen=True)
+class DiskFull(Lasting):
+    """For `seconds`, every disk write of a node fails, as if no space were left."""
+
+    kind = "disk_full"
+    needs = ("limit",)
+
+    def effect(self, hit: Hit) -> Effect:
+        """Return what makes writes fail."""
+        from dps.faults.effects import FullDisk
+
+        return FullDisk(hit)
+
+
+@dataclass(frozen=True)
+class Corrupt(Fault):
+    """Bytes of the newest checkpoint of a shard are damaged; the target is the shard's number."""
+
+    kind = "corrupt"
+    hits = "shard"
+
+    def effect(self, hit: Hit) -> Effect:
+        """Return what damages the checkpoint."""
+        from dps.faults.effects import Damage
+
+        assert isinstance(self.target, int), "it hits a shard"
+        return Damage(hit, self.target)
+
+
+KINDS: tuple[type[Fault], ...] = (Kill, Pause, Slow, Cut, Delay, DiskFull, Corrupt)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The faults of a recorded trace, each on the node that has the place of its target then."""
+
+    faults: FaultPlan

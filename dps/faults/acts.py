@@ -1,0 +1,312 @@
+"""A fault from its strike to its end, on one node or on several at once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dps.cluster.backends.base import Cluster
+from dps.cluster.platform import Running, Timer, platform_of
+from dps.core.names import replacement
+from dps.errors import ConfigurationError, DpsError
+from dps.events import (
+    CapacityRestored,
+    CheckpointFailed,
+    Disturbed,
+    Event,
+    FaultMissed,
+    FaultSkipped,
+    Killed,
+    NodeJoined,
+    Paused,
+    Resumed,
+    Sink,
+    Undisturbed,
+)
+from dps.faults import Fault, Kill, Lasting, Pause, Way
+from dps.faults.effects import PROOF_SECONDS, Effect, Hit, Seen, hide
+from dps.protocol.transport import Clock
+
+if TYPE_CHECKING:
+    from dps.cluster.driver.parameter_server import ParameterServer
+
+HOLD_SECONDS = 0.5
+
+
+class Striker:
+    """Strikes nodes by name. Thread-safe as far as `nodes` is.
+
+    Every method takes the number that the fault has in its plan, and returns whether it had its
+    effect; if not, `FaultMissed` is recorded with the reason.
+    """
+
+    def __init__(self, nodes: Cluster, clock: Clock, emit: Sink) -> None:
+        self._nodes = nodes
+        self._clock = clock
+        self._emit = emit
+
+    def kill(self, fault: int, node: str, updates: int, by: Way = "signal") -> bool:
+        """Kill a node's process and see that it is gone."""
+        nodes, began = self._nodes, self._clock.now()
+        ways = {"signal": nodes.kill, "requeue": nodes.requeue, "host": nodes.take_host}
+        try:
+            pid = ways[by](node)
+        except (KeyError, ProcessLookupError):
+            return self.miss(fault, node, "there is no such process")
+        except ConfigurationError as error:
+            return self.miss(fault, node, str(error))
+        gone = nodes.gone(node, PROOF_SECONDS)
+        self._emit(Killed(began, fault, node, pid, updates, gone, by, nodes.account(node)))
+        still = f"process {pid} was still there {PROOF_SECONDS:g} s later"
+        return gone or self.miss(fault, node, still)
+
+    def pause(self, fault: int, node: str, updates: int, held: bool = False) -> bool:
+        """Stop a node's process and see that it is stopped.
+
+        `held` means that it was stopped a moment ago, for this fault.
+        """
+        if not held and node in self._nodes.pids and self._nodes.stopped(node, 0.0):
+            return self.miss(fault, node, "its process was stopped already")
+        began = self._clock.now()
+        try:
+            pid = self._nodes.pause(node)
+        except (KeyError, ProcessLookupError):
+            return self.miss(fault, node, "there is no such process")
+        stopped = self._nodes.stopped(node, PROOF_SECONDS)
+        self._emit(Paused(began, fault, node, pid, updates, stopped))
+        still = f"process {pid} was not stopped {PROOF_SECONDS:g} s later"
+        return stopped or self.miss(fault, node, still)
+
+    def resume(self, fault: int, node: str) -> bool:
+        """Resume a stopped process and see that it runs; one killed meanwhile stays as it is."""
+        pid = self._nodes.pids[node]
+        if self._nodes.gone(node, 0.0):
+            return False
+        if not self._nodes.stopped(node, 0.0):
+            return self.miss(fault, node, f"process {pid} did not stay stopped")
+        began = self._clock.now()
+        self._nodes.resume(node)
+        running = self._nodes.running(node, PROOF_SECONDS)
+        self._emit(Resumed(began, fault, node, pid, running))
+        still = f"process {pid} did not go on within {PROOF_SECONDS:g} s"
+        return running or self.miss(fault, node, still)
+
+    def miss(self, fault: int, node: str, reason: str) -> bool:
+        """Record that a fault did not happen; returns False."""
+        self._emit(FaultMissed(self._clock.now(), fault, node, reason))
+        return False
+
+
+class Acts(Striker):
+    """Carries faults out, and reverts what lasts for a time. Used by one thread, and timers.
+
+    Kills and pauses are done when `strike` returns. Other faults take a while to be proven, which
+    must not keep the next one waiting: they begin in a thread of their own.
+    """
+
+    def __init__(self, cluster: Cluster, ps: ParameterServer, clock: Clock, emit: Sink) -> None:
+        super().__init__(cluster, clock, emit)
+        self._ps = ps
+        self._platform = platform_of(cluster.client)
+        self._failures: list[CheckpointFailed] = []
+        self._current: dict[int, list[tuple[str, Effect]]] = {}
+        self._lock = threading.Lock()
+        self._took: dict[int, float] = {}
+        self._beginning: dict[int, Running] = {}
+        self._awaited: dict[str, int] = {}
+        self._paused: set[tuple[int, str]] = set()
+        self._disturbing: set[int] = set()
+        self._timers: list[Timer] = []
+        self._starting = threading.Lock()
+
+    def close(self) -> None:
+        """Revert all active faults at once, except for nodes that are to come back."""
+        for beginning in self._beginning.values():
+            beginning.join()
+        for timer in self._timers:
+            timer.cancel()
+            timer.join()  # one that has begun to start a node ends first
+        for number, node in sorted(self._paused):
+            self._go_on(number, node)
+        for number in sorted(self._disturbing):
+            self.end(number)
+
+    def note(self, event: Event) -> None:
+        """Take note of an event of the group: it may be evidence, or a node that has joined."""
+        if isinstance(event, NodeJoined) and event.node in self._awaited:
+            self._emit(CapacityRestored(event.t, self._awaited.pop(event.node), event.node))
+        elif isinstance(event, CheckpointFailed):
+            self._failures.append(event)
+
+    def took(self, number: int) -> float | None:
+        """Return when a fault had taken effect; None if it has not."""
+        return self._took.get(number)
+
+    @property
+    def any_took(self) -> bool:
+        """Whether any fault has taken effect."""
+        return bool(self._took)
+
+    def is_beginning(self, number: int) -> bool:
+        """Whether a fault was struck and has not proven its effect yet."""
+        return number in self._beginning and self._beginning[number].is_alive()
+
+    def strike(
+        self, number: int, fault: Fault, names: Sequence[str], updates: int, held: bool = False
+    ) -> None:
+        """Carry a fault out on these nodes; `updates` were applied by now.
+
+        `held` means that `hold` has stopped them. An optional fault hits only those that are there.
+        """
+        if fault.when.optional and fault.hits == "node":
+            names = [name for name in names if self._can_be_hit(name, fault)]
+            if not names:
+                self.skip(number, fault)
+                return
+        if not isinstance(fault, Kill | Pause):
+            work = partial(self._disturb, number, fault, names, updates)
+            self._beginning[number] = self._platform.start(work, f"dps-fault-{number}")
+            return
+        if isinstance(fault, Kill) and fault.by == "host":
+            names = sorted({other for name in names for other in self._nodes.on_host_of(name)})
+        if any(self._at_once(partial(self._hit, number, fault, updates, held), names)):
+            self._took[number] = self._clock.now()
+
+    def skip(self, number: int, fault: Fault) -> None:
+        """Record that there was no node for a fault that need not happen."""
+        reason = "nobody was there to be hit"
+        self._emit(FaultSkipped(self._clock.now(), number, fault.whom, reason))
+
+    def _can_be_hit(self, name: str, fault: Fault) -> bool:
+        there = name in self._nodes.pids and not self._nodes.gone(name, 0.0)
+        return there and not (isinstance(fault, Pause) and self._nodes.stopped(name, 0.0))
+
+    def hold(self, names: Iterable[str]) -> bool:
+        """Stop processes that are about to be struck, so that nothing changes until they are."""
+        held = list(names)
+        try:
+            for name in held:
+                self._nodes.pause(name)
+        except (KeyError, ProcessLookupError):
+            return False
+        return all(self._nodes.stopped(name, HOLD_SECONDS) for name in held)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Resume processes that were held."""
+        for name in names:
+            with contextlib.suppress(KeyError, ProcessLookupError):
+                self._nodes.resume(name)
+
+    def _hit(self, number: int, fault: Kill | Pause, updates: int, held: bool, node: str) -> bool:
+        if isinstance(fault, Kill):
+            struck = self.kill(number, node, updates, fault.by)
+            if struck and fault.by == "requeue":
+                self._awaited[replacement(node)] = number
+            elif struck and fault.back_after is not None:
+                self._later(fault.back_after, self._bring_back, number, node)
+            return struck
+        if fault.host and not self._hide(number, node, fault.seconds):
+            return False
+        struck = self.pause(number, node, updates, held)
+        if struck:
+            self._paused.add((number, node))
+            self._later(fault.seconds, self._come_back, number, node)
+        return struck
+
+    def _hide(self, number: int, node: str, seconds: float) -> bool:
+        """Keep the monitor of a node's host from reporting the node for a while."""
+        try:
+            self._hit_of(number, node).run(hide, seconds)
+        except (LookupError, OSError) as error:
+            reason = f"its monitor cannot be silenced: {_reason(error)}"
+            return self.miss(number, node, reason)
+        return True
+
+    def _come_back(self, number: int, node: str) -> None:
+        """Resume a paused process, or replace it if its monitor has killed it."""
+        self._go_on(number, node)
+        if self._nodes.gone(node, 0.0):
+            self._bring_back(number, node)
+
+    def _disturb(self, number: int, fault: Fault, names: Sequence[str], updates: int) -> None:
+        began = self._clock.monotonic()
+        begin = partial(self.begin, number, fault, updates=updates)
+        if any(self._at_once(begin, names)):
+            self._took[number] = self._clock.now()
+            if isinstance(fault, Lasting):
+                self._disturbing.add(number)
+                left = fault.seconds - (self._clock.monotonic() - began)  # the proof took time
+                self._later(max(0.0, left), self.end, number)
+
+    def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
+        self._timers.append(self._platform.after(seconds, partial(act, *what)))
+
+    def _bring_back(self, number: int, node: str) -> None:
+        name = replacement(node)
+        with self._starting:
+            self._awaited[name] = number
+            try:
+                self._nodes.start(replace(self._nodes.spec(node), name=name))
+            except (DpsError, OSError) as error:
+                del self._awaited[name]
+                self.miss(number, node, f"nothing takes its place: {error}")
+
+    def _go_on(self, number: int, node: str) -> None:
+        self._paused.discard((number, node))
+        self.resume(number, node)
+
+    def _at_once(self, act: Callable[[str], bool], names: Sequence[str]) -> list[bool]:
+        """Do something to several nodes at the same time."""
+        return [act(names[0])] if len(names) == 1 else self._platform.at_once(act, names)
+
+    def _hit_of(self, number: int, node: str) -> Hit:
+        return Hit(number, node, self._nodes, self._ps, self._clock, self._failures)
+
+    def begin(self, number: int, fault: Fault, node: str, updates: int) -> bool:
+        """Begin a fault on one node, and see what it does; return whether it had its effect."""
+        began = self._clock.now()
+        try:
+            effect = fault.effect(self._hit_of(number, node))
+            evidence, effective = effect.begin()
+        except (LookupError, OSError, DpsError) as error:
+            return self.miss(number, node, _reason(error))
+        self._emit(Disturbed(began, number, fault.kind, node, updates, evidence, effective))
+        if not effective:
+            if isinstance(fault, Lasting):
+                self._end(number, node, effect)
+            return self.miss(number, node, f"no effect was seen: {evidence}")
+        if isinstance(fault, Lasting):
+            with self._lock:
+                self._current.setdefault(number, []).append((node, effect))
+        return True
+
+    def end(self, number: int) -> None:
+        """Revert a fault on every node that it hit."""
+        self._disturbing.discard(number)
+        with self._lock:
+            current = self._current.pop(number, [])
+        for node, effect in current:
+            evidence, effective = self._end(number, node, effect)
+            if not effective:
+                self.miss(number, node, evidence)
+
+    def _end(self, number: int, node: str, effect: Effect) -> Seen:
+        try:
+            seen = effect.end()
+        except (LookupError, OSError, DpsError) as error:
+            seen = Seen(f"it could not be taken back: {_reason(error)}", False)
+            if self._nodes.gone(node, 0.0):
+                unseen = "" if effect.proven else ", and no effect was seen before"
+                seen = Seen(f"its process has ended meanwhile{unseen}", effect.proven)
+        self._emit(Undisturbed(self._clock.now(), number, node, seen.evidence))
+        return seen
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, KeyError | ProcessLookupError):
+        return "there is no such process"
+    return str(error) or "there was no answer"

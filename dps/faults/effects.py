@@ -1,0 +1,467 @@
+"""How faults other than kills and pauses are carried out on a node, and what proves each of them.
+
+Everything is done and seen from outside of the training: by signals and limits of the system, or
+by functions that run in the process of the node over Dask's own connections, which no fault cuts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import posixpath
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import fsspec
+import psutil
+
+from dps.cluster.names import Node
+from dps.cluster.node.presence import presence_of
+from dps.cluster.platform import Platform, Running, platform_of
+from dps.cluster.transport.calls import ClusterTransport, Meter
+from dps.cluster.transport.links import Closed, Condition, Late, links_of
+from dps.errors import DeadlineExceeded
+from dps.events import CheckpointFailed
+from dps.protocol.messages import GetTable
+from dps.protocol.storage.checkpoint_files import CheckpointFiles, contents
+from dps.protocol.transport import Clock, Endpoint
+
+if TYPE_CHECKING:
+    import distributed
+
+    from dps.cluster.backends.base import Cluster
+    from dps.cluster.driver.parameter_server import ParameterServer
+
+PROOF_SECONDS = 5.0
+CONTROL_SECONDS = 10.0
+PROBE_SECONDS = 2.0
+PROBE_OF_CLOSED = 0.25
+LOOK_SECONDS = 0.1
+EVENTS_SECONDS = 2.0  # until what a node has recorded has reached the driver
+FLIPPED = 16
+TRIES = 5
+TURN = 0.05
+SHORTEST_RUN = 0.002
+LONGEST_STOP = 0.2  # of the silence after which a process is given up
+PROOF_TURNS = 5
+LONGEST_PROOF = 2.0
+
+
+class Seen(NamedTuple):
+    """What was observed from outside, in words, and whether it proves the effect."""
+
+    evidence: str
+    effective: bool
+
+
+class Effect(Protocol):
+    """One fault on one node. `begin` is called once, then `end` once, perhaps by another thread.
+
+    Attributes
+    ----------
+    proven
+        Whether what was seen since `begin` proves the effect, should its process have ended before
+        `end` could look.
+
+    Raises
+    ------
+    LookupError, OSError, DpsError
+        It cannot be carried out: there is no such node or process (any more), or no answer.
+    """
+
+    proven: bool
+
+    def begin(self) -> Seen:
+        """Carry it out, and see what it does."""
+        ...
+
+    def end(self) -> Seen:
+        """Revert it, and return what it was seen to have done until then."""
+        ...
+
+
+@dataclass(frozen=True)
+class Hit:
+    """A node that a fault hits, and how its effect can reach it.
+
+    Attributes
+    ----------
+    number
+        That of the fault in its plan.
+    node
+        The name of the node; "shard-0" for a fault that hits a shard.
+    cluster, ps
+        The cluster of the node, and the parameter server on it.
+    clock
+        That of the record.
+    failures
+        The checkpoints that failed, as far as is known.
+    """
+
+    number: int
+    node: str
+    cluster: Cluster
+    ps: ParameterServer
+    clock: Clock
+    failures: Sequence[CheckpointFailed]
+
+    @property
+    def pid(self) -> int:
+        """The number of the node's process."""
+        return self.cluster.pids[self.node]
+
+    @property
+    def platform(self) -> Platform:
+        """Threads, flags and clocks of the driver."""
+        return platform_of(self.cluster.client)
+
+    @cached_property
+    def member(self) -> Node:
+        """The node as the parameter server knows it; raises `LookupError` if it is gone."""
+        for node in self.ps.nodes:
+            if node.name == self.node and not self.cluster.gone(self.node, 0.0):
+                return node
+        raise LookupError("there is no such process")
+
+    def shards(self) -> set[int]:
+        """Return the shards that the node serves now."""
+        address, views = self.member.address, self.ps.table().views
+        return {view.shard for view in views if address in {m.address for m in view.chain}}
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a function in the node's process, and return its result.
+
+        It runs on the event loop there, and must not wait but with `await`. One that takes
+        `dask_worker` gets the process's Dask worker.
+        """
+        client, address = self.cluster.client, self.member.address
+
+        async def in_time() -> Any:
+            async with asyncio.timeout(CONTROL_SECONDS):
+                replies = await client.run(function, *arguments, workers=[address])
+            return replies[address]
+
+        return client.sync(in_time)
+
+    def affected(self) -> int:
+        """Return how many messages the condition of this fault has affected."""
+        affected: int = self.run(_affected, self.number)
+        return affected
+
+    def probe(self, deadline: float) -> float | None:
+        """Return the seconds of a message to the coordinator and back; None: there is no reply."""
+        took: float | None = self.run(_probe, self.ps.group.coordinator, deadline)
+        return took
+
+
+# -- links -------------------------------------------------------------------------------------
+
+
+class Interference:
+    """Holds back or delays the messages that a node sends or is sent; a probe proves it."""
+
+    proven = True
+
+    def __init__(self, hit: Hit, condition: Closed | Late, seconds: float) -> None:
+        self._hit = hit
+        self._condition = condition
+        self._seconds = seconds
+
+    def begin(self) -> Seen:
+        """Impose the condition, and see what becomes of a probe."""
+        before = self._hit.probe(PROBE_SECONDS)
+        self._hit.run(_impose, self._hit.number, self._condition, self._seconds)
+        match self._condition:
+            case Closed():
+                deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
+                during = self._hit.probe(deadline)
+                held = self._hit.affected() > 0
+                # It did not just take long: the same time was enough for it before.
+                effective = before is not None and before < deadline and during is None and held
+            case Late(seconds, ways):
+                deadline = PROBE_SECONDS + len(ways) * seconds
+                during = self._hit.probe(deadline)
+                effective = during is not None and during >= len(ways) * seconds
+        evidence = (
+            "a probe from the node to the coordinator and back took "
+            f"{_took(before, PROBE_SECONDS)} before, {_took(during, deadline)} during"
+        )
+        return Seen(evidence, effective)
+
+    def end(self) -> Seen:
+        """Lift the condition, and see that a probe passes again."""
+        affected = self._hit.run(_lift, self._hit.number)
+        after = self._hit.probe(PROBE_SECONDS)
+        done = "held back" if isinstance(self._condition, Closed) else "delayed"
+        took = _took(after, PROBE_SECONDS)
+        evidence = f"{affected} messages were {done}; a probe took {took} after"
+        return Seen(evidence, after is not None and affected > 0)
+
+
+def _took(seconds: float | None, deadline: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds is not None else f"more than {1e3 * deadline:g} ms"
+
+
+# What runs on the nodes:
+
+
+async def _impose(
+    number: int, condition: Condition, seconds: float, dask_worker: distributed.Worker
+) -> None:
+    links = links_of(dask_worker)
+    links.impose(number, condition, seconds)
+    if links.cut_off:  # else its monitor would vouch for it over a link that is not cut
+        presence_of(dask_worker).silence(seconds)
+
+
+async def _lift(number: int, dask_worker: distributed.Worker) -> int:
+    """Lift a condition of the links; return how many messages it affected."""
+    links = links_of(dask_worker)
+    links.lift(number)
+    if not links.cut_off:
+        presence_of(dask_worker).silence(0.0)
+    return links.affected(number)
+
+
+async def _affected(number: int, dask_worker: distributed.Worker) -> int:
+    return links_of(dask_worker).affected(number)
+
+
+async def _probe(
+    coordinator: Endpoint, deadline: float, dask_worker: distributed.Worker
+) -> float | None:
+    transport = ClusterTransport(dask_worker.rpc, Meter(), links_of(dask_worker))
+    clock = platform_of(dask_worker).clock
+    began = clock.monotonic()
+    try:
+        await transport.call(coordinator, GetTable(-1, deadline), deadline)
+    except DeadlineExceeded:
+        return None
+    return clock.monotonic() - began
+
+
+async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
+    """Keep the monitor of the host from reporting this node for a while; runs on the node."""
+    presence_of(dask_worker).silence(seconds)
+
+
+# -- speed -------------------------------------------------------------------------------------
+
+
+class Slowdown:
+    """Leaves a process one part in `factor` of the time, by stopping and resuming it in turns.
+
+    Each turn is far shorter than a lease, and than the time for which a process must be stopped to
+    be killed. The stopped time that it owes is counted from the time that it really ran, so the
+    factor holds on a busy machine too.
+    """
+
+    proven = True  # `begin` has seen it stopped
+
+    def __init__(self, hit: Hit, factor: float, seconds: float) -> None:
+        timings = hit.ps.group.timings
+        self._nodes = hit.cluster
+        self._node = hit.node
+        self._pid = hit.pid
+        self._factor = factor
+        self._seconds = seconds
+        self._longest_stop = LONGEST_STOP * min(timings.lease, timings.stopped)
+        self._platform = hit.platform
+        self._over = self._platform.flag()
+        self._stopped = 0.0
+        self._turns = 0
+        self._running: Running
+
+    def begin(self) -> Seen:
+        """Take turns from now on, in a thread, and see for how much of the time it is stopped."""
+        if self._nodes.gone(self._node, 0.0):
+            raise ProcessLookupError("there is no such process")
+        self._began = self._looked = self._now()
+        self._running = self._platform.start(self._take_turns, f"dps-slow-{self._node}")
+        until = self._began + min(LONGEST_PROOF, self._seconds / 2)
+        while not (self._turns >= PROOF_TURNS and self._seen().effective):
+            if self._over.wait(TURN / 2) or self._now() > until:
+                break
+        return self._seen()
+
+    def end(self) -> Seen:
+        """Resume the process, and see that it runs."""
+        self._over.set()
+        self._running.join()
+        evidence, effective = self._seen()
+        if self._nodes.gone(self._node, 0.0):
+            return Seen(f"{evidence}; it has ended meanwhile", True)
+        if not self._nodes.running(self._node, PROOF_SECONDS):
+            return Seen(f"{evidence}; it did not go on within {PROOF_SECONDS:g} s", False)
+        return Seen(evidence, effective)
+
+    def _take_turns(self) -> None:
+        owed, run = 0.0, max(SHORTEST_RUN, TURN / self._factor)
+        running_since = self._now()
+        try:
+            while not self._over.wait(run) and running_since < self._began + self._seconds:
+                self._nodes.pause(self._node)
+                owed += (self._now() - running_since) * (self._factor - 1)
+                owed -= self._stay_stopped(min(owed, self._longest_stop))
+                running_since = self._now()
+        except ProcessLookupError:  # it was killed meanwhile
+            return
+
+    def _stay_stopped(self, seconds: float) -> float:
+        """Keep the process stopped for a while, then resume it; return how long it was."""
+        began = self._now()
+        try:
+            # On a busy machine it stops only when it is next given a core.
+            seen = self._nodes.stopped(self._node, self._longest_stop)
+            stopped_since = self._now()
+            self._over.wait(max(0.0, began + seconds - self._now()))
+            seen = seen and self._nodes.stopped(self._node, 0.0)
+        finally:
+            self._nodes.resume(self._node)
+        self._looked = self._now()
+        if seen:
+            self._stopped += self._looked - stopped_since
+            self._turns += 1
+        return self._looked - began
+
+    def _seen(self) -> Seen:
+        elapsed = max(self._looked - self._began, SHORTEST_RUN)  # until the end of the last turn
+        share = self._stopped / elapsed
+        slower = 1 / max(1 - share, 1e-3)
+        evidence = (
+            f"process {self._pid} was seen stopped for {share:.0%} of {elapsed:.2f} s, in "
+            f"{self._turns} turns ({slower:.2f} times slower)"
+        )
+        wanted = 1 + (self._factor - 1) / 2
+        if slower < wanted:
+            evidence += f"; at least {wanted:g} times was wanted, for factor {self._factor:g}"
+        return Seen(evidence, slower >= wanted)
+
+    def _now(self) -> float:
+        return self._platform.clock.monotonic()
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+class FullDisk:
+    """Makes every write of a process to a file fail.
+
+    With a limit of file sizes of 0, every write to a file is an error, while sockets and what is on
+    the disk already stay as they are: to the process, the disk is full.
+    """
+
+    proven = False  # only a checkpoint that failed shows it, and `end` looks for that
+
+    def __init__(self, hit: Hit) -> None:
+        self._hit = hit
+
+    def begin(self) -> Seen:
+        """Set the limit, and read it back."""
+        self._began = self._hit.clock.now()
+        self._served = self._hit.shards()
+        try:
+            process = self._process = psutil.Process(self._hit.pid)
+            self._before, hard = process.rlimit(psutil.RLIMIT_FSIZE)
+            process.rlimit(psutil.RLIMIT_FSIZE, (0, hard))
+            limit, _ = process.rlimit(psutil.RLIMIT_FSIZE)
+        except psutil.NoSuchProcess:
+            raise ProcessLookupError("there is no such process") from None
+        evidence = f"the limit of file sizes of process {process.pid} is {limit} bytes"
+        return Seen(evidence, limit == 0)
+
+    def end(self) -> Seen:
+        """Reset the limit; it had no effect if nothing was to be written."""
+        try:
+            _, hard = self._process.rlimit(psutil.RLIMIT_FSIZE)
+            self._process.rlimit(psutil.RLIMIT_FSIZE, (self._before, hard))
+            state = "the limit is lifted"
+        except psutil.NoSuchProcess:
+            state = "the process has ended meanwhile"
+        failed = self._failed(self._served | self._hit.shards())
+        if not failed:
+            return Seen(f"no write was tried; {state}", False)
+        return Seen(f"{len(failed)} checkpoints failed ({failed[0].reason}); {state}", True)
+
+    def _failed(self, shards: Set[int]) -> list[CheckpointFailed]:
+        """The checkpoints of shards that failed; waits for the first one for a while."""
+        over = self._hit.platform.flag()
+        for _ in range(math.ceil(EVENTS_SECONDS / LOOK_SECONDS)):
+            since = (each for each in self._hit.failures if each.t >= self._began)
+            if failed := [each for each in since if each.shard in shards]:
+                return failed
+            over.wait(LOOK_SECONDS)
+        return []
+
+
+class Damage:
+    """Flips bytes in the newest complete checkpoint of a shard; they stay flipped."""
+
+    proven = True
+
+    def __init__(self, hit: Hit, shard: int) -> None:
+        self._shard = shard
+        self._ps = hit.ps
+
+    def begin(self) -> Seen:
+        """Flip the bytes, and read the whole file again."""
+        durability = self._ps.group.recovery.durability
+        if durability.path is None:
+            raise LookupError("there are no checkpoints")
+        shards = {view.shard for view in self._ps.table().views}
+        together = shards if durability.restores_together else ()
+        return damage(f"{durability.path}/{self._ps.group.name}", self._shard, together)
+
+    def end(self) -> Seen:
+        """Leave it as it is."""
+        return Seen("the checkpoint stays damaged", True)
+
+
+def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
+    """Flip bytes in the newest complete checkpoint of a shard, and read all of it again.
+
+    Parameters
+    ----------
+    folder
+        With the checkpoints of one parameter server: a path that fsspec knows.
+    together
+        The shards that go back together, if they do: a checkpoint is complete when all of them have
+        written theirs of the same cut. To damage a newer one would harm nothing.
+
+    Raises
+    ------
+    LookupError
+        There is none.
+    """
+    files = CheckpointFiles(folder, shard, keep=1)
+    others = [CheckpointFiles(folder, other, keep=1) for other in together if other != shard]
+    fs, _ = fsspec.url_to_fs(folder)
+    for _ in range(TRIES):
+        written = [{each.cut for each in other.found()} for other in others]
+        complete = [f for f in files.found() if all(f.cut in cuts for cuts in written)]
+        if not complete:
+            raise LookupError(f"shard {shard} has no complete checkpoint in {folder}")
+        manifest = complete[0].manifest
+        try:
+            return _flip(fs, files.data_of(manifest, json.loads(contents(fs, manifest))))
+        except FileNotFoundError:
+            continue  # a newer one has taken its place
+    raise LookupError(f"the checkpoints of shard {shard} are replaced too quickly")
+
+
+def _flip(fs: Any, path: str) -> Seen:
+    data = contents(fs, path)
+    begin = max(0, len(data) // 2 - FLIPPED // 2)
+    part = data[begin : begin + FLIPPED]
+    flipped = bytes(byte ^ 0xFF for byte in part)
+    fs.pipe_file(path, data[:begin] + flipped + data[begin + len(part) :])
+    before, after = (hashlib.sha256(d).hexdigest()[:16] for d in (data, fs.cat_file(path)))
+    evidence = (
+        f"{posixpath.basename(path)}: {len(part)} bytes flipped at {begin}; its SHA-256 was "
+        f"{before}… and is {after}…"
+    )
+    return Seen(evidence, before != after)

@@ -1,0 +1,117 @@
+"""How what is drawn or recurs becomes a plan of single faults.
+
+What is drawn follows from the seed and the place of its entry alone: moments are the same for all
+strategies of a seed, however long each of them takes to recover.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from dps.core.names import role_of
+from dps.errors import ConfigurationError
+from dps.faults import (
+    After,
+    Among,
+    Between,
+    Every,
+    Fault,
+    FaultPlan,
+    InChain,
+    Kill,
+    Lasting,
+    Seat,
+    Trace,
+)
+
+MOST_FAULTS = 1000
+
+# What is written as one entry. An `After` in it counts entries, in a plan it counts faults.
+Entry = Fault | Trace
+
+
+def expand(entries: Sequence[Entry], seed: int, names: Sequence[str] = ()) -> FaultPlan:
+    """Return the plan that entries stand for; equal seeds give equal plans.
+
+    A fault after an entry that stands for several comes after the first of them.
+
+    Parameters
+    ----------
+    names
+        The nodes at the start, for faults that each node of a role has by itself.
+
+    Raises
+    ------
+    ConfigurationError
+        The plan would have more than 1,000 faults.
+    """
+    parts = [
+        tuple(_faults(entry, names, random.Random(f"seed {seed}, entry {number} of the faults")))
+        for number, entry in enumerate(entries)
+    ]
+    first = [0, *accumulate(map(len, parts))]
+    if first[-1] > MOST_FAULTS:
+        raise ConfigurationError(
+            f"there are {first[-1]:,} faults in all, with all that recur; expected {MOST_FAULTS:,} "
+            "at most"
+        )
+    return tuple(_renumbered(fault, first) for part in parts for fault in part)
+
+
+def _faults(entry: Entry, names: Sequence[str], rng: random.Random) -> Iterator[Fault]:
+    if isinstance(entry, Trace):
+        yield from map(_at_place, entry.faults)
+    elif isinstance(entry.when, Between):
+        yield from _faults(replace(entry, when=entry.when.draw(rng)), names, rng)
+    elif isinstance(entry.when, Every):
+        if isinstance(entry.target, Among) and entry.target.pick == "each":
+            of_all = rng.getrandbits(64)
+            # When a node fails follows from its name, and not from which others there are.
+            for name in (name for name in names if role_of(name) == entry.target.role):
+                fault = replace(entry, target=Seat(name))
+                own = random.Random(f"{of_all}, {fault.whom}")
+                yield from _recurrences(fault, entry.when, own)
+        else:
+            yield from _recurrences(_at_place(entry), entry.when, rng)
+    else:
+        yield entry
+
+
+def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fault]:
+    # A kill of another node than the last one is possible while that one is still down.
+    another = isinstance(fault, Kill) and isinstance(fault.target, Among | InChain)
+    lasts = _down_seconds(fault) if every.unit == "seconds" and not another else 0.0
+    now, free = every.gap(rng), 0.0
+    for _ in range(MOST_FAULTS):
+        if now > every.until:
+            return
+        if now >= free:  # what is down already cannot fail
+            yield replace(fault, when=every.moment(now))
+            free = now + lasts
+        now += every.gap(rng)
+    if now <= every.until:
+        raise ConfigurationError(
+            f"{fault.action} of {fault.whom}: more than {MOST_FAULTS} faults {every}; expected a "
+            "larger mean"
+        )
+
+
+def _down_seconds(fault: Fault) -> float:
+    if isinstance(fault, Kill):
+        return fault.back_after or 0.0
+    return fault.seconds if isinstance(fault, Lasting) else 0.0
+
+
+def _at_place(fault: Fault) -> Fault:
+    """What recurs hits the replacement too, which has another name."""
+    return replace(fault, target=Seat(fault.target)) if isinstance(fault.target, str) else fault
+
+
+def _renumbered(fault: Fault, first: Sequence[int]) -> Fault:
+    """Have an `After` count faults instead of entries."""
+    if not isinstance(fault.when, After):
+        return fault
+    return replace(fault, when=replace(fault.when, fault=first[fault.when.fault]))

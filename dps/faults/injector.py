@@ -1,0 +1,405 @@
+"""The injector: it waits for each fault's moment, and strikes the nodes that it hits then.
+
+It runs in a thread of the driver, beside the training. What it does and sees is recorded as events;
+a fault that did not happen, or had no effect, is recorded as missed. Killed nodes are replaced by
+fresh ones, paused and disturbed ones resume, as the plan says (`dps.faults.acts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from dps.cluster.backends.base import Cluster
+from dps.cluster.platform import Platform, Running, platform_of
+from dps.errors import require
+from dps.events import Event, PhaseMet, Sink
+from dps.faults import (
+    After,
+    AtSeconds,
+    AtUpdates,
+    Between,
+    During,
+    Every,
+    Fault,
+    FaultPlan,
+    InChain,
+    Kill,
+    Pause,
+    Phase,
+    When,
+)
+from dps.faults.acts import Acts
+from dps.faults.targets import Targets
+from dps.protocol.messages import AuditReply, Table
+from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.protocol.transport import Clock
+
+if TYPE_CHECKING:
+    from dps.cluster.driver.parameter_server import ParameterServer
+
+RECOVERY_WAIT = 0.005  # each look at it asks the coordinator
+AIM_SECONDS = 0.2  # for how long an aim is believed while a checkpoint is awaited
+
+
+class Injector:
+    """Carries a fault plan out while it is entered; leaving it ends the plan.
+
+    A node that is paused or disturbed when the plan ends resumes at once.
+
+    Parameters
+    ----------
+    plan
+        The faults, in any order. `dps.faults.expansion.expand` makes single faults of those that
+        are drawn or recur.
+    cluster, ps
+        The cluster to break, and the parameter server on it. Seconds count from entering.
+    seed
+        Draws which nodes are hit where the plan leaves it open.
+    """
+
+    def __init__(
+        self,
+        plan: FaultPlan,
+        cluster: Cluster,
+        ps: ParameterServer,
+        clock: Clock,
+        emit: Sink,
+        seed: int = 0,
+    ) -> None:
+        for fault in plan:
+            single = not isinstance(fault.when, Between | Every)
+            require(single, f"{fault}: expected a plan that dps.faults.expansion.expand returned")
+        self._left = dict(sorted(enumerate(plan), key=lambda numbered: _order(*numbered)))
+        self._clock = clock
+        self._emit = emit
+        self._ps = ps
+        self._acts = Acts(cluster, ps, clock, emit)
+        self._targets = Targets(cluster, ps, seed)
+        self._phases = Phases(ps)
+        self._platform = platform_of(cluster.client)
+        self._progress = Progress(ps.audit, clock, self._platform)
+        self._over = self._platform.flag()
+        self._interrupted = False
+        self._began = 0.0
+        self._aims: dict[int, Aim] = {}
+        self._running: Running
+
+    def __enter__(self) -> Injector:
+        self._began = self._clock.now()
+        self._progress.begin()
+        self._running = self._platform.start(self._carry_out, "dps-injector")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._interrupted = kind is not None
+        self._over.set()
+        self._running.join()
+        self._acts.close()
+        self._progress.end()
+
+    def note(self, event: Event) -> None:
+        """Take note of an event of the group: it may be evidence, or a node that has joined."""
+        self._acts.note(event)
+
+    def _carry_out(self) -> None:
+        try:
+            while self._left and not self._over.wait(self._until_next_look()):
+                for number, fault in list(self._left.items()):
+                    if self._came(number, fault):
+                        del self._left[number]
+            if self._left and not self._interrupted:
+                self._progress.look()  # how far it came, for the record
+                for number, fault in self._left.items():
+                    if not fault.when.optional:
+                        self._miss(number, fault, f"the training ended {self._end(fault.when)}")
+            self._left.clear()
+        finally:
+            for number, fault in self._left.items():
+                self._miss(number, fault, "the injector failed")
+
+    def _miss(self, number: int, fault: Fault, reason: str) -> None:
+        self._acts.miss(number, fault.whom, reason)
+
+    # -- moments ---------------------------------------------------------------------------------
+
+    def _until_next_look(self) -> float:
+        moments = [fault.when for fault in self._left.values()]
+        self._progress.expect([when.updates for when in moments if isinstance(when, AtUpdates)])
+        soonest = min(map(self._wait_for, moments))
+        return min(LONGEST_WAIT, max(SHORTEST_WAIT, soonest))
+
+    def _wait_for(self, when: When) -> float:
+        """For how long it need not be looked at whether a moment has come."""
+        match when:
+            case AtSeconds(seconds):
+                return self._began + seconds - self._clock.now()
+            case During("recovery"):  # nothing is restored before something was hit
+                return RECOVERY_WAIT if self._acts.any_took else LONGEST_WAIT
+            case After(other, seconds):
+                took = self._acts.took(other)
+                if took is not None:
+                    return took + seconds - self._clock.now()
+                return SHORTEST_WAIT if self._acts.is_beginning(other) else LONGEST_WAIT
+        return SHORTEST_WAIT
+
+    def _came(self, number: int, fault: Fault) -> bool:
+        """Strike if the moment has come; return whether the fault is done with."""
+        due = False
+        match fault.when:
+            case AtUpdates(updates):
+                due = self._progress.updates >= updates
+            case AtSeconds(seconds):
+                due = self._clock.now() - self._began >= seconds
+            case During(phase):
+                return self._struck_during(phase, number, fault)
+            case After(other, seconds):
+                took = self._acts.took(other)
+                due = took is not None and self._clock.now() - took >= seconds
+                if took is None and self._is_without_effect(other):
+                    had = f"fault {other}, after which it was to come, had no effect"
+                    self._miss(number, fault, had)
+                    return True
+        if due:
+            self._strike(number, fault, self._targets.of(number, fault))
+        return due
+
+    def _is_without_effect(self, number: int) -> bool:
+        done = number not in self._left and not self._acts.is_beginning(number)
+        return done and self._acts.took(number) is None
+
+    def _end(self, when: When) -> str:
+        """When the training ended, for a fault whose moment did not come."""
+        match when:
+            case AtUpdates(updates):
+                return f"at {self._progress.updates} updates, before the fault at {updates}"
+            case AtSeconds(seconds):
+                spent = self._clock.now() - self._began
+                return f"after {spent:.1f} s, before the fault at {seconds:g} s"
+            case During("checkpoint"):
+                return "before it could be struck during a checkpoint being written"
+            case After(other, seconds):
+                return f"before it was {seconds:g} s after fault {other}"
+        return "before it could be struck during a recovery"
+
+    # -- strikes ---------------------------------------------------------------------------------
+
+    def _strike(
+        self, number: int, fault: Fault, names: tuple[str, ...], held: bool = False
+    ) -> None:
+        if names:
+            self._acts.strike(number, fault, names, self._progress.updates, held)
+        elif fault.when.optional:
+            self._acts.skip(number, fault)
+        else:
+            self._miss(number, fault, "there was no such node then")
+
+    def _struck_during(self, phase: Phase, number: int, fault: Fault) -> bool:
+        """Strike if the phase can be seen; return whether it was struck."""
+        if phase == "checkpoint":
+            aim = self._known_aim(number, fault)
+            sights = self._phases.writing()
+        else:
+            table = self._ps.table()
+            sights = recovering(table)
+            aim = self._aim(number, fault, table) if sights else NOBODY
+        return any(
+            aim.names
+            and _concerns(sight, fault, aim)
+            and self._strike_in(sight, number, fault, aim.names)
+            for sight in sights
+        )
+
+    def _known_aim(self, number: int, fault: Fault) -> Aim:
+        """The nodes to hit, as of a moment ago: a checkpoint does not take long enough."""
+        known = self._aims.get(number, NOBODY)
+        if self._clock.now() - known.t > AIM_SECONDS:
+            known = self._aims[number] = self._aim(number, fault, self._ps.table())
+        return known
+
+    def _aim(self, number: int, fault: Fault, table: Table) -> Aim:
+        names = self._targets.of(number, fault, table)
+        return Aim(self._clock.now(), names, self._targets.heads(table))
+
+    def _strike_in(self, sight: Sight, number: int, fault: Fault, names: tuple[str, ...]) -> bool:
+        """Strike if the phase lasts.
+
+        Processes to be killed or stopped are held before, and it is looked again: what is seen then
+        is still so when they are struck.
+        """
+        holds = isinstance(fault, Kill | Pause)
+        if holds and not self._acts.hold(names):
+            self._acts.release(names)
+            return False
+        if not self._phases.lasts(sight):
+            if holds:
+                self._acts.release(names)
+            return False
+        if isinstance(fault, Kill) and sight.phase == "checkpoint":
+            self._phases.spend(sight)  # what a dead writer leaves is no write any more
+        self._strike(number, fault, names, holds)
+        self._emit(PhaseMet(self._clock.now(), number, sight.phase, sight.evidence))
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """The nodes that a fault would hit, and each shard's head, as of a moment."""
+
+    t: float
+    names: tuple[str, ...]
+    heads: dict[int, str]
+
+
+NOBODY = Aim(-math.inf, (), {})
+
+
+def _order(number: int, fault: Fault) -> tuple[float, float, int]:
+    """Faults that have come due by the same look are struck in this order."""
+    match fault.when:
+        case AtUpdates(updates):
+            return updates, 0.0, number
+        case AtSeconds(seconds):
+            return 0, seconds, number
+    return 0, 0.0, number
+
+
+def _concerns(sight: Sight, fault: Fault, aim: Aim) -> bool:
+    """Whether a phase of a shard is the one that a fault waits for, given the nodes to hit."""
+    match fault.target:
+        case int(shard) | InChain(shard):
+            return shard == sight.shard
+    if sight.phase == "recovery":
+        return True
+    writes = set(aim.names) & set(aim.heads.values())
+    return not writes or aim.heads.get(sight.shard) in writes
+
+
+SHORTEST_WAIT = 0.002
+LONGEST_WAIT = 0.1
+
+
+class Progress:
+    """Asks the shards how many updates they have applied, in a thread of its own.
+
+    A shard that is down or stopped answers late; faults that come at seconds must not wait for it.
+
+    Parameters
+    ----------
+    audit
+        Returns the numbers of each shard's state, None for one that is down.
+    """
+
+    def __init__(
+        self,
+        audit: Callable[[], Sequence[AuditReply | None]],
+        clock: Clock,
+        platform: Platform,
+    ) -> None:
+        self._audit = audit
+        self._clock = clock
+        self._updates = 0
+        self._goals: tuple[int, ...] = ()
+        self._platform = platform
+        self._over = platform.flag()
+        self._error: Exception | None = None
+        self._running: Running
+
+    def begin(self) -> None:
+        """Begin to ask."""
+        self._running = self._platform.start(self._ask, "dps-progress")
+
+    def end(self) -> None:
+        """Stop asking."""
+        self._over.set()
+        self._running.join()
+
+    @property
+    def updates(self) -> int:
+        """How many updates all shards had applied when they last answered."""
+        if self._error is not None:
+            raise self._error
+        return self._updates
+
+    def expect(self, goals: Sequence[int]) -> None:
+        """Set the numbers of updates that matter: near one of them it asks often, else seldom."""
+        self._goals = tuple(goals)
+
+    def look(self) -> int:
+        """Ask now; return what was known before, if a shard is down."""
+        replies = self._audit()
+        if all(replies):
+            self._updates = min(reply.version for reply in replies if reply)
+        return self._updates
+
+    def _ask(self) -> None:
+        began, wait = self._clock.now(), SHORTEST_WAIT
+        while not self._over.wait(wait):
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 - raised where the number is read
+                self._error = error
+                return
+            # Asking costs the servers a little: ask seldom until a moment is near.
+            seconds_per_update = (self._clock.now() - began) / max(1, self._updates)
+            left = [goal - self._updates for goal in self._goals if goal > self._updates]
+            soonest = min(left, default=math.inf) * seconds_per_update
+            wait = min(LONGEST_WAIT, max(SHORTEST_WAIT, soonest / 4))
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A phase of a shard that was seen; `mark` tells it from others of this shard."""
+
+    phase: Phase
+    shard: int
+    mark: str
+    evidence: str
+
+
+class Phases:
+    """Sees phases. Used by one thread."""
+
+    def __init__(self, ps: ParameterServer) -> None:
+        self._ps = ps
+        self._files: list[CheckpointFiles] = []
+        durability = ps.group.recovery.durability
+        if durability.path is not None:
+            path = f"{durability.path.rstrip('/')}/{ps.group.name}"
+            shards = range(len(ps.group.layout.shards))
+            self._files = [CheckpointFiles(path, shard, durability.keep) for shard in shards]
+        self._spent: set[Sight] = set()
+
+    def writing(self) -> list[Sight]:
+        """Return the checkpoints that are being written now, without those that are spent."""
+        sights = (
+            Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
+            for shard, files in enumerate(self._files)
+            for name in files.in_writing()
+        )
+        return [sight for sight in sights if sight not in self._spent]
+
+    def lasts(self, sight: Sight) -> bool:
+        """Whether what was seen can still be seen."""
+        if sight.phase == "checkpoint":
+            return sight in self.writing()
+        return sight in recovering(self._ps.table())
+
+    def spend(self, sight: Sight) -> None:
+        """Ignore a sight from now on: what a dead writer leaves may still be seen."""
+        self._spent.add(sight)
+
+
+def recovering(table: Table) -> list[Sight]:
+    """Return the shards that no node serves, by a routing table."""
+    views = ((view.shard, view.epoch) for view in table.views if not view.serving)
+    told = "shard {}: nobody served it in epoch {}"
+    return [Sight("recovery", s, f"epoch {e}", told.format(s, e)) for s, e in views]

@@ -1,0 +1,433 @@
+"""The one writer of MLflow runs, and a training that is logged as it goes.
+
+`dps run` writes recorded trials with `Writer`, `ParameterServer.log_to_mlflow` streams a training
+with `MlflowRun`. MLflow is imported only when one of them is made.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import socket
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
+from dataclasses import fields, is_dataclass
+from itertools import chain, count
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from dps.core.credentials import masked, masked_for
+from dps.core.ranges import refused, shown
+from dps.errors import ConfigurationError, DpsError, StoreUnavailable
+from dps.events import Failover
+from dps.observe.history import History, Number
+
+BATCH = 1000  # the most metrics that MLflow takes at once
+WAITING = 2000  # batches of the history
+CLOSE_SECONDS = 30.0
+CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 30.0  # MLflow itself retries for minutes
+# A new database gets its many tables first: seconds, and more than a minute on a busy machine.
+DATABASE_SECONDS = 180.0
+PARAM_LENGTH, TAG_LENGTH = 6000, 5000
+SQLITE = "sqlite:///"
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_LONGEST = 250  # characters of a name
+_NOT_TAKEN = re.compile(r"[^/\w.\- :]|(?<![^/])(\.{0,2})(?=/|$)")  # characters, and parts of a path
+_NO_ADDRESS = "it is no address; in a password, / is written as %2F, and @ as %40"
+
+_GROUP = "dps.group"  # the tag with the name of the parameter server
+_FAILOVER = "dps.failover."  # tags with a failover each, from 1
+
+
+class Point(NamedTuple):
+    """One value of a metric; `t` is in seconds since the Unix epoch."""
+
+    name: str
+    value: float
+    t: float
+    step: int
+
+
+class Writer:
+    """Writes runs of one MLflow experiment, which is created, or restored, if there is none.
+
+    Parameters
+    ----------
+    experiment
+        Its name.
+    uri
+        The tracking store; None: where MLflow is told to, by `mlflow.set_tracking_uri` or the
+        environment.
+    artifacts
+        The URI for artifacts of a new experiment; None: the store's own.
+
+    Raises
+    ------
+    ConfigurationError
+        MLflow is not installed.
+    StoreUnavailable
+        The store cannot be used, or does not answer within 30 s.
+    """
+
+    def __init__(self, experiment: str, uri: str | None = None, artifacts: str | None = None):
+        try:
+            from mlflow import MlflowClient, get_tracking_uri
+        except ImportError as error:
+            raise ConfigurationError(
+                "MLflow is needed and not installed: pip install mlflow"
+            ) from error
+        except RuntimeError as error:  # of pathlib, where a user has no name and no home
+            raise ConfigurationError(
+                f"MLflow cannot be imported: {error} Set HOME to a folder that can be written"
+            ) from error
+        self.uri = str(uri or get_tracking_uri())
+
+        def connect() -> None:
+            self.client = MlflowClient(self.uri)
+            known = self.client.get_experiment_by_name(experiment)
+            if known is None:
+                self.experiment_id = str(self.client.create_experiment(experiment, artifacts))
+                return
+            if known.lifecycle_stage == "deleted":
+                self.client.restore_experiment(known.experiment_id)
+            self.experiment_id = str(known.experiment_id)
+
+        with store_errors(self.uri):
+            _reach(self.uri)
+            in_time(connect, DATABASE_SECONDS if self.uri.startswith(SQLITE) else ANSWER_SECONDS)
+
+    def start(
+        self, name: str, tags: Mapping[str, str], settings: Mapping[str, Any], t: float | None
+    ) -> str:
+        """Start a run at a moment, with tags and with all settings as parameters; return its id."""
+        began = None if t is None else round(1000 * t)
+        cut = {key: value[:TAG_LENGTH] for key, value in tags.items()}
+        run = self.client.create_run(self.experiment_id, began, tags=cut, run_name=name)
+        self.set(str(run.info.run_id), {}, settings)
+        return str(run.info.run_id)
+
+    def set(self, run: str, tags: Mapping[str, str], settings: Mapping[str, Any]) -> None:
+        """Set tags and parameters of a run."""
+        from mlflow.entities import Param, RunTag
+
+        params = [Param(name, text) for name, text in flat(settings).items()]
+        entries = [RunTag(key, value[:TAG_LENGTH]) for key, value in tags.items()]
+        self.client.log_batch(run, params=params, tags=entries)
+
+    def log(self, run: str, points: Iterable[Point]) -> None:
+        """Log metrics, whose names MLflow must take (`as_name`)."""
+        from mlflow.entities import Metric
+
+        metrics = [Metric(p.name, p.value, round(1000 * p.t), p.step) for p in points]
+        self.client.log_batch(run, metrics)
+
+    def find(self, query: str) -> list[Any]:
+        """Return all runs that match, the newest first."""
+        found: list[Any] = []
+        token: str | None = ""
+        while token is not None:
+            page = self.client.search_runs(
+                [self.experiment_id],
+                query,
+                order_by=["attributes.start_time DESC"],
+                page_token=token or None,
+            )
+            found += page
+            token = page.token or None
+        return found
+
+    def end(self, run: str, succeeded: bool, t: float | None = None) -> None:
+        """End a run, at a moment if one is given."""
+        status = "FINISHED" if succeeded else "FAILED"
+        self.client.set_terminated(run, status, None if t is None else round(1000 * t))
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings under dotted names, as MLflow takes them: "recovery.durability.kind".
+
+    Dataclasses have their class as `kind`, lists of settings are numbered, and what is None or
+    empty is left out.
+    """
+    found: dict[str, str] = {}
+    for name, value in settings.items():
+        parts: Mapping[Any, Any] = {}
+        if is_dataclass(value) and not isinstance(value, type):
+            own = {field.name: getattr(value, field.name) for field in fields(value)}
+            parts = {"kind": type(value).__name__, **own}
+        elif isinstance(value, Mapping):
+            parts = value
+        elif isinstance(value, list | tuple) and not all(map(_is_plain, value)):
+            parts = dict(enumerate(value))
+        if parts:
+            found |= flat({f"{name}.{key}": part for key, part in parts.items()})
+        elif value not in (None, "", [], (), {}):
+            text = value if isinstance(value, str) else json.dumps(value, default=repr)
+            cut = text if len(text) <= PARAM_LENGTH else text[: PARAM_LENGTH - 1] + "…"
+            found[as_name(name)] = cut
+    return found
+
+
+def _is_plain(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def as_name(name: str) -> str:
+    """Return a name with "_" for all that MLflow does not take in names."""
+    return _NOT_TAKEN.sub("_", name)[:_LONGEST]
+
+
+@contextmanager
+def store_errors(uri: str) -> Iterator[None]:
+    """Turn what the store raises into one error that names the store and what to do."""
+    try:
+        yield
+    except DpsError:
+        raise
+    except Exception as error:  # the libraries of stores have no root in common but this
+        raise unavailable(uri, error) from error
+
+
+def unavailable(uri: str, error: Exception) -> StoreUnavailable:
+    """Return the error that names a store and why it failed, without a user or a password."""
+    todo = "Make sure that it is up and lets you in"
+    if uri.startswith(SQLITE):
+        todo = "Make it writable, or move the file away if it is damaged"
+    return StoreUnavailable(
+        f"the tracking store {masked(uri)} cannot be used: {reason(uri, error)}. {todo}, or name "
+        "another one with MLFLOW_TRACKING_URI, such as sqlite:///mlflow.db."
+    )
+
+
+def reason(uri: str, error: Exception) -> str:
+    """Return in a line why a store failed, without a full stop, a user or a password."""
+    lines = str(error).strip().splitlines() or [""]
+    text, plain = lines[0].rstrip("."), isinstance(error, OSError | ValueError | sqlite3.Error)
+    if isinstance(error, UnicodeDecodeError):
+        text = "a name in it is no text"
+    elif not text or not (plain or type(error).__module__.startswith(("mlflow.", "sqlalchemy."))):
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
+    return masked_for(uri, text)
+
+
+def check_sqlite(uri: str) -> None:
+    """Raise an `OSError` or `sqlite3.Error` if a database is damaged or cannot be written.
+
+    MLflow would retry for minutes to open it.
+    """
+    path = uri.removeprefix(SQLITE)
+    folder = os.path.dirname(path) or "."
+    try:
+        with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=1)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("CREATE TABLE dps_probe (x)")
+            connection.rollback()
+    except sqlite3.OperationalError as error:
+        # One that is not there yet is created by MLflow.
+        if (
+            "unable to open" not in str(error)
+            or os.path.exists(path)
+            or not os.access(folder, os.W_OK)
+        ):
+            raise
+
+
+def _reach(uri: str) -> None:
+    """Raise an `OSError` if nothing listens where a store should be; a proxy asks by itself."""
+    kind = uri.partition(":")[0].partition("+")[0].lower()  # as in postgresql+psycopg2
+    if uri.startswith(SQLITE):
+        check_sqlite(uri)
+    elif kind in _PORTS:
+        try:
+            parts = urlsplit(uri)
+            place = parts.hostname or "", parts.port or _PORTS[kind]
+        except ValueError:  # which quotes what it took for the port, perhaps of the password
+            raise ValueError(_NO_ADDRESS) from None
+        proxies = getproxies().keys() & {kind, "all"} if kind in ("http", "https") else ()
+        if not proxies or proxy_bypass(place[0]):
+            socket.create_connection(place, CONNECT_SECONDS).close()
+
+
+def in_time(work: Callable[[], None], seconds: float = ANSWER_SECONDS) -> None:
+    """Do something in another thread; raise `TimeoutError` if that takes longer."""
+    done: Future[None] = Future()
+
+    def do() -> None:
+        try:
+            work()
+            done.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=do, name="dps-mlflow-asks", daemon=True).start()
+    try:
+        done.result(seconds)
+    except TimeoutError as error:
+        raise TimeoutError(f"no answer within {seconds:g} s") from error
+
+
+# -- a training as it goes -------------------------------------------------------------------------
+
+_Item = Sequence[Number] | Failover | None  # None: that was all
+
+
+class MlflowRun:
+    """A training as one MLflow run, which is written to until it is closed. Thread-safe.
+
+    A thread of its own sends numbers in batches, so a slow or unreachable tracking server delays
+    nothing. What the server does not take is left out, with one warning.
+
+    Parameters
+    ----------
+    history
+        What is logged: all of it, also earlier numbers.
+    experiment, name, tracking_uri
+        Of MLflow; None: a name with that of the group, and MLflow's own setting.
+    params, tags
+        What is kept of the training besides numbers.
+    group, before
+        The name of the parameter server, and of that from whose checkpoints it resumes: its newest
+        run in the experiment, of this name, is continued; a new one is started if there is none.
+    warn
+        Called once, in any thread, if the run lacks something, and if a metric is renamed.
+
+    Raises
+    ------
+    ConfigurationError
+        MLflow is not installed, or a name or the URI is no text.
+    StoreUnavailable
+        The tracking server does not make the run.
+    """
+
+    def __init__(
+        self,
+        history: History,
+        experiment: str,
+        name: str | None,
+        tracking_uri: str | PathLike[str] | None,
+        params: Mapping[str, Any],
+        tags: Mapping[str, str],
+        group: str,
+        before: str | None,
+        warn: Callable[[str], None],
+    ) -> None:
+        if not isinstance(experiment, str) or not experiment.strip():
+            raise refused("experiment", experiment, "the name of an MLflow experiment")
+        if not isinstance(name, str | None):
+            raise refused("run_name", name, "a text or None")
+        if not isinstance(tracking_uri, str | PathLike | None):
+            raise refused("tracking_uri", tracking_uri, "a text such as sqlite:///mlflow.db")
+        self._writer = Writer(experiment, None if tracking_uri is None else fspath(tracking_uri))
+        self._keys: dict[str, str] = {}  # the name in MLflow of each series
+        self._warn = warn
+        self._warned = self._renamed = False
+
+        def begin() -> None:
+            wanted = f"tags.`{_GROUP}` = '{before}'"
+            runs = self._writer.find(wanted) if before is not None else []
+            run = next((run for run in runs if name in (None, run.info.run_name)), None)
+            known = run.data.params if run else {}  # immutable in MLflow
+            self._failovers = sum(tag.startswith(_FAILOVER) for tag in run.data.tags) if run else 0
+            if run is None:
+                self.id = self._writer.start(name or f"dps-{group}", {}, {}, None)
+            else:
+                self.id = str(run.info.run_id)
+                self._writer.client.update_run(self.id, status="RUNNING")
+            new = {key: text for key, text in flat(params).items() if key not in known}
+            self._writer.set(self.id, {**tags, _GROUP: group}, new)
+
+        with store_errors(self._writer.uri):
+            in_time(begin)
+        self._queue: queue.Queue[_Item] = queue.Queue(WAITING)
+        self._thread = threading.Thread(target=self._send_all, name="dps-mlflow", daemon=True)
+        self._thread.start()
+        self._history = history
+        history.listen(self._put)
+
+    def failover(self, failover: Failover) -> None:
+        """Log a failover as a tag."""
+        self._put(failover)
+
+    def close(self, numbers: Mapping[str, float], succeeded: bool) -> None:
+        """End the run, with some last numbers, once it has all that was to be logged."""
+        self._history.unlisten(self._put)
+        try:
+            self._queue.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            self._lacks("it does not keep up")
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+        def end() -> None:
+            for name, number in numbers.items():
+                self._writer.client.log_metric(self.id, name, number)
+            self._writer.end(self.id, succeeded)
+
+        try:
+            in_time(end)
+        except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
+            self._lacks(str(error))
+
+    def _put(self, item: _Item) -> None:
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self._lacks("it does not keep up")
+
+    def _send_all(self) -> None:
+        ended = False
+        while not ended:
+            item = self._queue.get()
+            pending: list[Number] = []
+            while item is not None:
+                if isinstance(item, Failover):
+                    self._send(item)
+                else:
+                    pending += item
+                if len(pending) >= BATCH or self._queue.empty():
+                    break
+                item = self._queue.get()
+            ended = item is None
+            for start in range(0, len(pending), BATCH):
+                self._send(pending[start : start + BATCH])
+
+    def _send(self, item: Sequence[Number] | Failover) -> None:
+        try:
+            if isinstance(item, Failover):
+                self._failovers += 1
+                self._writer.set(self.id, {f"{_FAILOVER}{self._failovers}": str(item)}, {})
+            else:
+                points = (Point(self._key(n), n.value, n.t, n.step) for n in item)
+                self._writer.log(self.id, points)
+        except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
+            self._lacks(str(error))
+
+    def _key(self, number: Number) -> str:
+        """Return the name of a number's series in the run: its own, as far as MLflow takes it."""
+        name = f"{number.source}/{number.metric}"
+        if name not in self._keys:
+            like = as_name(name)
+            others = (f"{like[: _LONGEST - 8]}_{number}" for number in count(2))
+            taken = set(self._keys.values())
+            key = next(each for each in chain([like], others) if each not in taken)
+            self._keys[name] = key
+            if key != name and not self._renamed:
+                self._renamed = True
+                self._warn(
+                    f"MLflow takes no metric named {shown(name)}: it is {shown(key)} there. "
+                    "Letters, digits, spaces and / . - _ : are taken"
+                )
+        return self._keys[name]
+
+    def _lacks(self, why: str) -> None:
+        """Warn that numbers are missing in the run, once."""
+        if not self._warned:
+            self._warned = True
+            self._warn(f"MLflow's run {self.id} lacks some of the history: {why}")

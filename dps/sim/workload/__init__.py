@@ -1,1 +1,0 @@
-"""The workload of simulated workers: counters whose weights show every update."""

@@ -1,0 +1,167 @@
+"""A disk in memory, shared by all virtual nodes: an fsspec filesystem that counts bytes.
+
+Operations of a process take effect at once. Operations of a dead process fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import posixpath
+from typing import Any
+
+import fsspec
+from fsspec.spec import AbstractFileSystem
+
+from dps.virtual.loop import here
+
+SCHEME = "virtualdisk"
+
+
+class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
+    """The files below `virtualdisk://<name>`. `fsspec` creates one object for each name.
+
+    Attributes
+    ----------
+    files
+        What is in each file.
+    moved
+        How many bytes were read and written so far.
+    """
+
+    protocol = SCHEME
+    root_marker = "/"
+
+    def __init__(self, name: str = "", **options: Any) -> None:
+        super().__init__(name=name, **options)
+        self.erase()
+
+    def erase(self) -> None:
+        """Remove all files."""
+        self.files: dict[str, bytes] = {}
+        self.moved = 0
+        self._folders: set[str] = set()
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> str:
+        return "/" + path.removeprefix(f"{cls.protocol}://").strip("/")
+
+    @classmethod
+    def _get_kwargs_from_urls(cls, path: str) -> dict[str, str]:
+        return {"name": cls._strip_protocol(path).split("/")[1]}
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
+        """What lies directly below a path."""
+        folder = self._strip_protocol(path)
+        if folder in self.files:
+            return [self.info(folder)] if detail else [folder]
+        inside = [
+            p[len(folder) + 1 :].split("/")[0] for p in self.files if p.startswith(f"{folder}/")
+        ]
+        if not inside and folder not in self._folders:
+            raise FileNotFoundError(errno.ENOENT, "no such folder", folder)
+        names = [posixpath.join(folder, name) for name in dict.fromkeys(inside)]
+        return [self.info(name) for name in names] if detail else names
+
+    def info(self, path: str, **options: Any) -> dict[str, Any]:
+        """The size and type of a file or folder."""
+        path = self._strip_protocol(path)
+        if path in self.files:
+            return {"name": path, "size": len(self.files[path]), "type": "file"}
+        if path in self._folders or any(p.startswith(f"{path}/") for p in self.files):
+            return {"name": path, "size": 0, "type": "directory"}
+        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        """Create a folder and its missing parents."""
+        at, missing = self._strip_protocol(path), []
+        while posixpath.dirname(at) != "/" and not self.exists(at):  # the disk's own is there
+            missing.append(at)
+            at = posixpath.dirname(at)
+        for folder in reversed(missing):
+            self._make(folder)
+
+    def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
+        """Make a folder, and those above it."""
+        self.makedirs(path, exist_ok=True)
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
+        """The bytes of a file."""
+        try:
+            found = self.files[self._strip_protocol(path)][start:end]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
+        self.moved += len(found)
+        return found
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        """Write a file whole."""
+        with self._open(path, "wb") as file:
+            file.write(value)
+
+    def mv(self, path1: str, path2: str, **options: Any) -> None:
+        """Rename a file; what had the new name is replaced."""
+        source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+        self._change(source, target)
+        self.files[target] = self.files.pop(source)
+
+    def rm_file(self, path: str) -> None:
+        """Remove a file."""
+        path = self._strip_protocol(path)
+        if path not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        self._change(path)
+        del self.files[path]
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
+        path = self._strip_protocol(path)
+        if mode == "rb":
+            return io.BytesIO(self.cat_file(path))
+        self._change(path)
+        self.files[path] = b""
+        return Writer(self, path)
+
+    def append(self, path: str, data: bytes) -> None:
+        """Take what a writer gives."""
+        must_live(path)
+        self.moved += len(data)
+        self.files[path] += data
+
+    def _make(self, folder: str) -> None:
+        must_live(folder)
+        self._folders.add(folder)
+
+    def _change(self, *paths: str) -> None:
+        """Check that the current process may change the entries at these paths."""
+        must_live(paths[-1])
+
+
+class Writer(io.BytesIO):
+    """A file that is being written; what is in it can be read at once."""
+
+    def __init__(self, disk: VirtualDisk, path: str) -> None:
+        super().__init__()
+        self._disk = disk
+        self.path = path
+
+    def write(self, data: Any) -> int:
+        """Append the data to the file on the disk."""
+        self._disk.append(self.path, bytes(data))
+        return len(data)
+
+
+def must_live(path: str) -> None:
+    """Raise an error if the current process has ended."""
+    process = here.get()
+    if process is not None and not process.alive:
+        raise OSError(errno.EIO, "the process is gone", path)
+
+
+def disk(name: str) -> VirtualDisk:
+    """The disk of that name, erased."""
+    found: VirtualDisk = fsspec.filesystem(SCHEME, name=name)
+    found.erase()
+    return found
+
+
+fsspec.register_implementation(SCHEME, VirtualDisk, clobber=True)

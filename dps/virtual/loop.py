@@ -1,0 +1,289 @@
+"""Virtual time: processes, and an asyncio event loop that jumps to the next scheduled event.
+
+Every callback runs in an order that follows from the program alone, so a simulation that draws all
+its random numbers from one seed is reproducible exactly. Callbacks of a paused process are deferred
+and run, in order, when the process resumes. A context variable, which tasks inherit, holds the
+process that a task runs in. When no event is left that could end the waiting, the loop raises an
+error instead of waiting forever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from asyncio.events import TimerHandle
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from itertools import count
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple
+
+from dps.protocol import wire
+
+HOPELESS = 3600.0  # nothing in the protocol waits for so many seconds
+FRANTIC = 100_000  # turns of the loop during which the time stands still
+TIDY = 200  # timers; most are deadlines that were met, and cancelled long before they are due
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+EPOCH_SECONDS = 1e9  # the time at the start of a simulation
+
+here: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+class Process:
+    """A simulated process: its memory is the objects in it, which no other process may access.
+
+    Attributes
+    ----------
+    stood
+        Seconds that it has been paused so far, not counting the current pause.
+    paused_at
+        Start of the current pause; None if it runs.
+    """
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.alive = True
+        self.stood = 0.0
+        self.paused_at: float | None = None
+        self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
+        self.tasks: dict[asyncio.Task[Any], None] = {}
+        self.expected: dict[asyncio.Future[wire.Frames | None], None] = {}
+        self._context: Context | None = None
+
+    def do(self, function: Callable[[], T]) -> T:
+        """Call a function as this process; the tasks that it creates belong to the process."""
+        return self._own_context().run(function)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Start a task in this process."""
+        return asyncio.get_running_loop().create_task(work, context=self._own_context())
+
+    def _own_context(self) -> Context:
+        if self._context is None:
+            self._context = copy_context()
+            self._context.run(here.set, self)
+        return self._context.copy()
+
+
+class VirtualClock:
+    """The virtual time, the same on the clocks of all processes; without a loop, the start time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
+
+    def now(self) -> float:
+        """Seconds since the Unix epoch, in the simulated world."""
+        return EPOCH_SECONDS + self.monotonic()
+
+    def monotonic(self) -> float:
+        """Seconds since the simulation began."""
+        return self._loop.time() if self._loop is not None else 0.0
+
+
+class Deadlock(RuntimeError):
+    """Every task waits for something that nothing is left to bring about."""
+
+
+class _Call(TimerHandle):
+    """What is to be called, and whether it still is.
+
+    Asyncio's own handles also keep what is needed to debug them, which takes longer than most
+    callbacks of a simulation.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None
+    ) -> None:
+        self._callback = callback
+        self._args = args
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Pass over it when its time comes, and keep nothing alive until then."""
+        self._cancelled = True
+        self._callback = self._args = None  # type: ignore[assignment]
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An event loop on virtual time.
+
+    Parameters
+    ----------
+    random
+        Draws how long work takes that is given to an executor.
+    work
+        The longest time that such work takes, in virtual seconds; it may be changed.
+    """
+
+    def __init__(self, random: Random, work: float) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._random = random
+        self.work = work
+        self._timers: list[tuple[float, int, _Call]] = []
+        self._numbers = count()
+        self._tidy_at = TIDY
+        self._rounds = 0
+        self._parked: dict[Process, list[_Call]] = {}
+        self._ready: deque[_Call]  # asyncio's own queue of what is to be called next
+        self._stopping: bool
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def call_soon(
+        self,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> _Call:
+        """Call a function in the next turn of the loop."""
+        call = _Call(callback, args, context)
+        self._ready.append(call)
+        return call
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> _Call:
+        """Call a function after some seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[*Ts], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> _Call:
+        """Call a function at a time; those of the same time in the order in which they came."""
+        call = _Call(callback, args, context)
+        heapq.heappush(self._timers, (when, next(self._numbers), call))
+        return call
+
+    def run_in_executor(
+        self, executor: Any, func: Callable[[*Ts], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Run the work inline, at the end of the time that it is taken to need.
+
+        Work whose waiter is cancelled before (its process is gone) is never done.
+        """
+        done: asyncio.Future[T] = self.create_future()
+        self.call_later(self._random.uniform(0, self.work), _do, done, lambda: func(*args))
+        return done
+
+    def pause(self, process: Process) -> None:
+        """Run nothing of a process until it is resumed."""
+        self._parked.setdefault(process, [])
+
+    def resume(self, process: Process) -> None:
+        """Run what became due while the process was paused, and go on with it."""
+        self._ready.extend(self._parked.pop(process, ()))
+
+    def resume_all(self) -> None:
+        """Let every process go on."""
+        for process in list(self._parked):
+            self.resume(process)
+
+    def _run_once(self) -> None:
+        """Let the time pass until something is due, then call all that is due by then."""
+        timers, ready = self._timers, self._ready
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if ready:
+            self._rounds += 1
+            if self._rounds > FRANTIC:
+                raise Deadlock(f"something goes round in circles at {self._now:.6f} s")
+        elif not self._stopping:
+            if not timers or timers[0][0] > self._now + HOPELESS:
+                raise Deadlock(f"nothing is left to run at {self._now:.6f} s; {_waiting(self)}")
+            self._now = max(self._now, timers[0][0])
+            self._rounds = 0
+            if len(timers) > self._tidy_at:
+                self._tidy()
+                timers = self._timers
+        while timers and timers[0][0] <= self._now:
+            ready.append(heapq.heappop(timers)[2])
+        for _ in range(len(ready)):
+            call = ready.popleft()
+            if call._cancelled or (self._parked and self._park(call)):
+                continue
+            try:
+                call._context.run(call._callback, *call._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio's own loop does
+                self.call_exception_handler({"message": "a callback failed", "exception": error})
+
+    def _park(self, call: _Call) -> bool:
+        """Put a callback aside if its process is paused."""
+        process = call._context.get(here)
+        parked = self._parked.get(process) if process is not None else None
+        if parked is None:
+            return False
+        parked.append(call)
+        return True
+
+    def _tidy(self) -> None:
+        self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+        heapq.heapify(self._timers)
+        self._tidy_at = TIDY + 2 * len(self._timers)
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """Required by asyncio; there are no events from outside."""
+
+    def _write_to_self(self) -> None:
+        """Required by asyncio, to interrupt a wait; there is none."""
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float = 0.02) -> T:
+    """Run a coroutine, and whatever it starts, on a `VirtualLoop`; return its result.
+
+    Raises
+    ------
+    Deadlock
+        It waits for something that can never happen.
+    """
+    loop = VirtualLoop(random, work)
+    loop.set_exception_handler(only_errors)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        try:
+            return runner.run(main())
+        finally:
+            loop.resume_all()  # so that everything can be cancelled
+
+
+def only_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Say nothing of tasks that are forgotten: what a dropped replica was asked has no answer."""
+    if "exception" in context:
+        loop.default_exception_handler(context)
+
+
+def _do(done: asyncio.Future[T], work: Callable[[], T]) -> None:
+    if done.done():
+        return
+    try:
+        result = work()
+    except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
+        if not done.done():
+            done.set_exception(error)
+    else:
+        if not done.done():
+            done.set_result(result)
+
+
+def _waiting(loop: asyncio.AbstractEventLoop) -> str:
+    tasks = sorted(task.get_coro().__qualname__ for task in asyncio.all_tasks(loop))  # type: ignore[union-attr]
+    return f"waiting: {', '.join(tasks) or 'no task'}"

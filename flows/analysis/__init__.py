@@ -1,1 +1,0 @@
-"""What a recorded trial amounts to: outcomes, groups of trials, statistics and comparisons."""

@@ -1,0 +1,172 @@
+"""The training of a trial on its nodes: each worker's loop, the scoring, and what is emulated.
+
+A worker that waits out the time of a heavier model leaves its core to others, so that a few cores
+stand for many machines. All of it follows from the configuration, the seed and the worker's number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import cached_property, lru_cache
+from itertools import islice, repeat
+from random import Random
+from typing import cast
+
+import numpy as np
+
+from dps.cluster.node.pipeline import Pipeline
+from dps.cluster.node.worker import Worker
+from dps.virtual.profile import Gradient
+from flows.config.experiment import TrialConfig
+from flows.config.settings import TrainingSection
+from flows.config.workload import DatasetSection, workload_of
+from flows.workloads import Dataset, Workload, batches
+from flows.workloads.base import Array, Predictor, auc, rmse
+
+# What sets these draws apart from the worker's order of batches.
+_DURATIONS = 1
+
+
+def initial(config: TrialConfig) -> dict[str, np.ndarray]:
+    """Return the values that the model starts from; they depend on the seed alone."""
+    return workload_of(config).initial(np.random.default_rng([config.seed, 0]))
+
+
+def warm_up(config: TrialConfig) -> None:
+    """Load the data and compute a gradient, so that the first of the training is like others."""
+    data, first = _training_data(config.dataset), slice(config.training.batch_size)
+    workload_of(config).gradient(initial(config), data.x_train[first], data.y_train[first])
+
+
+def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> bool:
+    """Run one worker's loop, the same for every strategy: gradient, push and pull, report.
+
+    `shares` are the spans of their batches that workers compute; one that is asked to leave does
+    not compute the rest. The compute time that it reports is the gradient and the emulated rest of
+    it; the time until the next gradient is spent waiting for the server, or for others. Up to
+    `training.ahead` updates are on their way meanwhile.
+
+    Returns whether it has seen that the shards have all updates, where workers stop together. It
+    sees that in the weights that it was given last, so it computes at most one gradient more than
+    is needed, and as many as it may be ahead.
+    """
+    workload, training = workload_of(config), config.training
+    data = _training_data(config.dataset)
+    share, number = shares[worker.name], int(worker.name.removeprefix("worker-"))
+    rng = np.random.default_rng([config.seed, 1 + number])
+    rows = part_of(training, data.y_train, number)
+    order = batches(rng, len(rows), training.batch_size)
+    times = durations(training, config.seed, number, config.cluster.gradient)
+    deque(islice(zip(order, times, strict=True), share.start), maxlen=0)
+    goal = training.updates if config.stops_together else math.inf
+    with Pipeline(worker, training.ahead) as pipeline:
+        for _ in share:
+            if worker.read_point is not None and worker.read_point.updates >= goal:
+                return True
+            if worker.leaving:
+                return False
+            began = worker.now()
+            batch = rows[next(order)]
+            x, y = data.x_train[batch], data.y_train[batch]
+            loss, gradients = workload.gradient(dict(pipeline.weights), x, y)
+            spent = worker.now() - began
+            worker.sleep(max(0.0, next(times) - spent))
+            computed = worker.now() - began
+            pipeline.push_pull(gradients)
+            worker.report(loss=loss, compute_seconds=computed)
+    return False
+
+
+@lru_cache(maxsize=1)
+def _training_data(dataset: DatasetSection) -> Dataset:
+    return dataset.load("train")
+
+
+class Scorer:
+    """Scores weights on the test set, which it loads when it is first called.
+
+    Where the objective is asked for, it loads all training data as well.
+    """
+
+    def __init__(self, config: TrialConfig) -> None:
+        self._config = config
+        self._objective = config.build_objective()
+
+    def __call__(
+        self, weights: Mapping[str, np.ndarray]
+    ) -> tuple[float, float] | tuple[float, float, float, float]:
+        """Return loss and score, and objective and stationarity if they are asked for."""
+        params, data = dict(weights), self._data
+        loss, score = self._loss_and_score(params)
+        if self._objective is None:
+            return loss, score
+        return (loss, score, *self._objective.score(params, data.x_train, data.y_train))
+
+    def _loss_and_score(self, params: dict[str, np.ndarray]) -> tuple[float, float]:
+        metric, data = self._config.evaluation.metric, self._data
+        if metric in ("auc", "rmse"):
+            # Of a kind that predicts: the configuration was checked.
+            predictor = cast(Predictor, self._workload)
+            score_of = auc if metric == "auc" else rmse
+            loss, score = predictor.evaluate(params, data.x_test, data.y_test, score_of)
+            return loss, score * data.target_scale
+        loss, score = self._workload.evaluate(params, data.x_test, data.y_test)
+        return loss, loss if metric == "loss" else score
+
+    @cached_property
+    def _workload(self) -> Workload:
+        return workload_of(self._config)
+
+    @cached_property
+    def _data(self) -> Dataset:
+        return self._config.dataset.load("test" if self._objective is None else "both")
+
+
+# -- emulation -----------------------------------------------------------------------------------
+
+
+def durations(
+    training: TrainingSection, seed: int, worker: int, gradient: Gradient | None = None
+) -> Iterator[float]:
+    """Return the least seconds of each gradient of a worker, without end.
+
+    Parameters
+    ----------
+    training
+        `compute_seconds`, and which gradients are `straggling`.
+    seed, worker
+        The trial's seed and the worker's number: the same ones always give the same.
+    gradient
+        What computing takes where time is virtual; None: as long as it really does.
+    """
+    straggling, seconds = training.straggling, training.compute_seconds
+    least: Iterator[float] = repeat(seconds)
+    if straggling is not None and worker in (straggling.workers or (worker,)):
+        rng = np.random.default_rng([seed, 1 + worker, _DURATIONS])
+        slow, share = seconds * straggling.factor, straggling.share
+        least = (slow if rng.random() < share else seconds for _ in repeat(None))
+    return least if gradient is None else map(max, least, gradient.draw(Random(f"{seed}/{worker}")))
+
+
+def part_of(training: TrainingSection, classes: Array, worker: int) -> Array:
+    """Return the rows of the training data from which a worker draws its batches.
+
+    Parameters
+    ----------
+    classes
+        Of the examples, int64.
+    worker
+        Its number; one that joined later has the part of one of the first.
+
+    Returns
+    -------
+    rows
+        int64: all of them; or, by class, one of as many parts as there are workers, none of which
+        is larger than another by more than one example.
+    """
+    if training.partition == "shared":
+        return np.arange(len(classes))
+    order = np.argsort(classes, kind="stable")
+    return np.array_split(order, training.workers)[worker % training.workers]

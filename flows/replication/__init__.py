@@ -1,1 +1,0 @@
-"""Experiments of published papers, repeated: their claims, measures and verdicts."""

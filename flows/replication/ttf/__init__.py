@@ -1,1 +1,0 @@
-"""What becomes of the records of "Training Through Failure": claims, tables and figures."""

@@ -1,0 +1,673 @@
+"""The figures of a report. Each answers one question, and has its data as a table.
+
+- What did the faults do to the training, and how did it recover? `accuracy_over_time`
+- How much did each strategy lose by them? `effects`
+- How long did recovery take, and which part of it? `recovery`
+- How old were the gradients? `staleness`
+- What does the accuracy cost? `cost`
+- What happened in one trial? `timelines`
+- How does it depend on a setting? `sensitivity`
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dps.core.names import ROLES
+from dps.events import EvaluationMissed, Restored
+from flows.metrics.faults import FaultTimes
+from flows.metrics.ledger import applied_rows
+from flows.metrics.outcome import Outcome
+from flows.metrics.processes import deaths, joins, process_of
+from flows.metrics.trial import evaluations
+from flows.metrics.updates import PERIODS, by_period
+from flows.records.record import Record
+from flows.report import style
+from flows.report.study import Study, Trial, end, start, whole
+from flows.report.style import BAD, GRID, INK, MUTED, PART_COLOURS, Look
+from flows.statistics import FEWEST_SEEDS, Interval, interval, student_reach
+from flows.statistics.groups import numbers
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SECONDS = "seconds since training started"
+INTERVAL = f"95% interval of the mean from {FEWEST_SEEDS} seeds on"
+POINTS = 121  # of a mean curve
+MOST_CONDITIONS = 6  # with figures of their own
+MOST_PANELS = 12
+MOST_ROWS = 48
+FEWEST_LABELS = 3  # of an axis that a figure is drawn along
+CONTROL = Look(MUTED, dashes="--")
+RECOVERY_PARTS = ("detect", "wait for a node", "restore", "first update")
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its data.
+
+    Attributes
+    ----------
+    name
+        Of its files; unique in an experiment.
+    question
+        The question that it answers, which is its heading.
+    note
+        How to read it.
+    data
+        The numbers that are drawn.
+    """
+
+    name: str
+    question: str
+    note: str
+    figure: Figure
+    data: pd.DataFrame
+
+    @property
+    def wide(self) -> bool:
+        """Whether it takes two columns of a page."""
+        return self.figure.get_figwidth() > style.SINGLE
+
+
+def draw(study: Study) -> list[Drawing]:
+    """Return the figures of an experiment; the one that its report opens with comes first."""
+    if not study.trials:
+        return []
+    import matplotlib
+
+    # Those of the lead first; figures of each of hundreds of conditions nobody looks at.
+    order = sorted(study.shown, key=lambda condition: condition != study.lead)[:MOST_CONDITIONS]
+    with matplotlib.rc_context(fname=style.STYLE):
+        drawn = [
+            *(accuracy_over_time(study, condition) for condition in order[:1]),
+            effects(study),
+            recovery(study),
+            *(cost(study, condition) for condition in order),
+            *(sensitivity(study, axis) for axis in _axes(study)),
+            *(accuracy_over_time(study, condition) for condition in order[1:]),
+            *(staleness(study, condition) for condition in order),
+            *timelines(study, study.lead),
+        ]
+    return [drawing for drawing in drawn if drawing is not None]
+
+
+def _name(study: Study, kind: str, *parts: str) -> str:
+    slugs = style.slugs([*study.conditions, *study.strategies])
+    return "-".join([kind, *(slugs[part] for part in parts if slugs[part])])
+
+
+def _under(condition: str) -> str:
+    return f" ({condition})" if condition else ""
+
+
+def _mean(values: Sequence[float], counts: bool = False) -> Interval:
+    """Return the mean with its interval, which is drawn from a few seeds on."""
+    found = interval(values, np.random.default_rng(0), counts=counts)
+    return found if found.n >= FEWEST_SEEDS else Interval(found.mean, None, None, found.n)
+
+
+def _frame(rows: Sequence[tuple[Any, ...]], *columns: str) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+def _score_axis(study: Study, axes: Axes) -> None:
+    axes.set_ylabel(study.score.said("test accuracy"))
+    if study.score.share:
+        axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
+
+
+# -- accuracy over time ------------------------------------------------------------------------
+
+
+def accuracy_over_time(study: Study, condition: str) -> Drawing | None:
+    """Draw the score over time: a panel for each strategy with its control, outages shaded."""
+    trials = [trial for trial in study.under(condition) if whole(trial[0])]
+    each = {
+        name: [trial for trial in trials if trial[1].identity.strategy == name]
+        for name in study.strategies
+    }
+    names = [name for name in each if each[name]][:MOST_PANELS]
+    if not names:
+        return None
+    looks, rows = style.looks(study.strategies), list[tuple[Any, ...]]()
+    keys, columns = list[Any](), min(len(names), 4)
+    height = style.HEIGHT if columns == 1 else 1.75
+    figure, axes = style.panels(math.ceil(len(names) / columns), columns, height, shared=True)
+    for place, (name, own) in enumerate(zip(names, axes, strict=False)):
+        if columns > 1:
+            own.set_title(name, color=looks[name].colour)
+        _shade_outages(own, each[name])
+        controls = [trial for trial in study.controls(each[name]) if whole(trial[0])]
+        for drawn, look, label in ((controls, CONTROL, "control"), (each[name], looks[name], "")):
+            rows += _curves(study, own, drawn, look, (name, label or condition))
+        own.set_xlim(left=0)
+        if not place % columns:
+            _score_axis(study, own)
+        if place >= len(names) - columns:
+            own.xaxis.set_tick_params(labelbottom=True)
+    for unused in axes[len(names) :]:
+        unused.set_visible(False)
+    figure.supxlabel(SECONDS)
+    if faulty := condition in study.faulty:
+        keys = [
+            style.key("with the faults", Look(INK)),
+            style.key("control: same seeds without", CONTROL),
+            style.area_key("a shard is down", BAD, 0.3),
+        ]
+    counts = style.count_text(len(each[name]) for name in names)
+    style.explain(figure, keys, f"{counts}; thin: each; thick: mean; band: {INTERVAL}")
+    return Drawing(
+        _name(study, "accuracy-time", condition),
+        study.score.said(
+            f"How did accuracy develop{' through the faults' * faulty}{_under(condition)}?"
+        ),
+        "Gaps: a shard was down, so that nothing could be evaluated." if faulty else "",
+        figure,
+        _frame(rows, "strategy", "condition", "seed", SECONDS, study.score.name, "low", "high"),
+    )
+
+
+def _curves(
+    study: Study, axes: Axes, trials: Sequence[Trial], look: Look, names: tuple[str, str]
+) -> Iterator[tuple[Any, ...]]:
+    """Draw the curves of some trials, and their mean with its interval.
+
+    Yields the numbers after `names`, which are the strategy and the condition.
+    """
+    curves = list[np.ndarray]()
+    for trial in trials:
+        if points := accuracy_points(trial):
+            curves.append(np.array(points).T)
+            yield from ((*names, trial[1].identity.seed, *point, None, None) for point in points)
+    if not curves:
+        return
+    for curve in curves if look is not CONTROL and len(curves) > 1 else ():
+        axes.plot(*curve, color=look.colour, linewidth=0.5, alpha=0.45)
+    first, last = max(c[0][0] for c in curves), min(c[0][-1] for c in curves)
+    if last <= first:  # there is no time that all have
+        return
+    x = np.linspace(first, last, POINTS)
+    values = np.vstack([np.interp(x, *curve) for curve in curves])
+    mean = values.mean(axis=0)
+    if look is not CONTROL and len(curves) >= FEWEST_SEEDS:
+        reach = student_reach(values)
+        low, high = np.maximum(mean - reach, 0.0), np.minimum(mean + reach, study.score.highest)
+        axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
+        yield from ((*names, "mean", *row) for row in zip(x, mean, low, high, strict=True))
+    axes.plot(x, mean, color=look.colour, linestyle="--" if look is CONTROL else "-")
+
+
+def accuracy_points(trial: Trial) -> list[tuple[float, float]]:
+    """Return times and values of the score, with a gap (NaN) wherever a shard was down."""
+    record, _ = trial
+    zero = start(record)
+    scores = [(event.t - zero, event.accuracy) for event in evaluations(record)]
+    gaps = [event.t - zero for event in record.of(EvaluationMissed)]
+    times = sorted(t for t, _ in scores)
+    for began, until in outages(trial):
+        if bisect_right(times, began - zero) == bisect_left(times, until - zero):
+            gaps.append((began + until) / 2 - zero)
+    points = sorted([*scores, *((t, math.nan) for t in gaps)], key=lambda point: point[0])
+    return [point for point in points if point[0] >= 0]
+
+
+def outages(trial: Trial) -> list[tuple[float, float]]:
+    """Return from when to when shards were not served because of each fault of a trial."""
+    record, outcome = trial
+    return [
+        (fault.began, fault.serving if fault.serving is not None else end(record))
+        for fault in outcome.faults
+        if fault.shard is not None
+    ]
+
+
+def _shade_outages(axes: Axes, trials: Sequence[Trial]) -> None:
+    for trial in trials:
+        zero = start(trial[0])
+        for began, until in outages(trial):
+            axes.axvspan(
+                began - zero, until - zero, color=BAD, alpha=0.3 / len(trials), linewidth=0
+            )
+        for fault in trial[1].faults:
+            axes.axvline(fault.began - zero, color=BAD, alpha=0.5, linewidth=0.5, zorder=0)
+
+
+# -- effect, recovery, staleness ---------------------------------------------------------------
+
+
+def effects(study: Study) -> Drawing | None:
+    """Draw what faults did to the score, by strategy; without faults, the final score."""
+    shown = {"effect_time_mean": "on average since the fault", "effect_time_end": "at the end"}
+    faulty = bool(study.faulty) and study.valid["effect_time_mean"].notna().any()
+    if not faulty:
+        shown = {"accuracy_final": "mean"}
+    rows = _groups(study, next(iter(shown)))
+    if not rows:
+        return None
+    figure, (axes,) = style.panels(height=0.7 + 0.24 * max(2, len(rows)))
+    looks, data = style.looks(study.strategies), list[tuple[Any, ...]]()
+    scale = 100.0 if study.score.share else 1.0
+    for place, (condition, strategy, group) in enumerate(rows):
+        for index, (key, label) in enumerate(shown.items()):
+            values = [scale * value for value in group[key].dropna()]
+            found, height = _mean(values), place + 0.2 * index - 0.1 * (len(shown) - 1)
+            colour = looks[strategy].colour
+            axes.plot(values, [height] * len(values), "|", color=colour, alpha=0.5)
+            _error_bar(axes, looks[strategy], found, height, hollow=index > 0)
+            data.append((condition, strategy, label, found.mean, found.low, found.high, found.n))
+    label = study.score.said("effect on accuracy" if faulty else "final test accuracy")
+    unit = (", points" if faulty else ", %") if study.score.share else ""
+    axes.set_xlabel(f"{label}{unit}")
+    keys = list[Any]()
+    if faulty:
+        axes.axvline(0, color=MUTED, linewidth=0.8, zorder=0)
+        dot = Look(MUTED, "o", "none")
+        keys = [style.key(text, dot, hollow=text == "at the end") for text in shown.values()]
+    _name_rows(study, axes, rows)
+    counts = style.count_text(row[-1] for row in data)
+    style.explain(figure, keys, f"{counts}; marks: each; bar: {INTERVAL}")
+    return Drawing(
+        "effects",
+        "How much did each strategy lose by the faults?"
+        if faulty
+        else study.score.said("Which strategy reached which accuracy?"),
+        study.score.said(
+            "Accuracy minus that of the control, which is the trial of the same seed without the "
+            "faults, at the same times."
+        )
+        if faulty
+        else "",
+        figure,
+        _frame(data, "condition", "strategy", "effect", axes.get_xlabel(), "low", "high", "n"),
+    )
+
+
+def _groups(study: Study, key: str) -> list[tuple[str, str, pd.DataFrame]]:
+    """Return the rows with a figure for each shown condition and strategy, not too many."""
+    frame = study.valid.dropna(subset=[key])
+    groups = dict(iter(frame.groupby(["condition", "strategy"], sort=False)))
+    places = ((condition, name) for condition in study.shown for name in study.strategies)
+    return [(*place, groups[place]) for place in places if place in groups][:MOST_ROWS]
+
+
+def _name_rows(study: Study, axes: Axes, rows: Sequence[tuple[str, str, Any]]) -> None:
+    several = len({condition for condition, *_ in rows}) > 1
+    names = [f"{name}, {condition}" if several else name for condition, name, _ in rows]
+    looks = style.looks(study.strategies)
+    style.row_axis(axes, names, [looks[name].colour for _, name, _ in rows])
+
+
+def _error_bar(
+    axes: Axes, look: Look, x: Interval, y: Interval | float, hollow: bool = False
+) -> None:
+    """Draw a mean with its interval, on one axis or on both."""
+    axes.errorbar(
+        x.mean,
+        y.mean if isinstance(y, Interval) else y,
+        xerr=_reach([x]),
+        yerr=_reach([y]) if isinstance(y, Interval) else None,
+        fmt=look.marker,
+        color=look.colour,
+        fillstyle="none" if hollow else "full",
+        markersize=5.5,
+        elinewidth=0.8,
+    )
+
+
+def _reach(found: Sequence[Interval], scale: float = 1.0) -> np.ndarray:
+    """Return how far intervals go down and up from their means; 0 where there is none."""
+    bounds = [
+        (f.mean if f.low is None else f.low, f.mean, f.mean if f.high is None else f.high)
+        for f in found
+    ]
+    return np.asarray(scale * np.diff(np.reshape(bounds, (-1, 3)), axis=1).T)
+
+
+def recovery(study: Study) -> Drawing | None:
+    """Draw the parts of recovery times, stacked, with a mark for each outage."""
+    rows = _groups(study, "rto_seconds")
+    if not rows:
+        return None
+    figure, (axes,) = style.panels(height=0.7 + 0.24 * max(2, len(rows)))
+    looks, data = style.looks(study.strategies), list[tuple[Any, ...]]()
+    for place, (condition, strategy, group) in enumerate(rows):
+        columns = [f"{part}_seconds" for part in ("detect", "wait_capacity", "restore")]
+        detect, wait, restore, first = group[[*columns, "first_applied_seconds"]].mean()
+        parts = (detect, wait, max(0.0, restore - wait), max(0.0, first))
+        for name, part, colour, left in zip(
+            RECOVERY_PARTS, parts, PART_COLOURS, np.cumsum((0.0, *parts[:-1])), strict=True
+        ):
+            axes.barh(place, part, left=left, color=colour, height=0.6)
+            data.append((condition, strategy, name, part))
+        faults = (fault for _, o in study.under(condition, strategy) for fault in o.faults)
+        each = [fault.rto_seconds for fault in faults if fault.rto_seconds is not None]
+        dots = axes.plot(each, [place] * len(each), "o", color=looks[strategy].colour, markersize=3)
+        dots[0].set_markeredgecolor("white")
+        data += [(condition, strategy, "each outage", value) for value in each]
+        text, at = study.text("rto_seconds", sum(parts)), (max([sum(parts), *each]), place)
+        axes.annotate(text, at, (5, 0), textcoords="offset points", va="center", fontsize=7)
+    _name_rows(study, axes, rows)
+    axes.set_xlabel("seconds since the fault")
+    axes.margins(x=0.16)
+    axes.set_xlim(left=0)
+    counts = style.count_text((len(group) for *_, group in rows), "trial")
+    keys = [style.area_key(*key) for key in zip(RECOVERY_PARTS, PART_COLOURS, strict=True)]
+    note = f"{counts} per bar; bars: means of first outages; dots: each outage"
+    style.explain(figure, keys, note)
+    return Drawing(
+        "recovery-time",
+        "How long did recovery take?",
+        "From the fault to the shard's next update. The fault plan, not the strategy, sets how "
+        "long a fresh node takes to come.",
+        figure,
+        _frame(data, "condition", "strategy", "part", "seconds since the fault"),
+    )
+
+
+def staleness(study: Study, condition: str) -> Drawing | None:
+    """Draw the distribution of staleness by strategy, before, during and after the faults."""
+    shares = {"whislo": 5, "q1": 25, "med": 50, "q3": 75, "whishi": 99, "maximum": 100}
+    rows = list[tuple[Any, ...]]()
+    for name in study.strategies:
+        found: dict[str, list[int]] = {period: [] for period in PERIODS}
+        for record, outcome in study.under(condition, name):
+            heads = [row for row in applied_rows(record) if row.head]
+            for period, applied in by_period(heads, outcome.faults).items():
+                found[period] += [row.staleness for row in applied]
+        rows += [
+            (name, period, len(values), *np.percentile(values, list(shares.values())))
+            for period, values in found.items()
+            if values
+        ]
+    if not rows or max(row[-1] for row in rows) <= 1:
+        return None  # by construction, as with one worker or synchronous training
+    rows, looks = rows[:MOST_ROWS], style.looks(study.strategies)
+    figure, (axes,) = style.panels(height=0.7 + 0.15 * max(4, len(rows)))
+    for place, (name, _, _, *values) in enumerate(rows):
+        box = {**dict(zip(shares, values, strict=True)), "fliers": values[-1:]}
+        line = {"color": looks[name].colour}
+        axes.bxp(
+            [box],
+            [place],
+            orientation="horizontal",
+            widths=0.6,
+            boxprops=line,
+            whiskerprops=line,
+            capprops=line,
+            medianprops={**line, "linewidth": 2.5},
+            flierprops={"marker": "o", "markersize": 3, "markeredgecolor": looks[name].colour},
+            manage_ticks=False,
+        )
+    faulty = condition in study.faulty
+    labels = [f"{name} {period}" if faulty else name for name, period, *_ in rows]
+    style.row_axis(axes, labels, [looks[row[0]].colour for row in rows])
+    highest = 1.15 * max(row[-1] for row in rows)
+    axes.set_xscale("symlog", linthresh=10)
+    ticks = [t for t in (0, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 10_000) if t <= highest]
+    axes.set_xticks(ticks, map(str, ticks))
+    axes.set_xticks([], minor=True)
+    axes.set_xlim(-0.15, highest)
+    axes.set_xlabel("staleness in versions")
+    counts = style.count_text((len(study.under(condition, row[0])) for row in rows), "trial")
+    note = "box: middle half, with the median; whiskers: 5% to 99%; circle: maximum"
+    style.explain(figure, [], f"{counts} per row; {note}; logarithmic above 10")
+    return Drawing(
+        _name(study, "staleness", condition),
+        f"How old were the weights that gradients came from{_under(condition)}?",
+        "Versions between the weights that an update was computed from and those it was applied "
+        "to. During: weights were read before the shard served again.",
+        figure,
+        _frame(rows, "strategy", "period", "updates", "5%", "25%", "50%", "75%", "99%", "maximum"),
+    )
+
+
+# -- cost --------------------------------------------------------------------------------------
+
+
+def cost(study: Study, condition: str) -> Drawing | None:
+    """Draw money against the final score, each strategy beside its control."""
+    known = study.valid.dropna(subset=["cost_usd", "accuracy_final"])
+    frame = known[known["condition"] == condition]
+    if frame.empty:
+        return None
+    figure, (axes,) = style.panels()
+    looks, data = style.looks(study.strategies), list[tuple[Any, ...]]()
+    for strategy, group in frame.groupby("strategy", sort=False):
+        look, line = looks[str(strategy)], list[tuple[float, float]]()
+        controls = known[known["trial"].isin(group["control"].dropna())]
+        for name, rows in (("control", controls), (condition, group)):
+            if len(rows):
+                money, score = (_mean(list(rows[key])) for key in ("cost_usd", "accuracy_final"))
+                shown = _mean(list(study.trainings * rows["cost_usd"]))
+                _error_bar(axes, look, shown, score, rows is controls)
+                line.append((shown.mean, score.mean))
+                bounds = ((each.mean, each.low, each.high) for each in (money, score))
+                data.append((strategy, name, *chain.from_iterable(bounds)))
+        axes.plot(*zip(*line, strict=True), color=look.colour, linewidth=0.8, linestyle=":")
+    axes.set_xlabel(f"money for the training, {study.unit('cost_usd')}")
+    axes.locator_params("x", nbins=5)
+    _score_axis(study, axes)
+    axes.margins(x=0.12, y=0.12)
+    names = [name for name in study.strategies if name in set(frame["strategy"])]
+    keys = [style.key(name, Look(looks[name].colour, looks[name].marker, "none")) for name in names]
+    if faulty := condition in study.faulty:
+        keys.append(style.key("control", Look(MUTED, "o", "none"), hollow=True))
+    counts = style.count_text(frame.groupby("strategy").size())
+    style.explain(figure, keys, f"{counts}; bars: {INTERVAL}")
+    better = "up" if study.score.better == "higher" else "down"
+    return Drawing(
+        _name(study, "cost-accuracy", condition),
+        study.score.said(f"What does accuracy cost{_under(condition)}?"),
+        f"Left and {better} is better."
+        + " A dotted line leads from a strategy without the faults to the same with them." * faulty,
+        figure,
+        _frame(
+            data,
+            *("strategy", "condition", "money, USD", "money low", "money high"),
+            *(study.score.name, "low", "high"),
+        ),
+    )
+
+
+# -- one trial ---------------------------------------------------------------------------------
+
+UP, SERVING, STRUCK, LASTS = "node up", "serving", "fault", "while it lasts"
+_STRETCHES = {UP: GRID, LASTS: BAD, **dict(zip(RECOVERY_PARTS, PART_COLOURS, strict=True))}
+
+# A lane, what happens in it, from when until when; a moment where these are equal.
+Stretch = tuple[str, str, float, float]
+
+
+def timelines(study: Study, condition: str) -> Iterator[Drawing]:
+    """Draw, for each strategy, what happened in the first trial that met a fault."""
+    for name in study.strategies[:MOST_CONDITIONS]:
+        hit = [trial for trial in study.under(condition, name) if trial[1].faults]
+        if hit:
+            trial = min(hit, key=lambda trial: trial[1].identity.seed or 0)
+            stretches = timeline(trial)
+            yield Drawing(
+                _name(study, "timeline", condition, name),
+                f"What happened in one trial: {name}{_under(condition)}",
+                f"Seed {trial[1].identity.seed}. A lane for each shard and each node.",
+                _lanes(stretches, style.looks(study.strategies)[name].colour),
+                _frame(stretches, "lane", "what", "from", "to"),
+            )
+
+
+def timeline(trial: Trial) -> list[Stretch]:
+    """Return when shards of a trial served, how they came back, and when nodes were up."""
+    record, outcome = trial
+    zero, last = start(record), end(record)
+    return [
+        (lane, what, max(began, zero) - zero, min(until, last) - zero)
+        for lane, what, began, until in (
+            *_shards(record, outcome, last),
+            *_nodes(record, outcome, last),
+        )
+        if until >= zero and began <= last
+    ]
+
+
+def _lanes(stretches: Sequence[Stretch], colour: str) -> Figure:
+    lanes = list(dict.fromkeys(lane for lane, *_ in stretches))
+    seen = {what for _, what, *_ in stretches}
+    figure, (axes,) = style.panels(height=0.6 + 0.16 * len(lanes))
+    figure.set_figwidth(style.DOUBLE)
+    colours = {SERVING: colour, **_STRETCHES}
+    for lane, what, began, until in stretches:
+        place = lanes.index(lane)
+        if what == STRUCK:
+            axes.plot(began, place, "X", color=BAD, zorder=4)
+        else:
+            height = 0.3 if what in (UP, SERVING) else 0.62
+            axes.barh(place, until - began, height, began, color=colours[what])
+    style.row_axis(axes, lanes, [INK if lane.startswith("shard ") else MUTED for lane in lanes])
+    axes.set_xlabel(SECONDS)
+    axes.set_xlim(left=0)
+    keys = [style.area_key(what, colours[what]) for what in colours if what in seen]
+    style.explain(figure, [*keys, style.key(STRUCK, Look(BAD, "X", "none"))])
+    return figure
+
+
+def _shards(record: Record, outcome: Outcome, last: float) -> Iterator[Stretch]:
+    for shard in sorted({event.shard for event in record.of(Restored)}):
+        lane = f"shard {shard}"
+        yield lane, SERVING, start(record), last
+        for fault in outcome.faults:
+            if fault.shard == shard:
+                yield from _recovery(lane, fault, last)
+
+
+def _recovery(lane: str, fault: FaultTimes, last: float) -> Iterator[Stretch]:
+    """Yield the parts of one recovery; one that was not over ends with the training."""
+    if fault.detected is None:  # the node came back before its lease ended
+        yield lane, LASTS, fault.began, fault.serving or last
+        return
+    ready = fault.detected + (fault.wait_capacity_seconds or 0.0)
+    moments = [fault.began, fault.detected, ready, fault.serving, fault.first_applied]
+    for what, (begin, until) in zip(RECOVERY_PARTS, pairwise(moments), strict=True):
+        if begin is not None and until != begin:
+            yield lane, what, begin, until or last
+
+
+def _nodes(record: Record, outcome: Outcome, last: float) -> Iterator[Stretch]:
+    died = deaths(record)
+    roles = {role: place for place, role in enumerate(ROLES)}
+    joined = sorted(joins(record).values(), key=lambda e: (roles.get(e.role, 99), e.node, e.t))
+    for event in joined:
+        yield event.node, UP, event.t, died.get(process_of(event), last)
+    for fault in outcome.faults:
+        lane = fault.node.replace("shard-", "shard ")  # a fault may strike the files of a shard
+        if fault.ended is not None:
+            yield lane, LASTS, fault.began, fault.ended
+        yield lane, STRUCK, fault.began, fault.began
+
+
+# -- sensitivity -------------------------------------------------------------------------------
+
+
+def _axes(study: Study) -> list[str]:
+    """Return the axes that figures are drawn along: of several that vary together, the first."""
+    trials = [outcome.identity.labels for outcome in study.outcomes if outcome.valid]
+    found = list[str]()
+    for axis in trials[0] if trials else ():
+        labels = {each.get(axis) for each in trials}
+        strategy_axis = "recovery" if "recovery" in trials[0] else next(iter(trials[0]))
+        named = axis == strategy_axis and numbers([str(label) for label in labels]) is None
+        follows = any(
+            len({(each.get(axis), each.get(other)) for each in trials}) == len(labels)
+            for other in found
+        )
+        if len(labels) >= FEWEST_LABELS and not named and not follows:
+            found.append(axis)
+    return found
+
+
+def sensitivity(study: Study, axis: str) -> Drawing | None:
+    """Draw how the compared metrics depend on an axis: lines along numbers, points along names."""
+    labels = [outcome.identity.labels for outcome in study.outcomes if outcome.valid]
+    frame = study.valid.assign(
+        at=[each.get(axis, "") for each in labels],
+        line=[" · ".join(each[key] for key in each if key != axis) for each in labels],
+    )
+    keys = [
+        key
+        for key in study.section.metrics
+        if frame[key].notna().any() and frame[key].nunique() > 1
+    ][:MOST_CONDITIONS]
+    if not keys:
+        return None
+    names = list[str](frame["at"].unique())
+    values, lines = numbers(names), list(frame["line"].unique())
+    if values:
+        values = {label: values[label] for label in sorted(names, key=values.__getitem__)}
+    places = {label: float(n) for n, label in enumerate(values or names)}
+    ticks = [f"{value:g}".replace("inf", "∞") for value in (values or {}).values()] or [*places]
+    columns = min(2, len(keys))
+    figure, panels = style.panels(math.ceil(len(keys) / columns), columns, 1.9)
+    looks, data = style.looks(lines), list[tuple[Any, ...]]()
+    for key, own in zip(keys, panels, strict=False):
+        scale = _scale(study, key)
+        for number, line in enumerate(lines):
+            seeds = dict(iter(frame[frame["line"] == line].groupby("at")[key]))
+            # Trials that have a value, as of a target, are the good ones where others have none.
+            means = {
+                label: _of_metric(study, key, list(seeds[label]))
+                for label in places
+                if label in seeds and seeds[label].notna().all()
+            }
+            aside = 0.0 if values else 0.5 * (number + 0.5) / len(lines) - 0.25
+            own.errorbar(
+                [places[label] + aside for label in means],
+                [scale * found.mean for found in means.values()],
+                yerr=_reach(list(means.values()), scale),
+                fmt=looks[line].marker,
+                linestyle=looks[line].dashes if values else "none",
+                color=looks[line].colour,
+                elinewidth=0.8,
+            )
+            data += [
+                (key, line, label, found.mean, found.low, found.high, found.n)
+                for label, found in means.items()
+            ]
+        own.set_xticks([*places.values()], ticks)
+        own.set_xlabel(axis.replace(".*", "").rpartition(".")[2].replace("_", " "))
+        own.set_title(study.label(key))
+    for unused in panels[len(keys) :]:
+        unused.set_visible(False)
+    legend = [style.key(line, looks[line]) for line in lines[:MOST_ROWS]]
+    counts = style.count_text(row[-1] for row in data)
+    style.explain(figure, legend if len(lines) > 1 else [], f"{counts}; bar: {INTERVAL}")
+    return Drawing(
+        f"along-{axis.replace('.*', '').replace('.', '-')}",
+        f"How does it depend on {axis.replace('.*', '')}?",
+        "Values are drawn at equal distances." if values else "",
+        figure,
+        _frame(data, "metric", "line", axis, "mean", "low", "high", "n"),
+    )
+
+
+def _of_metric(study: Study, key: str, values: Sequence[float]) -> Interval:
+    """Return the mean of a metric; its interval ends at 0 where values cannot be less."""
+    metric = study.metric(key)
+    found = _mean(values, counts=metric.unit == "count")
+    low = None if found.low is None else metric.cut(found.low)
+    return Interval(found.mean, low, found.high, found.n)
+
+
+def _scale(study: Study, key: str) -> float:
+    """Return what plain numbers are multiplied by for their unit in tables."""
+    scales = {"%": 100.0, "points": 100.0, "MB": 1e-6, "USD": float(study.trainings)}
+    return scales.get(study.metric(key).unit, 1.0)

@@ -1,0 +1,260 @@
+"""How the finished trials of an experiment are read back, each with the effect of its faults."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dps.errors import ConfigurationError, RecordDamaged
+from dps.events import Event
+from flows.config.errors import suggest
+from flows.config.trials import Trial
+from flows.metrics.effects import Effects, effects
+from flows.metrics.outcome import Outcome, outcome
+from flows.metrics.prices import Prices
+from flows.metrics.trial import Trial as Recorded
+from flows.metrics.trial import status
+from flows.quoting import quoted, shown
+from flows.records.record import EVENTS_FILE, Record, event_files, labels_of, read_trial
+from flows.statistics.caveats import NO_CONTROL
+from flows.statistics.groups import place
+
+RESULTS = "results"
+REPORT = "report.html"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One trial, with its record."""
+
+    events_file: Path
+    record: Record
+    outcome: Outcome
+
+
+# -- records ------------------------------------------------------------------------------------
+
+
+def experiment_folder(experiment: str, here: Path) -> Path:
+    """Return the folder with an experiment's records.
+
+    Raises
+    ------
+    ConfigurationError
+        No trial of such an experiment is recorded in this working directory.
+    """
+    root, known = here / RESULTS, recorded_experiments(here)
+    if experiment in known:
+        return root / experiment
+    if not known:
+        raise ConfigurationError(
+            f"nothing is recorded in {root}; `dps run {shown(experiment)}` here first, or go to "
+            "the directory in which it ran"
+        )
+    raise ConfigurationError(
+        f"no experiment {quoted(experiment)} is recorded in {root}; {suggest(experiment, known)}"
+    )
+
+
+def recorded_experiments(here: Path) -> list[str]:
+    """Return the names of the experiments that are recorded in a working directory."""
+    return sorted(folder.name for folder in (here / RESULTS).glob("*") if _has_records(folder))
+
+
+def _has_records(folder: Path) -> bool:
+    try:
+        return any(event_files(folder))
+    except ConfigurationError:
+        return True  # damaged: a command for this very experiment reports that
+
+
+def whole_record(
+    trial: Trial, folder: Path, without: Collection[type[Event]] = ()
+) -> Record | None:
+    """Return the record of a trial in an experiment's folder, `without` events of some kinds.
+
+    None unless it is whole, of this configuration, and of no failure: running a failed trial again
+    may go better.
+    """
+    events_file = folder / trial.name / EVENTS_FILE
+    if not events_file.exists():
+        return None
+    try:
+        record = read_trial(events_file, without)
+    except ConfigurationError:  # of another version of dps, or damaged: replaced by a new run
+        return None
+    started = record.started
+    if started is None or started.settings.get("digest") != trial.digest:
+        return None
+    return record if status(record)[0] in ("valid", "invalid") else None
+
+
+# -- outcomes -----------------------------------------------------------------------------------
+
+
+def finished(events_file: Path, record: Record, prices: Prices) -> Finished:
+    """Compute the metrics of one trial, whose record was read."""
+    return Finished(events_file, record, outcome(record, prices, events_file.parent.name))
+
+
+def read_finished(events_file: Path, prices: Prices) -> Finished:
+    """Read one trial's record and compute its metrics."""
+    return finished(events_file, read_trial(events_file), prices)
+
+
+def read_experiment(
+    folder: Path, prices: Prices, warn: Callable[[str], None] = lambda _: None
+) -> list[Finished]:
+    """Read all records of an experiment, in the order of its configuration.
+
+    Where that was not noted, those without faults come first, else they are in the order of their
+    names. Damaged ones are left out; `warn` is called for each of them.
+    """
+    return as_configured(read_whole(event_files(folder), prices, warn), labels_of(folder))
+
+
+def as_configured(found: Iterable[Finished], labels: Mapping[str, Sequence[str]]) -> list[Finished]:
+    """Return trials in the order of the configuration; `labels` are its labels by axis."""
+    return sorted(found, key=lambda each: place(each.outcome, labels))
+
+
+def read_whole(
+    events_files: Iterable[Path], prices: Prices, warn: Callable[[str], None]
+) -> list[Finished]:
+    """Read records, with the effects of faults where the control is among them.
+
+    Damaged ones are left out; `warn` is called for each of them.
+    """
+    found = []
+    for path in events_files:
+        try:
+            found.append(read_finished(path, prices))
+        except RecordDamaged as error:
+            warn(damaged(path, error))
+    return with_effects(found, prices)
+
+
+def damaged(events_file: Path, error: RecordDamaged) -> str:
+    """Return the warning that a trial is left out because of what its record holds."""
+    return f"{events_file.parent.name} is left out, its record is damaged: {error}"
+
+
+# -- effects ------------------------------------------------------------------------------------
+
+
+def with_effects(found: Sequence[Finished], prices: Prices) -> list[Finished]:
+    """Return trials with the effects of their faults, each against its control among them.
+
+    A trial has none where there is no such control, or either is not valid or was resumed, so that
+    its record begins in the middle.
+    """
+
+    @cache  # a control may be that of many
+    def trial_of(index: int) -> Recorded:
+        return Recorded(found[index].record, prices)
+
+    outcomes = [each.outcome for each in found]
+    starts = (each.record.started for each in found)
+    setups = [setup(started.settings if started else {}) for started in starts]
+    indices = {each.identity.trial: index for index, each in enumerate(outcomes)}
+    every = {name: setups[index] for name, index in indices.items()}
+    usable = {
+        name: every[name]
+        for name, index in indices.items()
+        if outcomes[index].valid and outcomes[index].whole
+    }
+    control_of, any_control_of = controls(usable), controls(every)
+    known = list(outcomes)
+    for index, each in enumerate(outcomes):
+        name = each.identity.trial
+        if indices[name] == index and name in control_of:
+            effect = effects(trial_of(index), trial_of(indices[control_of[name]]))
+            known[index] = replace(each, effects=effect)
+        elif each.valid and setups[index].plans_faults:
+            control = any_control_of.get(name)
+            why = _lacking(each, None if control is None else outcomes[indices[control]])
+            known[index] = replace(each, effects=Effects(lacking=why))
+    return [replace(each, outcome=new) for each, new in zip(found, known, strict=True)]
+
+
+def _lacking(outcome: Outcome, control: Outcome | None) -> str:
+    """Why the effect of a valid trial's faults is not known."""
+    if not outcome.whole:
+        return "it was resumed"
+    if control is None:
+        return NO_CONTROL
+    status = "was resumed" if control.valid else f"is {control.status}"
+    return f"its control {control.identity.trial} {status}"
+
+
+# -- controls: the trials that are the same as others, but for the faults -------------------------
+# What two trials were is told by the settings in their records: the labels on an experiment's axes
+# are only names.
+
+# What makes no difference to what a trial measures, besides the faults: when it would have failed,
+# and for how long nodes, or real time, are waited for.
+_NO_MATTER = ("faults", "time_limit")
+_NO_MATTER_OF_CLUSTER = ("patience",)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a trial was, as far as controls go.
+
+    Attributes
+    ----------
+    but_for_faults
+        Digest of the experiment, the seed, all settings but the faults, and how many trials ran at
+        once, for these take the time from each other. "": the record does not tell.
+    plans_faults
+        Whether its fault plan has any entry.
+    """
+
+    but_for_faults: str
+    plans_faults: bool
+
+
+def setup(settings: Mapping[str, Any]) -> Setup:
+    """Return what the settings that open a record say a trial was.
+
+    They may be damaged: whatever is no mapping where one belongs tells nothing.
+    """
+    config, circumstances = (
+        found if isinstance(found := settings.get(key), dict) else {}
+        for key in ("config", "circumstances")
+    )
+    if not config:
+        return Setup("", False)
+    kept = {key: value for key, value in config.items() if key not in _NO_MATTER}
+    if isinstance(kept.get("cluster"), dict):
+        cluster = kept["cluster"]
+        kept["cluster"] = {k: v for k, v in cluster.items() if k not in _NO_MATTER_OF_CLUSTER}
+    told = {
+        "experiment": settings.get("experiment"),
+        "seed": settings.get("seed"),
+        "config": kept,
+        "parallel": circumstances.get("parallel", 1),
+    }
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return Setup(digest, bool(config.get("faults")))
+
+
+def controls(trials: Mapping[str, Setup]) -> dict[str, str]:
+    """Return the name of the control, if any, of each trial with planned faults.
+
+    If several trials differ only by the faults, the control is the first by name.
+    """
+    quiet: dict[str, str] = {}
+    for name, each in sorted(trials.items()):
+        if each.but_for_faults and not each.plans_faults:
+            quiet.setdefault(each.but_for_faults, name)
+    return {
+        name: quiet[each.but_for_faults]
+        for name, each in trials.items()
+        if each.plans_faults and each.but_for_faults in quiet
+    }

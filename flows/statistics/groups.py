@@ -1,0 +1,74 @@
+"""How trials are grouped, by strategy and condition, and in which order these come."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flows.metrics.outcome import Outcome
+
+_NUMBER = re.compile(r"(?<![\w.])-?(\d+(\.\d+)?(e-?\d+)?|inf|∞)(?![\w.])")
+
+
+def numbers(labels: Sequence[str]) -> dict[str, float] | None:
+    """Return the number in each label; None unless each has one, and all say the same besides."""
+    found = {label: [match[0] for match in _NUMBER.finditer(label)] for label in labels}
+    besides = {_NUMBER.sub("", label).strip(" =").removesuffix("s") for label in labels}
+    if any(len(said) != 1 for said in found.values()) or len(besides) > 1:
+        return None
+    return {label: float(number.replace("∞", "inf")) for label, (number,) in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The trials that differ by nothing but their seed; `left_out` are the invalid and failed."""
+
+    strategy: str
+    condition: str
+    trials: tuple[Outcome, ...]
+    left_out: tuple[Outcome, ...]
+
+
+def summarize(outcomes: Sequence[Outcome]) -> tuple[Group, ...]:
+    """Group trials by condition and strategy, in the order of `conditions` and `strategies`."""
+    members = defaultdict[tuple[str, str], list[Outcome]](list)
+    for each in outcomes:
+        members[each.identity.condition, each.identity.strategy].append(each)
+    return tuple(
+        Group(
+            strategy,
+            condition,
+            trials=tuple(each for each in found if each.valid),
+            left_out=tuple(each for each in found if not each.valid),
+        )
+        for condition in conditions(outcomes)
+        for strategy in strategies(outcomes)
+        if (found := members[condition, strategy])
+    )
+
+
+def strategies(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return the strategies in order of appearance (see `place`)."""
+    return tuple(dict.fromkeys(outcome.identity.strategy for outcome in outcomes))
+
+
+def conditions(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
+    """Return the conditions in the order in which they appear (see `place`)."""
+    return tuple(dict.fromkeys(outcome.identity.condition for outcome in outcomes))
+
+
+def place(outcome: Outcome, labels: Mapping[str, Sequence[str]]) -> tuple[int, ...]:
+    """Return where a trial belongs among others of its experiment, to sort them by.
+
+    By its condition, then its strategy, in the order of the configuration, which `labels` has by
+    axis. What is not in there comes last, those without a fault first.
+    """
+    own, strategy = outcome.identity.labels, outcome.identity.strategy_axis
+    axes = sorted(labels, key=lambda axis: axis == strategy)
+    places = [
+        labels[axis].index(own[axis]) if own.get(axis) in labels[axis] else len(labels[axis])
+        for axis in axes
+    ]
+    return (*places, int(bool(outcome.faults)))

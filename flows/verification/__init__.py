@@ -1,1 +1,0 @@
-"""The front end of the simulator, and virtual time compared with real time."""
