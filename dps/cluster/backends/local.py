@@ -55,6 +55,8 @@ from dps.cluster.backends.tls import (
 from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, ConfigurationError, SchedulerLost
 
+logger = logging.getLogger(__name__)
+
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.1
@@ -160,7 +162,8 @@ class LocalCluster(Cluster):
                 self.dashboard = web if shown else None
                 for node in nodes:
                     self.start(node)
-                self.client = stack.enter_context(self._connected())
+                self.client = self._connected()
+                stack.callback(self._disconnect)
                 if nodes:
                     self._wait_for(len(nodes))
             self._stack = stack.pop_all()
@@ -259,6 +262,15 @@ class LocalCluster(Cluster):
             if self.gone("scheduler", 0.0):
                 raise ConnectionError(f"nobody listens at {self.address} any more")
         return connecting.result()
+
+    def _disconnect(self) -> None:
+        try:
+            self.client.close()
+        except Exception:
+            # Dask raises what stopped its attempts to connect again, if the port went to others.
+            if not self.gone("scheduler", MOMENT_SECONDS):
+                raise
+            logger.debug("the client of a scheduler that is gone was not closed", exc_info=True)
 
     def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
         receive, send = self._context.Pipe(duplex=False)

@@ -21,6 +21,7 @@ import pytest
 from distributed import Client, wait
 from distributed import LocalCluster as DaskCluster
 
+import dps
 from dps import BSP, ParameterServer, Worker
 from dps.errors import CapacityError, ConfigurationError, GroupClosed, ResultLost
 from tests.support.clusters import nannied
@@ -250,6 +251,10 @@ def test_workers_that_are_ended_on_purpose_leave_no_tracebacks(
 
 
 SCRIPT = """
+import sys
+import threading
+import time
+
 import numpy as np
 from distributed import Client
 from dps import SGD, ParameterServer
@@ -258,13 +263,18 @@ def train(worker):
     while True:
         worker.push({"w": -np.ones(8)})
 
+def tell(main):
+    while sys._current_frames()[main].f_code.co_name != "wait":
+        time.sleep(0.01)
+    print("waiting", flush=True)
+
 if __name__ == "__main__":
     with Client(n_workers=4, threads_per_worker=1, dashboard_address=None) as client:
         with ParameterServer(client, {"w": np.zeros(8)}, servers=1, optimizer=SGD(1.0)) as ps:
             futures = ps.run(train, workers=3)
             while ps.audit()[0].version < 20:
                 pass
-            print("training", flush=True)
+            threading.Thread(target=tell, args=[threading.get_ident()], daemon=True).start()
             ps.progress()
 """
 
@@ -283,9 +293,12 @@ def test_ctrl_c_prints_the_traceback_of_the_program_alone(tmp_path: Path) -> Non
         start_new_session=True,
     ) as program:
         assert program.stdout is not None
-        assert program.stdout.readline() == "training\n"
-        time.sleep(0.5)  # it is waiting now
+        # While it imports something, an interrupt may end in a callback of the garbage collector.
+        assert program.stdout.readline() == "waiting\n"
         os.killpg(program.pid, signal.SIGINT)
         _, said = program.communicate(timeout=SECONDS)
-    assert said.count("Traceback") == 1
+    # Dask's workers may report, in its own frames alone, that the scheduler left before they did.
+    ours = (str(script), str(Path(dps.__file__).parent))
+    tracebacks = said.split("Traceback (most recent call last)")[1:]
+    assert len([one for one in tracebacks if any(path in one for path in ours)]) == 1, said
     assert said.rstrip().endswith("KeyboardInterrupt")
