@@ -131,12 +131,12 @@ def test_somebody_else_is_hired_where_nobody_has_a_share(tmp_path: Path) -> None
 
 @pytest.mark.deployment
 def test_trials_outlive_all_of_their_nodes_under_every_strategy(tmp_path: Path) -> None:
-    """Each node may run for some 24 seconds only, and so may whoever takes its place."""
-    training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.25}
+    """Each node may run for some 40 seconds only, and so may whoever takes its place."""
+    training = {"workers": 2, "updates": UPDATES, "compute_seconds": 0.3}
     axes = {"recovery": list(PRESETS)}
     (tmp_path / "all.yaml").write_text(config(training=training, axes=axes, time_limit=300.0))
     lifetime = "DASK_DISTRIBUTED__WORKER__LIFETIME__"
-    settings = {f"{lifetime}DURATION": "24s", f"{lifetime}STAGGER": "4s"}
+    settings = {f"{lifetime}DURATION": "40s", f"{lifetime}STAGGER": "4s"}
     command = [sys.executable, "-m", "flows.cli", "run", "all.yaml", "--parallel", "2"]
     subprocess.run(command, cwd=tmp_path, check=True, env={**os.environ, **settings})
     records = event_files(tmp_path / "results" / "leaving")
