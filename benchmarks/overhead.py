@@ -23,10 +23,10 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.node.worker import Worker
 from dps.core.outage import Continue
 from dps.core.rules.rule import SGD
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.recovery import Recovery, with_checkpoint_path
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery, with_checkpoint_path
 from flows.metrics.metric import LINKS
 from flows.metrics.processes import last_samples, peak_bytes
 

@@ -26,10 +26,10 @@ from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
 from dps.core.rules.rule import SGD
 from dps.errors import DpsError
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durability import NoDurability
-from dps.protocol.recovery import Recovery
 from dps.protocol.transport import TransportChoice
+from dps.recovery.chain import Chain
+from dps.recovery.durability import NoDurability
+from dps.recovery.strategy import Recovery
 
 NBYTES = 4 << 20
 SECONDS = 1.5

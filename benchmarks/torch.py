@@ -23,8 +23,8 @@ from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
 from dps.core.filters.filter import Filter, Quantise
 from dps.core.rules.rule import SGD
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.strategy import Recovery
 from flows.workloads.with_torch import need_torch
 
 ROUNDS = 7

@@ -65,18 +65,18 @@ from dps.errors import (
     UpdatesLostWarning,
 )
 from dps.events import Failover
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import Layered
-from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durabilities.worker_cache import WorkerCache
-from dps.protocol.durability import Durability, NoDurability
 from dps.protocol.messages import Loss
-from dps.protocol.recovery import Recovery
-from dps.protocol.storage.model_files import Model, load
 from dps.protocol.timings import Timings
 from dps.protocol.wire import message
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import Durability, NoDurability
+from dps.recovery.layered import Layered
+from dps.recovery.model_files import Model, load
+from dps.recovery.partial import PartialCheckpoint
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
+from dps.recovery.worker_cache import WorkerCache
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer

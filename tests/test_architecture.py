@@ -15,19 +15,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-BASE = "dps.errors dps.shown dps.core dps.events dps.protocol dps.protocol.messages"
-PROTOCOL = f"{BASE} dps.protocol.storage dps.protocol.server dps.protocol.client"
+# A group has a recovery, which needs the messages and the interfaces of the protocol.
+BASE = (
+    "dps.errors dps.shown dps.core dps.events dps.protocol dps.protocol.messages dps.recovery "
+    "dps.protocol.group dps.protocol.compression"
+)
+PROTOCOL = f"{BASE} dps.protocol.server dps.protocol.client"
 CLUSTER = (
-    f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities "
+    f"{PROTOCOL} dps.protocol.coordinator "
     "dps.observe dps.cluster dps.cluster.transport dps.cluster.node dps.cluster.scheduler "
     "dps.cluster.backends dps.cluster.driver dps.cluster.supervision"
 )
 ORDER = [
     BASE,
-    f"{BASE} dps.protocol.storage dps.protocol.server",
+    f"{BASE} dps.protocol.server",
     f"{BASE} dps.protocol.client",
     f"{BASE} dps.protocol.coordinator",
-    f"{BASE} dps.protocol.storage dps.protocol.durabilities",
     "dps.errors dps.shown dps.core dps.events dps.observe",
     CLUSTER,
     f"{CLUSTER} dps.faults",
@@ -46,7 +49,8 @@ LIBRARIES = {
     "dps.events": set[str](),
     "dps.shown": set[str](),
     "dps.core": {"numpy"},
-    "dps.protocol": {"numpy", "fsspec", "lz4", "safetensors"},
+    "dps.protocol": {"numpy", "lz4"},
+    "dps.recovery": {"numpy", "fsspec", "safetensors"},
     "dps.cluster": {
         "pandas",  # for types alone
         *("cryptography", "dask", "dask_jobqueue", "distributed", "numpy", "prometheus_client"),

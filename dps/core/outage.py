@@ -1,6 +1,6 @@
 """What workers do while a shard is down, and how the gradients they buffered are applied then.
 
-Two of the three axes of a `dps.protocol.recovery.Recovery`, as data.
+Two of the three axes of a `dps.recovery.strategy.Recovery`, as data.
 """
 
 from __future__ import annotations

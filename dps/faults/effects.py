@@ -27,8 +27,8 @@ from dps.cluster.transport.links import Closed, Condition, Late, links_of
 from dps.errors import DeadlineExceeded
 from dps.events import CheckpointFailed
 from dps.protocol.messages import GetTable
-from dps.protocol.storage.checkpoint_files import CheckpointFiles, contents
 from dps.protocol.transport import Clock, Endpoint
+from dps.recovery.checkpoint_files import CheckpointFiles, contents
 
 if TYPE_CHECKING:
     import distributed

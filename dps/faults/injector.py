@@ -35,8 +35,8 @@ from dps.faults import (
 from dps.faults.acts import Acts
 from dps.faults.targets import Targets
 from dps.protocol.messages import AuditReply, Table
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
 from dps.protocol.transport import Clock
+from dps.recovery.checkpoint_files import CheckpointFiles
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer

@@ -27,8 +27,8 @@ from dps.core.rules.wrappers import compensated
 from dps.core.shard import Each, ShardState, Step, apply, in_turn
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
-from dps.protocol.durability import Durability
 from dps.protocol.group import Group
+from dps.recovery.durability import Durability
 
 Array = np.ndarray
 

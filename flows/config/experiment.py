@@ -34,7 +34,7 @@ from dps.errors import ConfigurationError
 from dps.faults import FaultPlan
 from dps.faults.expansion import Entry, expand
 from dps.protocol.compression import checked_filters, checked_pull_filters
-from dps.protocol.recovery import as_servers
+from dps.recovery.strategy import as_servers
 from flows.config.axes import MOST_TRIALS, check_labels, label_of, labelled, seeds_of
 from flows.config.claims import ClaimSection, checked
 from flows.config.cluster import ClusterSection, LocalSection

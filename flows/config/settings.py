@@ -17,9 +17,9 @@ from pydantic import (
 
 import dps
 from dps.core.placement.hash_ring import Balanced
-from dps.protocol.durabilities.presets import PRESETS
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
+from dps.recovery.presets import PRESETS
 from flows.config.errors import check_known, refuse, refusing
 from flows.config.kinds import (
     DURABILITIES,

@@ -21,7 +21,7 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.events import TrialEnded, TrialResumed, TrialStarted
 from dps.faults import AtUpdates
-from dps.protocol.storage.manifest import about, find_saved
+from dps.recovery.manifest import about, find_saved
 from flows.config import sections
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial

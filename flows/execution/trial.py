@@ -48,8 +48,8 @@ from dps.faults import AtUpdates, FaultPlan
 from dps.faults.injector import Injector
 from dps.faults.targets import obstacles
 from dps.protocol.executor import available_cores
-from dps.protocol.recovery import with_checkpoint_path
 from dps.protocol.timings import Timings
+from dps.recovery.strategy import with_checkpoint_path
 from flows.config.experiment import TrialConfig, built
 from flows.config.trials import Trial
 from flows.execution.attempt import CHECKPOINTS, nodes, preload_of, settings, versions

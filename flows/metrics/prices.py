@@ -13,7 +13,7 @@ from pydantic import BaseModel, NonNegativeFloat
 
 from dps.core.names import original
 from dps.events import CheckpointWritten, NodeJoined, ResourceSampled
-from dps.protocol.durabilities.checkpoint import Checkpoint
+from dps.recovery.checkpoint import Checkpoint
 from flows.metrics.faults import Span, training_span
 from flows.metrics.metric import LINKS
 from flows.metrics.processes import (

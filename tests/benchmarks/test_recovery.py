@@ -8,9 +8,9 @@ from benchmarks import overhead as bench_cost
 from benchmarks import recovery as bench_recovery
 from benchmarks.overhead import Prepared, Turn, costs, ratio
 from benchmarks.recovery import recovery_times
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.recovery import Recovery
 from dps.protocol.timings import Timings
+from dps.recovery.chain import Chain
+from dps.recovery.strategy import Recovery
 
 
 def test_ratios_are_taken_round_by_round() -> None:

@@ -16,10 +16,10 @@ from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Restored
-from dps.protocol.durability import Durability
 from dps.protocol.messages import Push
-from dps.protocol.recovery import Recovery
 from dps.protocol.wire import decode, encode
+from dps.recovery.durability import Durability
+from dps.recovery.strategy import Recovery
 from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}
@@ -31,7 +31,7 @@ Scenario = Callable[[Setting], Awaitable[Any]]
 
 
 class DurabilityContract:
-    """The contract of durabilities (`dps.protocol.durability.Durability`).
+    """The contract of durabilities (`dps.recovery.durability.Durability`).
 
     Override the fixtures `durability` and `may_lose`, and `source` where a lost shard comes back
     from what the durability keeps. Where it may come back in parts (`restores_in_parts`), blocks

@@ -24,8 +24,8 @@ from dps.errors import ConfigurationError
 from dps.events import Disturbed, Event, FaultMissed, Undisturbed
 from dps.faults import AtUpdates, Lasting
 from dps.faults.injector import Injector
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.strategy import Recovery
 
 NODES = (
     NodeSpec("server-0", "server"),

@@ -18,14 +18,13 @@ from dps.core.outage import Continue, Outage, Wait
 from dps.core.rules.proximal import Proximal
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.updates import UpdateId
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.group import Group
-from dps.protocol.recovery import Recovery
-from dps.protocol.storage.manifest import describe
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode, message
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from tests.support.worlds import Setting, in_world
 
 Array = np.ndarray
@@ -156,7 +155,7 @@ class FilterContract:
         chains = checked({"w": filters}, layout.names, rule)
         recovery = Recovery(Checkpoint(path="memory://filters"))
         group = Group("g", layout, rule, ASP(), recovery, Endpoint("", ""), filters=chains)
-        run = describe(group, 0, 1.0, "{}")
+        run = group.as_run(0, 1.0, "{}")
         assert decode(encode(run)) == run
         assert run.filters == chains
 

@@ -19,17 +19,17 @@ from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.client.parts import prepared
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durability import Durability
 from dps.protocol.group import Group
-from dps.protocol.recovery import Recovery
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
-from dps.protocol.storage.manifest import describe, find_saved, write_run
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.durability import Durability
+from dps.recovery.manifest import find_saved, write_run
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from tests.support.worlds import Setting, in_world, same_state
 
 Array = np.ndarray
@@ -78,7 +78,7 @@ class ShardRuleContract:
         path = str(tmp_path)
         layout = Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
         group = Group("g", layout, rule, ASP(), Recovery(Checkpoint(path=path)), Endpoint("", ""))
-        run = describe(group, 0, 1.0, "{}")
+        run = group.as_run(0, 1.0, "{}")
         write_run(run)
         for shard in range(2):
             CheckpointFiles(f"{path}/g", shard, 1).write(1, _trained(layout, rule, shard, 5))

@@ -12,7 +12,7 @@ import pytest
 from dps.core.functions import Changed, Part, pack, unpack
 from dps.core.updates import Call, Operation, UpdateId
 from dps.protocol.messages import Push
-from dps.protocol.recovery import Recovery
+from dps.recovery.strategy import Recovery
 from tests.contracts.test_durabilities import DURABILITIES
 from tests.support.worlds import Setting, in_world
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import Layered
-from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durabilities.worker_cache import WorkerCache
-from dps.protocol.durability import Durability, NoDurability
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import Durability, NoDurability
+from dps.recovery.layered import Layered
+from dps.recovery.partial import PartialCheckpoint
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.worker_cache import WorkerCache
 from tests.contracts.durabilities import DurabilityContract
 
 _numbers = count()

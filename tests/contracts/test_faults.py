@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dps.faults import AtUpdates, Cut, Lasting, Slow
-from dps.protocol.recovery import Recovery
+from dps.recovery.strategy import Recovery
 from tests.contracts.faults import FaultContract
 
 pytestmark = pytest.mark.cluster

@@ -7,7 +7,7 @@ import pytest
 import dps
 from dps.core.filters.filter import Filter
 from dps.core.rules.rule import UpdateRule
-from dps.protocol.recovery import Recovery
+from dps.recovery.strategy import Recovery
 from tests.contracts.filters import FilterContract
 
 FILTERS: dict[str, list[Filter]] = {

@@ -8,10 +8,10 @@ import pytest
 
 import dps
 from dps.core.rules.rule import UpdateRule
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durability import Durability
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import Durability
+from dps.recovery.shared_store import SharedStore
 from tests.contracts.rules import RuleContract, ShardRuleContract
 
 RULES: list[UpdateRule] = [

@@ -10,7 +10,7 @@ import pytest
 from dps.core.filters.filter import Filter
 from dps.core.rules.rule import UpdateRule
 from dps.faults import AtUpdates, Lasting
-from dps.protocol.durability import Durability
+from dps.recovery.durability import Durability
 from flows.workloads import DatasetShape, DatasetSource, Workload
 from tests.contracts.datasets import DatasetContract
 from tests.contracts.durabilities import DurabilityContract

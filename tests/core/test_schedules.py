@@ -22,8 +22,8 @@ from dps.core.rules.wrappers import (
 )
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.durabilities.worker_cache import rebuilt
 from dps.protocol.messages import ShardMetadata, Weights
+from dps.recovery.worker_cache import rebuilt
 
 LAYOUT = Layout.of({"w": np.zeros(3)}, 1)
 

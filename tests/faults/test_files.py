@@ -10,7 +10,7 @@ import pytest
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt
 from dps.faults.effects import damage
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.recovery.checkpoint_files import CheckpointFiles
 
 
 def state(index: int) -> ShardState:

@@ -14,9 +14,9 @@ from dps.core.outage import Continue
 from dps.errors import ShardUnavailable
 from dps.events import Replayed, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}

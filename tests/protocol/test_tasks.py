@@ -19,7 +19,7 @@ from dps.protocol.lease import Lease
 from dps.protocol.messages import Audit
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.shard_server import ShardServer
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.recovery.checkpoint_files import CheckpointFiles
 from tests.simulator.network import Unforeseen
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 

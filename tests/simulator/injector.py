@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from dps.errors import CheckpointCorrupt
 from dps.protocol.messages import Dismiss, Scale
-from dps.protocol.storage.checkpoint_files import CheckpointFiles, Found
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
+from dps.recovery.checkpoint_files import CheckpointFiles, Found
 from dps.virtual.loop import here
 from tests.simulator.disk import SCHEME, SimDisk
 from tests.simulator.network import Process, Unforeseen, Violation, Weather

@@ -15,11 +15,11 @@ from dps.core.filters.chain import EVERY, checked, checked_of_pulls
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.protocol import executor as offload
 from dps.protocol import key_cache as keys
-from dps.protocol.durabilities.layered import Layered
 from dps.protocol.group import Group
 from dps.protocol.messages import Table
-from dps.protocol.recovery import with_checkpoint_path
-from dps.protocol.storage.manifest import describe, find_saved, write_run
+from dps.recovery.layered import Layered
+from dps.recovery.manifest import find_saved, write_run
+from dps.recovery.strategy import with_checkpoint_path
 from dps.virtual.loop import Deadlock, run
 from tests.simulator.checks.audit import Auditor, settled
 from tests.simulator.checks.checkpoints import caught_up
@@ -260,7 +260,7 @@ class Run:
     def _leave_description(self, world: World) -> None:
         """Put beside the checkpoints what is needed to go on from them."""
         now = asyncio.get_running_loop().time()
-        run = describe(world.group, self._generation, now, "{}")
+        run = world.group.as_run(self._generation, now, "{}")
         world.driver.do(lambda: write_run(run))
 
     def _start(self, name: str) -> None:

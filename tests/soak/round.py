@@ -39,12 +39,12 @@ from dps.events import (
     WorkerJoined,
 )
 from dps.faults.acts import Striker
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import Layered
-from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.recovery import Recovery, with_checkpoint_path
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.layered import Layered
+from dps.recovery.partial import PartialCheckpoint
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery, with_checkpoint_path
 from flows.metrics.faults import FaultTimes, fault_times
 from flows.metrics.prices import load_prices
 from flows.metrics.trial import Trial

@@ -26,12 +26,12 @@ from benchmarks.live import TookTooLong, eventually
 from dps.core.consistency import BSP, SSP
 from dps.core.outage import Continue
 from dps.errors import ConfigurationError, DpsError
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import Layered
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durabilities.worker_cache import WorkerCache
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.layered import Layered
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
+from dps.recovery.worker_cache import WorkerCache
 from flows.records.record import EVENTS_FILE, EventWriter
 from tests.soak.pool import Pool, require_flat
 from tests.soak.round import Case, Result, Round

@@ -10,11 +10,11 @@ import pytest
 
 from dps.core.outage import Continue
 from dps.events import CheckpointWritten, Decided, Restored
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import Layered
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.layered import Layered
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from flows.records.record import Record
 from tests.soak.counting import Violation
 from tests.soak.pool import MEBIBYTE, Sample, _growth

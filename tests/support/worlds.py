@@ -27,8 +27,8 @@ from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import OnAck
 from dps.protocol.group import Group
 from dps.protocol.messages import Table
-from dps.protocol.recovery import Recovery
 from dps.protocol.transport import Endpoint
+from dps.recovery.strategy import Recovery
 from dps.virtual.loop import run
 from tests.simulator.network import Network, Process, SimTransport, Weather
 from tests.simulator.schedules.strategies import TIMINGS

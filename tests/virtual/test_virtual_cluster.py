@@ -58,7 +58,7 @@ from dps.faults import (
     Pause,
     Slow,
 )
-from dps.protocol.durability import Durability, NoPersistence, Persistence, ServerContext
+from dps.recovery.durability import Durability, NoPersistence, Persistence, ServerContext
 from dps.testing import VirtualCluster
 from dps.virtual.client import TaskFuture
 from dps.virtual.loop import VirtualLoop

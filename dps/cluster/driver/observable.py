@@ -29,7 +29,7 @@ from dps.observe.views import (
     overview_line,
     size,
 )
-from dps.protocol.storage import model_files
+from dps.recovery import model_files
 from dps.shown import brief
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from dps.core.rules.rule import UpdateRule
     from dps.protocol.client.client import Client
     from dps.protocol.group import Group
-    from dps.protocol.recovery import Recovery
-    from dps.protocol.storage.manifest import Saved
+    from dps.recovery.manifest import Saved
+    from dps.recovery.strategy import Recovery
 
 T = TypeVar("T")
 

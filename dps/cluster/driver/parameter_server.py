@@ -84,9 +84,9 @@ from dps.protocol.messages import (
     StopTraining,
     Table,
 )
-from dps.protocol.recovery import Recovery, as_servers
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
+from dps.recovery.strategy import Recovery, as_servers
 from dps.shown import brief
 
 if TYPE_CHECKING:

@@ -28,18 +28,17 @@ from dps.core.tables.table import SparseTable
 from dps.errors import ConfigurationError
 from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.group import Group
-from dps.protocol.recovery import Recovery, as_servers
-from dps.protocol.storage.manifest import (
+from dps.protocol.timings import Timings
+from dps.protocol.transport import TRANSPORTS, Endpoint
+from dps.recovery.manifest import (
     Saved,
     about,
-    describe,
     find_saved,
     must_be_known,
     write_run,
 )
-from dps.protocol.storage.resharding import resharded
-from dps.protocol.timings import Timings
-from dps.protocol.transport import TRANSPORTS, Endpoint
+from dps.recovery.resharding import resharded
+from dps.recovery.strategy import Recovery, as_servers
 
 if TYPE_CHECKING:
     import distributed
@@ -50,8 +49,8 @@ from dps.core.consistency import ASP, BSP, SSP
 from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
 from dps.core.ranges import one_of, refused, shown, whole_argument
-from dps.protocol.durabilities.presets import preset
-from dps.protocol.storage.checkpoint_files import absolute, in_memory
+from dps.recovery.checkpoint_files import absolute, in_memory
+from dps.recovery.presets import preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Start:
         """Put beside the checkpoints what is needed to go on from them; `now` is the time."""
         if self.group.recovery.durability.writes_checkpoints:
             generation = self.saved.run.generation + 1 if self.saved is not None else 0
-            run = describe(self.group, generation, now, json.dumps(self.about))
+            run = self.group.as_run(generation, now, json.dumps(self.about))
             await asyncio.to_thread(write_run, run)
 
 

@@ -45,7 +45,6 @@ from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
-from dps.protocol.durability import WorkerContext, WorkerPart
 from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_call
 from dps.protocol.group import Group
 from dps.protocol.lease import repeat_forever
@@ -67,6 +66,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport, Watched
+from dps.recovery.durability import WorkerContext, WorkerPart
 
 T = TypeVar("T")
 

@@ -36,7 +36,6 @@ from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.snapshots import Snapshots
-from dps.protocol.durability import CoordinatorContext
 from dps.protocol.functions import CALLS, names_of
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
@@ -79,6 +78,7 @@ from dps.protocol.messages import (
 from dps.protocol.monitor import Sighting
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
+from dps.recovery.durability import CoordinatorContext
 
 # Requests that are repeated anyway: one failed reply must not end the process that sends them.
 REPEATED = (GetTable, RenewLease, RenewWorker, Sighted)

@@ -8,10 +8,10 @@ from typing import Protocol
 from dps.core.placement.rebalancing import Move
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.snapshots import Snapshots
-from dps.protocol.durability import CoordinatorPart
 from dps.protocol.messages import Brought, HostInfo, Seed, View
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
+from dps.recovery.durability import CoordinatorPart
 
 
 class CoordinatorPort(Protocol):

@@ -22,8 +22,8 @@ from dps.protocol.coordinator.host_ring import HostRing
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.group import Group
 from dps.protocol.messages import HostInfo
-from dps.protocol.recovery import as_servers
 from dps.protocol.transport import Endpoint
+from dps.recovery.strategy import as_servers
 
 if TYPE_CHECKING:
     from dps.protocol.coordinator.shard_controller import ShardController

@@ -15,12 +15,12 @@ from typing import TypeVar
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import DpsError, StaleEpoch
-from dps.protocol.durability import Persistence
 from dps.protocol.group import Group
 from dps.protocol.messages import Replicate
 from dps.protocol.server.reach import Reach
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint, Transport
+from dps.recovery.durability import Persistence
 
 T = TypeVar("T")
 

@@ -30,7 +30,6 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded, Sink
 from dps.protocol.compression import applied, decoded_bytes, dense, summable
-from dps.protocol.durability import Persistence
 from dps.protocol.executor import offload
 from dps.protocol.functions import names_of
 from dps.protocol.group import Group
@@ -58,6 +57,7 @@ from dps.protocol.server.row_reads import read_rows, weights
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Clock, Endpoint, Transport
+from dps.recovery.durability import Persistence
 
 # What is waited for, by the future that says when it has come; in order of arrival.
 _Waiters = dict[asyncio.Future[None], Callable[[], bool]]

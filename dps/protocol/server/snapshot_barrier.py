@@ -8,9 +8,9 @@ from typing import Protocol
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import NotServing
-from dps.protocol.durability import CutPersistence
 from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, Taken
 from dps.protocol.tasks import Tasks
+from dps.recovery.durability import CutPersistence
 
 
 class HeldReplica(Protocol):

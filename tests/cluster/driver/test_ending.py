@@ -23,8 +23,8 @@ from dps import (
     Worker,
 )
 from dps.errors import ConfigurationError, ShardUnavailable, StoreUnavailable
-from dps.protocol.storage.manifest import find_saved
 from dps.protocol.timings import Timings
+from dps.recovery.manifest import find_saved
 from tests.support.training import (
     COUNTING,
     PATIENT,

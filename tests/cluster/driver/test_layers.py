@@ -14,8 +14,8 @@ import pytest
 from dps import Chain, Checkpoint, Layered, ParameterServer, Recovery, SharedStore
 from dps.cluster.backends.local import LocalCluster
 from dps.events import CheckpointWritten, LossReported
-from dps.protocol.storage.manifest import find_saved
 from dps.protocol.timings import Timings
+from dps.recovery.manifest import find_saved
 from tests.cluster.driver.test_kill import Run, restoration, training
 from tests.support.training import (
     COUNTING,

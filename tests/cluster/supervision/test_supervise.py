@@ -28,7 +28,7 @@ from dps import Recovery, Timings
 from dps.cluster.supervision.supervisor import _Limit
 from dps.errors import ConfigurationError, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned
-from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
+from dps.recovery.partial import PartialCheckpoint
 from tests.support import supervised
 from tests.support.deployment import deployed, workers
 from tests.support.supervised import (

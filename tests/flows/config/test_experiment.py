@@ -12,11 +12,11 @@ import yaml
 
 from dps.core.outage import Continue, Replay
 from dps.errors import ConfigurationError
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import Layered
-from dps.protocol.durabilities.presets import PRESETS
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.layered import Layered
+from dps.recovery.presets import PRESETS
+from dps.recovery.strategy import Recovery
 from flows.config.experiment import TrialConfig, load_experiment
 
 SMALL: dict[str, Any] = {

@@ -17,7 +17,7 @@ import yaml
 
 from dps.errors import StoreUnavailable
 from dps.events import Audited, TrialResumed
-from dps.protocol.storage.manifest import find_saved
+from dps.recovery.manifest import find_saved
 from flows.records.record import read_record
 from flows.tracking.store import default_uri
 from tests.support.commands import DPS

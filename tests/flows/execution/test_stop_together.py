@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dps.events import Audited, Reported, Sink, TrialResumed
-from dps.protocol.storage.manifest import find_saved
+from dps.recovery.manifest import find_saved
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial, digest
 from flows.execution.trial import run_trial

@@ -31,7 +31,7 @@ CONFIG = {
     "faults": [{"kind": "acme_stutter", "target": "server-0", "at_updates": 10, "seconds": 0.3}],
 }
 RESUMED = (
-    "from dps.protocol.storage.manifest import find_saved; import sys;"
+    "from dps.recovery.manifest import find_saved; import sys;"
     "saved = find_saved(sys.argv[1]); print(saved.run.rule, saved.run.filters)"
 )
 

@@ -12,9 +12,9 @@ from dps.core.consistency import ASP, SSP, Consistency
 from dps.core.outage import Continue, Replay
 from dps.core.updates import UpdateId
 from dps.protocol.client.shard_client import Outcome
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from tests.simulator.network import Weather
 from tests.support.worlds import Setting, in_world
 

@@ -13,9 +13,9 @@ from dps.core.outage import Continue
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.events import RolledBack, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.recovery import Recovery
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from tests.simulator.network import Process
 from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
 

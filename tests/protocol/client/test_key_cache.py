@@ -12,11 +12,11 @@ from dps.core.filters.encoding import taken_apart
 from dps.core.filters.outbox import Outbox
 from dps.core.outage import Continue
 from dps.core.updates import Operation
-from dps.protocol.durabilities.chain import Chain
 from dps.protocol.messages import Push
-from dps.protocol.recovery import Recovery
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.shard_server import ShardServer
+from dps.recovery.chain import Chain
+from dps.recovery.strategy import Recovery
 from tests.support.builders import Model
 from tests.support.worlds import Setting, in_world
 

@@ -14,10 +14,10 @@ from dps.errors import GroupClosed, ShardUnavailable
 from dps.events import CheckpointWritten
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.save_all import save_all
-from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import CloseGroup
-from dps.protocol.recovery import Recovery
-from dps.protocol.storage.checkpoint_schedule import Checkpoints
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.checkpoint_schedule import Checkpoints
+from dps.recovery.strategy import Recovery
 from tests.simulator.network import SimTransport
 from tests.simulator.world import COORDINATOR
 from tests.support.worlds import Setting, happened, in_world

@@ -9,9 +9,9 @@ import pytest
 
 from dps.core.placement.hash_ring import ConsistentHash, HashRing
 from dps.events import Moved, Restored
-from dps.protocol.durabilities.chain import Chain
 from dps.protocol.messages import Drain, Scale, Table
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.strategy import Recovery
 from tests.protocol.coordinator.test_rebalancer import PARAMS, Pusher
 from tests.support.worlds import Setting, happened, in_world, until
 

@@ -11,10 +11,10 @@ from dps.core.functions import Changed
 from dps.errors import TrainingStopped
 from dps.events import LossReported, WorkerLeft
 from dps.protocol.client.client import Client
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durability import NoDurability
 from dps.protocol.messages import Push, StopTraining
-from dps.protocol.recovery import Recovery
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import NoDurability
+from dps.recovery.strategy import Recovery
 from tests.simulator.network import SimTransport
 from tests.simulator.world import COORDINATOR
 from tests.support.worlds import Setting, happened, in_world, until

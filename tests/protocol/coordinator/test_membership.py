@@ -16,11 +16,11 @@ from dps.core.outage import Continue
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Detected, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.shared_store import SharedStore
 from dps.protocol.messages import Pull, View
-from dps.protocol.recovery import Recovery
 from dps.protocol.transport import Endpoint
+from dps.recovery.chain import Chain
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from tests.simulator.network import Process
 from tests.simulator.schedules.strategies import TIMINGS
 from tests.support.worlds import Setting, happened, in_world, until

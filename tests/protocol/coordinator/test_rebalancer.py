@@ -10,9 +10,9 @@ import pytest
 
 from dps.errors import ConfigurationError
 from dps.protocol.client.client import Client
-from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.messages import Drain, Install, Scale, Table
-from dps.protocol.recovery import Recovery
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.strategy import Recovery
 from tests.simulator.disk import SCHEME, disk
 from tests.simulator.network import Process
 from tests.simulator.world import COORDINATOR

@@ -14,9 +14,9 @@ import pytest
 from dps.core.shard import ShardState
 from dps.events import CheckpointRefused, CutTaken, Event, Restored, RolledBack
 from dps.protocol.client.client import Client
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.recovery import Recovery
-from dps.protocol.storage.snapshot_checkpoints import CutCheckpoints
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.snapshot_checkpoints import CutCheckpoints
+from dps.recovery.strategy import Recovery
 from tests.support.worlds import Setting, in_world
 
 ONES = {"w": np.ones(40)}

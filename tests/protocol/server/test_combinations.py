@@ -18,12 +18,12 @@ import pytest
 from dps.core.outage import Continue, Outage, Policy, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.events import Replayed
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durabilities.worker_cache import WorkerCache
-from dps.protocol.durability import Durability, NoDurability
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import Durability, NoDurability
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
+from dps.recovery.worker_cache import WorkerCache
 from tests.support.worlds import Setting, in_world
 
 PUSHES = 14

@@ -14,9 +14,9 @@ from dps.core.updates import UpdateId
 from dps.protocol import executor as offload
 from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import Outcome
-from dps.protocol.durabilities.chain import Chain
 from dps.protocol.messages import Evict
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.strategy import Recovery
 from tests.protocol.coordinator.test_membership import view_of
 from tests.simulator.schedules.strategies import TIMINGS
 from tests.support.worlds import Setting, in_world

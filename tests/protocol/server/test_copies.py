@@ -19,13 +19,13 @@ from dps.core.updates import UpdateId
 from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol import wire
 from dps.protocol.client.copy import Copy
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durability import Durability
 from dps.protocol.messages import Weights
-from dps.protocol.recovery import Recovery
 from dps.protocol.server import copies
 from dps.protocol.server.copies import SentCopies
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import Durability
+from dps.recovery.strategy import Recovery
 from tests.support.worlds import Setting, in_world
 
 Array = np.ndarray

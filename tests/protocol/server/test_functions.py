@@ -14,9 +14,9 @@ from dps.core.functions import Changed, Part
 from dps.core.outage import Continue
 from dps.errors import FunctionFailed
 from dps.events import WorkerLeft
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durability import NoDurability
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.durability import NoDurability
+from dps.recovery.strategy import Recovery
 from tests.simulator.checks.audit import settled
 from tests.support.worlds import Setting, happened, in_world, until
 

@@ -10,10 +10,10 @@ import pytest
 
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durability import NoPersistence
 from dps.protocol.messages import Push, Pushed
-from dps.protocol.recovery import Recovery
+from dps.recovery.chain import Chain
+from dps.recovery.durability import NoPersistence
+from dps.recovery.strategy import Recovery
 from tests.protocol.coordinator.test_membership import view_of
 from tests.support.worlds import Setting, in_world, until
 

@@ -15,12 +15,12 @@ from dps.core.rules.rule import Adam
 from dps.core.tables.key_routing import asked
 from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import Normal, SparseSpec
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durability import NoDurability
 from dps.protocol.messages import PullRows
-from dps.protocol.recovery import Recovery
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.durability import NoDurability
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
 from tests.simulator.network import Weather
 from tests.support.worlds import Setting, in_world
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from dps.core.consistency import ASP, BSP
 from dps.core.outage import Continue
-from dps.protocol.durabilities.worker_cache import WorkerCache
+from dps.recovery.worker_cache import WorkerCache
 from tests.simulator.patches import Patch, patched
 from tests.simulator.schedules.draw import numbered
 from tests.simulator.schedules.schedule import Schedule

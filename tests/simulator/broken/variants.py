@@ -33,11 +33,6 @@ from dps.protocol.coordinator.membership import Membership, _Member
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
-from dps.protocol.durabilities import worker_cache
-from dps.protocol.durabilities.layered import Layered, LayeredPersistence
-from dps.protocol.durabilities.shared_store import StorePersistence
-from dps.protocol.durabilities.worker_cache import CopyOffers
-from dps.protocol.durability import NoDurability
 from dps.protocol.functions import CALLS
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import ClearMail, Done, Install, Keepers, Pull, Pushed, TakeMail, Weights
@@ -49,16 +44,20 @@ from dps.protocol.server.copies import SentCopies
 from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
-from dps.protocol.storage import checkpoint_files as files
-from dps.protocol.storage import manifest as runs
-from dps.protocol.storage import partial_files
-from dps.protocol.storage.background_checkpoints import BackgroundCheckpoints
-from dps.protocol.storage.checkpoint_files import CheckpointFiles
-from dps.protocol.storage.checkpoint_schedule import Checkpoints
-from dps.protocol.storage.manifest import Saved
-from dps.protocol.storage.part_choice import NEVER
-from dps.protocol.storage.state_store import Mailboxes, StateStore
 from dps.protocol.tasks import Tasks, task_failed
+from dps.recovery import checkpoint_files as files
+from dps.recovery import manifest as runs
+from dps.recovery import partial_files, worker_cache
+from dps.recovery.background_checkpoints import BackgroundCheckpoints
+from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.checkpoint_schedule import Checkpoints
+from dps.recovery.durability import NoDurability
+from dps.recovery.layered import Layered, LayeredPersistence
+from dps.recovery.manifest import Saved
+from dps.recovery.part_choice import NEVER
+from dps.recovery.shared_store import StorePersistence
+from dps.recovery.state_store import Mailboxes, StateStore
+from dps.recovery.worker_cache import CopyOffers
 from tests.simulator.broken.variant import VARIANTS, always, instead_of
 
 __all__ = ["VARIANTS"]

@@ -35,16 +35,16 @@ from dps.events import (
 )
 from dps.protocol import wire
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
-from dps.protocol.durabilities.worker_cache import WorkerCache
-from dps.protocol.durability import NoDurability
 from dps.protocol.functions import CALLS
 from dps.protocol.messages import Renewed, RenewLease, Restore, Table, View
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
-from dps.protocol.storage.manifest import Saved
 from dps.protocol.transport import Endpoint
+from dps.recovery.durability import NoDurability
+from dps.recovery.manifest import Saved
+from dps.recovery.partial import PartialCheckpoint
+from dps.recovery.worker_cache import WorkerCache
 from dps.virtual.loop import here
 from tests.simulator.checks.checkpoints import (
     Committed,

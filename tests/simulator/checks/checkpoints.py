@@ -22,15 +22,15 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.shard import ShardState
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import LayeredPersistence
-from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
-from dps.protocol.durabilities.shared_store import StorePersistence
-from dps.protocol.durability import NoPersistence
 from dps.protocol.messages import Restore, View
 from dps.protocol.server.shard_server import ShardServer
-from dps.protocol.storage.part_choice import parts_until_all
-from dps.protocol.storage.parts import Unit, units_of
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import NoPersistence
+from dps.recovery.layered import LayeredPersistence
+from dps.recovery.part_choice import parts_until_all
+from dps.recovery.partial import PartialCheckpoint
+from dps.recovery.parts import Unit, units_of
+from dps.recovery.shared_store import StorePersistence
 from tests.simulator.network import Violation
 from tests.simulator.patches import Patch, before, require
 from tests.simulator.world import World

@@ -16,8 +16,8 @@ from typing import Any
 
 from dps.core.consistency import ASP
 from dps.core.outage import Continue
-from dps.protocol.durability import NoDurability
 from dps.protocol.lease import STANDSTILL
+from dps.recovery.durability import NoDurability
 from tests.simulator.schedules.schedule import Fault, Schedule, Whom
 from tests.simulator.schedules.strategies import TIMINGS, Case
 

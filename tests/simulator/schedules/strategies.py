@@ -8,15 +8,15 @@ from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.filters.filter import Filter, Quantise, SignificantlyModified
 from dps.core.outage import Continue, Replay, Wait
 from dps.core.placement.hash_ring import ConsistentHash
-from dps.protocol.durabilities.chain import Chain
-from dps.protocol.durabilities.checkpoint import Checkpoint
-from dps.protocol.durabilities.layered import Layered
-from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
-from dps.protocol.durabilities.shared_store import SharedStore
-from dps.protocol.durabilities.worker_cache import WorkerCache
-from dps.protocol.durability import NoDurability
-from dps.protocol.recovery import Recovery
 from dps.protocol.timings import Timings
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import NoDurability
+from dps.recovery.layered import Layered
+from dps.recovery.partial import PartialCheckpoint
+from dps.recovery.shared_store import SharedStore
+from dps.recovery.strategy import Recovery
+from dps.recovery.worker_cache import WorkerCache
 from tests.simulator.workload import CELLS, WITHHELD, Bins
 
 TIMINGS = Timings(

@@ -12,9 +12,9 @@ import numpy as np
 from dps import Chain, Durability
 from dps.core.shard import ShardState
 from dps.errors import StaleEpoch, StoreUnavailable
-from dps.protocol.durability import NoPersistence, Persistence, ServerContext
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode
+from dps.recovery.durability import NoPersistence, Persistence, ServerContext
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Where shard state survives: checkpoint files, the state store, and what restores from them."""

@@ -1,0 +1,1 @@
+"""Recovery: a module for each strategy, and the files of checkpoints."""

@@ -1,0 +1,47 @@
+"""Chain replication: shard state lives on several nodes.
+
+Replicas pass operations on and acknowledge them (`dps.protocol.server.replica`), whatever the kind
+of durability; this one only says how many they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dps.core import ranges
+from dps.protocol.wire import message
+from dps.recovery.durability import Durability
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Chain(Durability):
+    """Shard state lives on a chain of `replicas` nodes; an update is acked when the tail has it.
+
+    Parameters
+    ----------
+    reads
+        Who serves pulls: the "tail", or "any" replica, which then answers with what it knows to be
+        committed, and with nothing older than that worker has seen.
+    aggregate
+        How many updates are summed into one before they go down the chain (replication after
+        aggregation, OSDI 2014, 3.5). Fewer are, when no more come within `linger` seconds.
+    linger
+        How long an update waits for others to be summed with, in seconds.
+    """
+
+    replicas: int = 2
+    reads: Literal["tail", "any"] = "tail"
+    aggregate: int = 1
+    linger: float = 0.01
+
+    def __post_init__(self) -> None:
+        ranges.count(self, "replicas", 1, "nodes")
+        ranges.choice(self, "reads", "tail", "any")
+        ranges.count(self, "aggregate", 1, "updates")
+        ranges.positive(self, "linger")
+
+    def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
+        """Whether a host is the only replica: one that is merely silent may come back with it."""
+        return alone

@@ -1,0 +1,88 @@
+"""What a parameter server does about losses: one choice on each of three axes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dps.core.outage import Continue, Outage, Replay, Wait
+from dps.core.ranges import refused, whole
+from dps.errors import ConfigurationError
+from dps.protocol.wire import message
+from dps.recovery.durability import Durability, Feature, NoDurability
+
+_AXES = (
+    ("durability", Durability, "Chain(2), Checkpoint(path=…) or another durability"),
+    ("outage", Outage, "Wait() or Continue()"),
+    ("replay", Replay, "Replay(policy)"),
+)
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One choice on each axis: where state survives, what workers do meanwhile, and afterwards."""
+
+    durability: Durability = NoDurability()
+    outage: Outage = Wait()
+    replay: Replay = Replay()
+
+    def __post_init__(self) -> None:
+        for name, kind, some in _AXES:
+            if not isinstance(value := getattr(self, name), kind):
+                raise refused(f"Recovery: {name}", value, some)
+        if isinstance(self.outage, Continue):
+            self.must_allow("buffered gradients")
+
+    @property
+    def needs_store(self) -> bool:
+        """Whether a node for the state store and the mailboxes is needed."""
+        return self.durability.needs_store or self.uses_mailbox
+
+    @property
+    def uses_mailbox(self) -> bool:
+        """Whether workers deposit gradients in a mailbox while a shard is down."""
+        return isinstance(self.outage, Continue) and self.outage.buffer == "mailbox"
+
+    @property
+    def stores(self) -> int:
+        """How many nodes keep each state and each buffered gradient."""
+        return max(self.durability.stores, int(self.needs_store))
+
+    def must_allow(self, feature: Feature) -> None:
+        """Raise `ConfigurationError` if the durability does not go with something."""
+        if refusal := self.durability.refusal(feature):
+            raise ConfigurationError(refusal)
+
+    def at(self, path: str) -> Recovery:
+        """Return the same recovery with its checkpoints, if it has any, below another path."""
+        return replace(self, durability=self.durability.at(path))
+
+
+def with_checkpoint_path(recovery: Recovery, path: str) -> Recovery:
+    """Return the same recovery with the checkpoint path filled in where none was given."""
+    durability = recovery.durability
+    missing = durability.writes_checkpoints and durability.path is None
+    return recovery.at(path) if missing else recovery
+
+
+def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
+    """Return a number of servers over which the shards can be spread, as a plain one.
+
+    Raises
+    ------
+    ConfigurationError
+        It is no whole number, or less than the replicas of one shard, or more than those of all;
+        or shards cannot move.
+    """
+    recovery.must_allow("moves")
+    number = whole(servers)
+    if number is None:
+        raise refused("servers", servers, "a whole number")
+    replicas = recovery.durability.replicas
+    if not replicas <= number <= shards * replicas:
+        each = "one replica" if replicas == 1 else f"{replicas} replicas"
+        raise ConfigurationError(
+            f"servers={number}: {shards} shards with {each} each can be spread over {replicas} to "
+            f"{shards * replicas} servers; ask for so many, or for more shards at the start"
+        )
+    return number
