@@ -24,8 +24,7 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
 from dps.core.rules.rule import SGD
 from dps.events import Applied, Moved
-from dps.recovery.presets import PRESETS
-from dps.recovery.strategy import with_checkpoint_path
+from dps.recovery.strategy import PRESETS, with_checkpoint_path
 from flows.metrics.updates import nearest_rank
 from flows.records.record import Record
 

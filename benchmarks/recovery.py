@@ -30,8 +30,7 @@ from dps.core.rules.rule import SGD
 from dps.events import NodeJoined
 from dps.faults.acts import Striker
 from dps.protocol.timings import Timings
-from dps.recovery.presets import PRESETS
-from dps.recovery.strategy import Recovery, with_checkpoint_path
+from dps.recovery.strategy import PRESETS, Recovery, with_checkpoint_path
 from flows.metrics.faults import FaultTimes, fault_times
 from flows.metrics.updates import nearest_rank
 from flows.records.record import Record

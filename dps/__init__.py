@@ -70,9 +70,10 @@ from dps.protocol.timings import Timings
 from dps.protocol.wire import message
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.durability import Durability, NoDurability
+from dps.recovery.durability import Durability
 from dps.recovery.layered import Layered
 from dps.recovery.model_files import Model, load
+from dps.recovery.none import NoDurability
 from dps.recovery.partial import PartialCheckpoint
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery

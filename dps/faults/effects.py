@@ -28,7 +28,8 @@ from dps.errors import DeadlineExceeded
 from dps.events import CheckpointFailed
 from dps.protocol.messages import GetTable
 from dps.protocol.transport import Clock, Endpoint
-from dps.recovery.checkpoint_files import CheckpointFiles, contents
+from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.files import contents
 
 if TYPE_CHECKING:
     import distributed

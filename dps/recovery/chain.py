@@ -1,7 +1,9 @@
 """Chain replication: shard state lives on several nodes.
 
-Replicas pass operations on and acknowledge them (`dps.protocol.server.replica`), whatever the kind
-of durability; this one only says how many they are.
+- Written: each update goes down the chain, and is acked when the tail has it. Every kind of
+  durability has this (`dps.protocol.server.replica`); this one only sets the number of replicas.
+- Restored: the next replica continues, and a new one gets a copy of its state.
+- Promised: no acked update is lost while one replica lives.
 """
 
 from __future__ import annotations

@@ -1,25 +1,49 @@
-"""Checkpoints: shard state is written to files, of each shard by itself or of all together."""
+"""Checkpoints: shard state is written to files, for each shard separately or for all together.
+
+- Written: the state, early enough that the promise is kept; acks wait only for a late write.
+- Restored: the lost shard from its newest whole checkpoint (`scope="shard"`), or all shards from
+  their newest consistent cut (`scope="all"`).
+- Promised: at most `every` acked updates, or those of `seconds`, are lost.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import asyncio
+import math
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from functools import partial
+from typing import ClassVar, Literal, TypeVar
 
 from dps.core import ranges
 from dps.core.arguments import path_field
-from dps.errors import require
+from dps.core.checkpoint_interval import AutoInterval, WriteCosts
+from dps.core.shard import ShardState
+from dps.errors import (
+    CheckpointCorrupt,
+    ConfigurationError,
+    DpsError,
+    StaleEpoch,
+    StoreUnavailable,
+    require,
+)
+from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, IntervalChosen
+from dps.protocol.messages import WantCut
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
+from dps.recovery.checkpoint_files import CheckpointFiles, Found
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
+
+T = TypeVar("T")
 
 CHECKPOINT_EVERY = 100
 
-# Between these an interval is chosen that is not given.
+# The limits of an interval that is chosen, unless others are given.
 LEAST = 10
 MOST = 10_000
 
-# Why what would change one shard alone does not go with shards that go back together.
+# Why features that change one shard alone do not go with shards that go back together.
 _REFUSALS: dict[Feature, str] = {
     "buffered gradients": (
         "checkpoint with scope='all' does not go with outage=continue: gradients buffered for "
@@ -47,30 +71,28 @@ class Checkpoint(Durability):
     every
         The promise, in updates: no more than `every` acked updates are ever at risk. If neither
         this nor `seconds` is given, it is 100. "auto" chooses the interval again after each write,
-        by what writes have cost, and how often shards were lost
-        (`dps.core.checkpoint_interval`); the promise is that of `most`.
+        from the cost of writes and the rate of failures (`dps.core.checkpoint_interval`); the
+        promise is that of `most`.
     mode
-        "sync" has the acks wait for every write that is due. "async" starts a write when half of
-        the interval is over and acks go on meanwhile; they wait only if the promise would be
-        broken.
+        "sync": acks wait for every write that is due. "async": a write starts when half of the
+        interval is over, and acks wait only if the promise would be broken.
     path
         Any fsspec path that all server nodes can reach. None: a folder of the run's own.
     keep
         How many checkpoints of each shard to keep.
     seconds
-        The promise, in time: an acked update is saved within so many seconds, by a timer if no
-        other update follows. While the path cannot be written to, nothing more is acked than came
-        within that time.
+        The promise, in time: an acked update is saved within `seconds`, by a timer if no other
+        update follows. While the path cannot be written to, only updates that came within that time
+        are acked.
     scope
-        What goes back when a shard is lost: "shard", that one alone, or "all" of them, to the
-        newest consistent cut, in which all shards hold the same updates. The promise then counts
-        from that cut.
+        What goes back when a shard is lost: only that "shard", or "all" of them, to the newest
+        consistent cut, in which all shards hold the same updates. The promise then counts from that
+        cut.
     least, most
         With `every="auto"`, the shortest and the longest interval that is chosen, in updates.
     mtbf
-        With `every="auto"`, for how long a shard goes without a failure on the average, in seconds,
-        as far as it is known beforehand: it counts as much as one failure that is seen. None: it
-        is not known.
+        With `every="auto"`, the mean time between failures of a shard in seconds, if it is known.
+        It counts as much as one observed failure.
     """
 
     every: int | Literal["auto"] | None = None
@@ -130,9 +152,363 @@ class Checkpoint(Durability):
 
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what writes one shard's checkpoints."""
-        # Here, and not above: `import dps` takes half as long again with what writes files.
-        from dps.recovery.checkpoint_schedule import Checkpoints
-        from dps.recovery.snapshot_checkpoints import CutCheckpoints
+        return (CutPersistence if self.restores_together else CheckpointPersistence)(self, context)
 
-        writer = CutCheckpoints if self.restores_together else Checkpoints
-        return writer(self, context)
+
+# -- writing them, and reading them back -------------------------------------------------------
+
+RETRY_SECONDS = 0.05
+TICK_SECONDS = 0.001  # clocks may differ by less than the time can advance
+SLOW_SECONDS = 30.0  # a write that takes longer is recorded as failed while it goes on
+FILE_THREADS = 2  # of each shard: a write that hangs does not keep the next epoch's waiting
+FIRST = 0  # the cut of the states with which a group starts
+
+
+class CheckpointPersistence(Persistence):
+    """Writes one shard's checkpoints so that the promise of a `Checkpoint` is kept.
+
+    The updates beyond the last complete checkpoint stay within the interval. A write starts early
+    enough to be done in time, with a reference to the state, so updates continue meanwhile; when it
+    is not done in time, acks wait for it. Used from one event loop.
+    """
+
+    source = "checkpoint"
+    immediate = False
+    _save_attempts = 1  # a disk that refused a write is not asked again at once
+    _retry_seconds = RETRY_SECONDS
+
+    def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
+        if wanted.path is None:
+            raise ConfigurationError("checkpoint: no path was given")
+        self._shard = context.shard
+        self._wanted = wanted
+        self._clock = context.clock
+        self._emit = context.emit
+        self._tasks = context.tasks
+        # A folder for each group: epochs start anew, and another run's must not be taken for ours.
+        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.name}", context)
+        # Not the event loop's own threads, which apply updates: files may hang for ever.
+        self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
+        self._complete = 0
+        self._writing: asyncio.Task[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
+        self._latest: tuple[int, ShardState] | None = None
+        self._newest = 0  # the newest version that is acked, or about to be
+        self._unsaved = asyncio.Event()
+        self._since = 0.0  # whatever is acked and not saved was acked after this moment
+        self._failure = ""  # why the last write failed
+        self._failed_at = -math.inf
+        self._refused = 0  # up to this epoch, the files belong to a server that came later
+        self._sync = wanted.mode == "sync"
+        self._due, self._allowed = math.inf, math.inf
+        self._costs = WriteCosts()
+        self._history = context.history
+        self._auto: AutoInterval | None = None
+        if isinstance(wanted.every, str):
+            self._auto = AutoInterval(wanted.least, wanted.most, wanted.mtbf, not self._sync)
+        self._every = wanted.least if isinstance(wanted.every, str) else wanted.every
+        self._promise(self._every)
+        seconds = math.inf if wanted.seconds is None else wanted.seconds
+        self._due_after = seconds / 2
+        self._allowed_for = seconds / 2 if self._sync else seconds
+
+    def _files_in(self, path: str, context: ServerContext) -> CheckpointFiles:
+        return CheckpointFiles(path, context.shard, self._wanted.keep)
+
+    @property
+    def saved(self) -> int:
+        """The version of the newest checkpoint that is known to be complete."""
+        return self._complete
+
+    def take_over(self, saved: int, version: int) -> None:
+        """Continue for another replica, which had `saved` and sent its state of `version`.
+
+        When what is not saved was acked is not known here. With a promise in seconds nothing more
+        is acked before a write, so a new tail begins with one
+        (`dps.protocol.coordinator.shard_controller`).
+        """
+        self._complete, self._newest = saved, version
+        if self._wanted.seconds is not None:
+            self._since = self._clock.monotonic() - self._allowed_for
+
+    async def begin(self, epoch: int, state: ShardState) -> None:
+        """Write the state that the server starts with, so that there always is a checkpoint."""
+        await self._publish(epoch, state, self._clock.monotonic())
+
+    async def commit(self, epoch: int, state: ShardState) -> None:
+        """Start a write when one is due; wait for it only where the promise asks for it."""
+        self._must_not_be_refused(epoch)
+        self._note(epoch, state)
+        if self._costs.came(self._clock.monotonic(), state.version):
+            self._choose(epoch)
+        self._start_timer()
+        if state.version - self._complete >= self._due:
+            self._start_writing(epoch, state)
+        while self._too_much_at_risk(state):
+            if not await self._has_written(epoch, state):
+                raise StoreUnavailable(
+                    f"shard {self._shard}: checkpoints cannot be written ({self._failure})"
+                )
+
+    async def save(self, epoch: int, state: ShardState) -> None:
+        """Return when a checkpoint holds a committed state.
+
+        Raises
+        ------
+        StoreUnavailable
+            It cannot be written; the one before it is still there.
+        """
+        attempts = 0
+        while self._complete < state.version:
+            if await self._has_written(epoch, state):
+                continue
+            attempts += 1
+            if attempts >= self._save_attempts:
+                raise StoreUnavailable(
+                    f"shard {self._shard}: version {state.version} cannot be written to "
+                    f"{self._wanted.path} ({self._failure}); version {self._complete} is there"
+                )
+
+    async def restore(self, epoch: int, cut: int) -> ShardState:
+        """Return the newest checkpoint that is whole, recording those that are not."""
+        for found in await self._in_thread(self._files.found):
+            if (state := await self._read(found)) is not None:
+                await self._note_restored(epoch, found)
+                return state
+        raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
+
+    async def _read(self, found: Found) -> ShardState | None:
+        """Return a checkpoint's state; None if it is damaged, which is recorded."""
+        try:
+            return await self._in_thread(partial(self._files.read, found))
+        except CheckpointCorrupt as error:
+            now = self._clock.now()
+            self._emit(CheckpointRefused(now, self._shard, found.manifest, str(error)))
+            return None
+
+    async def _note_restored(self, epoch: int, found: Found) -> None:
+        """Record what is to be known of a checkpoint that was read, besides its version."""
+
+    async def close(self) -> None:
+        """Start no further write."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _must_not_be_refused(self, epoch: int) -> None:
+        if epoch <= self._refused:
+            raise StaleEpoch(f"shard {self._shard}: epoch {epoch} is over")
+
+    # -- the promise -----------------------------------------------------------------------------
+
+    def _promise(self, every: int | None) -> None:
+        """Have no more than `every` updates at risk from now on."""
+        if every is not None:
+            # Half the interval is for the updates that come while a write is under way.
+            self._due = every if self._sync else max(1, every // 2)
+            self._allowed = every - 1 if self._sync else every
+
+    def _choose(self, epoch: int) -> None:
+        """Choose the interval by what is known now, if it is not given."""
+        known = self._costs.estimate
+        if self._auto is None or known is None:
+            return
+        chosen = self._auto.choose(known, self._history())
+        if chosen.every != self._every:
+            self._every = chosen.every
+            self._promise(chosen.every)
+            by = chosen.cost, chosen.rate, chosen.mtbf
+            self._emit(IntervalChosen(self._clock.now(), self._shard, epoch, chosen.every, *by))
+
+    def _note(self, epoch: int, state: ShardState) -> None:
+        """Take note of a state that is about to be acked."""
+        if self._newest <= self._complete:
+            self._since = self._clock.monotonic()  # until now nothing was at risk
+        self._latest, self._newest = (epoch, state), state.version
+        if state.version > self._complete:
+            self._unsaved.set()
+
+    def _too_much_at_risk(self, state: ShardState) -> bool:
+        unsaved = state.version - self._complete
+        age = self._clock.monotonic() - self._since
+        return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
+
+    def _start_timer(self) -> None:
+        """Have what is unsaved written in time, if that is promised.
+
+        The timer may have ended, when a server that came later had the files for a while.
+        """
+        if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
+            self._timer = self._tasks.start(self._write_in_time())
+
+    async def _write_in_time(self) -> None:
+        """Start a write in time for what is unsaved, though no further update may follow."""
+        while True:
+            await self._unsaved.wait()
+            left = self._since + self._due_after - self._clock.monotonic()
+            if left > 0:
+                await asyncio.sleep(max(left, TICK_SECONDS))
+            elif not await self._write_latest():
+                return
+
+    async def _write_latest(self) -> bool:
+        """Write the latest state, pause if that fails; False: a later epoch has the files."""
+        assert self._latest is not None
+        epoch, state = self._latest
+        if epoch <= self._refused:
+            return False
+        if not await self._has_written(epoch, state):
+            # Another task may have started the write that failed.
+            while (left := self._failed_at + self._retry_seconds - self._clock.monotonic()) > 0:
+                await asyncio.sleep(max(left, TICK_SECONDS))
+        return True
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    async def _has_written(self, epoch: int, state: ShardState) -> bool:
+        """Wait for the write that is under way, or for one of this state; return whether it worked.
+
+        Raises
+        ------
+        StaleEpoch
+            A server of a later epoch has the files.
+        """
+        self._must_not_be_refused(epoch)
+        before = self._complete
+        await asyncio.shield(self._start_writing(epoch, state))
+        return self._complete != before
+
+    def _start_writing(self, epoch: int, state: ShardState) -> asyncio.Task[None]:
+        if self._writing is None or self._writing.done():
+            noted = self._clock.monotonic()
+            self._costs.begins(noted)
+            self._writing = self._tasks.start(self._measured(epoch, state, noted))
+        return self._writing
+
+    async def _measured(self, epoch: int, state: ShardState, noted: float) -> None:
+        before = self._complete
+        await self._try_to_publish(epoch, state, noted)
+        if self._complete > before:
+            self._costs.ends(self._clock.monotonic())
+        else:
+            self._costs.fails()
+
+    async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
+        try:
+            await self._publish(epoch, state, noted)
+        except MemoryError as error:  # it may be there for the next write
+            self._failed(epoch, f"there is no memory to write it: {error}")
+        except (StoreUnavailable, StaleEpoch) as error:
+            if isinstance(error, StaleEpoch):
+                self._refused = epoch
+            self._failed(epoch, str(error))
+
+    def _failed(self, epoch: int, reason: str) -> None:
+        self._failure, self._failed_at = reason, self._clock.monotonic()
+        self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
+
+    async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
+        """Write a state that held all that was acked up to the moment `noted`."""
+        await self._write(epoch, state)
+        self._saved(state.version, noted)
+
+    async def _write(self, epoch: int, state: ShardState, cut: int | None = None) -> None:
+        def record_slow_write() -> None:
+            after = f"is not written after {SLOW_SECONDS:g} s; the write goes on"
+            reason = f"version {state.version} {after}"
+            self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
+
+        began = self._clock.monotonic()
+        slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, record_slow_write)
+        try:
+            nbytes = await self._in_thread(partial(self._files.write, epoch, state, cut))
+        finally:
+            slow.cancel()
+        now, took = self._clock.now(), self._clock.monotonic() - began
+        self._emit(CheckpointWritten(now, self._shard, epoch, state.version, nbytes, took))
+
+    def _saved(self, version: int, noted: float) -> None:
+        self._complete = version
+        self._since = noted  # what is unsaved now came while the write was under way
+        if self._latest is not None and self._latest[1].version <= version:
+            self._unsaved.clear()
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Do work with files, which may block, without stopping the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+class CutPersistence(CheckpointPersistence):
+    """Writes one shard's checkpoints where all shards go back together (`scope="all"`).
+
+    A checkpoint that is due is asked of the coordinator, which takes a cut of all shards
+    (`dps.protocol.coordinator.snapshots`). What is acked counts as saved when that cut is complete
+    on all of them.
+    """
+
+    window = 1 << 30  # a cut may need any update that is under way, and each worker has but one
+    _save_attempts = 10  # shards may be too busy for a cut, or change their servers
+
+    def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
+        super().__init__(wanted, context)
+        self._context = context
+        self._begun = False
+        self._taken: dict[int, tuple[int, float]] = {}
+        self._ended = asyncio.Condition()
+
+    async def begin(self, epoch: int, state: ShardState) -> None:
+        """Write the first state of the shard, once; any other one is in its cut already."""
+        if self._begun:
+            return
+        there = await self._in_thread(self._files.found)
+        if not any((found.epoch, found.cut) == (epoch, FIRST) for found in there):
+            await self._write(epoch, state, FIRST)
+            self._saved(state.version, self._clock.monotonic())
+        self._begun = True
+
+    async def restore(self, epoch: int, cut: int) -> ShardState:
+        """Return the shard's state in a cut.
+
+        Raises
+        ------
+        CheckpointCorrupt
+            It is damaged, or not there; a cut before it must do, on all shards.
+        """
+        for found in await self._in_thread(self._files.found):
+            if found.cut == cut and (state := await self._read(found)) is not None:
+                self._begun = True
+                self._saved(state.version, self._clock.monotonic())
+                return state
+        raise CheckpointCorrupt(f"shard {self._shard}: there is no whole checkpoint of cut {cut}")
+
+    async def write_cut(self, epoch: int, cut: int, state: ShardState) -> None:
+        """Write the shard's state in a cut."""
+        noted = self._clock.monotonic()
+        try:
+            await self._write(epoch, state, cut)
+        except DpsError as error:
+            self._failed(epoch, str(error))
+            raise
+        self._taken[cut] = (state.version, noted)
+
+    async def end_cut(self, epoch: int, cut: int, oldest: int) -> None:
+        """Take note that a cut is complete on all shards, and remove those before `oldest`."""
+        taken = self._taken.pop(cut, None)
+        if taken is not None and taken[0] > self._complete:
+            self._saved(*taken)
+        self._taken = {other: at for other, at in self._taken.items() if other > cut}
+        async with self._ended:
+            self._ended.notify_all()
+        await self._in_thread(partial(self._files.prune_cuts, epoch, oldest))
+
+    async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
+        """Have a cut taken that holds the state."""
+        context, timings = self._context, self._context.timings
+        try:
+            request = WantCut(self._shard, epoch, state.version)
+            await context.transport.call(context.coordinator, request, timings.call)
+            async with asyncio.timeout(timings.hold), self._ended:
+                await self._ended.wait_for(lambda: self._complete >= state.version)
+        except TimeoutError:
+            self._failed(epoch, "no cut could be completed in time")
+        except DpsError as error:
+            self._failed(epoch, str(error))

@@ -1,14 +1,18 @@
-"""Layers: what acks wait for is in memory, and checkpoints are written below it in the background.
+"""Layers: acks wait for memory, and checkpoints are written below it in the background.
 
-When every copy above is lost, a shard is restored from the newest complete checkpoint. The
-coordinator decides that: a server cannot know who else has the state.
+- Written: what the durability above writes; and checkpoints, for which no ack waits.
+- Restored: from above; from the newest complete checkpoint when every copy above is lost. The
+  coordinator decides that: a server cannot know which other process has the state.
+- Promised: what the durability above promises. If all its copies are lost, acked updates since the
+  newest complete checkpoint are lost.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from dps.core.ranges import shown
 from dps.core.shard import ShardState
@@ -16,12 +20,9 @@ from dps.errors import require
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.chain import Chain
-from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.durability import CutPersistence, Durability, Feature, Persistence, ServerContext
+from dps.recovery.checkpoint import Checkpoint, CheckpointPersistence
+from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
 from dps.recovery.shared_store import SharedStore
-
-if TYPE_CHECKING:
-    from dps.recovery.background_checkpoints import BackgroundCheckpoints
 
 
 @message
@@ -31,17 +32,17 @@ class Layered(Durability):
 
     As long as one copy above lives, nothing acked is lost, and no checkpoint is read. When all are
     lost (every replica of a chain; every state store, and the server with it), the shard is
-    restored from the newest complete checkpoint: acked updates since then are lost. No ack waits
-    for the layer, so `below.every` sets how often a write begins, and is no bound on the loss:
-    while files are slow, or cannot be written, more is at risk.
+    restored from the newest complete checkpoint, and acked updates since then are lost. No ack
+    waits for the layer: `below.every` sets how often a write begins, and does not bound the loss
+    while files are slow, or cannot be written.
 
     Parameters
     ----------
     above
         What acks wait for: a `Chain` or a `SharedStore`.
     below
-        When and where checkpoints are written: asynchronous ones, of each shard by itself, every so
-        many updates or seconds.
+        When and where checkpoints are written: asynchronous ones, of each shard separately, every N
+        updates or seconds.
     """
 
     above: Chain | SharedStore
@@ -94,11 +95,6 @@ class Layered(Durability):
         return self.above.linger
 
     @property
-    def needs_store(self) -> bool:
-        """Whether the state above is in a state store."""
-        return self.above.needs_store
-
-    @property
     def stores(self) -> int:
         """How many stores keep each state above."""
         return self.above.stores
@@ -129,87 +125,98 @@ class Layered(Durability):
         """Whether a host has the last copy above, which is newer than any below."""
         return self.above.is_last_copy(alone, tried, restorable)
 
-    def persistence(self, context: ServerContext) -> LayeredPersistence:
+    def persistence(self, context: ServerContext) -> Persistence:
         """Return what keeps one shard's state above, and writes its checkpoints."""
-        from dps.recovery.background_checkpoints import BackgroundCheckpoints
-
-        above, below = self.above.persistence(context), BackgroundCheckpoints(self.below, context)
-        return LayeredPersistence(above, below, context.from_below)
+        return LayeredPersistence(self.above.persistence(context), self.below, context)
 
 
-class LayeredPersistence:
-    """State is kept by one durability, and written to files beside it.
+class LayeredPersistence(CheckpointPersistence):
+    """Keeps one shard's state above, and writes its checkpoints beside the updates.
 
-    Used from one event loop.
-
-    Parameters
-    ----------
-    from_below
-        Whether the state is restored from the files.
+    Writes begin as for checkpoints that are promised, but no ack waits for one: after a failure it
+    is tried again. Used from one event loop.
     """
 
-    immediate = False  # each commit must come here, to be noted for the layer below
-    cuts: CutPersistence | None = None
+    _retry_seconds = 0.5
 
-    def __init__(
-        self, above: Persistence, below: BackgroundCheckpoints, from_below: bool = False
-    ) -> None:
-        self.source = below.source if from_below else above.source
-        self.window = above.window
+    def __init__(self, above: Persistence, below: Checkpoint, context: ServerContext) -> None:
+        super().__init__(below, context)
         self._above = above
-        self._below = below
-        self._from_below = from_below
+        self._from_below = context.from_below
+        if not self._from_below:
+            self.source = above.source
+        self.window = above.window
         self._begun = False  # whether there is a checkpoint, and of this epoch if it is restored
-
-    @property
-    def saved(self) -> int:
-        """The version of the newest checkpoint that is known to be complete."""
-        return self._below.saved
+        self._writer: asyncio.Task[None] | None = None
 
     def take_over(self, saved: int, version: int) -> None:
-        """Go on where that of another replica is."""
+        """Continue for another replica, which had `saved` and sent its state of `version`."""
         self._above.take_over(saved, version)
-        self._below.take_over(saved, version)
+        super().take_over(saved, version)
         self._begun = True
 
     def enter(self, epoch: int, state: ShardState | None) -> None:
-        """Go on with what is not written yet, or leave it to another replica."""
+        """Continue with what is not written yet, or leave it to another replica."""
         self._above.enter(epoch, state)
-        self._below.enter(epoch, state)
+        if state is not None:
+            self.note(epoch, state)
+        else:
+            self._forget()
 
     async def begin(self, epoch: int, state: ShardState) -> None:
         """Make the state durable with which a server starts.
 
-        Before a shard is served for the first time there is a checkpoint; and before it is served
+        There is a checkpoint before a shard is served for the first time; and before it is served
         from one, there is one of its epoch, which outranks what a replaced server may still write.
         Otherwise nothing waits for the layer below here either.
         """
-        if not self._begun and (self._from_below or not await self._below.has_any()):
-            await self._below.begin(epoch, state)
+        if not self._begun and (self._from_below or not await self._in_thread(self._files.found)):
+            await super().begin(epoch, state)
         else:
-            self._below.note(epoch, state)
+            self.note(epoch, state)
         self._begun = True
         await self._above.begin(epoch, state)
 
     async def commit(self, epoch: int, state: ShardState) -> None:
         """Return when the state is kept above; the layer below only takes note of it."""
         await self._above.commit(epoch, state)
-        self._below.note(epoch, state)
+        self.note(epoch, state)
         self._begun = True
 
-    async def save(self, epoch: int, state: ShardState) -> None:
-        """Return when a checkpoint holds a state that was committed."""
-        await self._below.save(epoch, state)
-
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the state to go on from: the one above, or the newest below."""
+        """Return the state above, or the newest below."""
         if self._from_below:
-            return await self._below.restore(epoch, cut)
+            return await super().restore(epoch, cut)
         state = await self._above.restore(epoch, cut)
         self._begun = True
         return state
 
     async def close(self) -> None:
-        """Do nothing more by itself."""
+        """Stop background work of both layers."""
         await self._above.close()
-        await self._below.close()
+        self._forget()
+
+    def note(self, epoch: int, state: ShardState) -> None:
+        """Take note of a state that is acked, and start to write it when that is due."""
+        self._note(epoch, state)
+        if epoch <= self._refused:
+            return
+        self._start_timer()
+        if self._is_due and (self._writer is None or self._writer.done()):
+            self._writer = self._tasks.start(self._write_while_due())
+
+    @property
+    def _is_due(self) -> bool:
+        return self._newest - self._complete >= self._due
+
+    async def _write_while_due(self) -> None:
+        while self._is_due and await self._write_latest():
+            pass
+
+    def _forget(self) -> None:
+        for task in (self._timer, self._writer):
+            if task is not None:
+                task.cancel()
+        self._timer = self._writer = self._latest = None
+        self._newest = self._complete
+        self._unsaved.clear()

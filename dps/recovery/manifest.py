@@ -1,9 +1,9 @@
-"""What lies beside a group's checkpoints, so that it can be brought up again from them alone.
+"""Resuming a group from its checkpoints alone, also on another number of shards.
 
-A small file says how the parameters lie, and what was chosen for the group. It is written before
-the first checkpoint, and has a checksum: what is computed from then on depends on it. A group that
-goes on from another one's checkpoints writes into a folder of its own, as a later generation: what
-may still live of the earlier one changes nothing there.
+A small file beside the checkpoints has the layout of the parameters and the group's choices. It is
+written before the first checkpoint, with a checksum, as all later computation depends on it. A
+group that resumes from another one's checkpoints writes to a folder of its own, as a later
+generation, so processes of the earlier group change nothing there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 
 import fsspec
 import numpy as np
@@ -21,18 +22,15 @@ from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.placement.hash_ring import ConsistentHash
-from dps.core.rules.rule import UpdateRule
+from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
 from dps.core.shard import ShardState
+from dps.core.tables.key_routing import dealt_out
+from dps.core.tables.table import Level, merged
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.protocol.functions import CALLS, DRIVER
 from dps.protocol.wire import decode, encode, message
-from dps.recovery.checkpoint_files import (
-    CheckpointFiles,
-    contents,
-    make_folder,
-    publish,
-)
-from dps.recovery.regular import NotAFile
+from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.files import NotAFile, contents, make_folder, publish
 from dps.recovery.strategy import Recovery
 from dps.shown import in_a_line
 
@@ -46,9 +44,9 @@ for _cls in (Layout, ArraySpec, ShardLayout, Piece, Block, FilterChain):
 @message
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A group whose checkpoints can be gone on from.
+    """The description of a group that can be resumed from its checkpoints.
 
-    `about` is the caller's own, as JSON; `generation` how often it went on from an earlier one;
+    `about` is the caller's own, as JSON; `generation` counts how often the group was resumed;
     `servers` and `placement` are as in `Group`.
     """
 
@@ -68,7 +66,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A damaged checkpoint of a shard, which an older one had to stand in for."""
+    """A damaged checkpoint of a shard, in place of which an older one is used."""
 
     shard: int
     path: str
@@ -77,7 +75,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Saved:
-    """What a group goes on from: the run that saved it, each shard's state, what was damaged."""
+    """What a group resumes from: its description, each shard's state, damaged checkpoints."""
 
     run: Run
     states: tuple[ShardState, ...]
@@ -85,12 +83,12 @@ class Saved:
 
     @property
     def updates(self) -> int:
-        """How many updates the shard that lost most still has."""
+        """The updates that every shard has."""
         return min(state.version for state in self.states)
 
     @property
     def applied(self) -> dict[str, int]:
-        """How many updates of each worker the shard has that has most of them."""
+        """How many updates of each worker are in the shard that has most of them."""
         known: dict[str, int] = {}
         for state in self.states:
             for name, progress in state.workers.items():
@@ -102,23 +100,23 @@ class Saved:
         versions = [state.version for state in self.states]
         low, high = min(versions), max(versions)
         applied = sorted(self.applied.items(), key=lambda each: _by_number(each[0]))
-        said = [f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"]
-        said += [f"{worker} {updates:,}" for worker, updates in applied[:_SHOWN]]
+        facts = [f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"]
+        facts += [f"{worker} {updates:,}" for worker, updates in applied[:_SHOWN]]
         if len(applied) > _SHOWN:
-            said.append(f"and {len(applied) - _SHOWN:,} more workers")
+            facts.append(f"and {len(applied) - _SHOWN:,} more workers")
         if self.refused:
-            said.append(f"{len(self.refused):,} damaged left out")
-        return f"<Saved {self.run.name}: {', '.join(said)}>"
+            facts.append(f"{len(self.refused):,} damaged left out")
+        return f"<Saved {self.run.name}: {', '.join(facts)}>"
 
     @property
     def incarnations(self) -> dict[str, int]:
-        """The last incarnation of each worker that any shard knows, be it by a call alone."""
+        """The last incarnation of each worker that any shard knows, if only from a call."""
         known: dict[str, int] = {}
         for state in self.states:
             for name, progress in state.workers.items():
                 worker = name.removesuffix(CALLS)
                 known[worker] = max(progress.incarnation, known.get(worker, 0))
-        known.pop(DRIVER, None)  # which calls, and is no worker
+        known.pop(DRIVER, None)  # it calls functions, and is no worker
         return known
 
 
@@ -129,12 +127,9 @@ def _by_number(worker: str) -> tuple[str, int]:
 
 
 def must_be_known(what: str, choice: object) -> None:
-    """Make sure that an update rule or filters can be written beside checkpoints.
+    """Raise `ConfigurationError` for an update rule or filters that are not registered.
 
-    Raises
-    ------
-    ConfigurationError
-        There is one of the user's own that is not registered.
+    They could not be written beside checkpoints.
     """
     try:
         encode(choice)
@@ -146,13 +141,7 @@ def must_be_known(what: str, choice: object) -> None:
 
 
 def write_run(run: Run) -> None:
-    """Put a run's description beside its checkpoints.
-
-    Raises
-    ------
-    StoreUnavailable
-        The path cannot be written.
-    """
+    """Write a run beside its checkpoints; raises `StoreUnavailable` if that fails."""
     path = f"{str(run.recovery.durability.path).rstrip('/')}/{run.name}"
     try:
         fs, folder = fsspec.url_to_fs(path)
@@ -163,18 +152,18 @@ def write_run(run: Run) -> None:
 
 
 def find_saved(path: str) -> Saved:
-    """Return what there is to go on from below a path: a group's folder, or the one above.
+    """Return what to resume from below a path: a group's folder, or the one above.
 
-    Of several groups the last generation counts that has a whole checkpoint of every shard.
+    Of several groups, the last generation is used that has a whole checkpoint of every shard.
 
     Raises
     ------
     StoreUnavailable
         There is nothing, or nothing whole.
     CheckpointCorrupt
-        The description of a group is damaged: what else is there may be older than its checkpoints.
+        The description of a group is damaged: the other groups may be older.
     ConfigurationError
-        It names what is not known here, such as an update rule of the user's own.
+        It names something unknown, such as an update rule that is not registered.
     """
     runs = sorted(_runs(path), key=lambda each: (each[0].generation, each[0].started), reverse=True)
     refused: list[Refused] = []
@@ -191,7 +180,7 @@ def find_saved(path: str) -> Saved:
 
 
 def _runs(path: str) -> Iterator[tuple[Run, str]]:
-    """The runs that are described below a path, each with the path of its folder."""
+    """The runs below a path, each with the path of its folder."""
     try:
         fs, folder = fsspec.url_to_fs(path)
         here = fs.ls(folder, detail=False) if fs.isdir(folder) else []
@@ -208,9 +197,11 @@ def _runs(path: str) -> Iterator[tuple[Run, str]]:
         # The folder may have been moved, or be reached by another path than it was then.
         root = path.rstrip("/")
         if place == folder:
-            yield _at(_read(data, file), posixpath.dirname(root)), root
+            above, own = posixpath.dirname(root), root
         else:
-            yield _at(_read(data, file), root), f"{root}/{posixpath.basename(place.rstrip('/'))}"
+            above, own = root, f"{root}/{posixpath.basename(place.rstrip('/'))}"
+        run = _read(data, file)
+        yield replace(run, recovery=run.recovery.at(above)), own
 
 
 def _read(data: bytes, file: str) -> Run:
@@ -228,24 +219,22 @@ def _read(data: bytes, file: str) -> Run:
     return run
 
 
-def _at(run: Run, path: str) -> Run:
-    return replace(run, recovery=run.recovery.at(path))
-
-
 def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, ...] | None:
     """A whole state for each shard, of one cut if the shards go back together.
 
-    What is found damaged on the way is added to `refused`.
+    Damaged checkpoints are added to `refused`.
     """
     files = [CheckpointFiles(folder, shard, 1) for shard in range(len(run.layout.shards))]
     shards = list(zip(files, run.layout.shards, strict=True))
-    if not run.recovery.durability.restores_together:
-        return _all_whole([_newest(*shard, None, refused) for shard in shards])
-    numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
-    for cut in sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True):
-        states = _all_whole([_newest(*shard, cut, refused) for shard in shards])
-        if states is not None:
-            return states
+    cuts: Sequence[int | None] = [None]
+    if run.recovery.durability.restores_together:
+        numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
+        cuts = sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True)
+    for cut in cuts:
+        newest = [_newest(*shard, cut, refused) for shard in shards]
+        whole = tuple(state for state in newest if state is not None)
+        if len(whole) == len(shards):
+            return whole
     return None
 
 
@@ -264,12 +253,49 @@ def _newest(
     return None
 
 
-def _all_whole(states: Sequence[ShardState | None]) -> tuple[ShardState, ...] | None:
-    whole = tuple(state for state in states if state is not None)
-    return whole if len(whole) == len(states) else None
-
-
 def about(run: Run) -> dict[str, object]:
-    """What the caller wanted to be kept."""
-    kept: dict[str, object] = json.loads(run.about)
-    return kept
+    """Return the caller's own entries."""
+    entries: dict[str, object] = json.loads(run.about)
+    return entries
+
+
+def resharded(saved: Saved, shards: int) -> Saved:
+    """Return what was saved, on another number of shards.
+
+    Weights, optimizer state and rows of tables are redistributed. A shard's numbers (version,
+    steps, how far each worker is) cannot be: each new shard has those of the old shard that lacks
+    most updates, as the whole model certainly has no more.
+
+    Raises
+    ------
+    ConfigurationError
+        The parameters cannot be divided into so many shards.
+    """
+    run, states = saved.run, saved.states
+    names = run.rule.slots
+    values = run.layout.scatter({i: state.values for i, state in enumerate(states)})
+    slots = {
+        name: run.layout.scatter({i: state.slots[name] for i, state in enumerate(states)})
+        for name in names
+    }
+    parts: dict[str, list[Level]] = {}
+    for state in states:
+        for name, table in state.tables.items():
+            if (level := table.compacted()) is not None:
+                parts.setdefault(name, []).append(level)
+    by_table = {name: reduce(merged, levels) for name, levels in parts.items()}
+    tables = run.layout.tables
+    layout = Layout.of(values, shards, whole_rows=by_rows(run.rule), tables=tables)
+    rows = dealt_out(layout, by_table, slots_by_name(run.rule))
+    least = min(states, key=lambda state: state.version)
+    made = tuple(
+        replace(
+            least,
+            values=layout.gather(shard, values)[0].copy(),
+            slots={name: layout.gather(shard, slots[name])[0].copy() for name in names},
+            tables=rows[shard],
+            results={},
+        )
+        for shard in range(shards)
+    )
+    return Saved(replace(run, layout=layout), made, saved.refused)

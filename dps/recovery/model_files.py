@@ -1,9 +1,9 @@
-"""Weights in files, without a cluster: what `ParameterServer.save` writes and `dps.load` reads.
+"""Saved models: what `ParameterServer.save` writes and `dps.load` reads, without a cluster.
 
-A saved model is a folder with one safetensors file for each shard and a manifest, which says where
-each array and table lies and has the checksum of every file. The manifest is renamed into place
-last, and names the files that belong to it, so a folder that is saved to again holds the old model
-or the new one, whole, whenever the saving ends. Paths are any that fsspec knows.
+A saved model is a folder with one safetensors file for each shard and a manifest, which has the
+place of each array and table and the checksum of every file. The manifest is published last and
+names its files, so a folder that is saved to again holds the old model or the new one, whole,
+whenever saving ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from dps.core.tables.key_routing import checked_rows
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros, partitions_of
 from dps.core.tables.table import Level
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
-from dps.recovery.checkpoint_files import contents, make_folder, publish
-from dps.recovery.regular import NotAFile
+from dps.recovery.files import NotAFile, contents, make_folder, publish
 
 MANIFEST = "model.json"
 FORMAT = 1
@@ -45,17 +44,17 @@ _DRAWN: dict[str, type[Zeros | Uniform | Normal]] = {
 
 
 class Model(Mapping[str, np.ndarray]):
-    """Weights that were saved: a mapping of names to arrays, and the sparse tables.
+    """Saved weights: a mapping of names to arrays, and the sparse tables.
 
-    It can be given as it is: ``ParameterServer(client, model, tables=model.tables)``.
+    Start a group from it with ``ParameterServer(client, model, tables=model.tables)``.
 
     Attributes
     ----------
     tables
-        The sparse tables; each begins with its saved rows, which are `spec.initial.rows` under
+        The sparse tables; each starts with its saved rows, `spec.initial.rows` under
         `spec.initial.keys`.
     versions
-        How many updates each shard had applied whose weights these are.
+        How many updates each shard had applied.
     """
 
     def __init__(
@@ -97,9 +96,6 @@ class Model(Mapping[str, np.ndarray]):
         raise KeyError(table)
 
 
-# -- writing -----------------------------------------------------------------------------------
-
-
 def save(
     path: Path,
     layout: Layout,
@@ -107,25 +103,23 @@ def save(
     rows: _Rows,
     versions: Sequence[int],
 ) -> None:
-    """Write a model; what was saved there before is there until all of it is written.
+    """Write a model; an earlier one stays in the folder until all of it is written.
 
     Parameters
     ----------
-    layout
-        Which shard holds what.
     arrays
         All arrays of the layout.
     rows
         For each table its keys, int64 and sorted, and their rows.
     versions
-        Of each shard.
+        The version of each shard.
 
     Raises
     ------
     StoreUnavailable
-        It cannot be written. What was saved there before is whole.
+        It cannot be written. An earlier model there is whole.
     ConfigurationError
-        The path is of a kind that fsspec does not know, or holds a manifest of something else.
+        fsspec does not know the path's protocol, or the folder has another kind of manifest.
     """
     path = as_path("path", path)
     try:
@@ -144,22 +138,27 @@ def save(
             publish(fs, folder, name, data)
             digest = hashlib.sha256(data).hexdigest()
             files.append({"file": name, "sha256": digest, "version": versions[shard], **parts})
-        manifest = {"format": FORMAT, **_described(layout), "files": files}
+        manifest = {
+            "format": FORMAT,
+            "arrays": [[spec.name, list(spec.shape), spec.dtype] for spec in layout.arrays],
+            "tables": [_table(spec) for spec in layout.tables],
+            "files": files,
+        }
         publish(fs, folder, MANIFEST, sealed(json.dumps(manifest, separators=(",", ":"))).encode())
     except Exception as error:
         for name in written:
-            with suppress(Exception):  # the failure itself is what is told of
+            with suppress(Exception):  # the failure to write is what is raised
                 fs.rm(posixpath.join(folder, name))
         if isinstance(error, DpsError):
             raise
         raise StoreUnavailable(f"save to {path}: {error}") from error
     for name in before:
-        with suppress(Exception):  # it is in nobody's way
+        with suppress(Exception):  # files without a manifest do no harm
             fs.rm(posixpath.join(folder, name))
 
 
 def _files_of(fs: Any, folder: str) -> list[str]:
-    """The files of the model that is there already."""
+    """The files of the model that is in the folder already."""
     path = posixpath.join(folder, MANIFEST)
     if not fs.exists(path):
         return []
@@ -175,7 +174,7 @@ def _files_of(fs: Any, folder: str) -> list[str]:
 def _parts(
     layout: Layout, arrays: Mapping[str, np.ndarray], rows: _Rows
 ) -> Iterator[tuple[int, dict[str, np.ndarray], dict[str, Any]]]:
-    """For each shard its tensors by name, and what the manifest says of them."""
+    """For each shard its tensors by name, and their entries in the manifest."""
     homes = {
         table: np.array(layout.homes, np.int64)[partitions_of(keys)]
         for table, (keys, _) in rows.items()
@@ -200,15 +199,10 @@ def _parts(
 
 
 def _unused(name: str, tensors: Mapping[str, Any]) -> str:
-    """A name that no tensor has: a user's own may be like one that is made here."""
+    """A name that no tensor has: a user's name may be like one that is made here."""
     while name in tensors or name == "__metadata__":
         name += "_"
     return name
-
-
-def _described(layout: Layout) -> dict[str, Any]:
-    arrays = [[spec.name, list(spec.shape), spec.dtype] for spec in layout.arrays]
-    return {"arrays": arrays, "tables": [_table(spec) for spec in layout.tables]}
 
 
 def _table(spec: SparseSpec) -> dict[str, Any]:
@@ -216,9 +210,6 @@ def _table(spec: SparseSpec) -> dict[str, Any]:
     names = [name for name in ("limit", "std", "seed") if hasattr(drawn, name)]
     kind = {"kind": type(drawn).__name__, **{name: getattr(drawn, name) for name in names}}
     return {"name": spec.name, "width": spec.width, "dtype": spec.dtype, "initial": kind}
-
-
-# -- reading -----------------------------------------------------------------------------------
 
 
 def load(path: Path) -> Model:
@@ -242,7 +233,7 @@ def load(path: Path) -> Model:
         if not fs.exists(posixpath.join(folder, MANIFEST)):
             raise StoreUnavailable(
                 f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes "
-                "one, and ParameterServer.resume goes on from checkpoints"
+                "one, and ParameterServer.resume resumes from checkpoints"
             )
         data = contents(fs, posixpath.join(folder, MANIFEST))
     except DpsError:

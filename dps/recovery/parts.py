@@ -1,8 +1,8 @@
-"""The parts of a shard's state that are written one at a time, and how they are put together again.
+"""The units of a shard's state, which partial checkpoints write separately, and their reassembly.
 
 A unit is a block of the shard's buffer, or the rows of a table whose keys hash to one page, with
-the optimizer state of the same elements. What is no unit (how many updates there were, the dedupe
-table, the results of calls) goes into every part.
+the optimizer state of the same elements. Everything else (the number of updates, the dedupe table,
+the results of calls) goes into every part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Unit = dict[str, np.ndarray]
 
 
 def units_of(layout: ShardLayout, state: ShardState) -> dict[str, Unit]:
-    """Return every unit of a state by its name, which says where it belongs; without a copy."""
+    """Return every unit of a state by its name, which holds its place; nothing is copied."""
     units = {}
     for piece in layout.pieces:
         units[f"block.{piece.offset}.{piece.block.dtype}"] = {

@@ -1,22 +1,28 @@
-"""The stateless server: shard state lives in state stores on other nodes."""
+"""The stateless server: shard state lives in state stores on other nodes.
+
+- Written: a server puts each state that it commits to every store (`StorePersistence`), which keeps
+  the last one of each shard (`StateStore`).
+- Restored: from the newest state of the stores.
+- Promised: no acked update is lost while the server lives, or a store that has its state.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from dps.core import ranges
 from dps.core.shard import ShardState
-from dps.errors import StoreUnavailable, TransportError
+from dps.core.tables.table import SparseTable, table_of
+from dps.errors import StaleEpoch, StoreUnavailable, TransportError
 from dps.protocol.answers import answers_of
-from dps.protocol.messages import GetState, LookUp, PutSince, PutState
+from dps.protocol.messages import Done, GetState, LookUp, PutSince, PutState, StoredAt
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
-from dps.recovery.durability import Durability, NoPersistence, Persistence, ServerContext
-from dps.recovery.state_store import without
+from dps.recovery.durability import Durability, Persistence, ServerContext
 
 
 @message
@@ -42,7 +48,6 @@ class SharedStore(Durability):
 
     every: int = 16
     stores: int = 1
-    needs_store: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         ranges.count(self, "every", 1, "updates")
@@ -61,8 +66,8 @@ class SharedStore(Durability):
         return StorePersistence(self.every, context)
 
 
-class StorePersistence(NoPersistence):
-    """State lives in stores on other nodes; the server itself may be lost."""
+class StorePersistence(Persistence):
+    """Puts one shard's states to the stores. Used from one event loop."""
 
     source = "store"
     immediate = False
@@ -130,3 +135,89 @@ class StorePersistence(NoPersistence):
 
     async def _put(self, store: Endpoint, request: PutState | PutSince) -> None:
         await self._ask(store, request, self._timings.copy)
+
+
+class StateStore:
+    """The last state of each shard, in memory. All calls come from one event loop."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[int, ShardState]] = {}
+        self._epochs: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of state held."""
+        return sum(state.nbytes for _, state in self._states.values())
+
+    def put(self, m: PutState) -> Done:
+        """Keep a state; raises `StaleEpoch` if a later server has used the store.
+
+        An older state of the same server was overtaken on the way: what is here contains it.
+        """
+        self._fence(m.shard, m.epoch)
+        epoch, held = self._states.get(m.shard, (0, m.state))
+        if epoch < m.epoch or held.index <= m.state.index:
+            self._states[m.shard] = (m.epoch, m.state)
+        return Done()
+
+    def put_since(self, m: PutSince) -> Done:
+        """Keep a state that goes on from the one that is here; errors as for `put`.
+
+        Raises
+        ------
+        StoreUnavailable
+            What is here is another one: the whole state has to be put.
+        """
+        self._fence(m.shard, m.epoch)
+        epoch, base = self._states.get(m.shard, (0, m.state))
+        if (epoch, base.index) != (m.epoch, m.base):
+            raise StoreUnavailable(f"store: index {m.base} of shard {m.shard} is not here")
+        return self.put(PutState(m.shard, m.epoch, _with(base, m)))
+
+    def look_up(self, m: LookUp) -> StoredAt:
+        """Return of which index the state is, and fence earlier servers off."""
+        state = self.get(m)
+        return StoredAt(-1 if state is None else state.index)
+
+    def get(self, m: GetState | LookUp) -> ShardState | None:
+        """Return the state, if there is one, and fence earlier servers off."""
+        self._fence(m.shard, m.epoch)
+        return self._states[m.shard][1] if m.shard in self._states else None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._states.clear()
+        self._epochs.clear()
+
+    def _fence(self, shard: int, epoch: int) -> None:
+        newest = self._epochs.get(shard, 0)
+        if epoch < newest:
+            raise StaleEpoch(f"store: shard {shard} is in epoch {newest}, not {epoch}")
+        self._epochs[shard] = epoch
+
+
+def without(base: ShardState, state: ShardState) -> tuple[ShardState, dict[str, int]]:
+    """Return a state without the levels that it shares with `base`, and how many of each table."""
+    kept = {name: _shared(base, name, table) for name, table in state.tables.items()}
+    tables = {
+        name: SparseTable(table.levels[: len(table.levels) - kept[name]])
+        for name, table in state.tables.items()
+    }
+    return replace(state, tables=tables), kept
+
+
+def _shared(base: ShardState, name: str, table: SparseTable) -> int:
+    """How many of the oldest levels of a table are those that it has in `base`."""
+    before = reversed(table_of(base.tables, name).levels)
+    both = zip(before, reversed(table.levels), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], both))
+
+
+def _with(base: ShardState, m: PutSince) -> ShardState:
+    """Undo `without`."""
+    tables = {}
+    for name, table in m.state.tables.items():
+        older = table_of(base.tables, name).levels
+        kept = older[len(older) - m.kept[name] :]
+        tables[name] = SparseTable((*table.levels, *kept))
+    return replace(m.state, tables=tables)

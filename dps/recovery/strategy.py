@@ -1,14 +1,19 @@
-"""What a parameter server does about losses: one choice on each of three axes."""
+"""A recovery strategy, one choice on each of three axes, and the strategies that have a name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dps.core.arguments import nearest
 from dps.core.outage import Continue, Outage, Replay, Wait
 from dps.core.ranges import refused, whole
 from dps.errors import ConfigurationError
 from dps.protocol.wire import message
-from dps.recovery.durability import Durability, Feature, NoDurability
+from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import Durability, Feature
+from dps.recovery.none import NoDurability
+from dps.recovery.shared_store import SharedStore
 
 _AXES = (
     ("durability", Durability, "Chain(2), Checkpoint(path=…) or another durability"),
@@ -56,6 +61,26 @@ class Recovery:
     def at(self, path: str) -> Recovery:
         """Return the same recovery with its checkpoints, if it has any, below another path."""
         return replace(self, durability=self.durability.at(path))
+
+
+PRESETS: dict[str, Recovery] = {
+    "none": Recovery(),
+    "checkpoint": Recovery(durability=Checkpoint()),
+    "chain": Recovery(durability=Chain()),
+    "stateless": Recovery(durability=SharedStore(), outage=Continue()),
+}
+
+
+def preset(name: str) -> Recovery:
+    """Return the strategy of that name; raises `ConfigurationError` with the nearest name."""
+    try:
+        return PRESETS[name]
+    except KeyError:
+        near = nearest(name, list(PRESETS))
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ConfigurationError(
+            f"unknown recovery strategy {name!r}; {hint}known are: {', '.join(PRESETS)}"
+        ) from None
 
 
 def with_checkpoint_path(recovery: Recovery, path: str) -> Recovery:

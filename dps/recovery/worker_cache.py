@@ -1,16 +1,18 @@
 """Worker caches: a lost shard is rebuilt from the copies of its weights that workers hold.
 
-Under this durability weights come with the table that belongs to them, so that a copy of them is a
-whole state but for the optimizer's, which starts anew. When a shard is lost the coordinator says in
-its table that it wants copies; each worker says how fresh its own is; the one with the freshest
-installs it. If it cannot, the shard is down in another epoch and everybody is asked again.
+- Written: nothing. Workers get weights with their dedupe table, so a copy is a whole state but for
+  the optimizer's part.
+- Restored: the coordinator's table asks for copies, each worker offers its own, and the one with
+  the freshest installs it. If it cannot, the shard is down in another epoch and all workers are
+  asked again.
+- Promised: nothing; updates after the freshest copy are lost.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,22 +42,20 @@ from dps.recovery.durability import (
     WorkerContext,
 )
 
-ATTEMPTS = 3  # after which a worker takes a host for out of its reach
+ATTEMPTS = 3  # after which a host counts as out of a worker's reach
+OFFER_SECONDS = 0.2  # how long to wait for a fresher copy than those that are offered
+NOTHING = -1  # the version in the offer of a worker that holds no copy
 
-# Workers are asked at once, but the freshest copy may be one that is told of a little later.
-OFFER_SECONDS = 0.2
-
-NOTHING = -1  # the version that a worker offers that holds no copy
-
-_NO_TABLES = (
-    "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
-    "chain, checkpoint or shared_store"
-)
-_NO_FILTERED_PULLS = (
-    "worker_cache brings a shard back from what workers have read of it, which pull_filters leave "
-    "less exact; use another durability, or leave the filters out"
-)
-_REFUSALS: dict[Feature, str] = {"tables": _NO_TABLES, "filtered pulls": _NO_FILTERED_PULLS}
+_REFUSALS: dict[Feature, str] = {
+    "tables": (
+        "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
+        "chain, checkpoint or shared_store"
+    ),
+    "filtered pulls": (
+        "worker_cache brings a shard back from what workers have read of it, which pull_filters "
+        "leave less exact; use another durability, or leave the filters out"
+    ),
+}
 
 
 @message
@@ -63,8 +63,8 @@ _REFUSALS: dict[Feature, str] = {"tables": _NO_TABLES, "filtered pulls": _NO_FIL
 class WorkerCache(Durability):
     """Shard state lives on in what workers read of it; a lost shard is rebuilt from the freshest.
 
-    Updates that nobody has read since are lost, and the optimizer's state starts anew. If no
-    worker that takes part holds a copy, the shard restarts from its initial values.
+    Updates that no worker has read since are lost, and the optimizer's state restarts. If no active
+    worker holds a copy, the shard restarts from its initial values.
     """
 
     def refusal(self, feature: Feature) -> str | None:
@@ -75,16 +75,13 @@ class WorkerCache(Durability):
         """Return what makes a copy of the weights a whole state, but for the optimizer's part."""
         return ShardMetadata(epoch, state.index, state.steps, state.workers, state.results)
 
-    def worker_part(self, context: WorkerContext) -> Copies:
+    def worker_part(self, context: WorkerContext) -> Callable[[Table], None]:
         """Return what offers a worker's copies."""
-        return Copies(context)
+        return Copies(context).heard
 
     def coordinator_part(self, context: CoordinatorContext) -> CopyOffers:
         """Return what takes the freshest copy that is offered."""
         return CopyOffers(context)
-
-
-# -- what the coordinator asks, and workers answer ---------------------------------------------
 
 
 @message
@@ -115,11 +112,8 @@ class Offer:
     failures: int
 
 
-# -- the parts --------------------------------------------------------------------------------
-
-
 def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
-    """The state that a copy was read from, with the optimizer's part of it at its start."""
+    """Return the state that a copy was read from, with its optimizer state as at the start."""
     assert copy.metadata is not None
     metadata = copy.metadata
     slots = {name: np.zeros_like(copy.values) for name in rule.slots}
@@ -130,7 +124,7 @@ def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
 
 
 class Copies:
-    """One worker's part: it says what copies it holds, and installs one when it is asked to.
+    """A worker's part: offers its copies, and installs one on request.
 
     Used from one event loop.
     """
@@ -140,30 +134,17 @@ class Copies:
         self._offered: dict[int, tuple[int, Weights | None]] = {}
         self._accepted: set[Seed] = set()
         self._failures: Counter[Endpoint] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
-        context.router.listen(self._heard)
 
-    async def close(self) -> None:
-        """End what is under way."""
-        self._context.router.unlisten(self._heard)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _heard(self, table: Table) -> None:
+    def heard(self, table: Table) -> None:
+        """Offer the copies that a table asks for, and install those that were accepted."""
         for wanted in table.wanted:
             if self._offered.get(wanted.shard, (0, None))[0] < wanted.epoch:
                 self._offered[wanted.shard] = (wanted.epoch, self._context.held(wanted.shard))
-                self._start(self._offer(wanted.shard, wanted.host))
+                self._context.tasks.start(self._offer(wanted.shard, wanted.host))
         for seed in table.seeds:
             if seed.donor == self._context.name and seed not in self._accepted:
                 self._accepted.add(seed)
-                self._start(self._install(seed))
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._context.tasks.start(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+                self._context.tasks.start(self._install(seed))
 
     async def _offer(self, shard: int, host: Endpoint) -> None:
         epoch, copy = self._offered[shard]
@@ -172,7 +153,7 @@ class Copies:
             based_on, version, at = copy.metadata.epoch, copy.version, copy.at
         failures = self._failures[host]
         offer = Offer(shard, epoch, self._context.name, based_on, version, at, failures)
-        await self._context.router.ask(offer)
+        await self._context.ask(offer)
 
     async def _install(self, seed: Seed) -> None:
         epoch, copy = self._offered[seed.shard]
@@ -186,18 +167,18 @@ class Copies:
         for _ in range(ATTEMPTS):
             try:
                 await self._context.transport.call(seed.host, request, timings.copy, "replicate")
-                told = Seeded(seed.shard, seed.epoch, brought("worker", state, based_on))
-                await self._context.router.ask(told)
+                done = Seeded(seed.shard, seed.epoch, brought("worker", state, based_on))
+                await self._context.ask(done)
             except DpsError:
                 await asyncio.sleep(timings.retry)
             else:
                 return
-        self._failures[seed.host] += 1  # somebody else's copy may have to do
+        self._failures[seed.host] += 1  # another worker's copy may have to do
         await self._offer(seed.shard, seed.host)
 
 
 class CopyOffers:
-    """The coordinator's part: which shards copies are wanted of, and what was offered.
+    """The coordinator's part: asks for copies of lost shards, and chooses among the offers.
 
     Used from one event loop.
     """
@@ -211,54 +192,45 @@ class CopyOffers:
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
-        """The lost shards of which copies are wanted."""
+        """The requests for copies of lost shards."""
         return tuple(self._wanted.values())
 
     async def restore(self, shard: int, epoch: int, host: Endpoint, install: InstallState) -> Any:
-        """Have the worker with the freshest copy install it; without any, start from the first."""
-        self.ask(Wanted(shard, epoch, host))
+        """Have the worker with the freshest copy install it; without any, use initial values."""
+        self._wanted[shard], self._made[shard] = Wanted(shard, epoch, host), {}
         try:
             await self._context.publish()
             offer = await self.best(shard)
             if offer is None:
                 return await install()
-            installed = await install(offer.donor, lambda: self.stands(offer))
+            installed = await install(offer.donor, lambda: self._stands(offer))
         finally:
-            self.close(shard)
+            self._wanted.pop(shard, None)
+            self._made.pop(shard, None)
         now = self._context.clock.now()
         event = Rebuilt(now, shard, epoch, offer.donor, offer.version, now - offer.at)
         self._context.emit(event)
         return installed
 
     async def take(self, offer: Offer) -> Done:
-        """Keep what a worker offers; a second offer takes the place of its first."""
-        wanted = self._wanted.get(offer.shard)
-        if wanted is not None and wanted.epoch == offer.epoch:
-            async with self._news:
+        """Note a worker's offer, which replaces its previous one."""
+        async with self._news:
+            wanted = self._wanted.get(offer.shard)
+            if wanted is not None and wanted.epoch == offer.epoch:
                 self._made[offer.shard][offer.donor] = offer
                 self._news.notify_all()
         return Done()
 
-    def ask(self, wanted: Wanted) -> None:
-        """Want copies from now on."""
-        self._wanted[wanted.shard] = wanted
-        self._made[wanted.shard] = {}
-
-    def close(self, shard: int) -> None:
-        """Want none any more."""
-        self._wanted.pop(shard, None)
-        self._made.pop(shard, None)
-
-    def stands(self, offer: Offer) -> bool:
-        """Whether the worker still takes part, and offers this."""
+    def _stands(self, offer: Offer) -> bool:
+        """Whether the worker is still active, and offers this."""
         made = self._made.get(offer.shard, {}).get(offer.donor)
         return made == offer and offer.donor in self._context.workers()
 
     async def best(self, shard: int) -> Offer | None:
-        """The freshest copy that active workers hold, None if they hold none.
+        """Return the freshest copy that active workers hold, None if they hold none.
 
-        One that does not answer is not waited for longer than a moment if there is another's copy,
-        and else until it is no longer among the active workers.
+        A worker that does not answer is waited for only for a moment if there is another copy, and
+        otherwise until it is no longer active.
         """
 
         def answered() -> bool:
@@ -280,7 +252,7 @@ class CopyOffers:
 
 
 def _freshness(offer: Offer) -> tuple[int, int, int, str]:
-    """How good an offer is: it must reach the host, and be of the history that others went on from.
+    """Rank an offer: it must reach the host, and be of the history that others continued.
 
     A copy that was read in a later epoch is of a later history, whatever its version.
     """

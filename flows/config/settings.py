@@ -19,7 +19,7 @@ import dps
 from dps.core.placement.hash_ring import Balanced
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
-from dps.recovery.presets import PRESETS
+from dps.recovery.strategy import PRESETS
 from flows.config.errors import check_known, refuse, refusing
 from flows.config.kinds import (
     DURABILITIES,

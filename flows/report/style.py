@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dps.recovery.presets import PRESETS
+from dps.recovery.strategy import PRESETS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

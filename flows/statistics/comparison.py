@@ -19,7 +19,7 @@ from numpy.random import Generator
 from pydantic import Field
 
 from dps.errors import ConfigurationError
-from dps.recovery.presets import PRESETS
+from dps.recovery.strategy import PRESETS
 from flows.config.claims import ClaimSection
 from flows.config.errors import reading_kept, suggest
 from flows.config.sections import Section

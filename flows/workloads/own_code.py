@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from dps.errors import ConfigurationError
-from dps.recovery.regular import open_regular
+from dps.recovery.files import open_regular
 from flows.quoting import meant, quoted, shown
 
 LONGEST_REASON = 300

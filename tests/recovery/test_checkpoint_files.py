@@ -23,8 +23,9 @@ from safetensors.numpy import load_file
 
 from dps.core.shard import Progress, ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
-from dps.recovery import checkpoint_files as checkpoint
-from dps.recovery.checkpoint_files import CheckpointFiles, absolute, in_memory
+from dps.recovery import checkpoint_files, files
+from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.files import absolute, in_memory
 from tests.support.strategies import records
 from tests.support.worlds import same_state
 
@@ -140,7 +141,7 @@ def test_a_checkpoint_of_a_format_that_is_not_known_is_not_read(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as later:
-        later.setattr(checkpoint, "FORMAT", checkpoint.FORMAT + 1)
+        later.setattr(checkpoint_files, "FORMAT", checkpoint_files.FORMAT + 1)
         place.files.write(1, state(1))
     with pytest.raises(CheckpointCorrupt):
         place.files.read(place.files.found()[0])
@@ -175,7 +176,7 @@ def reading_fails(place: Place, error: BaseException) -> Iterator[None]:
             raise error
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(checkpoint, "open_regular", fail)
+            patch.setattr(files, "open_regular", fail)
             yield
     else:
         with failing(place.fs, "cat_file", error):

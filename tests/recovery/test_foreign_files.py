@@ -20,7 +20,7 @@ from dps.errors import CheckpointCorrupt, StoreUnavailable
 from dps.recovery import checkpoint_files
 from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.manifest import FILE, Run, find_saved, write_run
-from dps.recovery.partial_files import PartialFiles
+from dps.recovery.partial import PartialFiles
 
 SECONDS = 10.0
 PARAMS = {"w": np.zeros(400), "b": np.zeros(64, "float32")}

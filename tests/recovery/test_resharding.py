@@ -13,8 +13,7 @@ from dps.core.tables.key_routing import dealt
 from dps.core.tables.table import table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
-from dps.recovery.manifest import Run, Saved
-from dps.recovery.resharding import resharded
+from dps.recovery.manifest import Run, Saved, resharded
 
 RNG = np.random.default_rng(0)
 PARAMS = {"w": RNG.normal(size=(40, 5)), "v": RNG.normal(size=33).astype(np.float32)}

@@ -10,11 +10,10 @@ from dps.core.outage import Continue, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.durability import NoDurability
+from dps.recovery.none import NoDurability
 from dps.recovery.partial import PartialCheckpoint
-from dps.recovery.presets import PRESETS, preset
 from dps.recovery.shared_store import SharedStore
-from dps.recovery.strategy import Recovery, with_checkpoint_path
+from dps.recovery.strategy import PRESETS, Recovery, preset, with_checkpoint_path
 
 
 def test_presets_are_the_strategies_of_the_literature() -> None:

@@ -58,7 +58,7 @@ from dps.faults import (
     Pause,
     Slow,
 )
-from dps.recovery.durability import Durability, NoPersistence, Persistence, ServerContext
+from dps.recovery.durability import Durability, Persistence, ServerContext
 from dps.testing import VirtualCluster
 from dps.virtual.client import TaskFuture
 from dps.virtual.loop import VirtualLoop
@@ -210,7 +210,7 @@ def test_a_push_wakes_no_more_of_others_however_many_wait(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(VirtualLoop, "call_soon", counting)
     monkeypatch.setattr("tests.virtual.training.COMPUTE_SECONDS", 0.0001)  # so that they queue
-    monkeypatch.setattr(NoPersistence, "window", 4)  # how many a replica has under way at once
+    monkeypatch.setattr(Persistence, "window", 4)  # how many a replica has under way at once
     of_a_push = []
     for workers in (4, 24):
         before = steps
@@ -473,7 +473,7 @@ class Outside(Durability):
 
     def persistence(self, context: ServerContext) -> Persistence:
         self.names.append(context.group)
-        return NoPersistence()
+        return Persistence()
 
 
 def test_what_is_kept_outside_has_another_name_in_every_run() -> None:

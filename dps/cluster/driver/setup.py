@@ -30,14 +30,7 @@ from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.group import Group
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint
-from dps.recovery.manifest import (
-    Saved,
-    about,
-    find_saved,
-    must_be_known,
-    write_run,
-)
-from dps.recovery.resharding import resharded
+from dps.recovery.manifest import Saved, about, find_saved, must_be_known, resharded, write_run
 from dps.recovery.strategy import Recovery, as_servers
 
 if TYPE_CHECKING:
@@ -49,8 +42,8 @@ from dps.core.consistency import ASP, BSP, SSP
 from dps.core.credentials import holds_secret, masked
 from dps.core.functions import Function
 from dps.core.ranges import one_of, refused, shown, whole_argument
-from dps.recovery.checkpoint_files import absolute, in_memory
-from dps.recovery.presets import preset
+from dps.recovery.files import absolute, in_memory
+from dps.recovery.strategy import preset
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ from dps.protocol.messages import (
 )
 from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport, Watched
-from dps.recovery.durability import WorkerContext, WorkerPart
+from dps.recovery.durability import WorkerContext
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class Client:
         self.router = Router(group, transport)
         self._group = group
         self._transport = transport
-        self._part: WorkerPart | None = None
+        self._part: tuple[Callable[[Table], None], Tasks] | None = None
         self._seq = 0
         self._calls = 0
         self._home = ("", "")
@@ -565,22 +565,28 @@ class Client:
         """Do what the durability has workers do."""
         await self._leave_part()
         name, shard_clients = donor_name(self.worker, self.incarnation), self._shard_clients
-        self._part = self._group.recovery.durability.worker_part(
+        tasks = Tasks(self._fail)
+        heard = self._group.recovery.durability.worker_part(
             WorkerContext(
                 name,
                 self._group.rule,
                 self._group.timings,
                 self._transport,
-                self.router,
-                self._tasks,
+                self.router.ask,
+                tasks,
                 lambda shard: shard_clients[shard].base,
             )
         )
+        if heard is not None:
+            self._part = heard, tasks
+            self.router.listen(heard)
 
     async def _leave_part(self) -> None:
         part, self._part = self._part, None  # once, also if this is cancelled half-way
         if part is not None:
-            await part.close()
+            heard, tasks = part
+            self.router.unlisten(heard)
+            await tasks.close()
 
     @property
     def _reader(self) -> UpdateId:

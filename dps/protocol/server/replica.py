@@ -118,7 +118,7 @@ class Replica:
             self._notify,
             tasks,
         )
-        self.cutter = SnapshotBarrier(self, persistence.cuts) if persistence.cuts else None
+        self.cutter = SnapshotBarrier(self, persistence) if group.restores_together else None
         holder = f"{me.address}/{me.key}/{epoch}/{clock.now()}"
         self._copies = SentCopies(self._layout, shard, group.pull_filters, holder)
         self._batching = Batching(self._layout, group.aggregate, self)

@@ -70,7 +70,8 @@ from dps.protocol.server.replica import Replica
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Transport, Watched
 from dps.recovery.durability import Persistence, ServerContext
-from dps.recovery.state_store import Mailboxes, StateStore
+from dps.recovery.mailboxes import Mailboxes
+from dps.recovery.shared_store import StateStore
 
 # What asks for, or something of, the replica of a shard that is here.
 OF_REPLICAS = (
@@ -455,21 +456,21 @@ class ShardServer:
     def _persistence(self, shard: int, from_below: bool = False) -> Persistence:
         group = self._group
         context = ServerContext(
-            shard,
-            f"{group.name}-{group.instance}",
-            group.coordinator,
-            group.timings,
-            self._transport,
-            self._clock,
-            self._emit,
-            self._tasks,
-            partial(self._stores_of, shard),
-            history=lambda: self._history,
-            layout=group.layout.shards[shard],
-            from_below=from_below,
+            shard=shard,
+            group=f"{group.name}-{group.instance}",
             name=group.name,
+            coordinator=group.coordinator,
+            timings=group.timings,
+            transport=self._transport,
+            clock=self._clock,
+            emit=self._emit,
+            tasks=self._tasks,
+            layout=group.layout.shards[shard],
+            history=lambda: self._history,
+            stores=partial(self._stores_of, shard),
             whole_stores=partial(self._whole_stores_of, shard),
             ask_store=self._reach.ask_store,
+            from_below=from_below,
         )
         return group.recovery.durability.persistence(context)
 

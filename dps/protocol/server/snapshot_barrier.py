@@ -10,7 +10,7 @@ from dps.core.updates import Operation
 from dps.errors import NotServing
 from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, Taken
 from dps.protocol.tasks import Tasks
-from dps.recovery.durability import CutPersistence
+from dps.recovery.durability import Persistence
 
 
 class HeldReplica(Protocol):
@@ -28,7 +28,7 @@ class HeldReplica(Protocol):
 class SnapshotBarrier:
     """A head's part in cuts; the `keeper` writes the states. All calls come from one event loop."""
 
-    def __init__(self, replica: HeldReplica, keeper: CutPersistence) -> None:
+    def __init__(self, replica: HeldReplica, keeper: Persistence) -> None:
         self._patience = 0.0
         self._replica = replica
         self._keeper = keeper

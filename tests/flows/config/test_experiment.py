@@ -15,8 +15,7 @@ from dps.errors import ConfigurationError
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
 from dps.recovery.layered import Layered
-from dps.recovery.presets import PRESETS
-from dps.recovery.strategy import Recovery
+from dps.recovery.strategy import PRESETS, Recovery
 from flows.config.experiment import TrialConfig, load_experiment
 
 SMALL: dict[str, Any] = {

@@ -25,7 +25,7 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from dps.recovery.presets import PRESETS
+from dps.recovery.strategy import PRESETS
 from flows.config.experiment import load_experiment
 from flows.config.trials import expand
 from flows.execution.trial import run_trial

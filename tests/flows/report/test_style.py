@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 from matplotlib.colors import to_rgb
 
-from dps.recovery.presets import PRESETS
+from dps.recovery.strategy import PRESETS
 from flows.report import style
 
 # Linear RGB to XYZ (IEC 61966-2-1); and what is left of linear RGB without one kind of cones

@@ -15,8 +15,7 @@ from dps.events import CheckpointWritten
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.save_all import save_all
 from dps.protocol.messages import CloseGroup
-from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.checkpoint_schedule import Checkpoints
+from dps.recovery.checkpoint import Checkpoint, CheckpointPersistence
 from dps.recovery.strategy import Recovery
 from tests.simulator.network import SimTransport
 from tests.simulator.world import COORDINATOR
@@ -62,7 +61,7 @@ def written(s: Setting, shard: int) -> int:
 def test_a_write_of_an_older_state_that_is_under_way_is_not_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def slowly(self: Checkpoints, work: Callable[[], Any]) -> Any:
+    async def slowly(self: CheckpointPersistence, work: Callable[[], Any]) -> Any:
         await asyncio.sleep(0.5)
         return work()
 
@@ -70,7 +69,7 @@ def test_a_write_of_an_older_state_that_is_under_way_is_not_enough(
         _, client = await s.enter("a")
         driver = Driver(s)
         await client.push(ONES)
-        monkeypatch.setattr(Checkpoints, "_in_thread", slowly)
+        monkeypatch.setattr(CheckpointPersistence, "_in_thread", slowly)
         first = asyncio.ensure_future(driver.save())
         await asyncio.sleep(0.1)  # it is being written
         await client.push(ONES)

@@ -14,8 +14,7 @@ import pytest
 from dps.core.shard import ShardState
 from dps.events import CheckpointRefused, CutTaken, Event, Restored, RolledBack
 from dps.protocol.client.client import Client
-from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.snapshot_checkpoints import CutCheckpoints
+from dps.recovery.checkpoint import Checkpoint, CutPersistence
 from dps.recovery.strategy import Recovery
 from tests.support.worlds import Setting, in_world
 
@@ -39,19 +38,19 @@ class Record:
 @pytest.fixture
 def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     record = Record()
-    write, restore = CutCheckpoints.write_cut, CutCheckpoints.restore
+    write, restore = CutPersistence.write_cut, CutPersistence.restore
 
-    async def note_write(self: CutCheckpoints, epoch: int, cut: int, state: ShardState) -> None:
+    async def note_write(self: CutPersistence, epoch: int, cut: int, state: ShardState) -> None:
         await write(self, epoch, cut, state)
         record.written[cut][self._shard] = state
 
-    async def note_restore(self: CutCheckpoints, epoch: int, cut: int) -> ShardState:
+    async def note_restore(self: CutPersistence, epoch: int, cut: int) -> ShardState:
         state = await restore(self, epoch, cut)
         record.restored.append((cut, self._shard, state))
         return state
 
-    monkeypatch.setattr(CutCheckpoints, "write_cut", note_write)
-    monkeypatch.setattr(CutCheckpoints, "restore", note_restore)
+    monkeypatch.setattr(CutPersistence, "write_cut", note_write)
+    monkeypatch.setattr(CutPersistence, "restore", note_restore)
     return record
 
 

@@ -12,14 +12,14 @@ from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient
 from dps.protocol.messages import Push, Pushed
 from dps.recovery.chain import Chain
-from dps.recovery.durability import NoPersistence
+from dps.recovery.durability import Persistence
 from dps.recovery.strategy import Recovery
 from tests.protocol.coordinator.test_membership import view_of
 from tests.support.worlds import Setting, in_world, until
 
 
 def test_what_is_refused_leaves_its_room_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NoPersistence, "window", 1)
+    monkeypatch.setattr(Persistence, "window", 1)
 
     async def scenario(s: Setting) -> None:
         view = await view_of(s)

@@ -45,18 +45,17 @@ from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.tasks import Tasks, task_failed
-from dps.recovery import checkpoint_files as files
+from dps.recovery import checkpoint_files, files, worker_cache
 from dps.recovery import manifest as runs
-from dps.recovery import partial_files, worker_cache
-from dps.recovery.background_checkpoints import BackgroundCheckpoints
+from dps.recovery import partial as parts
+from dps.recovery.checkpoint import CheckpointPersistence
 from dps.recovery.checkpoint_files import CheckpointFiles
-from dps.recovery.checkpoint_schedule import Checkpoints
-from dps.recovery.durability import NoDurability
 from dps.recovery.layered import Layered, LayeredPersistence
+from dps.recovery.mailboxes import Mailboxes
 from dps.recovery.manifest import Saved
-from dps.recovery.part_choice import NEVER
-from dps.recovery.shared_store import StorePersistence
-from dps.recovery.state_store import Mailboxes, StateStore
+from dps.recovery.none import NoDurability
+from dps.recovery.partial import NEVER
+from dps.recovery.shared_store import StateStore, StorePersistence
 from dps.recovery.worker_cache import CopyOffers
 from tests.simulator.broken.variant import VARIANTS, always, instead_of
 
@@ -85,7 +84,7 @@ always(NoDurability, "is_last_copy", False, "busy server without a copy replaced
 always(StorePersistence, "begin", None, "new store counted before its copy is there", "two_stores")
 always(ShardController, "do_without", False, "store out of reach waited for", "two_stores wide")
 always(Coordinator, "_not_replaced_by", [], "drained store let go too early", "stores wide")
-always(BackgroundCheckpoints, "note", None, "layer written once", "layered")
+always(LayeredPersistence, "note", None, "layer written once", "layered")
 always(Layered, "is_last_copy", False, "layer restored while a replica is silent", "layered chains")
 always(Layered, "is_restorable", False, "layer restored although the store lives", "layered stores")
 
@@ -126,12 +125,12 @@ async def _(right, self, reader, until, has):
 # -- exactly once ----------------------------------------------------------------------------------
 
 
-@instead_of(Checkpoints, "restore", "dedupe table not restored", "checkpoints")
+@instead_of(CheckpointPersistence, "restore", "dedupe table not restored", "checkpoints")
 async def _(right, self, *args):
     return replace(await right(self, *args), workers={})
 
 
-@instead_of(Checkpoints, "restore", "clocks not restored", "checkpoints")
+@instead_of(CheckpointPersistence, "restore", "clocks not restored", "checkpoints")
 async def _(right, self, *args):
     state = await right(self, *args)
     workers = {name: replace(p, clock=0, active=False) for name, p in state.workers.items()}
@@ -301,7 +300,7 @@ async def _(right, self, view):
 # -- checkpoints -----------------------------------------------------------------------------------
 
 
-@instead_of(Checkpoints, "commit", "checkpoint ignores its bound", "checkpoints")
+@instead_of(CheckpointPersistence, "commit", "checkpoint ignores its bound", "checkpoints")
 async def _(right, self, epoch, state):
     if state.version - self._complete >= self._due:
         self._start_writing(epoch, state)
@@ -312,20 +311,20 @@ def _(right, self, *seen):
     return right(replace(self, most=1 << 30), *seen)
 
 
-@instead_of(Checkpoints, "_promise", "chosen interval promises nothing", "adaptive")
+@instead_of(CheckpointPersistence, "_promise", "chosen interval promises nothing", "adaptive")
 def _(right, self, every):
     right(self, every)
     self._allowed = math.inf
 
 
-@instead_of(files, "_sealed", "torn checkpoint accepted", "checkpoints")
+@instead_of(checkpoint_files, "_sealed", "torn checkpoint accepted", "checkpoints")
 def _(right, manifest, data):
     return manifest
 
 
-@instead_of(CheckpointFiles, "_publish", "non-atomic publish", "checkpoints")
-def _(right, self, name, data):
-    self._fs.pipe_file(f"{self._folder}/{name}", data)
+@instead_of(checkpoint_files, "publish", "non-atomic publish", "checkpoints")
+def _(right, fs, folder, name, data):
+    fs.pipe_file(f"{folder}/{name}", data)
 
 
 @instead_of(CheckpointFiles, "found", "oldest checkpoint restored", "checkpoints")
@@ -368,7 +367,7 @@ def _(right, self, shard, hosts):
 # -- sparse tables ---------------------------------------------------------------------------------
 
 
-@instead_of(files, "_arrays", "tables left out of checkpoints", "checkpoints")
+@instead_of(checkpoint_files, "_arrays", "tables left out of checkpoints", "checkpoints")
 def _(right, state):
     tables = {n: replace(t, levels=t.levels[-1:] * len(t.levels)) for n, t in state.tables.items()}
     return right(replace(state, tables=tables))
@@ -469,7 +468,7 @@ async def _(right, self, host, life, watched=None):
 # -- promises in seconds ---------------------------------------------------------------------------
 
 
-@instead_of(Checkpoints, "_saved", "age counted from the end of the write", "timed wide")
+@instead_of(CheckpointPersistence, "_saved", "age counted from the end of the write", "timed wide")
 def _(right, self, version, noted):
     right(self, version, self._clock.monotonic())
 
@@ -592,15 +591,15 @@ def _(right, self, manifest, data):
         return state
     older = json.loads(self._fs.cat_file(before[0].manifest))
     numbers = {name: older[name] for name in ("index", "version", "steps")}
-    return replace(state, **numbers, workers=files._workers(older))
+    return replace(state, **numbers, workers=checkpoint_files._workers(older))
 
 
-@instead_of(partial_files, "units_of", "slots left out of parts", "in_parts wide")
+@instead_of(parts, "units_of", "slots left out of parts", "in_parts wide")
 def _(right, layout, state):
     return right(layout, replace(state, slots={k: v * 0 for k, v in state.slots.items()}))
 
 
-@instead_of(partial_files, "choose", "what changes least is never saved", "in_parts wide")
+@instead_of(parts, "choose", "what changes least is never saved", "in_parts wide")
 def _(right, nbytes, saved_in, distances, share):
     if (saved_in == NEVER).any():
         return right(nbytes, saved_in, distances, share)
@@ -615,7 +614,7 @@ def _(right, copy, rule):
     return replace(right(copy, rule), steps=copy.metadata.steps)
 
 
-@instead_of(files, "_arrays", "slots left out of checkpoints", "checkpoints wide")
+@instead_of(checkpoint_files, "_arrays", "slots left out of checkpoints", "checkpoints wide")
 def _(right, state):
     return right(replace(state, slots={k: v * 0 for k, v in state.slots.items()}))
 
@@ -758,24 +757,24 @@ def _(right, self, stores):
 @instead_of(LayeredPersistence, "commit", "layer delays acks", "layered")
 async def _(right, self, epoch, state):
     await self._above.commit(epoch, state)
-    await self._below.commit(epoch, state)
+    await CheckpointPersistence.commit(self, epoch, state)
 
 
 @instead_of(LayeredPersistence, "commit", "layer stops acks", "layered")
 async def _(right, self, epoch, state):
     await self._above.commit(epoch, state)
-    self._below.note(epoch, state)
-    if self._below._failure:
-        raise StoreUnavailable(self._below._failure)
+    self.note(epoch, state)
+    if self._failure:
+        raise StoreUnavailable(self._failure)
 
 
 @instead_of(LayeredPersistence, "begin", "layer empty until a write is due", "layered")
 async def _(right, self, epoch, state):
-    self._below.note(epoch, state)
+    self.note(epoch, state)
     await self._above.begin(epoch, state)
 
 
-@instead_of(BackgroundCheckpoints, "restore", "older checkpoint of the layer restored", "layered")
+@instead_of(LayeredPersistence, "restore", "older checkpoint of the layer restored", "layered")
 async def _(right, self, *args):
     files = self._files
     files.found = lambda: CheckpointFiles.found(files)[-1:]

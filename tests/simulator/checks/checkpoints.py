@@ -25,10 +25,9 @@ from dps.core.shard import ShardState
 from dps.protocol.messages import Restore, View
 from dps.protocol.server.shard_server import ShardServer
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.durability import NoPersistence
+from dps.recovery.durability import Persistence
 from dps.recovery.layered import LayeredPersistence
-from dps.recovery.part_choice import parts_until_all
-from dps.recovery.partial import PartialCheckpoint
+from dps.recovery.partial import PartialCheckpoint, parts_until_all
 from dps.recovery.parts import Unit, units_of
 from dps.recovery.shared_store import StorePersistence
 from tests.simulator.network import Violation
@@ -223,7 +222,7 @@ def layering(
                 report(Violation("layer delays acks", text))
 
     return [
-        Patch(NoPersistence, "commit", noting(NoPersistence.commit)),
+        Patch(Persistence, "commit", noting(Persistence.commit)),
         Patch(StorePersistence, "commit", noting(StorePersistence.commit)),
         Patch(LayeredPersistence, "commit", watched),
         before(ShardServer, "_restore", lambda self, m: told(self, m) if m.from_below else None),

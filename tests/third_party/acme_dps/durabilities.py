@@ -14,7 +14,7 @@ from dps.core.shard import ShardState
 from dps.errors import StaleEpoch, StoreUnavailable
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import decode, encode
-from dps.recovery.durability import NoPersistence, Persistence, ServerContext
+from dps.recovery.durability import Persistence, ServerContext
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Shelf(Durability):
         return _File(f"{self.folder}/{context.group}", context.shard)
 
 
-class _File(NoPersistence):
+class _File(Persistence):
     """The file of one shard: the epoch of who has it, and the state."""
 
     source = "shelf"

@@ -19,8 +19,7 @@ from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
 from dps.recovery.checkpoint_files import CheckpointFiles
-from dps.recovery.part_choice import parts_until_all
-from dps.recovery.partial_files import PartialFiles
+from dps.recovery.partial import PartialFiles, parts_until_all
 
 SHARE = 0.25
 PARAMS = {"w": np.zeros(400), "b": np.zeros(64, "float32")}
@@ -78,10 +77,9 @@ def test_each_block_is_as_it_was_in_the_newest_part_that_has_it_with_its_slots(p
     assert len(found) > 1, "they are of several versions"
     assert max(found) == 39
     assert 39 - min(found) < parts_until_all(SHARE)
-    behind = writer.behind(writer.found()[0])
-    assert behind is not None
-    assert (behind.version, behind.oldest) == (39, min(found))
-    assert behind.units == len(LAYOUT.pieces)
+    version, versions = writer.versions(writer.found()[0])
+    assert (version, min(versions)) == (39, min(found))
+    assert len(versions) == len(LAYOUT.pieces)
     assert np.mean(sizes) < 0.6 * whole
 
 

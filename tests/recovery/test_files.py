@@ -8,7 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dps.recovery.checkpoint_files import make_folder, publish
+from dps.recovery.files import make_folder, publish
 
 
 def test_bytes_names_and_new_folders_are_synced_in_their_order(

@@ -14,15 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dps.core.blocks import Layout
+from dps.core.checkpoint_interval import FailureHistory
 from dps.core.shard import ShardState
 from dps.errors import NotServing, StoreUnavailable
 from dps.events import CheckpointFailed, CheckpointWritten, Event, IntervalChosen
 from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
-from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.checkpoint import SLOW_SECONDS, Checkpoint, CheckpointPersistence
 from dps.recovery.checkpoint_files import CheckpointFiles
-from dps.recovery.checkpoint_schedule import SLOW_SECONDS, Checkpoints
 from dps.recovery.durability import ServerContext
 from dps.recovery.strategy import Recovery
 from tests.simulator.schedules.strategies import TIMINGS
@@ -142,8 +143,10 @@ def test_a_write_that_hangs_keeps_no_update_from_being_applied(
     async def scenario() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         here = Endpoint("here", "")
-        tools: Any = None, RealClock(), lambda event: None, unexpected(), no_store
-        context = ServerContext(0, "", here, TIMINGS, *tools, name="g")
+        tools: Any = None, RealClock(), lambda event: None, unexpected()
+        layout = Layout.of(ONES, shards=1).shards[0]
+        stores: Any = no_store, no_store, no_store
+        context = ServerContext(0, "", "g", here, TIMINGS, *tools, layout, FailureHistory, *stores)
         keeper = Checkpoint(path="memory://hangs").persistence(context)
         empty = np.zeros(1, np.uint8)
         writing = asyncio.ensure_future(keeper.begin(1, ShardState(0, 0, 0, empty, {}, {}, {}, {})))
@@ -166,13 +169,13 @@ def test_a_write_that_takes_long_is_told_of_while_it_goes_on(
 ) -> None:
     done = asyncio.Event()
 
-    async def hang(self: Checkpoints, work: Callable[[], Any]) -> Any:
+    async def hang(self: CheckpointPersistence, work: Callable[[], Any]) -> Any:
         await done.wait()
         return work()
 
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("worker-0")
-        monkeypatch.setattr(Checkpoints, "_in_thread", hang)
+        monkeypatch.setattr(CheckpointPersistence, "_in_thread", hang)
         await client.push(ONES)
         await asyncio.sleep(SLOW_SECONDS - 1.0)
         assert not events(s, CheckpointFailed)
@@ -185,7 +188,7 @@ def test_a_write_that_takes_long_is_told_of_while_it_goes_on(
     in_world(scenario, shards=1, recovery=saved(every=2))
 
 
-async def slow_write(self: Checkpoints, work: Callable[[], Any]) -> Any:
+async def slow_write(self: CheckpointPersistence, work: Callable[[], Any]) -> Any:
     await asyncio.sleep(0.2)
     return work()
 
@@ -193,7 +196,7 @@ async def slow_write(self: Checkpoints, work: Callable[[], Any]) -> Any:
 def test_the_ack_of_an_update_that_makes_a_write_due_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Checkpoints, "_in_thread", slow_write)
+    monkeypatch.setattr(CheckpointPersistence, "_in_thread", slow_write)
 
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("worker-0")
@@ -227,7 +230,7 @@ async def keep_pushing(s: Setting, workers: int) -> Callable[[], None]:
 def test_a_chosen_interval_grows_while_nothing_fails_and_shrinks_when_servers_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(Checkpoints, "_in_thread", slow_write)
+    monkeypatch.setattr(CheckpointPersistence, "_in_thread", slow_write)
 
     async def scenario(s: Setting) -> None:
         end = await keep_pushing(s, 3)

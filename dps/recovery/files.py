@@ -1,0 +1,157 @@
+"""Files on any path that fsspec knows: published whole, synced, and read only if regular.
+
+`publish` renames a file into place after its bytes are on the disk, so a reader finds the whole
+file or none.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import posixpath
+import stat
+import uuid
+from typing import Any, BinaryIO, Protocol, runtime_checkable
+
+import fsspec
+from fsspec.core import split_protocol
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from dps.errors import ConfigurationError
+
+
+class NotAFile(OSError):
+    """A path leads to a folder, a device or a pipe."""
+
+
+@runtime_checkable
+class Synced(Protocol):
+    """A file system with a cache that it can write to the disk, in parts."""
+
+    def sync_file(self, file: Any) -> None:
+        """Return when the bytes of an open file would survive a loss of power."""
+        ...
+
+    def sync_folder(self, folder: str) -> None:
+        """Return when the names in a folder would survive a loss of power."""
+        ...
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a local file for reading, without blocking if it is a pipe or a device.
+
+    Raises
+    ------
+    NotAFile
+        It is no regular file.
+    OSError
+        It cannot be read.
+    """
+    # Opening a pipe would block until there is a writer, and a device may have no end.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(kind) else "a device or a pipe"
+        raise NotAFile(errno.EINVAL, f"It is {what}, not a file", os.fspath(path))
+    return open(descriptor, "rb")
+
+
+def contents(fs: Any, path: str) -> bytes:
+    """Return the bytes of a file; raises `NotAFile` for local paths that are no regular file."""
+    if not isinstance(fs, LocalFileSystem):
+        data: bytes = fs.cat_file(path)
+        return data
+    with open_regular(path) as file:
+        return file.read()
+
+
+def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
+    """Write a file that is there whole, or not at all."""
+    target = posixpath.join(folder, name)
+    scratch = f"{target}.{uuid.uuid4().hex}.tmp"
+    try:
+        with fs.open(scratch, "wb") as file:
+            file.write(data)
+            file.flush()
+            _sync(fs, file)
+        fs.mv(scratch, target)
+        _sync_folder(fs, folder)
+    except Exception:
+        if fs.exists(scratch):
+            fs.rm(scratch)
+        raise
+
+
+def make_folder(fs: Any, folder: str) -> None:
+    """Make a folder and its parents, and sync the name of each that is new."""
+    made = []
+    if isinstance(fs, LocalFileSystem | Synced):
+        at = folder
+        while at != posixpath.dirname(at) and not fs.exists(at):
+            made.append(at)
+            at = posixpath.dirname(at)
+    fs.makedirs(folder, exist_ok=True)
+    for each in made:
+        _sync_folder(fs, posixpath.dirname(each))
+
+
+def absolute(path: str) -> str:
+    """Return a path that means the same in every working directory.
+
+    Raises
+    ------
+    ConfigurationError
+        fsspec does not know its protocol.
+    """
+    kinds = _kinds(path)
+    local = len(kinds) == 1 and issubclass(kinds[0], LocalFileSystem)
+    return str(kinds[0]._strip_protocol(path)) if local else path
+
+
+def in_memory(path: str) -> bool:
+    """Whether only the process that writes files there can read them."""
+    return any(issubclass(kind, MemoryFileSystem) for kind in _kinds(path))
+
+
+def _kinds(path: str) -> list[Any]:
+    """The classes of a path's file systems: one, or caches and archives in front of another one.
+
+    None is instantiated: that may ask a server that does not answer.
+    """
+    parts = path.split("::")
+    kinds = []
+    for part in parts:
+        protocol, _ = split_protocol(part)
+        if protocol is None:  # in a chain, a single word is the name of a file system
+            protocol = part if len(parts) > 1 and part.isascii() and part.isalpha() else "file"
+        try:
+            kinds.append(fsspec.get_filesystem_class(protocol))
+        except (ImportError, ValueError) as error:
+            reason = f"checkpoints cannot be written to {path!r}: {error}"
+            raise ConfigurationError(reason) from error
+    return kinds
+
+
+def _sync(fs: Any, file: Any) -> None:
+    if isinstance(fs, Synced):
+        fs.sync_file(file)
+        return
+    try:
+        descriptor = file.fileno()
+    except (AttributeError, io.UnsupportedOperation):
+        return  # it is in memory, or on another machine
+    os.fsync(descriptor)
+
+
+def _sync_folder(fs: Any, folder: str) -> None:
+    if isinstance(fs, Synced):
+        fs.sync_folder(folder)
+    elif isinstance(fs, LocalFileSystem):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
