@@ -442,8 +442,8 @@ def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
     others = [CheckpointFiles(folder, other, keep=1) for other in together if other != shard]
     fs, _ = fsspec.url_to_fs(folder)
     for _ in range(TRIES):
-        written = [{each.cut for each in other.found()} for other in others]
-        complete = [f for f in files.found() if all(f.cut in cuts for cuts in written)]
+        written = [{each.cut for each in other.published()} for other in others]
+        complete = [f for f in files.published() if all(f.cut in cuts for cuts in written)]
         if not complete:
             raise LookupError(f"shard {shard} has no complete checkpoint in {folder}")
         manifest = complete[0].manifest

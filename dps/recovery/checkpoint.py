@@ -32,7 +32,7 @@ from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, I
 from dps.protocol.messages import WantCut
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
-from dps.recovery.checkpoint_files import CheckpointFiles, Found
+from dps.recovery.checkpoint_files import CheckpointFiles, Published
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
 
 T = TypeVar("T")
@@ -271,22 +271,22 @@ class CheckpointPersistence(Persistence):
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the newest checkpoint that is whole, recording those that are not."""
-        for found in await self._in_thread(self._files.found):
-            if (state := await self._read(found)) is not None:
-                await self._note_restored(epoch, found)
+        for checkpoint in await self._in_thread(self._files.published):
+            if (state := await self._read(checkpoint)) is not None:
+                await self._note_restored(epoch, checkpoint)
                 return state
         raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
 
-    async def _read(self, found: Found) -> ShardState | None:
+    async def _read(self, checkpoint: Published) -> ShardState | None:
         """Return a checkpoint's state; None if it is damaged, which is recorded."""
         try:
-            return await self._in_thread(partial(self._files.read, found))
+            return await self._in_thread(partial(self._files.read, checkpoint))
         except CheckpointCorrupt as error:
             now = self._clock.now()
-            self._emit(CheckpointRefused(now, self._shard, found.manifest, str(error)))
+            self._emit(CheckpointRefused(now, self._shard, checkpoint.manifest, str(error)))
             return None
 
-    async def _note_restored(self, epoch: int, found: Found) -> None:
+    async def _note_restored(self, epoch: int, checkpoint: Published) -> None:
         """Record what is to be known of a checkpoint that was read, besides its version."""
 
     async def close(self) -> None:
@@ -459,8 +459,8 @@ class CutPersistence(CheckpointPersistence):
         """Write the first state of the shard, once; any other one is in its cut already."""
         if self._begun:
             return
-        there = await self._in_thread(self._files.found)
-        if not any((found.epoch, found.cut) == (epoch, FIRST) for found in there):
+        there = await self._in_thread(self._files.published)
+        if not any((checkpoint.epoch, checkpoint.cut) == (epoch, FIRST) for checkpoint in there):
             await self._write(epoch, state, FIRST)
             self._saved(state.version, self._clock.monotonic())
         self._begun = True
@@ -473,8 +473,8 @@ class CutPersistence(CheckpointPersistence):
         CheckpointCorrupt
             It is damaged, or not there; a cut before it must do, on all shards.
         """
-        for found in await self._in_thread(self._files.found):
-            if found.cut == cut and (state := await self._read(found)) is not None:
+        for checkpoint in await self._in_thread(self._files.published):
+            if checkpoint.cut == cut and (state := await self._read(checkpoint)) is not None:
                 self._begun = True
                 self._saved(state.version, self._clock.monotonic())
                 return state

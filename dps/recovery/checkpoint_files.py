@@ -35,7 +35,7 @@ _NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?(?:-[0-9a-f]{8})?\.(json|safetenso
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Published:
     """A published checkpoint: the path of its manifest, and the state that it holds.
 
     `cut` is the number of its consistent cut, if it belongs to one.
@@ -116,7 +116,7 @@ class CheckpointFiles:
 
         The files of later epochs stay, whatever they are.
         """
-        kept = self.found()[: self._keep]
+        kept = self.published()[: self._keep]
         oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))
         # By name, the manifest goes first: without it the data file is no checkpoint.
         for path, number in self._files().items():
@@ -131,13 +131,13 @@ class CheckpointFiles:
                 if cut is not None and cut < oldest and of_epoch <= epoch:
                     self._fs.rm(path)
 
-    def found(self) -> list[Found]:
+    def published(self) -> list[Published]:
         """Return the published checkpoints, newest first."""
         try:
             files = self._files()
         except Exception as error:
             raise StoreUnavailable(f"checkpoints in {self._folder}: {error}") from error
-        published = [Found(p, *number) for p, number in files.items() if p.endswith(".json")]
+        published = [Published(p, *number) for p, number in files.items() if p.endswith(".json")]
         return sorted(published, key=lambda f: (f.epoch, f.index), reverse=True)
 
     def in_writing(self) -> list[str]:
@@ -161,7 +161,7 @@ class CheckpointFiles:
             if name
         }
 
-    def read(self, found: Found) -> ShardState:
+    def read(self, checkpoint: Published) -> ShardState:
         """Return a checkpoint's state.
 
         Raises
@@ -171,28 +171,29 @@ class CheckpointFiles:
         StoreUnavailable
             The path cannot be read now; the checkpoint may well be whole.
         """
+        path = checkpoint.manifest
         try:
-            manifest = json.loads(contents(self._fs, found.manifest))
-            data = contents(self._fs, self.data_of(found.manifest, manifest))
+            manifest = json.loads(contents(self._fs, path))
+            data = contents(self._fs, self.data_of(path, manifest))
             if _sealed(manifest, data) != manifest or manifest["format"] not in (FORMAT, PARTIAL):
-                raise CheckpointCorrupt(f"{found.manifest}: the data do not match the checksum")
+                raise CheckpointCorrupt(f"{path}: the data do not match the checksum")
             if manifest["format"] == PARTIAL:
                 return self._put_together(manifest, data)
             return _state(manifest, load(data))
         except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-            raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
+            raise CheckpointCorrupt(f"{path}: {error!r}") from error
         except RecursionError as error:
-            raise CheckpointCorrupt(f"{found.manifest}: it is nested too deeply") from error
+            raise CheckpointCorrupt(f"{path}: it is nested too deeply") from error
         except NotAFile as error:
             raise CheckpointCorrupt(f"{error.filename}: {error.strerror}") from error
         except FileNotFoundError as error:
-            if not self._fs.exists(found.manifest):
-                raise StoreUnavailable(f"{found.manifest} was removed meanwhile") from error
-            raise CheckpointCorrupt(f"{found.manifest}: {error!r}") from error
+            if not self._fs.exists(path):
+                raise StoreUnavailable(f"{path} was removed meanwhile") from error
+            raise CheckpointCorrupt(f"{path}: {error!r}") from error
         except CheckpointCorrupt:
             raise
         except Exception as error:
-            raise StoreUnavailable(f"{found.manifest}: {error}") from error
+            raise StoreUnavailable(f"{path}: {error}") from error
 
     def data_of(self, path: str, manifest: Any) -> str:
         """Return the path of the data file that a manifest names.

@@ -170,7 +170,8 @@ class LayeredPersistence(CheckpointPersistence):
         from one, there is one of its epoch, which outranks what a replaced server may still write.
         Otherwise nothing waits for the layer below here either.
         """
-        if not self._begun and (self._from_below or not await self._in_thread(self._files.found)):
+        published = self._files.published
+        if not self._begun and (self._from_below or not await self._in_thread(published)):
             await super().begin(epoch, state)
         else:
             self.note(epoch, state)

@@ -228,7 +228,7 @@ def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, 
     shards = list(zip(files, run.layout.shards, strict=True))
     cuts: Sequence[int | None] = [None]
     if run.recovery.durability.restores_together:
-        numbers = [{found.cut for found in of_shard.found()} for of_shard in files]
+        numbers = [{each.cut for each in of_shard.published()} for of_shard in files]
         cuts = sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True)
     for cut in cuts:
         newest = [_newest(*shard, cut, refused) for shard in shards]
@@ -241,15 +241,15 @@ def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, 
 def _newest(
     files: CheckpointFiles, layout: ShardLayout, cut: int | None, refused: list[Refused]
 ) -> ShardState | None:
-    for found in files.found():
-        if found.cut == cut:
+    for checkpoint in files.published():
+        if checkpoint.cut == cut:
             try:
-                state = files.read(found)
+                state = files.read(checkpoint)
                 if state.values.dtype != np.uint8 or state.values.size != layout.nbytes:
-                    raise CheckpointCorrupt(f"{found.manifest}: it is of other parameters")
+                    raise CheckpointCorrupt(f"{checkpoint.manifest}: it is of other parameters")
                 return state
             except CheckpointCorrupt as error:
-                refused.append(Refused(files.shard, found.manifest, str(error)))
+                refused.append(Refused(files.shard, checkpoint.manifest, str(error)))
     return None
 
 

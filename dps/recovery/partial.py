@@ -31,7 +31,7 @@ from dps.events import PartsRestored
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.checkpoint import CHECKPOINT_EVERY, Checkpoint, CheckpointPersistence
-from dps.recovery.checkpoint_files import PARTIAL, CheckpointFiles, Found, name_of, numbers_of
+from dps.recovery.checkpoint_files import PARTIAL, CheckpointFiles, Published, name_of, numbers_of
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
 from dps.recovery.files import contents
 from dps.recovery.parts import Unit, distance, nbytes_of, numbered_tables, units_of
@@ -119,9 +119,9 @@ class PartialPersistence(CheckpointPersistence):
         keep = self._wanted.keep
         return PartialFiles(path, context.shard, keep, self._share, context.layout)
 
-    async def _note_restored(self, epoch: int, found: Found) -> None:
+    async def _note_restored(self, epoch: int, checkpoint: Published) -> None:
         assert isinstance(self._files, PartialFiles)
-        version, versions = await self._in_thread(partial(self._files.versions, found))
+        version, versions = await self._in_thread(partial(self._files.versions, checkpoint))
         older = sum(of_unit < version for of_unit in versions)
         known = version, min(versions, default=version), older, len(versions)
         self._emit(PartsRestored(self._clock.now(), self._shard, epoch, *known))
@@ -192,7 +192,7 @@ class PartialFiles(CheckpointFiles):
             self._copies, self._epoch, self._number = copies, epoch, number
             return nbytes
 
-    def versions(self, found: Found) -> tuple[int, list[int]]:
+    def versions(self, checkpoint: Published) -> tuple[int, list[int]]:
         """Return the version of a part, and those of the units that its state is made of.
 
         Raises
@@ -201,9 +201,9 @@ class PartialFiles(CheckpointFiles):
             It is not there any more.
         """
         try:
-            manifest = json.loads(contents(self._fs, found.manifest))
+            manifest = json.loads(contents(self._fs, checkpoint.manifest))
         except Exception as error:
-            raise StoreUnavailable(f"{found.manifest}: {error}") from error
+            raise StoreUnavailable(f"{checkpoint.manifest}: {error}") from error
         return manifest["version"], list(manifest["versions"].values())
 
     def _chosen(self, units: dict[str, Unit], copies: dict[str, _Copy]) -> list[str]:

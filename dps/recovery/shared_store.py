@@ -34,9 +34,9 @@ class SharedStore(Durability):
     store is being written share the next write.
 
     With two stores the loss of one costs nothing: each state is put to both, and acks wait for
-    both. When one is lost, or a server has not reached it for a lease, they wait for the other one
-    alone, until a second one has a copy again. It gets that from the servers, so not while a shard
-    has none; what is buffered for such a shard is in the store that is left alone.
+    both. When one is lost, or a server has not reached it for a lease, acks wait only for the
+    other one until a second store has a copy again. Servers send that copy, so a shard without a
+    server gets none; its buffered gradients are then only in the remaining store.
 
     Parameters
     ----------
@@ -54,11 +54,11 @@ class SharedStore(Durability):
         ranges.count(self, "stores", 1, "nodes")
 
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
-        """Whether a store is one that has the state: a later one may be empty."""
+        """Return whether a present store has the state: a later one may be empty."""
         return any(store in stored for store in stores)
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
-        """Whether a host has, or may have got, the state of stores that were lost."""
+        """Return whether a host has, or may have got, the state of stores that were lost."""
         return (alone or tried) and not restorable
 
     def persistence(self, context: ServerContext) -> Persistence:
@@ -96,14 +96,14 @@ class StorePersistence(Persistence):
                 raise failed
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the newest state of those stores that have all that was acked, and are in reach.
+        """Return the newest state of those reachable stores that have all that was acked.
 
-        What a server that was replaced still puts to others is of an earlier epoch, and no more
-        acked: that takes all of them.
+        A replaced server may still put states of its epoch to other stores, but can ack no update:
+        an ack takes all of them.
         """
-        looks = [self._index(store, epoch) for store in self._whole_stores()]
-        found = await answers_of(looks, self._timings.lease)
-        for _, store in sorted(found, key=lambda each: each[0], reverse=True):
+        calls = [self._index(store, epoch) for store in self._whole_stores()]
+        indices = await answers_of(calls, self._timings.lease)
+        for _, store in sorted(indices, key=lambda each: each[0], reverse=True):
             with suppress(TransportError):
                 request = GetState(self._shard, epoch)
                 state = await self._ask(store, request, self._timings.copy)
@@ -112,12 +112,12 @@ class StorePersistence(Persistence):
         raise StoreUnavailable(f"shard {self._shard}: its state cannot be had of any store")
 
     async def _index(self, store: Endpoint, epoch: int) -> tuple[int, Endpoint]:
-        """The index of the state that a store has, which serves no earlier epoch any more."""
-        found = await self._ask(store, LookUp(self._shard, epoch), self._timings.call)
-        return found.index, store
+        """Have a store refuse earlier epochs; return the index of its state."""
+        stored = await self._ask(store, LookUp(self._shard, epoch), self._timings.call)
+        return stored.index, store
 
     async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
-        """Have a store keep the state; of tables only what is new goes there."""
+        """Put the state to a store; of tables only the new levels."""
         there = self._there.get(store)
         if there is not None and (there[0].index, there[1]) == (state.index, epoch):
             return  # the put to another one had failed
@@ -161,12 +161,12 @@ class StateStore:
         return Done()
 
     def put_since(self, m: PutSince) -> Done:
-        """Keep a state that goes on from the one that is here; errors as for `put`.
+        """Keep a state that continues the one that is here; errors as for `put`.
 
         Raises
         ------
         StoreUnavailable
-            What is here is another one: the whole state has to be put.
+            Another state is here: the whole state has to be put.
         """
         self._fence(m.shard, m.epoch)
         epoch, base = self._states.get(m.shard, (0, m.state))
@@ -175,12 +175,12 @@ class StateStore:
         return self.put(PutState(m.shard, m.epoch, _with(base, m)))
 
     def look_up(self, m: LookUp) -> StoredAt:
-        """Return of which index the state is, and fence earlier servers off."""
+        """Return the index of the state, and fence earlier servers."""
         state = self.get(m)
         return StoredAt(-1 if state is None else state.index)
 
     def get(self, m: GetState | LookUp) -> ShardState | None:
-        """Return the state, if there is one, and fence earlier servers off."""
+        """Return the state, if there is one, and fence earlier servers."""
         self._fence(m.shard, m.epoch)
         return self._states[m.shard][1] if m.shard in self._states else None
 

@@ -61,20 +61,20 @@ def test_what_is_written_is_found_and_read_by_another_process(path: str) -> None
     assert nbytes > 0
     if not path.startswith(SCHEME):  # its files live in the instance
         fsspec.url_to_fs(path)[0].clear_instance_cache()
-    (found,) = files(path).found()
+    (found,) = files(path).published()
     assert (found.epoch, found.index, found.cut) == (1, 5, None)
     assert same_state(files(path).read(found), state(0, 5))
 
 
 def test_each_shard_keeps_its_own_last_ones_and_none_has_any_before(path: str) -> None:
-    assert files(path).found() == []
+    assert files(path).published() == []
     with pytest.raises(StoreUnavailable):
         find_saved(path)
     for index in range(1, 6):
         files(path, keep=3).write(1, state(0, index))
     files(path, 1).write(1, state(1, 7))
-    assert [found.index for found in files(path).found()] == [5, 4, 3]
-    (other,) = files(path, 1).found()
+    assert [found.index for found in files(path).published()] == [5, 4, 3]
+    (other,) = files(path, 1).published()
     assert same_state(files(path, 1).read(other), state(1, 7))
 
 
@@ -96,7 +96,7 @@ def test_damage_is_noticed(path: str) -> None:
     fs, root = fsspec.url_to_fs(path)
     newest = max(p for p in fs.find(root) if p.endswith(".safetensors"))
     fs.pipe_file(newest, fs.cat_file(newest)[:-1])
-    damaged, before = files(path).found()
+    damaged, before = files(path).published()
     with pytest.raises(CheckpointCorrupt):
         files(path).read(damaged)
     assert same_state(files(path).read(before), state(0, 1))
@@ -107,18 +107,18 @@ def test_a_writer_that_was_replaced_changes_nothing(path: str) -> None:
     files(path).write(2, state(0, 3))
     with pytest.raises(StaleEpoch):
         files(path, keep=1).write(1, state(0, 10))
-    assert [(found.epoch, found.index) for found in files(path).found()] == [(2, 3), (1, 9)]
+    assert [(found.epoch, found.index) for found in files(path).published()] == [(2, 3), (1, 9)]
 
 
 def test_cuts_stay_until_they_are_not_needed(path: str) -> None:
     for cut in range(4):
         files(path, keep=1).write(1, state(0, 10 + cut), cut)
-    assert [found.cut for found in files(path).found()] == [3, 2, 1, 0]
+    assert [found.cut for found in files(path).published()] == [3, 2, 1, 0]
     files(path).prune_cuts(1, oldest=2)
-    assert [found.cut for found in files(path).found()] == [3, 2]
+    assert [found.cut for found in files(path).published()] == [3, 2]
     files(path).write(2, state(0, 20), 4)
     files(path).prune_cuts(1, oldest=9)
-    assert [found.cut for found in files(path).found()] == [4], "what a later server wrote stays"
+    assert [f.cut for f in files(path).published()] == [4], "what a later server wrote stays"
 
 
 @pytest.mark.parametrize("scope", ["shard", "all"])
@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
         for index in (4, 6):
             files(f"{path}/g", shard).write(1, state(shard, index))
     assert find_saved(path).refused == ()
-    newest = files(f"{path}/g", 1).found()[0].manifest
+    newest = files(f"{path}/g", 1).published()[0].manifest
     Path(newest).with_suffix(".safetensors").write_bytes(b"damaged")
     saved = find_saved(path)
     assert [s.index for s in saved.states] == [6, 4]

@@ -21,7 +21,7 @@ def state(index: int) -> ShardState:
 def broken(folder: Path, shard: int) -> list[int | None]:
     """The cuts of which the shard's checkpoint cannot be read."""
     files, found = CheckpointFiles(str(folder), shard, keep=1), []
-    for each in files.found():
+    for each in files.published():
         try:
             files.read(each)
         except CheckpointCorrupt:
@@ -46,7 +46,7 @@ def test_of_a_shard_by_itself_it_hits_the_newest(tmp_path: Path) -> None:
     for index in (10, 20):
         files.write(1, state(index))
     assert damage(str(tmp_path), 0).effective
-    newest, before = files.found()
+    newest, before = files.published()
     with pytest.raises(CheckpointCorrupt):
         files.read(newest)
     assert files.read(before).index == 10

@@ -65,7 +65,7 @@ class Place:
 
     def read_newest(self) -> ShardState:
         """What a restore comes to: the newest checkpoint that is whole."""
-        for found in self.files.found():
+        for found in self.files.published():
             try:
                 return self.files.read(found)
             except CheckpointCorrupt:
@@ -107,7 +107,7 @@ def test_files_of_others_are_passed_over_and_left_alone(place: Place) -> None:
         place.fs.pipe_file(posixpath.join(place.folder, name), b"mine")
     for index in (2, 3, 4):
         place.files.write(1, state(index))
-    assert [f.index for f in place.files.found()] == [4, 3]
+    assert [f.index for f in place.files.published()] == [4, 3]
     assert {"notes.json", "e1-i2.txt", "model-final.safetensors"} <= set(place.listing())
 
 
@@ -131,7 +131,7 @@ def test_damage_is_noticed_and_the_checkpoint_before_serves(place: Place, what: 
     place.files.write(1, state(8))
     extension, how = DAMAGE[what]
     place.change(place.newest(extension), how)
-    newest, before = place.files.found()
+    newest, before = place.files.published()
     with pytest.raises(CheckpointCorrupt, match=posixpath.basename(newest.manifest)):
         place.files.read(newest)
     assert same_state(place.files.read(before), state(7))
@@ -144,7 +144,7 @@ def test_a_checkpoint_of_a_format_that_is_not_known_is_not_read(
         later.setattr(checkpoint_files, "FORMAT", checkpoint_files.FORMAT + 1)
         place.files.write(1, state(1))
     with pytest.raises(CheckpointCorrupt):
-        place.files.read(place.files.found()[0])
+        place.files.read(place.files.published()[0])
 
 
 class Crash(BaseException):
@@ -213,7 +213,7 @@ def test_a_crash_before_the_manifest_is_there_leaves_no_checkpoint(
     with failing(place.fs, operation, Crash(), after), pytest.raises(Crash):
         place.files.write(1, state(2))
     assert len(place.listing()) > 2
-    assert [f.index for f in place.files.found()] == [1]
+    assert [f.index for f in place.files.published()] == [1]
     assert same_state(place.read_newest(), state(1))
 
 
@@ -247,14 +247,14 @@ def test_a_writer_that_is_replaced_in_the_middle_removes_nothing_of_its_successo
     successors = [name for name in place.listing() if not name.startswith("e000001")]
     zombie.write(1, state(2))
     assert [name for name in place.listing() if not name.startswith("e000001")] == successors
-    assert [found.epoch for found in place.files.found()] == [3]
+    assert [found.epoch for found in place.files.published()] == [3]
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read_is_not_taken_for_a_damaged_one(
     place: Place,
 ) -> None:
     place.files.write(1, state(1))
-    (found,) = place.files.found()
+    (found,) = place.files.published()
     for path in place.fs.find(place.root):
         place.fs.rm(path)
     with pytest.raises(StoreUnavailable, match="removed meanwhile"):
@@ -266,7 +266,7 @@ def test_an_error_of_a_file_system_s_own_is_one_of_the_store(place: Place) -> No
         pass
 
     place.files.write(1, state(1))
-    (found,) = place.files.found()
+    (found,) = place.files.published()
     for operation in ("open", "mv", "ls"):
         with failing(place.fs, operation, Throttled("slow down")), pytest.raises(StoreUnavailable):
             place.files.write(1, state(2))
@@ -296,11 +296,11 @@ def test_a_path_means_the_same_in_every_working_directory(
 def test_a_path_that_cannot_be_read_now_is_not_taken_for_a_damaged_checkpoint(place: Place) -> None:
     error = PermissionError(13, "denied")
     place.files.write(1, state(1))
-    (found,) = place.files.found()
+    (found,) = place.files.published()
     with reading_fails(place, error), pytest.raises(StoreUnavailable, match="i0000"):
         place.files.read(found)
     with failing(place.fs, "ls", error), pytest.raises(StoreUnavailable, match="shard-0"):
-        place.files.found()
+        place.files.published()
 
 
 class Remembering(MemoryFileSystem):
@@ -328,6 +328,6 @@ def test_what_another_process_wrote_since_the_last_look_is_found() -> None:
     writer = CheckpointFiles(f"memory://{name}", 0, 2)
     reader = CheckpointFiles(f"remembering://{name}", 0, 2)
     writer.write(1, state(1))
-    assert [f.index for f in reader.found()] == [1]
+    assert [f.index for f in reader.published()] == [1]
     writer.write(1, state(2))
-    assert [f.index for f in reader.found()] == [2, 1]
+    assert [f.index for f in reader.published()] == [2, 1]

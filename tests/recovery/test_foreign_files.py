@@ -69,7 +69,7 @@ def test_a_checkpoint_that_is_no_file_is_damaged(tmp_path: Path, what: str) -> N
     files = group_in(tmp_path)
     (file,) = (tmp_path / "g" / "shard-0").glob(what)
     pipe(file)
-    error = raised_by(lambda: files.read(files.found()[0]))
+    error = raised_by(lambda: files.read(files.published()[0]))
     assert isinstance(error, CheckpointCorrupt)
     assert f"{file}: It is a device or a pipe" in str(error)
     assert isinstance(raised_by(lambda: find_saved(str(tmp_path))), StoreUnavailable)
@@ -95,7 +95,7 @@ def test_a_part_may_name_no_file_but_those_of_its_folder(tmp_path: Path, name: s
     said["sources"][named] = hashlib.sha256(secret).hexdigest()
     data = (folder / said["file"]).read_bytes()
     manifest.write_text(json.dumps(checkpoint_files._sealed(said, data)))
-    error = raised_by(lambda: CheckpointFiles(str(tmp_path), 0, 1).read(files.found()[0]))
+    error = raised_by(lambda: CheckpointFiles(str(tmp_path), 0, 1).read(files.published()[0]))
     assert isinstance(error, CheckpointCorrupt)
     assert f"{named!r} is no file of a checkpoint" in str(error)
 

@@ -58,7 +58,7 @@ LAYOUT_VALUES = np.zeros(LAYOUT.nbytes, np.uint8)
 def newest(path: str) -> ShardState:
     """What is put together by whoever knows nothing of parts, such as a group that is resumed."""
     reader = CheckpointFiles(path, 0, 1)
-    return reader.read(reader.found()[0])
+    return reader.read(reader.published()[0])
 
 
 def test_each_block_is_as_it_was_in_the_newest_part_that_has_it_with_its_slots(path: str) -> None:
@@ -77,7 +77,7 @@ def test_each_block_is_as_it_was_in_the_newest_part_that_has_it_with_its_slots(p
     assert len(found) > 1, "they are of several versions"
     assert max(found) == 39
     assert 39 - min(found) < parts_until_all(SHARE)
-    version, versions = writer.versions(writer.found()[0])
+    version, versions = writer.versions(writer.published()[0])
     assert (version, min(versions)) == (39, min(found))
     assert len(versions) == len(LAYOUT.pieces)
     assert np.mean(sizes) < 0.6 * whole
@@ -132,7 +132,7 @@ def test_a_damaged_part_is_noticed_by_all_that_need_it_and_those_before_it_are_w
     writer, history = files(path), states(30)
     for state in history[:20]:
         writer.write(1, state)
-    damaged = writer.found()[0]
+    damaged = writer.published()[0]
     fs, _ = fsspec.url_to_fs(path)
     data = next(
         p
@@ -146,7 +146,7 @@ def test_a_damaged_part_is_noticed_by_all_that_need_it_and_those_before_it_are_w
         writer.write(1, state)
     whole, needing = [], 0
     # Older ones are there for the blocks in them alone.
-    for found in writer.found()[: parts_until_all(SHARE) + 1]:
+    for found in writer.published()[: parts_until_all(SHARE) + 1]:
         sources = json.loads(fs.cat_file(found.manifest))["sources"]
         if data.rsplit("/", 1)[1] not in sources:
             whole.append(writer.read(found).version)
@@ -165,7 +165,7 @@ def test_no_more_is_kept_than_is_needed(path: str) -> None:
     fs, _ = fsspec.url_to_fs(path)
     kept = fs.ls(f"{path}/shard-0", detail=False)
     assert len(kept) == 2 * (2 * parts_until_all(SHARE) + 1), "a manifest and data each"
-    assert writer.read(writer.found()[parts_until_all(SHARE)]).version == 51
+    assert writer.read(writer.published()[parts_until_all(SHARE)]).version == 51
 
 
 def test_rows_of_tables_are_saved_by_pages_with_their_optimizer_state(path: str) -> None:

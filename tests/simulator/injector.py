@@ -15,7 +15,7 @@ from dps.errors import CheckpointCorrupt
 from dps.protocol.messages import Dismiss, Scale
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
-from dps.recovery.checkpoint_files import CheckpointFiles, Found
+from dps.recovery.checkpoint_files import CheckpointFiles, Published
 from dps.virtual.loop import here
 from tests.simulator.disk import SCHEME, SimDisk
 from tests.simulator.network import Process, Unforeseen, Violation, Weather
@@ -504,11 +504,11 @@ def _whole(files: CheckpointFiles) -> dict[Place, bool]:
     """Whether each checkpoint of a shard is whole, by its cut, or its epoch and index."""
     return {
         (f.epoch, f.index) if f.cut is None else (f.cut,): _is_whole(files, f)
-        for f in files.found()
+        for f in files.published()
     }
 
 
-def _is_whole(files: CheckpointFiles, found: Found) -> bool:
+def _is_whole(files: CheckpointFiles, found: Published) -> bool:
     try:
         files.read(found)
     except CheckpointCorrupt:

@@ -174,7 +174,7 @@ def test_rows_come_back_from_a_checkpoint_with_their_optimizer_state() -> None:
     in_world(scenario, tables=tables, rule=Adam(0.1), recovery=Recovery(NoDurability()))
     files = CheckpointFiles("memory://tables", 0, keep=2)
     files.write(1, states[0])
-    found = files.read(files.found()[0])
+    found = files.read(files.published()[0])
     assert found.tables.keys() == states[0].tables.keys() == {"emb", "b.0.slot"}
     for name, table in states[0].tables.items():
         for a, b in zip(table.levels, found.tables[name].levels, strict=True):

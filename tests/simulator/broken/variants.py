@@ -327,7 +327,7 @@ def _(right, fs, folder, name, data):
     fs.pipe_file(f"{folder}/{name}", data)
 
 
-@instead_of(CheckpointFiles, "found", "oldest checkpoint restored", "checkpoints")
+@instead_of(CheckpointFiles, "published", "oldest checkpoint restored", "checkpoints")
 def _(right, self):
     return list(reversed(right(self)))
 
@@ -576,7 +576,7 @@ def _(right, self):
 @instead_of(runs, "_states", "newest cut of each shard", "cuts wide")
 def _(right, run, folder, refused):
     shards = [CheckpointFiles(folder, shard, 1) for shard in range(len(run.layout.shards))]
-    newest = [shard.found()[:1] for shard in shards]
+    newest = [shard.published()[:1] for shard in shards]
     return tuple(s.read(*f) for s, f in zip(shards, newest, strict=True)) if all(newest) else None
 
 
@@ -586,7 +586,7 @@ def _(right, run, folder, refused):
 @instead_of(CheckpointFiles, "_put_together", "numbers of an older part", "in_parts wide")
 def _(right, self, manifest, data):
     state, epoch = right(self, manifest, data), manifest["epoch"]
-    before = [f for f in self.found() if f.epoch == epoch and f.index < manifest["index"]]
+    before = [f for f in self.published() if f.epoch == epoch and f.index < manifest["index"]]
     if not before:
         return state
     older = json.loads(self._fs.cat_file(before[0].manifest))
@@ -777,11 +777,11 @@ async def _(right, self, epoch, state):
 @instead_of(LayeredPersistence, "restore", "older checkpoint of the layer restored", "layered")
 async def _(right, self, *args):
     files = self._files
-    files.found = lambda: CheckpointFiles.found(files)[-1:]
+    files.published = lambda: CheckpointFiles.published(files)[-1:]
     try:
         return await right(self, *args)
     finally:
-        del files.found
+        del files.published
 
 
 @instead_of(LayeredPersistence, "enter", "layer left to the old tail", "layered")
