@@ -93,11 +93,7 @@ class CheckpointFiles:
         sealed = json.dumps(_sealed(manifest, data), indent=1).encode()
         try:
             make_folder(self._fs, self._folder)
-            newest = max((number[0] for number in self._files().values()), default=0)
-            if newest > epoch:
-                raise StaleEpoch(
-                    f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}"
-                )
+            self._refuse_if_replaced(epoch)
             publish(self._fs, self._folder, manifest["file"], data)
             publish(self._fs, self._folder, f"{name}.json", sealed)
             if prune:
@@ -110,6 +106,11 @@ class CheckpointFiles:
                     self._fs.rm(posixpath.join(self._folder, manifest["file"]))
             raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
         return len(data) + len(sealed)
+
+    def _refuse_if_replaced(self, epoch: int) -> None:
+        newest = max((number[0] for number in self._files().values()), default=0)
+        if newest > epoch:
+            raise StaleEpoch(f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}")
 
     def _prune(self, epoch: int) -> None:
         """Remove what is older than the last `keep`, and what dead writers left there.
