@@ -17,8 +17,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
-from dps.cluster.backends.fork_server import fork_context
-from dps.cluster.backends.processes import end_with_parent
+from dps.cluster.backends.processes import end_with_parent, fork_context
 from dps.cluster.supervision.messages import Finished, Past, Raised, Scratch
 
 

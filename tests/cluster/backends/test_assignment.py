@@ -35,18 +35,18 @@ def test_replicas_of_a_shard_are_on_different_hosts_where_there_are_enough(where
     assert len({offer.address for offer in found.values()}) == len(CHAINS)
     assert hosts(found)["server-0"] != hosts(found)["replica-0-1"]
     assert hosts(found)["server-1"] != hosts(found)["replica-1-1"]
-    assert failing_together(found) == []
+    assert failing_together(hosts(found)) == ()
 
 
 def test_what_fails_together_is_told_by_host() -> None:
-    (told,) = failing_together(seated(CHAINS, offers("aaaa")))
+    (told,) = failing_together(hosts(seated(CHAINS, offers("aaaa"))))
     assert told.startswith("replica-0-1, replica-1-1, server-0, server-1 share a host")
 
 
 def test_two_stores_are_on_hosts_of_their_own() -> None:
     found = seated(specs("server-0", "store-0", "store-1"), offers("aabc"))
     assert sorted(offer.host for offer in found.values()) == ["a", "b", "c"]
-    (told,) = failing_together(seated(specs("store-0", "store-1"), offers("aa")))
+    (told,) = failing_together(hosts(seated(specs("store-0", "store-1"), offers("aa"))))
     assert told.startswith("store-0, store-1 share a host")
 
 
