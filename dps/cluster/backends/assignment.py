@@ -58,7 +58,7 @@ class NodeAssignment:
                 self._listeners.remove(listener)
 
 
-def seated(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Offer]:
+def assign_all(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Offer]:
     """Return the Dask worker of each node, by the node's name.
 
     Raises
@@ -67,13 +67,13 @@ def seated(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Of
         There are too few; the message lists what is needed and what there is.
     """
     able = eligible(offers)
-    taken = placed(specs, able)
+    taken = assign(specs, able)
     if len(taken) < len(specs):
         raise CapacityError(_too_few(specs, able))
     return taken
 
 
-def placed(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
+def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
     """Return the Dask worker of each node that there is one for, by the node's name."""
     taken: dict[str, Offer] = {}
     for spec in sorted(specs, key=_order):
@@ -83,10 +83,10 @@ def placed(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offe
     return taken
 
 
-def rooms(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
+def capacity(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
     """Return how many times all of these nodes find a place beside each other."""
     able, times = eligible(offers), 0
-    while len(taken := placed(specs, able)) == len(specs):
+    while len(taken := assign(specs, able)) == len(specs):
         able = [offer for offer in able if offer not in taken.values()]
         times += 1
     return times

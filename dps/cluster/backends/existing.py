@@ -26,12 +26,12 @@ from distributed.security import Security
 
 from dps.cluster.backends.assignment import (
     NodeAssignment,
+    assign,
+    assign_all,
     best,
+    capacity,
     eligible,
     failing_together,
-    placed,
-    rooms,
-    seated,
 )
 from dps.cluster.backends.base import (
     ANSWER_SECONDS,
@@ -152,8 +152,8 @@ class ExistingCluster(Cluster):
         told = -math.inf
         while True:
             found = self.client.sync(self._look)
-            self.room = rooms(nodes, found.offers)
-            places = placed(nodes, self.client.sync(self._usable, found))
+            self.room = capacity(nodes, found.offers)
+            places = assign(nodes, self.client.sync(self._usable, found))
             if len(places) == len(nodes):
                 if self.client.sync(self._take, [offer.address for offer in places.values()]):
                     return places
@@ -161,7 +161,7 @@ class ExistingCluster(Cluster):
             now = time.monotonic()
             if self.room == 0:
                 if now - enough > JOIN_SECONDS:
-                    seated(nodes, found.offers)  # raises, and describes what is missing
+                    assign_all(nodes, found.offers)  # raises, and describes what is missing
             else:
                 enough = now
                 missing = len(nodes) - len(places)
