@@ -36,21 +36,12 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Up:
-    """A parameter server is served; `returned` describes its return, if it is one."""
+class Serving:
+    """A parameter server is up, or has made progress; `returned` describes its return, if any."""
 
     call: int
-    folder: str
-    returned: Returned | None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """How many updates each shard of a parameter server has applied; fields as in `Known`."""
-
-    call: int
-    versions: tuple[int, ...]
-    contained: bool
+    known: Known
+    returned: Returned | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from dps.cluster.driver.connection import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import check_client, checked_recovery
 from dps.cluster.platform import platform_of
-from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Seen, Up
+from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Serving
 from dps.cluster.transport.memory import here
 from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
@@ -162,8 +162,7 @@ class Session:
             lost = _lost(states, known.versions if known is not None else ())
             seconds = time.monotonic() - self._past.noticed
             returned = Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
-        folder = f"{str(ps.recovery.durability.path).rstrip('/')}/{ps.name}"
-        self._send(Up(call, folder, returned))
+        self._send(Serving(call, Known(_folder(ps)), returned))
         if returned is not None and (sink := choices.get("on_event")) is not None:
             client.loop.add_callback(sink, returned)
         return ps
@@ -224,7 +223,8 @@ class Session:
                     return
                 raise
             if None not in versions:
-                self._send(Seen(call, tuple(version or 0 for version in versions), contained))
+                progress = tuple(version or 0 for version in versions)
+                self._send(Serving(call, Known(_folder(ps), progress, contained)))
             time.sleep(REPORT_SECONDS)
 
     def _send(self, message: Any) -> None:
@@ -280,6 +280,11 @@ def _gap(here: Progress, there: Progress) -> int:
         return 0
     numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
     return max(0, min(numbers, there.applied - here.applied))
+
+
+def _folder(ps: ParameterServer) -> str:
+    """Return where the checkpoints of a parameter server are."""
+    return f"{str(ps.recovery.durability.path).rstrip('/')}/{ps.name}"
 
 
 async def _asked(

@@ -34,15 +34,7 @@ from dps.cluster.backends.processes import (
     scratch_prefix,
     without_interrupts,
 )
-from dps.cluster.supervision.messages import (
-    ClusterLost,
-    Finished,
-    Known,
-    Past,
-    Raised,
-    Seen,
-    Up,
-)
+from dps.cluster.supervision.messages import ClusterLost, Finished, Past, Raised, Serving
 from dps.core.arguments import check_function
 from dps.core.ranges import argument_above_zero, refused, whole_argument
 from dps.errors import DeadlineExceeded, ProgramFailed, ReturnedWarning, TooManyReturns
@@ -198,13 +190,10 @@ class _Supervisor:
         """Handle the messages of an incarnation; return its last one, or None if it has died."""
         while True:
             match incarnation.message():
-                case Up(call, folder, returned):
-                    self._past.known[call] = Known(folder)
+                case Serving(call, known, returned):
+                    self._past.known[call] = known
                     if returned is not None:
                         self._tell(returned)
-                case Seen(call, versions, contained):
-                    known = self._past.known[call]
-                    self._past.known[call] = replace(known, versions=versions, contained=contained)
                 case last:
                     return last
 
