@@ -370,8 +370,8 @@ class JobCluster(Cluster):
         tell: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self._asked = jobs
-        self._jobs: dict[str, Any] = {}  # by the name of the node
+        self._jobs = jobs
+        self._job_of: dict[str, Any] = {}  # by the name of its node
         self._submitted: list[Any] = []
         self._submitting: list[asyncio.Future[None]] = []
         self._unusable: list[str] = []
@@ -409,7 +409,7 @@ class JobCluster(Cluster):
         """Make the queueing system send SIGKILL to all processes of a node's job."""
         process = self._living(name)
         try:
-            run_command(*self._asked.queue.kill, self._jobs[name].job_id)
+            run_command(*self._jobs.queue.kill, self._job_of[name].job_id)
         except (OSError, subprocess.SubprocessError) as error:
             self._living(name)  # if it has ended meanwhile, that is why
             told = getattr(error, "stderr", None) or error
@@ -419,7 +419,7 @@ class JobCluster(Cluster):
     # -- jobs that wait, start and end -----------------------------------------------------------
 
     def _submit(self, node: NodeSpec, directives: Sequence[str] = ()) -> None:
-        job = self._asked.job(node, self._head.address, self._head.security, directives)
+        job = self._jobs.job(node, self._head.address, self._head.security, directives)
         self._submitted.append(job)
         try:
             self.client.sync(self._start_job, job)
@@ -427,7 +427,7 @@ class JobCluster(Cluster):
             raise ConfigurationError(
                 f"the job of {node.name} could not be submitted: {error}"
             ) from error
-        self._jobs[node.name] = job
+        self._job_of[node.name] = job
 
     async def _start_job(self, job: Any) -> None:
         # An interrupt must not lose the number of a job that is submitted all the same.
@@ -442,7 +442,7 @@ class JobCluster(Cluster):
                 raise ConfigurationError(self._unusable[0])
             now = time.monotonic()
             if now - began > patience:
-                jobs = ", ".join(f"{name} (job {self._jobs[name].job_id})" for name in waiting)
+                jobs = ", ".join(f"{name} (job {self._job_of[name].job_id})" for name in waiting)
                 raise CapacityError(
                     f"after {patience:g} s these jobs have not started, or could not reach the "
                     f"scheduler at {self._head.address}: {jobs}. Look at the queue and at their "

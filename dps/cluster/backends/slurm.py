@@ -74,10 +74,10 @@ class SlurmCluster(JobCluster):
 
     def requeue(self, name: str) -> int:
         """Requeue a node's job: as for `Cluster.requeue`."""
-        process, job = self._living(name), self._jobs[name]
+        process, job = self._living(name), self._job_of[name]
         again = replace(self._specs[name], name=replacement(name))
         self._claim(again)
-        self._jobs[again.name] = job
+        self._job_of[again.name] = job
         self._end_without_notice([name])
         _scontrol("update", f"jobid={job.job_id}", "requeue=1")  # they are submitted without it
         _scontrol("requeue", job.job_id)
@@ -113,7 +113,7 @@ class SlurmCluster(JobCluster):
 
     def account(self, name: str) -> str:
         """Return what Slurm reports of a job that was ended, and of its host."""
-        job, host = self._jobs[name].job_id, self._at.get(name, "")
+        job, host = self._job_of[name].job_id, self._at.get(name, "")
         until = time.monotonic() + ACCOUNT_SECONDS  # for Slurm to notice
         while (known := job_states([job]).get(job)) is not None and known.state == "RUNNING":
             if time.monotonic() > until:
@@ -135,7 +135,7 @@ class SlurmCluster(JobCluster):
 
     def _refuse_others(self, host: str) -> None:
         running = run_command("squeue", "-h", "-t", "running", "-w", host, "-o", "%A").split()
-        if others := set(running) - {job.job_id for job in self._jobs.values()}:
+        if others := set(running) - {job.job_id for job in self._job_of.values()}:
             raise ConfigurationError(
                 f"host {host} has jobs of others, who would lose them: {', '.join(sorted(others))}"
             )
@@ -152,7 +152,7 @@ class SlurmCluster(JobCluster):
         avoid = self._to_avoid(node)
         super()._submit(node, [f"--exclude={','.join(avoid)}"] if avoid else directives)
         if avoid:
-            job = self._jobs[node.name].job_id
+            job = self._job_of[node.name].job_id
             update = ("scontrol", "update", f"jobid={job}", "excnodelist=")  # if it still waits
             timer = threading.Timer(SPREAD_SECONDS, run_command, update, {"check": False})
             timer.daemon = True
@@ -171,7 +171,7 @@ class SlurmCluster(JobCluster):
 
     def _to_avoid(self, node: NodeSpec) -> list[str]:
         """Return the hosts of nodes that must not fail with this one, if it can start elsewhere."""
-        group = self._asked.group(node)
+        group = self._jobs.group(node)
         if any(line.startswith(_CHOOSING) for line in group.directives):
             return []  # the user has chosen hosts
         others = self._specs.keys() - self._lost - {node.name}
@@ -179,12 +179,12 @@ class SlurmCluster(JobCluster):
         if not beside:
             return []
         megabytes = parse_bytes(group.memory or "0 MB") / 2**20
-        room = hosts_with_room(group.queue, self._asked.cores(node), megabytes)
+        room = hosts_with_room(group.queue, self._jobs.cores(node), megabytes)
         return sorted(beside) if room - beside else []
 
     def _host_of(self, name: str) -> str:
         if name not in self._at:
-            job = self._jobs[name].job_id
+            job = self._job_of[name].job_id
             known = job_states([job]).get(job)
             self._at[name] = known.host if known is not None else super()._host_of(name)
         return self._at[name]
@@ -198,7 +198,7 @@ class SlurmCluster(JobCluster):
 
     def _look(self) -> None:
         """Check which jobs have started, and resubmit those that are in the wrong place."""
-        jobs = {name: self._jobs[name].job_id for name in self._specs if name not in self._at}
+        jobs = {name: self._job_of[name].job_id for name in self._specs if name not in self._at}
         states = job_states(jobs.values()) if jobs else {}
         for name, job in jobs.items():
             if job in states:
