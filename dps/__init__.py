@@ -1,9 +1,9 @@
 """dps: a parameter server on Dask, for dense arrays and sparse tables.
 
 The names below are the public interface. An update rule, a filter or a strategy that is exported
-here can also be chosen in experiments and stored beside checkpoints. `ParameterServer` is imported
-on first use, because it imports Dask, which takes a second. The modules `dps.torch`, which needs
-torch, and `dps.tree` are imported on first use as well.
+here can also be chosen in experiments and stored beside checkpoints. Names that need Dask, such as
+`ParameterServer` and `LocalCluster`, are imported on first use, because that takes a second. So are
+the modules `dps.torch`, which needs torch, and `dps.tree`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dps.cluster.names import NodeSpec
 from dps.core.arguments import explained
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.filters.filter import (
@@ -80,6 +81,7 @@ from dps.recovery.strategy import Recovery
 from dps.recovery.worker_cache import WorkerCache
 
 if TYPE_CHECKING:
+    from dps.cluster.backends.local import LocalCluster
     from dps.cluster.driver.parameter_server import ParameterServer
     from dps.cluster.node.pipeline import Pipeline
     from dps.cluster.node.worker import Worker
@@ -122,11 +124,13 @@ __all__ = [
     "GroupL1",
     "LastStateNotSavedWarning",
     "Layered",
+    "LocalCluster",
     "Loss",
     "Lossless",
     "Model",
     "Momentum",
     "NoDurability",
+    "NodeSpec",
     "Normal",
     "ParameterServer",
     "Part",
@@ -172,7 +176,7 @@ __all__ = [
 
 
 # Never sent and never stored with checkpoints, so a user's class may have one of these names.
-_LOCAL = (Changed, Given, Part, Sending, Timings)
+_LOCAL = (Changed, Given, NodeSpec, Part, Sending, Timings)
 
 for _name in __all__:
     if isinstance(_found := globals().get(_name), type) and is_dataclass(_found):
@@ -182,6 +186,7 @@ for _name in __all__:
 
 
 _LAZY = {  # what brings in Dask, or torch, by the module that it is in
+    "LocalCluster": "dps.cluster.backends.local",
     "ParameterServer": "dps.cluster.driver.parameter_server",
     "Pipeline": "dps.cluster.node.pipeline",
     "Session": "dps.cluster.supervision.session",

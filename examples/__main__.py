@@ -143,8 +143,7 @@ def write_page(outcomes: dict[str, Outcome], folder: Path) -> None:
 
 def solve(name: str, task: Task) -> Outcome:
     """Start a cluster on this machine, and solve a problem on it."""
-    from dps.cluster.backends.local import LocalCluster
-    from dps.cluster.names import NodeSpec
+    from dps import LocalCluster, NodeSpec
 
     nodes = [NodeSpec(f"server-{i}", "server") for i in range(task.shards)]
     if task.recovery == "chain":

@@ -1,4 +1,4 @@
-"""Names of nodes and roles, and what a backend offers: the words that all of the package shares."""
+"""Names and roles of nodes, and the Dask workers that can become nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dps.core.names import role_of
 
 SERVING = ("server", "replica", "spare")
 HOSTING = (*SERVING, "store", "mailbox")
-ANY_SHARD = "any-shard"  # a node for servers that offers it is meant for no shard of its own
+ANY_SHARD = "any-shard"  # a resource of nodes for servers that are meant for no shard of their own
 RESOURCES = ("server", "store", "mailbox", "worker", "evaluator")
 _SHARD_OF_NAME = re.compile(r"(server|replica)-(\d+)(-.*)?$")
 
@@ -20,9 +20,14 @@ _SHARD_OF_NAME = re.compile(r"(server|replica)-(\d+)(-.*)?$")
 class Node:
     """A Dask node and its role: one of `HOSTING`, "worker" or "evaluator".
 
-    A "store" keeps states, and mail too unless there is a "mailbox". `home` is the shard that a
-    server or replica is meant for, or -1. `resource` is what tasks have to ask for on it, if any;
-    `machine` is what it fails with, as others there do.
+    Attributes
+    ----------
+    home
+        The shard that a server or replica is meant for, or -1.
+    resource
+        The Dask resource that tasks on it must ask for; None: none.
+    machine
+        Where it runs: nodes of one machine fail together.
     """
 
     address: str
@@ -34,29 +39,26 @@ class Node:
     machine: str
 
 
-def resource_of(name: str) -> str:
-    """The Dask resource of a node with this name, on a cluster made for dps."""
-    role = role_of(name)
-    return "server" if role in SERVING else role
-
-
-def shard_of(name: str) -> int:
-    """The shard that a node with this name is meant for; -1: none."""
-    named = _SHARD_OF_NAME.match(name)
-    return int(named[2]) if named else -1
-
-
-def resource_in(info: Mapping[str, Any]) -> str | None:
-    """The role that a Dask worker was started for, as its scheduler describes it; None: none."""
-    return next((name for name in RESOURCES if name in info["resources"]), None)
-
-
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
-    """A node to be started: its name, and the Dask resource that its role is known by.
+    """A node to be started.
 
-    It has `threads` threads and as many of the resource: so many workers can run on it at once.
-    `lifetime` is for how many seconds its process may run, if that is limited.
+    Parameters
+    ----------
+    name
+        Its name, which begins with its role, such as "server-0" or "replica-0-1".
+    resource
+        The Dask resource of its role: "server" for servers and replicas, "store", "mailbox",
+        "worker" or "evaluator".
+    threads
+        The number of its threads, and of its units of the resource: so many workers can run on it.
+    lifetime
+        The limit in seconds of how long its process runs; None: none.
+
+    Examples
+    --------
+    >>> NodeSpec("worker-0", "worker", threads=2)
+    NodeSpec(name='worker-0', resource='worker', threads=2, lifetime=None)
     """
 
     name: str
@@ -77,3 +79,20 @@ class Offer:
     host: str
     threads: int
     resource: str | None
+
+
+def resource_of(name: str) -> str:
+    """Return the Dask resource of a node with this name, on a cluster of dps."""
+    role = role_of(name)
+    return "server" if role in SERVING else role
+
+
+def shard_of(name: str) -> int:
+    """Return the shard that a node with this name is meant for; -1 for none."""
+    match = _SHARD_OF_NAME.match(name)
+    return int(match[2]) if match else -1
+
+
+def resource_in(info: Mapping[str, Any]) -> str | None:
+    """Return the role that a Dask worker was started for, from its scheduler's description."""
+    return next((name for name in RESOURCES if name in info["resources"]), None)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
     from dps.cluster.backends.base import Cluster
-    from dps.cluster.backends.jobqueue import JobGroup, Queue
+    from dps.cluster.backends.jobs import JobGroup, Jobs
     from dps.cluster.names import NodeSpec
     from dps.protocol.transport import Clock
     from dps.virtual.profile import Gradient
@@ -310,19 +310,16 @@ class QueueSection(JobSection, _WaitedFor):
     ) -> Cluster:
         """Submit a job for each node, and wait until all have joined."""
         from dps.cluster.backends.jobs import JobCluster
-        from dps.cluster.backends.slurm_jobs import SlurmCluster
+        from dps.cluster.backends.slurm import SlurmCluster
 
-        groups = {node.resource: self.group(node.resource) for node in nodes}
-        rest = groups, nodes, self.interface, security_of(self.tls), self.patience, tell
-        return SlurmCluster(*rest) if self.kind == "slurm" else JobCluster(self.queueing, *rest)
+        open_cluster = SlurmCluster if self.kind == "slurm" else JobCluster
+        security = security_of(self.tls)
+        return open_cluster(self._jobs(nodes), nodes, security, self.patience, tell)
 
     def check(self, nodes: Sequence[NodeSpec]) -> None:
         """Refuse jobs that could not even be submitted; raises `ConfigurationError`."""
-        from dps.cluster.backends.jobqueue import address_on, check_submits, interface_of
-
         self.scripts(nodes)
-        check_submits(self.queueing)
-        address_on(self.interface or interface_of(self.queueing))
+        self._jobs(nodes).check()
         security_of(self.tls)
 
     @property
@@ -330,36 +327,27 @@ class QueueSection(JobSection, _WaitedFor):
         """How nodes can be killed."""
         return get_args(Way) if self.kind == "slurm" else ("signal",)
 
-    @property
-    def queueing(self) -> Queue:
-        """The queueing system."""
-        from dps.cluster.backends.jobqueue import QUEUES
-
-        return QUEUES[self.kind]
-
-    def group(self, role: str) -> JobGroup:
-        """Return what the jobs of a role ask for."""
-        from dps.cluster.backends.jobqueue import JobGroup
-
-        groups = {str(name): section for name, section in self.groups.items()}
-        return JobGroup(**self.asked() | groups.get(role, JobSection()).asked())
-
     def cores_asked(self, nodes: Sequence[NodeSpec]) -> int:
         """Return how many cores the jobs of some nodes ask for in all."""
-        from dps.cluster.backends.jobqueue import cores_of
-
-        return sum(cores_of(self.queueing, self.group(node.resource), node) for node in nodes)
+        return sum(map(self._jobs(nodes).cores, nodes))
 
     def scripts(self, nodes: Sequence[NodeSpec]) -> dict[str, str]:
         """Return a job script for each role, with the first node of it for an example."""
-        from dps.cluster.backends.jobqueue import script_of
-
-        encrypted = self.tls != "off"
+        jobs, encrypted = self._jobs(nodes), self.tls != "off"
         firsts = {node.resource: node for node in reversed(nodes)}
-        return {
-            role: script_of(self.queueing, self.group(role), node, self.interface, encrypted)
-            for role, node in sorted(firsts.items())
-        }
+        return {role: jobs.script(node, encrypted) for role, node in sorted(firsts.items())}
+
+    def _jobs(self, nodes: Sequence[NodeSpec]) -> Jobs:
+        from dps.cluster.backends.jobs import Jobs
+
+        groups = {node.resource: self._group(node.resource) for node in nodes}
+        return Jobs(self.kind, groups, self.interface)
+
+    def _group(self, role: str) -> JobGroup:
+        from dps.cluster.backends.jobs import JobGroup
+
+        groups = {str(name): section for name, section in self.groups.items()}
+        return JobGroup(**self.asked() | groups.get(role, JobSection()).asked())
 
 
 def _here_if_nothing_is_said(cluster: Any) -> Any:

@@ -28,9 +28,10 @@ from typing import NamedTuple, NoReturn
 
 import psutil
 
-from dps.cluster.backends.fork_server import ENVIRONMENT, environment
 from dps.cluster.backends.processes import (
+    ENVIRONMENT,
     end_with_parent,
+    environment,
     scratch_prefix,
     started_with,
     without_interrupts,

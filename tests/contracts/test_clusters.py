@@ -13,9 +13,9 @@ import pytest
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.backends.jobqueue import JobGroup
+from dps.cluster.backends.jobs import JobGroup, Jobs
 from dps.cluster.backends.local import LocalCluster
-from dps.cluster.backends.slurm_jobs import SlurmCluster
+from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.names import NodeSpec
 from dps.cluster.platform import SystemClock
 from dps.errors import ConfigurationError
@@ -57,11 +57,10 @@ def opened(
         return
     if request.param == "slurm":
         groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
+        jobs = Jobs("slurm", groups, "lo")
         with pytest.MonkeyPatch.context() as patch:
             go(patch, tmp_path_factory.mktemp("jobs"))
-            yield lambda members: SlurmCluster(
-                groups, members, "lo", None, SECONDS, lambda line: None
-            )
+            yield lambda members: SlurmCluster(jobs, members, None, SECONDS, lambda line: None)
         return
     folder = tmp_path_factory.mktemp("deployment")
     with deployed(folder, workers(len(MEMBERS) + 1)) as address:

@@ -26,6 +26,7 @@ NEEDED = {
     **dict.fromkeys(("tau", "every", "updates", "width"), 2),
     **{"rule": dps.SGD(0.1), "penalty": dps.L1(0.1), "schedule": dps.Constant(), "form": "bf16"},
     **{"rules": (("w", dps.SGD(0.1)),), "name": "t", "rows": np.ones((2, 2)), "above": dps.Chain()},
+    **{"resource": "server"},
 }
 # What dps makes itself, and a user reads.
 MADE = (dps.Changed, dps.Failover, dps.Loss, dps.Part, dps.Sending)

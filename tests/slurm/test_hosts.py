@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster.backends.jobqueue import JobGroup
-from dps.cluster.backends.slurm_jobs import SlurmCluster
+from dps.cluster.backends.jobs import JobGroup, Jobs
+from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
 from dps.cluster.platform import SystemClock
@@ -51,7 +51,8 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_cluster(members: list[NodeSpec], groups: dict[str, JobGroup] = GROUPS) -> SlurmCluster:
-    return SlurmCluster(groups, members, "lo", temporary(), 60.0, lambda line: None)
+    jobs = Jobs("slurm", groups, "lo")
+    return SlurmCluster(jobs, members, temporary(), 60.0, lambda line: None)
 
 
 def state_of(host: str) -> str:

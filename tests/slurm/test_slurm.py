@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.cluster.backends.jobqueue import JobGroup
-from dps.cluster.backends.slurm_jobs import SlurmCluster
+from dps.cluster.backends.jobs import JobGroup, Jobs
+from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
 from tests.slurm.there import CLUSTER, go
@@ -46,9 +46,9 @@ def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def open_cluster(group: JobGroup = GROUP, patience: float = 60.0) -> SlurmCluster:
+    jobs = Jobs("slurm", {"server": group}, "lo")
     members = nodes(1, workers=0)
-    groups = {"server": group}
-    return SlurmCluster(groups, members, "lo", temporary(), patience, lambda line: None)
+    return SlurmCluster(jobs, members, temporary(), patience, lambda line: None)
 
 
 def in_queue() -> list[str]:

@@ -1,4 +1,4 @@
-"""Which Dask worker of somebody's deployment is which node, where Dask's names do not tell.
+"""Which Dask worker of a deployment becomes which node, where Dask's names do not define it.
 
 Nodes that must not fail together are kept on different hosts where there is a choice: the replicas
 of a shard, the state store and any server, and one state store and another.
@@ -24,7 +24,7 @@ class NodeAssignment:
         self._lock = threading.Lock()
 
     def of(self, address: str) -> NodeSpec | None:
-        """Which node a Dask worker is; None: it is none."""
+        """Return the node that a Dask worker is; None if it is none."""
         return self._specs.get(address)
 
     @property
@@ -34,7 +34,7 @@ class NodeAssignment:
             return list(self._specs)
 
     def take(self, address: str, spec: NodeSpec) -> None:
-        """Make a Dask worker a node, and tell who listens."""
+        """Make a Dask worker a node, and call the listeners."""
         with self._lock:
             self._specs[address] = spec
             listeners = list(self._listeners)
@@ -47,7 +47,7 @@ class NodeAssignment:
             self._specs.pop(address, None)
 
     def listen(self, listener: Callable[[str], None]) -> None:
-        """Have a function called with the address of each further Dask worker that is a node."""
+        """Call a function with the address of each further Dask worker that becomes a node."""
         with self._lock:
             self._listeners.append(listener)
 
@@ -58,24 +58,22 @@ class NodeAssignment:
                 self._listeners.remove(listener)
 
 
-def seated(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Offer]:
+def assign_all(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Offer]:
     """Return the Dask worker of each node, by the node's name.
-
-    If any of them was started for a role, only those count that were.
 
     Raises
     ------
     CapacityError
-        There are too few; the message says what is needed and what there is.
+        There are too few; the message lists what is needed and what there is.
     """
     able = eligible(offers)
-    taken = placed(specs, able)
+    taken = assign(specs, able)
     if len(taken) < len(specs):
         raise CapacityError(_too_few(specs, able))
     return taken
 
 
-def placed(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
+def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
     """Return the Dask worker of each node that there is one for, by the node's name."""
     taken: dict[str, Offer] = {}
     for spec in sorted(specs, key=_order):
@@ -85,21 +83,21 @@ def placed(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offe
     return taken
 
 
-def rooms(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
-    """How many times all of these nodes find a place beside each other."""
+def capacity(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
+    """Return how many times all of these nodes find a place beside each other."""
     able, times = eligible(offers), 0
-    while len(taken := placed(specs, able)) == len(specs):
+    while len(taken := assign(specs, able)) == len(specs):
         able = [offer for offer in able if offer not in taken.values()]
         times += 1
     return times
 
 
 def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) -> Offer | None:
-    """Return the Dask worker among the free ones that a node goes to, given where others are.
+    """Return the best free Dask worker for a node, given where other nodes are; None without one.
 
-    That is one of its own name, else one away from those that it must not fail with. Servers go
-    where most is free, so that what is left serves the next chain as well; the store goes where
-    least is. None: none of them will do.
+    It is the one of the node's own name, otherwise one away from the nodes that the node must not
+    fail with. Servers go to the host with the most free workers, so that the next chain finds
+    room as well; the store goes to the one with the fewest.
     """
     fitting = [offer for offer in free if _fits(spec, offer)]
     room = Counter(offer.host for offer in free)
@@ -121,27 +119,33 @@ def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) ->
     return min(fitting, key=rank, default=None)
 
 
-def failing_together(taken: Mapping[str, Offer]) -> list[str]:
-    """Return a sentence for each host whose loss takes what should have outlived it."""
-    hosts: defaultdict[str, set[str]] = defaultdict(set)
-    for name, offer in taken.items():
-        for other, there in taken.items():
-            if name < other and bound(name, other) and offer.host == there.host:
-                hosts[offer.host] |= {name, other}
-    return [
+def failing_together(hosts: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence for each host with nodes that must not fail together.
+
+    Parameters
+    ----------
+    hosts
+        The host of each node.
+    """
+    together: defaultdict[str, set[str]] = defaultdict(set)
+    for name, host in hosts.items():
+        for other, there in hosts.items():
+            if name < other and host == there and must_be_apart(name, other):
+                together[host] |= {name, other}
+    return tuple(
         f"{', '.join(sorted(names))} share a host, for there are too few hosts: recovery from the "
         "loss of that host as a whole is not possible"
-        for names in hosts.values()
-    ]
+        for names in together.values()
+    )
 
 
-def bound(one: str, other: str) -> bool:
-    """Whether two nodes must not fail together, by their names."""
+def must_be_apart(one: str, other: str) -> bool:
+    """Whether two nodes, by their names, must not fail together."""
     return _copies_of_one(one, other) or _store_and_server(one, other)
 
 
 def eligible(offers: Collection[Offer]) -> list[Offer]:
-    """Those of some Dask workers that may become nodes: who has a role, if anybody has."""
+    """Return the Dask workers that may become nodes: those with a role, if any has one."""
     with_roles = [offer for offer in offers if offer.resource is not None]
     return with_roles or list(offers)
 
@@ -151,7 +155,7 @@ def _fits(spec: NodeSpec, offer: Offer) -> bool:
 
 
 def _order(spec: NodeSpec) -> tuple[int, int, int, str]:
-    """What is hardest to place comes first; chains one after the other."""
+    """Sort the nodes that are hardest to place first, and chain after chain."""
     roles = ("store", "server", "replica", "spare", "worker", "evaluator")
     role = role_of(spec.name)
     kind = roles.index(role) if role in roles else len(roles)

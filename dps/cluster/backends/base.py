@@ -1,47 +1,79 @@
-"""What every kind of cluster can do: nodes with names and roles are started, and broken.
+"""What every kind of cluster does: start nodes with names and roles, and break them.
 
-What an experiment needs of a cluster is said here and nowhere else: a new kind is one more class
-with these methods, and passes `tests/contracts/test_clusters.py`.
+A kind is a subclass of `Cluster` that passes `tests/contracts/test_clusters.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
+import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, Self
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self
 
+import psutil
+
+from dps.cluster.backends.processes import holds, is_gone, is_running, is_stopped, process_of
+from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import distributed
 
     from dps.cluster.backends.assignment import NodeAssignment
-    from dps.cluster.names import NodeSpec
 
 # What is done to the process of a node, besides sending it messages.
 Act = Literal["kill", "requeue", "host", "pause", "limit"]
 
+ANSWER_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """The process of a node.
+
+    Attributes
+    ----------
+    address
+        Its Dask address; "" if that is not known.
+    host, machine
+        Where it runs: a name to show, and one that is the same for all processes of a machine.
+    here
+        Whether signals from this process reach it.
+    own
+        It, if they do and it was found.
+    """
+
+    pid: int
+    address: str = ""
+    host: str = ""
+    machine: str = ""
+    here: bool = True
+    own: psutil.Process | None = None
+
 
 class Cluster(ABC):
-    """Nodes with roles on Dask, whoever runs them; used as a context manager.
+    """Nodes with roles on Dask; used as a context manager.
 
-    Nodes are known by their names: "server-0" and the like. Each method that takes one raises
-    `KeyError` if no node of this name was started, and those that signal a process raise
-    `ProcessLookupError` if it is gone already. `start`, and what breaks nodes, may be called from
-    another thread than the one that uses `client`. What only a queueing system can do is refused
-    unless a kind of cluster says otherwise.
+    A node is a process of this machine or of another one. The system reports the state of a process
+    of this machine; of others, the Dask scheduler reports only the loss. Nodes are known by their
+    names, such as "server-0". Methods that take a name raise `KeyError` if no such node was
+    started, and those that signal a process raise `ProcessLookupError` if it has ended. `start`,
+    and what breaks nodes, may be called from another thread than the one that uses `client`.
 
     Attributes
     ----------
     client
         A Dask client that is connected to the cluster.
     dashboard
-        The address of Dask's dashboard; None: there is none.
+        The address of Dask's dashboard; None if there is none.
     seats
-        Which Dask worker is which node; None: Dask's own names and resources tell.
+        Which Dask worker is which node; None if Dask's own names and resources define that.
     notes
-        What who runs an experiment here should know, in sentences.
+        Sentences to show to whoever runs an experiment here.
     NO_QUEUE
         Why no job can be requeued and no host taken away.
     """
@@ -56,12 +88,17 @@ class Cluster(ABC):
     notes: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()  # what is to be undone in the end
+        self._stack = contextlib.ExitStack()  # what `close` undoes
+        self._specs: dict[str, NodeSpec] = {}
+        self._processes: dict[str, Process] = {}
+        self._lost: set[str] = set()  # the nodes that the scheduler has lost
+        self._lock = threading.RLock()
 
     @property
-    @abstractmethod
     def pids(self) -> dict[str, int]:
         """Process id of each node that was started, on its own host."""
+        with self._lock:
+            return {name: process.pid for name, process in self._processes.items()}
 
     def __enter__(self) -> Self:
         return self
@@ -69,40 +106,44 @@ class Cluster(ABC):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    @abstractmethod
+    def close(self) -> None:
+        """End what was started, and leave the rest as it was."""
+        self._stack.close()
+
     def spec(self, name: str) -> NodeSpec:
-        """What the node of this name was started as."""
+        """Return what a node was started as."""
+        return self._specs[name]
 
     @abstractmethod
     def start(self, node: NodeSpec) -> None:
-        """Have one more node; it joins when it is up. `ConfigurationError`: its name is taken."""
+        """Start one more node; raises `ConfigurationError` if one of this name runs already."""
 
-    @abstractmethod
     def kill(self, name: str) -> int:
         """Kill a node's process, so that it can do nothing any more; return its pid."""
+        return self._signal(name, signal.SIGKILL)
 
     def requeue(self, name: str) -> int:
-        """End a node's job, which is queued again and becomes the next node in its place.
+        """Requeue a node's job; return the pid of the process that this ends.
 
-        That node comes by itself, and is named `dps.core.names.replacement(name)`. Returns the pid
-        of the process that ends. `ConfigurationError`: it cannot be done.
+        The job starts again by itself, as the node `dps.core.names.replacement(name)`.
+        `ConfigurationError`: that is not possible here.
         """
         raise ConfigurationError(self.NO_QUEUE)
 
     def take_host(self, name: str) -> int:
-        """Take the host of a node away, with all nodes on it, if that was not done; return its pid.
+        """Take the host of a node away, with all nodes on it; return the node's pid.
 
-        It is given back when a node starts in the place of one that was on it, and in any case in
-        the end. `ConfigurationError`: it cannot be done.
+        It is given back when a node replaces one that was on it, and when the cluster closes.
+        `ConfigurationError`: that is not possible here.
         """
         raise ConfigurationError(self.NO_QUEUE)
 
     def on_host_of(self, name: str) -> tuple[str, ...]:
-        """The nodes that `take_host` would kill."""
+        """Return the nodes that `take_host` would kill."""
         return (name,)
 
     def account(self, name: str) -> str:
-        """What the queueing system says of a node that was killed; "" where there is none."""
+        """Return what the queueing system reports of a node that was killed; "" without one."""
         return ""
 
     def pause(self, name: str) -> int:
@@ -110,29 +151,132 @@ class Cluster(ABC):
         return self._signal(name, signal.SIGSTOP)
 
     def resume(self, name: str) -> int:
-        """Let a node's process go on with SIGCONT; return its pid."""
+        """Resume a node's process with SIGCONT; return its pid."""
         return self._signal(name, signal.SIGCONT)
 
-    @abstractmethod
     def gone(self, name: str, deadline: float) -> bool:
         """Whether a node's process ends within `deadline` seconds."""
+        process = self._processes[name]
+        if process.here:
+            return is_gone(process.own, deadline)
+        return holds(lambda: name in self._lost, deadline)
 
-    @abstractmethod
     def stopped(self, name: str, deadline: float) -> bool:
-        """Whether a node's process is stopped within `deadline` seconds."""
+        """Whether a node's process is stopped within `deadline` seconds; on another host: no."""
+        process = self._processes[name]
+        return process.here and is_stopped(process.own, deadline)
 
-    @abstractmethod
     def running(self, name: str, deadline: float) -> bool:
-        """Whether a node's process is there and not stopped within `deadline` seconds."""
+        """Whether a node's process runs, and is not stopped, within `deadline` seconds."""
+        process = self._processes[name]
+        return is_running(process.own, deadline) if process.here else name not in self._lost
 
-    @abstractmethod
     def obstacle(self, name: str, act: Act) -> str | None:
-        """Why something cannot be done to a node's process; None: it can."""
+        """Return why something cannot be done to a node's process; None if it can."""
+        if act in ("requeue", "host"):
+            return self.NO_QUEUE
+        process = self._processes[name]
+        if process.here or act == "kill":
+            return None
+        return (
+            f"{name} is process {process.pid} on host {process.host}, which cannot be stopped, "
+            "slowed down or limited from here; run dps on that host and as the same user, or "
+            "plan a kill, cut or delay"
+        )
 
-    def close(self) -> None:
-        """End what was started, and leave the rest as it was."""
-        self._stack.close()
+    def _claim(self, node: NodeSpec) -> None:
+        """Register a node to start; raises `ConfigurationError` if one of its name runs already."""
+        name = node.name
+        with self._lock:
+            if name in self._specs and not (name in self._processes and self.gone(name, 0.0)):
+                raise ConfigurationError(f"there is a node named {name!r} already")
+            self._lost.discard(name)
+            self._specs[name] = node
 
-    @abstractmethod
+    def _living(self, name: str) -> Process:
+        process = self._processes[name]
+        if self.gone(name, 0.0):
+            raise ProcessLookupError(f"process {process.pid} of {name} is gone already")
+        return process
+
     def _signal(self, name: str, number: int) -> int:
-        """Send a signal to a node's process; return its pid."""
+        process = self._living(name)
+        if process.own is None:
+            raise ConfigurationError(self.obstacle(name, "pause"))
+        try:
+            process.own.send_signal(number)
+        except psutil.NoSuchProcess as error:
+            raise ProcessLookupError(f"the process of {name} is gone already") from error
+        return process.pid
+
+    def _forget(self, address: str) -> None:
+        """Note that the scheduler has lost the Dask worker at an address."""
+        with self._lock:
+            self._lost |= {n for n, p in self._processes.items() if p.address == address}
+
+
+async def look_at(client: distributed.Client, address: str) -> Process | None:
+    """Return the process of a Dask worker; None if that is lost meanwhile.
+
+    Raises
+    ------
+    ConfigurationError
+        dps is not installed there, or another version is.
+    TimeoutError
+        It does not answer.
+    """
+    async with asyncio.timeout(ANSWER_SECONDS):
+        answers = await client.run(_description(), workers=[address], on_error="return")
+    answer = answers.get(address)
+    lost = answer is None or isinstance(answer, OSError)
+    return None if lost else _process(answer, address, "worker")
+
+
+def check_scheduler(client: distributed.Client) -> None:
+    """Refuse a scheduler that cannot run the coordinator; raises `ConfigurationError`."""
+    try:
+        answer: Any = client.run_on_scheduler(_description())
+    except Exception as error:  # noqa: BLE001 - reported whatever it is
+        answer = error
+    _process(answer, client.scheduler.address, "scheduler")
+
+
+def _process(answer: Any, address: str, kind: str) -> Process:
+    """Return the process that has described itself; raises `ConfigurationError`."""
+    where = f"Dask {kind} at {address}"
+    advice = "install the same version of dps and of its requirements there as here"
+    if isinstance(answer, Exception):
+        raise ConfigurationError(f"dps cannot run on the {where}: {answer!r}; {advice}")
+    version, pid, uid, host, boot, namespace = answer
+    ours, _, our_uid, _, our_boot, our_namespace = _description()()
+    if version != ours:
+        raise ConfigurationError(f"the {where} has dps {version}, and here is {ours}; {advice}")
+    here = (boot, namespace) == (our_boot, our_namespace) and our_uid in (0, uid)
+    own = process_of(pid) if here else None
+    return Process(pid, address, host, boot or host, own is not None, own)
+
+
+def _description() -> Callable[[], tuple[str, int, int, str, str, str]]:
+    """Return a function that describes a process: its version of dps, its user, and its machine.
+
+    It is sent as a whole, because a function of a module that is missing there could not report it.
+    """
+
+    def describe() -> tuple[str, int, int, str, str, str]:
+        import importlib
+        import os
+        import socket
+        from pathlib import Path
+
+        version = importlib.import_module("dps").__version__
+        boot = Path("/proc/sys/kernel/random/boot_id")
+        return (
+            version,
+            os.getpid(),
+            os.geteuid(),
+            socket.gethostname(),
+            boot.read_text().strip() if boot.exists() else "",
+            os.readlink("/proc/self/ns/pid") if boot.exists() else socket.gethostname(),
+        )
+
+    return describe

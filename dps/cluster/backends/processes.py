@@ -1,8 +1,9 @@
-"""Processes of this machine: what the system says of one, and when that changes.
+"""Processes of this machine: how they are started, observed, signalled and ended.
 
-The system gives the number of an ended process to another one in time. So a process is looked up
-while it is known to run, and known from then on by its number and its start: another one of the
-same number is never taken for it, nor sent its signals.
+The system reuses the number of an ended process. A process is therefore looked up while it is known
+to run, and identified by its number and start time from then on: no other process is taken for it,
+or receives its signals. Nothing here imports Dask, so that the fork server can start before its
+parent has imported it.
 """
 
 from __future__ import annotations
@@ -13,80 +14,67 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext
 from types import FrameType
 
 import psutil
 
-# The states of a process that has ended: until its parent has read its exit code, while it is
-# being removed, and after that.
-ENDED = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, None)
+from dps.errors import ConfigurationError
+
+# Set while the fork server starts, because each of its libraries reads them only once.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    # If set later, the arenas that exist stay in use (see `dps.cluster.platform`).
+    "MALLOC_ARENA_MAX": "1",
+}
 
 
 def process_of(pid: int) -> psutil.Process | None:
-    """The process of this number, known by its start as well; None if there is none."""
+    """Return the process that has this number now; None if there is none."""
     try:
         return psutil.Process(pid)
     except psutil.NoSuchProcess:
         return None
 
 
-def scratch_prefix(pid: int) -> str:
-    """How the names of the temporary folders begin that a process makes for a `LocalCluster`.
-
-    So whoever has seen the process end can remove them.
-    """
-    return f"dps-{pid}-"
-
-
 def is_gone(process: psutil.Process | int | None, deadline: float) -> bool:
     """Whether a process ends (or is a zombie) within `deadline` seconds.
 
-    Parameters
-    ----------
-    process
-        None, one of which nothing was found, is gone. A number stands for the process that has it
-        now.
+    A number stands for the process that has it now, and None for one that was not found.
     """
-    return _becomes(process, lambda status: status in ENDED, deadline)
+    return _becomes(process, "gone", deadline)
 
 
 def is_stopped(process: psutil.Process | int | None, deadline: float) -> bool:
     """Whether a process is stopped by a signal within `deadline` seconds."""
-    return _becomes(process, lambda status: status == psutil.STATUS_STOPPED, deadline)
+    return _becomes(process, "stopped", deadline)
 
 
 def is_running(process: psutil.Process | int | None, deadline: float) -> bool:
-    """Whether a process is there and not stopped within `deadline` seconds."""
-    halted = (*ENDED, psutil.STATUS_STOPPED)
-    return _becomes(process, lambda status: status not in halted, deadline)
+    """Whether a process runs, and is not stopped, within `deadline` seconds."""
+    return _becomes(process, "running", deadline)
 
 
-def send(process: psutil.Process | None, name: str, number: int) -> int:
-    """Send a signal to the process of a node; return its pid.
-
-    Raises
-    ------
-    ProcessLookupError
-        It is gone already.
-    """
-    # The system may know an ended process still, until its parent has taken note.
-    if process is None or is_gone(process, 0.0):
-        raise ProcessLookupError(f"the process of {name} is gone already")
-    try:
-        process.send_signal(number)
-    except psutil.NoSuchProcess as error:
-        raise ProcessLookupError(f"the process of {name} is gone already") from error
-    return process.pid
+def holds(condition: Callable[[], bool], deadline: float) -> bool:
+    """Whether a condition holds within `deadline` seconds."""
+    until = time.monotonic() + deadline
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.001)
+    return True
 
 
 def started_with(variable: str, value: str) -> Iterator[psutil.Process]:
-    """The living processes in whose environment a variable had this value when they started.
+    """Yield the living processes that had this environment variable when they started.
 
-    Those of other users are left out. Children have what their parent had, so that all that comes
-    from a process is found, also when it has ended.
+    A child inherits it, so all descendants of a process are found, even after it has ended.
+    Processes of other users are left out.
     """
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or is another user's
@@ -94,25 +82,70 @@ def started_with(variable: str, value: str) -> Iterator[psutil.Process]:
                 yield process
 
 
-def _becomes(
-    process: psutil.Process | int | None, wanted: Callable[[str | None], bool], deadline: float
-) -> bool:
-    if isinstance(process, int):
-        process = process_of(process)
-    until = time.monotonic() + deadline
-    while not wanted(_status(process)):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
+def scratch_prefix(pid: int) -> str:
+    """Return the prefix of the temporary folders that a process creates for a `LocalCluster`.
+
+    Another process can remove them by it when that process has ended.
+    """
+    return f"dps-{pid}-"
 
 
-def _status(process: psutil.Process | None) -> str | None:
-    """What the system says of a process; None if there is no such process any more."""
+def _becomes(process: psutil.Process | int | None, state: str, deadline: float) -> bool:
+    known = process_of(process) if isinstance(process, int) else process
+    return holds(lambda: _state(known) == state, deadline)
+
+
+def _state(process: psutil.Process | None) -> str:
+    """Return "running", "stopped" by a signal, or "gone", as a zombie is."""
     try:
-        return str(process.status()) if process is not None and process.is_running() else None
+        status = process.status() if process is not None and process.is_running() else None
     except psutil.NoSuchProcess:
-        return None
+        status = None
+    if status in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+        return "gone"
+    return "stopped" if status == psutil.STATUS_STOPPED else "running"
+
+
+def fork_context(preload: Sequence[str]) -> ForkServerContext:
+    """Return the context that forks processes from a server that has imported `preload`.
+
+    The first call starts the server without waiting for it. All clusters of this process share it,
+    so later calls cannot change what it imports.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be started.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # "preload" before the user's modules: it switches garbage collection off for them.
+    context.set_forkserver_preload(["__main__", "dps.cluster.backends.preload", *preload])
+    with environment(ENVIRONMENT), without_interrupts():
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            # Most often its name is too long for the socket that is opened there.
+            where = os.environ.get("TMPDIR", "/tmp")
+            raise ConfigurationError(
+                f"no processes can be started with temporary files in {where}: {error}. Set TMPDIR "
+                "to another folder, of a short name."
+            ) from error
+    return context
+
+
+@contextlib.contextmanager
+def environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that are started meanwhile."""
+    before = {key: os.environ.get(key) for key in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value
 
 
 @contextlib.contextmanager
@@ -154,19 +187,13 @@ def _interrupts_held_back() -> Iterator[None]:
 
 
 def end_with_parent(before: Callable[[], None]) -> None:
-    """Have this process end when the one that asked for it does, however that ends.
+    """Call `before`, in a thread, when the parent of this process ends, and end this process."""
 
-    Parameters
-    ----------
-    before
-        Is called first, in a thread.
-    """
-    threading.Thread(target=_exit_with_parent, args=(before,), daemon=True).start()
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        before()
+        os._exit(1)
 
-
-def _exit_with_parent(before: Callable[[], None]) -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    before()
-    os._exit(1)
+    threading.Thread(target=watch, daemon=True).start()

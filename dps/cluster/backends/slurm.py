@@ -1,24 +1,40 @@
-"""What Slurm knows of hosts: which one a job is on, which have room, and taking one away.
+"""Nodes as jobs of Slurm: on different hosts, requeued, and lost with their host.
 
-A host that was taken away is given back in any case: by who took it, else by a process of its own
-that notices the end of this one.
+Nodes that must not fail together are kept on different hosts where Slurm has room on others. The
+host of a job is only known when the job has started, so one that starts beside such a node is
+submitted again, with the hosts to exclude.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from dps.errors import ConfigurationError
+from dask.utils import parse_bytes
+from distributed.security import Security
 
-COMMAND_SECONDS = 30.0
+from dps.cluster.backends.assignment import must_be_apart
+from dps.cluster.backends.base import Act
+from dps.cluster.backends.jobs import COMMAND_SECONDS, JobCluster, Jobs, run_command
+from dps.cluster.names import NodeSpec
+from dps.core.names import predecessor, replacement
+from dps.errors import CapacityError, ConfigurationError
+
+LOOK_SECONDS = 0.3
+SPREAD_SECONDS = 20.0  # how long a job is kept from hosts that have room, if others get none
+ACCOUNT_SECONDS = 2.0
+ANSWER_SECONDS = 2.0
 BACK_SECONDS = 10.0
-LOOK_SECONDS = 0.1
+BACK_LOOK_SECONDS = 0.1
 REASON = "dps: a fault that is planned"
+_CHOOSING = ("-x", "--exclude", "-w", "--nodelist")
 _OVER = ("CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "COMPLETED", "BOOT_FAIL")
 _UP = ("IDLE", "MIXED", "ALLOCATED", "IDLE+COMPLETING", "MIXED+COMPLETING")
 _OPEN = ("idle", "mix", "mix-", "alloc", "alloc+", "comp", "plnd")  # some planned by backfill
@@ -26,116 +42,237 @@ _COLUMNS = ("Partition", "NodeList", "StateCompact", "CPUsState", "Memory", "All
 _WIDTH = 60
 
 
+class SlurmCluster(JobCluster):
+    """Nodes as jobs of Slurm; see `JobCluster`."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        nodes: Sequence[NodeSpec],
+        security: Security | None,
+        patience: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._at: dict[str, str] = {}  # the host of each node
+        self._again: set[str] = set()  # the nodes whose jobs were submitted a second time
+        self._spreading: list[threading.Timer] = []
+        self._down: dict[str, _HostDown] = {}
+        self._taking = threading.Lock()
+        self._looked = 0.0
+        super().__init__(jobs, nodes, security, patience, tell)
+
+    def start(self, node: NodeSpec) -> None:
+        """Submit a job for one more node; if it replaces one whose host is down, give that back."""
+        before = predecessor(node.name)
+        if before != node.name and before in self._at:
+            self._give_back(self._at[before])
+        super().start(node)
+
+    def obstacle(self, name: str, act: Act) -> str | None:
+        """Return why something cannot be done to a node's process; None if none is known."""
+        return None if act in ("requeue", "host") else super().obstacle(name, act)
+
+    def requeue(self, name: str) -> int:
+        """Requeue a node's job: as for `Cluster.requeue`."""
+        process, job = self._living(name), self._job_of[name]
+        again = replace(self._specs[name], name=replacement(name))
+        self._claim(again)
+        self._job_of[again.name] = job
+        self._end_without_notice([name])
+        _scontrol("update", f"jobid={job.job_id}", "requeue=1")  # they are submitted without it
+        _scontrol("requeue", job.job_id)
+        return process.pid
+
+    def take_host(self, name: str) -> int:
+        """Set a node's host down: as for `Cluster.take_host`.
+
+        Slurm allows this to its administrators. Hosts with jobs of others are refused.
+        """
+        pid, host = self._processes[name].pid, self._host_of(name)
+        with self._taking:
+            down = self._down.get(host)
+            # Each node that is lost with a host is reported by a call of its own.
+            if down is None or name not in down.nodes:
+                self._living(name)
+                nodes = set(self.on_host_of(name))
+                self._refuse_others(host)
+                self._end_without_notice(nodes)
+                if down is None:
+                    down = self._down[host] = _HostDown(host)
+                down.nodes = nodes
+            down.nodes.discard(name)
+        return pid
+
+    def on_host_of(self, name: str) -> tuple[str, ...]:
+        """Return the living nodes on the host of a node, and the node itself."""
+        if name not in self._processes:
+            return (name,)
+        host = self._host_of(name)
+        others = [other for other in self.pids if other != name and not self.gone(other, 0.0)]
+        return (name, *(other for other in others if self._host_of(other) == host))
+
+    def account(self, name: str) -> str:
+        """Return what Slurm reports of a job that was ended, and of its host."""
+        job, host = self._job_of[name].job_id, self._at.get(name, "")
+        until = time.monotonic() + ACCOUNT_SECONDS  # for Slurm to notice
+        while (known := job_states([job]).get(job)) is not None and known.state == "RUNNING":
+            if time.monotonic() > until:
+                break
+        text = f"job {job} is {known.state if known else 'forgotten'}"
+        state = _state_of(host) if host else ""
+        return f"{text}, host {host} is {state}" if state else text
+
+    def _end_without_notice(self, names: Collection[str]) -> None:
+        """Make nodes end by the SIGTERM that Slurm sends first, instead of leaving in order."""
+        addresses = [self._processes[name].address for name in names]
+
+        async def restore() -> None:
+            with contextlib.suppress(TimeoutError):  # one that does not answer cannot leave either
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await self.client.run(_end_by_sigterm, workers=addresses, on_error="ignore")
+
+        self.client.sync(restore)
+
+    def _refuse_others(self, host: str) -> None:
+        running = run_command("squeue", "-h", "-t", "running", "-w", host, "-o", "%A").split()
+        if others := set(running) - {job.job_id for job in self._job_of.values()}:
+            raise ConfigurationError(
+                f"host {host} has jobs of others, who would lose them: {', '.join(sorted(others))}"
+            )
+
+    def _give_back(self, host: str) -> None:
+        with self._taking:
+            down = self._down.pop(host, None)
+        if down is not None:
+            down.give_back()
+
+    # -- where jobs are --------------------------------------------------------------------------
+
+    def _submit(self, node: NodeSpec, directives: Sequence[str] = ()) -> None:
+        avoid = self._to_avoid(node)
+        super()._submit(node, [f"--exclude={','.join(avoid)}"] if avoid else directives)
+        if avoid:
+            job = self._job_of[node.name].job_id
+            update = ("scontrol", "update", f"jobid={job}", "excnodelist=")  # if it still waits
+            timer = threading.Timer(SPREAD_SECONDS, run_command, update, {"check": False})
+            timer.daemon = True
+            timer.start()
+            self._spreading.append(timer)
+
+    def _cancel(self) -> None:
+        """Cancel all jobs, and give back hosts that were taken away."""
+        for timer in self._spreading:
+            timer.cancel()
+        try:
+            super()._cancel()
+        finally:
+            for host in list(self._down):
+                self._give_back(host)
+
+    def _to_avoid(self, node: NodeSpec) -> list[str]:
+        """Return the hosts of nodes that must not fail with this one, if it can start elsewhere."""
+        group = self._jobs.group(node)
+        if any(line.startswith(_CHOOSING) for line in group.directives):
+            return []  # the user has chosen hosts
+        others = self._specs.keys() - self._lost - {node.name}
+        beside = {self._at[o] for o in others if must_be_apart(node.name, o) and o in self._at}
+        if not beside:
+            return []
+        megabytes = parse_bytes(group.memory or "0 MB") / 2**20
+        room = hosts_with_room(group.queue, self._jobs.cores(node), megabytes)
+        return sorted(beside) if room - beside else []
+
+    def _host_of(self, name: str) -> str:
+        if name not in self._at:
+            job = self._job_of[name].job_id
+            known = job_states([job]).get(job)
+            self._at[name] = known.host if known is not None else super()._host_of(name)
+        return self._at[name]
+
+    def _waiting(self) -> set[str]:
+        now = time.monotonic()
+        if now - self._looked > LOOK_SECONDS:
+            self._looked = now
+            self._look()
+        return super()._waiting() | (self._specs.keys() - self._at.keys())
+
+    def _look(self) -> None:
+        """Check which jobs have started, and resubmit those that are in the wrong place."""
+        jobs = {name: self._job_of[name].job_id for name in self._specs if name not in self._at}
+        states = job_states(jobs.values()) if jobs else {}
+        for name, job in jobs.items():
+            if job in states:
+                self._judge(name, job, states[job])
+
+    def _judge(self, name: str, job: str, state: JobState) -> None:
+        again = name in self._again
+        if state.state in _OVER:
+            if again:
+                raise CapacityError(
+                    f"the job of {name} (job {job}) has ended, as the one before, before it could "
+                    f"become a node: it is {state.state}; look at its log"
+                )
+            self._submit_again(name)
+        elif state.state == "RUNNING":
+            self._at[name] = state.host
+            if not again and state.host in self._to_avoid(self._specs[name]):
+                run_command("scancel", job, check=False)
+                self._submit_again(name)
+
+    def _submit_again(self, name: str) -> None:
+        with self._lock:
+            self._processes.pop(name, None)
+            self._at.pop(name, None)
+        self._again.add(name)
+        self._submit(self._specs[name])
+
+
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """What Slurm says of a job: its state, and the host that it is or was on ("": none yet)."""
+    """The state of a job, and the host that it is or was on; "" if it has not started."""
 
     state: str
     host: str
 
-    @property
-    def over(self) -> bool:
-        """Whether it has ended, and will not start again by itself."""
-        return self.state in _OVER
+
+def job_states(jobs: Iterable[str]) -> dict[str, JobState]:
+    """Return the states of jobs by their numbers, without those that Slurm has forgotten."""
+    wanted = ",".join(jobs)
+    # It fails if it knows none of them any more.
+    shown = run_command("squeue", "-h", "-t", "all", "-j", wanted, "-o", "%i|%T|%N", check=False)
+    rows = (line.split("|") for line in shown.splitlines())
+    return {job: JobState(state, host) for job, state, host in rows}
 
 
-class Hosts:
-    """The hosts that jobs run on. Thread-safe."""
+def hosts_with_room(partition: str | None, cores: int, megabytes: float) -> set[str]:
+    """Return the hosts of a partition with room for a job; None: of the default partition.
 
-    def __init__(self) -> None:
-        self._taken: dict[str, _Taken] = {}
-        self._lock = threading.RLock()
-
-    def of(self, jobs: Iterable[str]) -> dict[str, JobState]:
-        """Return what Slurm says of jobs, by their numbers; of those that it knows still."""
-        wanted = ",".join(jobs)
-        # It fails if it knows none of them any more.
-        shown = _run("squeue", "-h", "-t", "all", "-j", wanted, "-o", "%i|%T|%N", check=False)
-        rows = (line.split("|") for line in shown.splitlines())
-        return {job: JobState(state, host) for job, state, host in rows}
-
-    def with_room(self, partition: str | None, cores: int, megabytes: float) -> set[str]:
-        """Return the hosts of a partition with room for a job; None: of the default partition.
-
-        The state of a host alone does not tell: for a while after its first job has started it is
-        "alloc", and "comp" while jobs are ending, however much of it is free.
-        """
-        form = ",".join(f"{column}:{_WIDTH}" for column in _COLUMNS)
-        found = set()
-        for line in _run("sinfo", "-h", "-N", "-O", form).splitlines():
-            name, host, state, cpus, memory, taken = line.split()
-            right = name.endswith("*") if partition is None else name.rstrip("*") == partition
-            idle, free = int(cpus.split("/")[1]), float(memory) - float(taken)
-            if right and state in _OPEN and idle >= cores and free >= megabytes:
-                found.add(host)
-        return found
-
-    def requeue(self, job: str) -> None:
-        """End a job, and have it start again by itself; raises `ConfigurationError`."""
-        _told("update", f"jobid={job}", "requeue=1")  # else only a job that was submitted so
-        _told("requeue", job)
-
-    def anywhere(self, job: str) -> None:
-        """Let a job start on any host, if it waits still."""
-        _run("scontrol", "update", f"jobid={job}", "excnodelist=", check=False)
-
-    def cancel(self, job: str) -> None:
-        """End a job for good."""
-        _run("scancel", job, check=False)
-
-    def has_taken(self, host: str) -> bool:
-        """Whether a host is down by `take`."""
-        return host in self._taken
-
-    def take(self, host: str, ours: Collection[str]) -> None:
-        """Set a host down, with which all of its jobs are lost, if it is not down already.
-
-        Raises
-        ------
-        ConfigurationError
-            Slurm refuses; or there are jobs on it besides `ours`.
-        """
-        with self._lock:
-            if host in self._taken:
-                return
-            others = set(
-                _run("squeue", "-h", "-t", "running", "-w", host, "-o", "%A").split()
-            ) - set(ours)
-            if others:
-                raise ConfigurationError(
-                    f"host {host} has jobs of others, who would lose them: "
-                    f"{', '.join(sorted(others))}"
-                )
-            self._taken[host] = _Taken(host)
-
-    def give_back(self, host: str) -> None:
-        """Undo `take`, if it was done."""
-        with self._lock:
-            taken = self._taken.pop(host, None)
-        if taken is not None:
-            taken.give_back()
-
-    def close(self) -> None:
-        """Give all hosts back that were taken."""
-        for host in list(self._taken):
-            self.give_back(host)
-
-    def account(self, job: str, host: str) -> str:
-        """Say what Slurm says of a job and of its host."""
-        known = self.of([job]).get(job)
-        state = _state_of(host) if host else ""
-        told = f"job {job} is {known.state if known else 'forgotten'}"
-        return f"{told}, host {host} is {state}" if state else told
+    The state of a host alone does not show that. For a while after its first job has started it is
+    "alloc", and "comp" while jobs are ending, however much of it is free.
+    """
+    form = ",".join(f"{column}:{_WIDTH}" for column in _COLUMNS)
+    hosts = set()
+    for line in run_command("sinfo", "-h", "-N", "-O", form).splitlines():
+        name, host, state, cpus, memory, taken = line.split()
+        right = name.endswith("*") if partition is None else name.rstrip("*") == partition
+        idle, free = int(cpus.split("/")[1]), float(memory) - float(taken)
+        if right and state in _OPEN and idle >= cores and free >= megabytes:
+            hosts.add(host)
+    return hosts
 
 
-class _Taken:
-    """A host that is down, until `give_back` or the end of this process, however it ends."""
+class _HostDown:
+    """A host that is down until `give_back`, or until this process ends, however it ends.
+
+    All jobs on it are lost. `nodes` are those that have not been reported yet.
+    """
 
     def __init__(self, host: str) -> None:
+        self.nodes: set[str] = set()
         self._host = host
         resume = ("scontrol", "update", f"nodename={host}", "state=resume")
         wait = ("sh", "-c", 'cat > /dev/null; exec "$@"', "sh")
-        # What it reads ends when this process does, and an interrupt does not reach it.
+        # Its input ends when this process does, and an interrupt does not reach it.
         self._waiting = subprocess.Popen(
             [*wait, *resume],
             stdin=subprocess.PIPE,
@@ -144,39 +281,38 @@ class _Taken:
             start_new_session=True,
         )
         try:
-            _told("update", f"nodename={host}", "state=down", f"reason={REASON}")
+            _scontrol("update", f"nodename={host}", "state=down", f"reason={REASON}")
         except ConfigurationError:
             self.give_back()
             raise
 
     def give_back(self) -> None:
         """Set the host up again, and wait until jobs can start there."""
-        # That it fails means that it is up already: Slurm may be set up to see to that by itself.
+        # A failure means that it is up already: Slurm may be configured to do that by itself.
         self._waiting.communicate(timeout=COMMAND_SECONDS)
         until = time.monotonic() + BACK_SECONDS
         while _state_of(self._host) not in _UP and time.monotonic() < until:
-            time.sleep(LOOK_SECONDS)
+            time.sleep(BACK_LOOK_SECONDS)
 
 
 def _state_of(host: str) -> str:
-    """The state of a host, such as "MIXED" or "IDLE*+DRAIN"; "" if Slurm does not say.
+    """Return the state of a host, such as "MIXED" or "IDLE*+DRAIN"; "" if Slurm reports none.
 
-    `sinfo` would tell of one that is down for a moment still how much of it is in use.
+    For a moment, `sinfo` still reports the use of a host that is down.
     """
-    found = re.search(r" State=(\S+)", _run("scontrol", "show", "node", "-o", host, check=False))
-    return found[1] if found else ""
+    shown = run_command("scontrol", "show", "node", "-o", host, check=False)
+    match = re.search(r" State=(\S+)", shown)
+    return match[1] if match else ""
 
 
-def _told(*words: str) -> None:
+def _scontrol(*words: str) -> None:
     try:
-        _run("scontrol", *words)
+        run_command("scontrol", *words)
     except subprocess.CalledProcessError as error:
         told = " ".join(error.stderr.split())
         raise ConfigurationError(f"Slurm refused `scontrol {' '.join(words)}`: {told}") from error
 
 
-def _run(*command: str, check: bool = True) -> str:
-    done = subprocess.run(
-        command, check=check, capture_output=True, text=True, timeout=COMMAND_SECONDS
-    )
-    return done.stdout
+async def _end_by_sigterm() -> None:
+    """Restore the default action of SIGTERM; runs in the main thread of a node's process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

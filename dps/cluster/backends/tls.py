@@ -1,7 +1,7 @@
-"""The certificates by which the processes of a cluster know each other, and where they lie.
+"""The certificates by which the processes of a cluster authenticate each other, and their files.
 
-Whoever has the key of a cluster's certificate can do in it whatever Dask can: run any code. So keys
-are in files that only the user can read, in a folder that goes with the cluster, however that ends.
+With the key of a cluster's certificate, one can run any code in it, as Dask can. So keys are in
+files that only the user can read, in a folder that is removed with the cluster, however that ends.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ CLOCKS_DIFFER = timedelta(days=1)  # between the machines of a cluster, at most
 
 
 def temporary() -> Security:
-    """Make a certificate for one cluster, which is its own authority; nobody else has its key.
+    """Create a certificate for one cluster, which is its own authority.
 
-    On an elliptic curve it takes less than a millisecond, so that every cluster can have its own.
+    On an elliptic curve that takes less than a millisecond, so every cluster can have its own.
     """
-    from cryptography import x509  # takes longer to import than all that is made with it
+    from cryptography import x509  # the import takes longer than creating certificates
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -79,14 +79,7 @@ def temporary() -> Security:
 
 
 def or_temporary(security: Security | Literal["off"] | None) -> Security:
-    """Return what the processes of a cluster know each other by.
-
-    Parameters
-    ----------
-    security
-        Certificates; None: those of Dask's own configuration if it requires encryption, else
-        temporary ones; "off": what Dask's own configuration says, which may be no TLS.
-    """
+    """Return the certificates of a cluster; `security` is as for `LocalCluster`."""
     if isinstance(security, Security):
         return security
     configured = Security()
@@ -94,12 +87,12 @@ def or_temporary(security: Security | Literal["off"] | None) -> Security:
 
 
 def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
-    """Use a certificate of the user's own, for all processes of a cluster.
+    """Return a certificate of the user's own for all processes of a cluster.
 
     Parameters
     ----------
     ca_file
-        The certificates of the authority; whoever has one that it has signed is let in.
+        The certificates of the authority; any certificate that it has signed is accepted.
     cert, key
         The certificate, and its private key unless that is in the same file.
 
@@ -134,24 +127,27 @@ def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
 
 
 def kept_in(folder: Path, security: Security) -> Security:
-    """Write certificates that are in memory only to files of a folder, for this user alone.
+    """Write certificates that are only in memory to files that only this user can read.
 
-    Dask would do so itself, in every process and each time that it needs them; one that is killed
-    in that moment leaves the key behind.
+    Otherwise Dask writes them in every process each time that it needs them, and a process that is
+    killed at that moment leaves the key behind.
     """
     moved = {}
     for name in security.__slots__:
         value = getattr(security, name)
         if name.startswith("tls_") and isinstance(value, str) and "\n" in value:
-            value = _written(folder / f"{name}.pem", value)
+            path = folder / f"{name}.pem"
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(value)
+            value = str(path)
         moved[name] = value
     return Security(**moved)
 
 
 def remove_keys(folder: Path) -> None:
-    """Remove what `kept_in` has written, and the folder if nothing else is in it.
+    """Remove the files of `kept_in`, and the folder if nothing else is in it.
 
-    It goes by names alone: a process that has no descriptors left cannot list a folder.
+    The folder is not listed: a process without free file descriptors could not do that.
     """
     for name in Security.__slots__:
         (folder / f"{name}.pem").unlink(missing_ok=True)
@@ -160,9 +156,9 @@ def remove_keys(folder: Path) -> None:
 
 
 def dashboard_settings(security: Security, role: Role) -> Mapping[str, str]:
-    """Dask's settings by which a process serves its pages and metrics with its certificate too.
+    """Return Dask's settings to serve pages and metrics with the certificate of a process.
 
-    What the user's own configuration of Dask says of them goes first.
+    The user's own configuration of Dask takes precedence.
     """
     if not security.require_encryption or dask.config.get(f"{DASHBOARD}.cert") is not None:
         return {}
@@ -172,16 +168,16 @@ def dashboard_settings(security: Security, role: Role) -> Mapping[str, str]:
 
 
 class PagesForMembers:
-    """Of a Dask process: it shows its pages and metrics to who has a certificate, as all it serves.
+    """Mix-in of a Dask server: clients need a certificate for pages and metrics too.
 
-    To be mixed in before a class of Dask. Dask itself encrypts them at most, and asks for none.
+    Dask itself encrypts them at most.
     """
 
     security: Security
     http_server: Any
 
     def start_http_server(self, *args: Any, **kwargs: Any) -> None:
-        """Listen; nobody is let in before this returns."""
+        """Start to listen; no connection is accepted before this returns."""
         super().start_http_server(*args, **kwargs)  # type: ignore[misc]
         if self.security.require_encryption:
             own = dask.config.get(f"{DASHBOARD}.ca-file", None)
@@ -191,14 +187,8 @@ class PagesForMembers:
 
 
 class SchedulerOfMembers(PagesForMembers, Scheduler):
-    """A Dask scheduler that shows its pages to who has a certificate."""
+    """A Dask scheduler whose pages need a certificate."""
 
 
 class WorkerOfMembers(PagesForMembers, Worker):
-    """A Dask worker that shows its metrics to who has a certificate."""
-
-
-def _written(path: Path, text: str) -> str:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    return str(path)
+    """A Dask worker whose metrics need a certificate."""

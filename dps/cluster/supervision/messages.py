@@ -1,4 +1,4 @@
-"""What a supervisor and the process of its program say to each other, over a pipe."""
+"""What a supervisor and the process of its program send each other over a pipe."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dps.events import Returned
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A parameter server that was up: where its checkpoints are, and how far it was seen to be.
+    """A parameter server that was up: where its checkpoints are, and its last known progress.
 
-    `versions` has a number for each shard, or is empty if none was asked yet. `contained` tells
+    `versions` has a number for each shard, and is empty before the first report. `contained` is
     whether all its nodes were processes of the program's own session, which end with it.
     """
 
@@ -23,10 +23,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What an incarnation of a program is told of those before it.
+    """What an incarnation of a program is told of the earlier ones.
 
-    `known` is by the number of the call that brought the parameter server up. `noticed` is when the
-    loss was, on `time.monotonic`, which all processes of a machine share.
+    `known` is by the number of the call that brought the parameter server up. `noticed` is the time
+    of the loss, on `time.monotonic`, which all processes of a machine share.
     """
 
     returns: int = 0
@@ -36,28 +36,12 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Scratch:
-    """The process has this folder for files that nobody removes if it is killed."""
-
-    folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class Up:
-    """A parameter server is served; `returned` says how it came back, if it did."""
+class Serving:
+    """A parameter server is up, or has made progress; `returned` describes its return, if any."""
 
     call: int
-    folder: str
-    returned: Returned | None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """How many updates each shard of a parameter server has applied; the rest as in `Known`."""
-
-    call: int
-    versions: tuple[int, ...]
-    contained: bool
+    known: Known
+    returned: Returned | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +53,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The program has raised; None stands for an error that cannot be sent."""
+    """The program has raised an error; None if that cannot be sent."""
 
     error: BaseException | None
     trace: str
@@ -77,9 +61,9 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost:
-    """The program cannot go on, as its Dask cluster is lost, or is not back yet.
+    """The program has lost its Dask cluster, or does not find it after a return.
 
-    `raised` is what it raised because of that, if it has ended by it.
+    `raised` is the error that this has ended the program with, if any.
     """
 
     cause: str

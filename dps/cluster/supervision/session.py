@@ -1,7 +1,7 @@
-"""What a supervised program is given: parameter servers that go on from their checkpoints.
+"""The session of a supervised program: parameter servers that resume from their checkpoints.
 
-A thread of its own tells the supervisor how far the shards are, so that it is known later how much
-was lost at least.
+A thread reports the progress of the shards to the supervisor, so that a lower bound of the loss is
+known after a return.
 """
 
 from __future__ import annotations
@@ -24,15 +24,7 @@ from dps.cluster.driver.connection import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import check_client, checked_recovery
 from dps.cluster.platform import platform_of
-from dps.cluster.supervision.messages import (
-    ClusterLost,
-    Finished,
-    Known,
-    Past,
-    Raised,
-    Seen,
-    Up,
-)
+from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Serving
 from dps.cluster.transport.memory import here
 from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
@@ -46,14 +38,14 @@ M = TypeVar("M", Finished, Raised)
 
 LOOK_SECONDS = 0.05
 MOMENT_SECONDS = 0.5
-TELL_SECONDS = 0.25
+REPORT_SECONDS = 0.25
 
 # What Dask and dps raise where there is no cluster, or whose scheduler dies as it starts.
 NO_CLUSTER = (
     *(ConnectionError, TimeoutError, EOFError, CommClosedError),
     *(CapacityError, SchedulerLost),
 )
-CONNECTING = ("distributed", "dps.cluster")  # where these come from, and not from the program
+CONNECTING = ("distributed.", "dps.cluster.")  # they come from these, and not from the program
 NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
@@ -66,9 +58,9 @@ class Session:
     Attributes
     ----------
     returns
-        How often the program was started again before: 0 at first.
+        How often the program was restarted: 0 at first.
     cause
-        What the incarnation before ended by; "" at first.
+        Why the previous incarnation ended; "" at first.
     """
 
     def __init__(self, link: Connection, past: Past) -> None:
@@ -76,7 +68,7 @@ class Session:
         self.cause = past.cause
         self._past = past
         self._link = link
-        self._saying = threading.Lock()
+        self._sending = threading.Lock()
         self._calls = 0
         self._watches: list[SchedulerWatch] = []
         self._is_up = False  # or was
@@ -87,12 +79,12 @@ class Session:
         params: Mapping[str, np.ndarray],
         **choices: Any,
     ) -> ParameterServer:
-        """Bring a parameter server up: anew the first time, from its checkpoints afterwards.
+        """Start a parameter server, or resume it from its checkpoints after a return.
 
-        What an earlier incarnation of the program has brought up by its first call of this method
-        is gone on with by the first call, and so on. All processes of the earlier incarnation's
-        session that were this machine's have ended by then; of others, it is waited until none of
-        its hosts is on a Dask worker, and until every lease that it may have had is over.
+        The first call resumes what the first call of an earlier incarnation started, and so on. The
+        processes of the earlier incarnation's session on this machine have ended by then. For
+        others, this waits until no Dask worker has any of its hosts, and until every lease that
+        they may have is over.
 
         Parameters
         ----------
@@ -100,21 +92,20 @@ class Session:
             A synchronous Dask client.
         params, choices
             As for `ParameterServer`; the recovery must write checkpoints of whole shards, so
-            `PartialCheckpoint` is refused. When it goes on,
-            parameters, rule, consistency, recovery and so on are those of the checkpoints, as for
-            `ParameterServer.resume`.
+            `PartialCheckpoint` is refused. After a return, parameters, rule, consistency, recovery
+            and so on are those of the checkpoints, as for `ParameterServer.resume`.
 
         Raises
         ------
         ConfigurationError
-            The client is asynchronous, or the recovery writes no checkpoints, or such as a
-            shard is restored from in parts.
+            The client is asynchronous, or the recovery writes no checkpoints, or restores shards
+            in parts.
         StoreUnavailable
-            The checkpoints of a parameter server that was up cannot be read. It does not begin
-            anew in their place.
+            The checkpoints of a parameter server that was up cannot be read. It does not start
+            from its initial values instead.
         DeadlineExceeded
-            Hosts of the earlier incarnation did not end, or a Dask worker does not say whether it
-            has any.
+            Hosts of the earlier incarnation did not end, or a Dask worker does not report whether
+            it has any.
         """
         check_client(client)
         if client.asynchronous:
@@ -132,7 +123,7 @@ class Session:
                 "updates that nobody counts: give recovery=Recovery(Checkpoint(path=...))"
             )
         call, self._calls = self._calls, self._calls + 1
-        watch = SchedulerWatch(client, self._say_lost)
+        watch = SchedulerWatch(client, lambda cause: self._send(ClusterLost(cause)))
         self._watches.append(watch)
         try:
             ps = self._brought_up(call, client, params, choices)
@@ -141,8 +132,7 @@ class Session:
             raise
         watch.is_up(ps)
         self._is_up = True
-        tell = threading.Thread(target=self._tell, args=(call, ps, client), daemon=True)
-        tell.start()
+        threading.Thread(target=self._report, args=(call, ps, client), daemon=True).start()
         return ps
 
     def _brought_up(
@@ -152,7 +142,7 @@ class Session:
         params: Mapping[str, np.ndarray],
         choices: Mapping[str, Any],
     ) -> ParameterServer:
-        """Bring a parameter server up, and say so when all of it is in checkpoints."""
+        """Start or resume a parameter server, and report it when its checkpoints are complete."""
         known = self._past.known.get(call)
         if known is None:
             ps = ParameterServer(client, params, **choices)
@@ -165,40 +155,38 @@ class Session:
         except BaseException:
             ps.close(checkpoint=False)
             raise
-        returned = self._returned(known, ps) if self.returns else None
-        self._say(Up(call, _folder(ps), returned))
+        returned: Returned | None = None
+        if self.returns:
+            states = ps.saved.states if ps.saved is not None else ()
+            versions = tuple(state.version for state in states)
+            lost = _lost(states, known.versions if known is not None else ())
+            seconds = time.monotonic() - self._past.noticed
+            returned = Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
+        self._send(Serving(call, Known(_folder(ps)), returned))
         if returned is not None and (sink := choices.get("on_event")) is not None:
             client.loop.add_callback(sink, returned)
         return ps
 
     def finish(self, message: Finished | Raised) -> None:
-        """Say how the program has ended.
+        """Report how the program has ended.
 
-        An error that came of the loss of the scheduler is not the program's own.
+        An error that was caused by the loss of the scheduler is not the program's own.
         """
-        if isinstance(message, Raised) and (cause := self._outer_cause(message)):
-            self._say(ClusterLost(cause, _sendable(message)))
-            return
-        self._say(_sendable(message))
+        if isinstance(message, Raised) and (cause := self._outer_cause(message.error)):
+            self._send(ClusterLost(cause, _sendable(message)))
+        else:
+            self._send(_sendable(message))
 
-    def _outer_cause(self, message: Raised) -> str:
-        """What an error came of, if it is not the program's own; "" if it is."""
+    def _outer_cause(self, error: BaseException | None) -> str:
+        """Return what an error was caused by, if it is not the program's own; "" if it is."""
         lost = next((watch.lost for watch in self._watches if watch.lost), "")
-        error = message.error
         if not lost and self.returns and not self._is_up and _is_no_cluster(error):
-            # A scheduler that somebody else runs may be on its way back, and this one may die, too.
+            # A scheduler that is not part of the program may be restarting.
             return f"the program found no cluster ({type(error).__name__}: {error})"
         return lost
 
-    def _returned(self, known: Known | None, ps: ParameterServer) -> Returned:
-        states = ps.saved.states if ps.saved is not None else ()
-        versions = tuple(state.version for state in states)
-        lost = _lost(states, known.versions if known is not None else ())
-        seconds = time.monotonic() - self._past.noticed
-        return Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
-
     def _settle(self, client: distributed.Client, known: Known, timings: Timings) -> None:
-        """Wait until nothing of the earlier incarnation acknowledges or writes any more."""
+        """Wait until the earlier incarnation can neither acknowledge nor write."""
         group = known.folder.rpartition("/")[2]
         until = time.monotonic() + timings.unavailable
         while True:
@@ -218,10 +206,10 @@ class Session:
                     f"{timings.unavailable:g} s; restart these"
                 )
             time.sleep(LOOK_SECONDS)
-        if not known.contained:  # a host out of reach may have its lease still
+        if not known.contained:  # an unreachable host may still have its lease
             time.sleep(max(0.0, self._past.noticed + timings.lease - time.monotonic()))
 
-    def _tell(self, call: int, ps: ParameterServer, client: distributed.Client) -> None:
+    def _report(self, call: int, ps: ParameterServer, client: distributed.Client) -> None:
         nodes: set[str] = set()
         contained = True
         while not ps.closed and not ps.scheduler_lost:
@@ -235,19 +223,17 @@ class Session:
                     return
                 raise
             if None not in versions:
-                self._say(Seen(call, tuple(version or 0 for version in versions), contained))
-            time.sleep(TELL_SECONDS)
+                progress = tuple(version or 0 for version in versions)
+                self._send(Serving(call, Known(_folder(ps), progress, contained)))
+            time.sleep(REPORT_SECONDS)
 
-    def _say_lost(self, cause: str) -> None:
-        self._say(ClusterLost(cause))
-
-    def _say(self, message: Any) -> None:
-        with self._saying:
+    def _send(self, message: Any) -> None:
+        with self._sending:
             self._link.send(message)
 
 
 def _sendable(message: M) -> M | Raised:
-    """What can be sent of how a program has ended."""
+    """Return the message, or what can be sent of it."""
     try:
         ForkingPickler.loads(ForkingPickler.dumps(message))
     except Exception:  # noqa: BLE001 (whatever an object of the program's own raises)
@@ -257,23 +243,20 @@ def _sendable(message: M) -> M | Raised:
 
 
 def _is_no_cluster(error: BaseException | None) -> bool:
-    """Whether an error says that Dask or dps had no connection: not one of the program's own."""
+    """Whether Dask or dps raised an error because it had no connection."""
     # Dask has no class of its own for attempts to connect that took too long.
     if error is None or not (type(error) is OSError or isinstance(error, NO_CLUSTER)):
         return False
-    frames = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
-    return any(_is_of(name, CONNECTING) and not _is_of(name, (__package__,)) for name in frames)
-
-
-def _is_of(module: str, packages: Sequence[str]) -> bool:
-    return any(module == package or module.startswith(f"{package}.") for package in packages)
+    frames = walk_tb(error.__traceback__)
+    modules = (f"{frame.f_globals.get('__name__', '')}." for frame, _ in frames)
+    return any(m.startswith(CONNECTING) and not m.startswith(f"{__package__}.") for m in modules)
 
 
 def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
-    """How many updates each shard lacks at least, of those that it was seen to have.
+    """Return how many updates each shard has lost at least, of those that it was seen to have.
 
-    Every update is sent to every shard, and those that one of them has are not computed again: so
-    shards that are behind another one lack them as well.
+    Every update is sent to every shard, and those that one of them has are not computed again. So
+    a shard that is behind another one lacks them as well.
     """
     most = seen or [0] * len(states)
     return tuple(
@@ -283,51 +266,50 @@ def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
 
 
 def _behind(state: ShardState, states: Sequence[ShardState]) -> int:
-    """How many updates of the last incarnations of workers a shard lacks that another one has."""
+    """Return how many updates of the workers' last incarnations only other shards have."""
+    workers = [each.workers for each in states]
     return sum(
-        max(_gap(state.workers.get(name, NOTHING), other) for other in _of(name, states))
-        for name in {name for each in states for name in each.workers}
+        max(_gap(state.workers.get(name, NOTHING), each.get(name, NOTHING)) for each in workers)
+        for name in set[str]().union(*workers)
     )
 
 
 def _gap(here: Progress, there: Progress) -> int:
-    """How many updates of a worker are there and not here, without what was missing for longer."""
+    """Return how many updates of a worker are there and not here, without older gaps."""
     if here.incarnation > there.incarnation:
         return 0
     numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
     return max(0, min(numbers, there.applied - here.applied))
 
 
-def _of(name: str, states: Sequence[ShardState]) -> list[Progress]:
-    return [state.workers[name] for state in states if name in state.workers]
-
-
 def _folder(ps: ParameterServer) -> str:
-    """Where the checkpoints of a parameter server are."""
+    """Return where the checkpoints of a parameter server are."""
     return f"{str(ps.recovery.durability.path).rstrip('/')}/{ps.name}"
 
 
 async def _asked(
     client: distributed.Client, group: str, seconds: float
 ) -> tuple[list[str], list[str]]:
-    """Which Dask workers have something of a group, and which do not say so in time."""
-    addresses = list(await client.nthreads())
-    asked = {
-        asyncio.ensure_future(client.run(_holds, group, workers=[each], on_error="ignore")): each
-        for each in addresses
-    }
-    if not asked:
-        return [], []
-    done, waiting = await asyncio.wait(asked, timeout=seconds)
-    for each in waiting:
-        each.cancel()
-    # One that is gone has no answer, and holds nothing.
-    holding = [asked[each] for each in done if any(each.result().values())]
-    return sorted(holding), sorted(asked[each] for each in waiting)
+    """Return the Dask workers that have something of a group, and those that do not answer."""
+
+    async def ask(address: str) -> bool | None:
+        try:
+            async with asyncio.timeout(seconds):
+                answers = await client.run(_holds, group, workers=[address], on_error="ignore")
+        except TimeoutError:
+            return None
+        return any(answers.values())  # one that is gone does not answer, and holds nothing
+
+    addresses = sorted(await client.nthreads())
+    answers = dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
+    return (
+        [address for address, holds in answers.items() if holds],
+        [address for address, holds in answers.items() if holds is None],
+    )
 
 
 def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool:
-    """Whether these Dask workers, as far as they live, are processes of this one's session."""
+    """Whether those of these Dask workers that live are processes of this one's session."""
     alive = client.nthreads()
     there = [address for address in addresses if address in alive]
     return set(client.run(_session, workers=there).values()) <= {_session()}
@@ -344,40 +326,40 @@ def _holds(group: str, dask_worker: distributed.Worker) -> bool:
 
 
 class SchedulerWatch:
-    """Watches the connection of a client to its scheduler, in a thread of its own.
+    """A thread that watches the connection of a client to its scheduler.
 
-    It begins before there is a parameter server, for that may wait for a scheduler that is lost.
+    It starts before there is a parameter server, whose start may wait for a scheduler that is lost.
 
     Parameters
     ----------
-    told
-        Called with what has happened, in that thread, when the scheduler is lost.
+    on_loss
+        Called in that thread, with a description, when the scheduler is lost.
     """
 
-    def __init__(self, client: distributed.Client, told: Callable[[str], None]) -> None:
+    def __init__(self, client: distributed.Client, on_loss: Callable[[str], None]) -> None:
         self._connection = SchedulerConnection(client)
         self._address = client.scheduler.address
-        self._told = told
+        self._on_loss = on_loss
         self._server: ParameterServer | None = None
         self._over = False
-        self._found = ""
+        self._lost = ""
         threading.Thread(target=self._look, daemon=True, name="dps-scheduler-watch").start()
 
     @property
     def lost(self) -> str:
-        """What has happened, if the scheduler was lost before the parameter server was closed."""
-        if not self._found:
+        """The loss of the scheduler, if it was before the parameter server closed; otherwise ""."""
+        if not self._lost:
             server = self._server
             if self._connection.lost if server is None else server.scheduler_lost:
-                self._found = f"the connection to Dask's scheduler at {self._address} broke"
-        return self._found
+                self._lost = f"the connection to Dask's scheduler at {self._address} broke"
+        return self._lost
 
     def is_up(self, server: ParameterServer) -> None:
-        """Take note of the parameter server, with which it ends."""
+        """Watch until this parameter server is closed."""
         self._server = server
 
     def end(self) -> None:
-        """Look no more, as nothing came up: perhaps because of a loss that shows in a moment."""
+        """Stop watching, as nothing came up, after a moment in which the cause may show."""
         until = time.monotonic() + MOMENT_SECONDS
         while not self.lost and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
@@ -386,6 +368,6 @@ class SchedulerWatch:
     def _look(self) -> None:
         while not self._over and (self._server is None or not self._server.closed):
             if lost := self.lost:
-                self._told(lost)
+                self._on_loss(lost)
                 return
             time.sleep(LOOK_SECONDS)

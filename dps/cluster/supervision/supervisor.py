@@ -1,31 +1,52 @@
-"""The supervisor of a program: it starts it again when its driver or its scheduler is lost.
+"""The supervisor of a program: restart it when its driver or its scheduler is lost.
 
-It is small, and does not import Dask: it shares nothing with what may fail but a pipe.
+Each incarnation of the program is a process, with all that it starts, in an operating system's
+session of its own: its processes are known by that, however they were started. The supervisor
+shares nothing with them but a pipe, and does not import Dask.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import shutil
+import signal
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from signal import Signals
+from multiprocessing.connection import Connection, wait
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import Any, TypeVar
 
-from dps.cluster.backends.processes import without_interrupts
-from dps.cluster.supervision.incarnation import Incarnation
-from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Seen, Up
+import psutil
+
+from dps.cluster.backends.processes import (
+    end_with_parent,
+    fork_context,
+    is_gone,
+    process_of,
+    scratch_prefix,
+    without_interrupts,
+)
+from dps.cluster.supervision.messages import ClusterLost, Finished, Past, Raised, Serving
 from dps.core.arguments import check_function
 from dps.core.ranges import argument_above_zero, refused, whole_argument
-from dps.errors import ProgramFailed, ReturnedWarning, TooManyReturns
+from dps.errors import DeadlineExceeded, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned, log
 
 T = TypeVar("T")
 
 EXIT_SECONDS = 10.0
+GRACE_SECONDS = 3.0  # for nodes of a `LocalCluster`, which end and clean up after their driver
+INTERRUPT_SECONDS = 5.0
+END_SECONDS = 30.0  # for killed processes, on a busy machine
+LOOK_SECONDS = 0.02
 
 
 def supervise(
@@ -37,26 +58,34 @@ def supervise(
     standby: bool = False,
     preload: Sequence[str] | None = None,
 ) -> T:
-    """Run a program, and start it again by itself when its driver or its scheduler is lost.
+    """Run a program, and restart it when its driver or its scheduler is lost.
+
+    It is restarted when a signal ends its process, and when the connection to Dask's scheduler
+    breaks while a parameter server is open or comes up; after a return, also when it finds no
+    cluster. All other processes of its session on this machine are ended first, but not those that
+    the program has started with a session of their own (`start_new_session=True`). The program
+    begins at its beginning. Parameter servers resume from their newest complete checkpoints, and
+    `Worker.done` tells training functions where. Each return is a `ReturnedWarning`, a `Returned`
+    event and a line in the log. The warning is never raised, whatever the warnings filter is.
 
     Parameters
     ----------
     program
-        Called with a `Session` in a process of its own, which is the driver: it makes a Dask client
-        and calls `Session.parameter_server`. A function of a module, or a `functools.partial` of
-        one, as for `multiprocessing`.
+        Called with a `Session` in a process of its own, which is the driver: it creates a Dask
+        client and calls `Session.parameter_server`. A function of a module, or a
+        `functools.partial` of one, as for `multiprocessing`.
     returns, within
-        It is started again at most so many times within so many seconds.
+        It is restarted at most `returns` times within `within` seconds.
     on_return
         Called here with a `Returned` for each parameter server that is up again. What it raises
         does not end the program: it is raised when that has returned.
     standby
-        Whether the process that a return needs is kept ready, with Dask imported. A return is
-        faster then, and some 100 MB of memory are in use for it.
+        Whether to keep the process for a return ready, with Dask imported. A return is faster
+        then, and uses some 100 MB of memory.
     preload
-        What the program's `LocalCluster` is given as its `preload`, if it has one, so that the
-        process that nodes are forked from starts beside the program's own, and is kept ready as
-        well; as much memory again. None: it starts with the cluster.
+        The `preload` of the program's `LocalCluster`, if it has one: the process that nodes are
+        forked from then starts beside the program's own, and is kept ready as well, with as much
+        memory again. None: it starts with the cluster.
 
     Returns
     -------
@@ -66,25 +95,15 @@ def supervise(
     Raises
     ------
     TooManyReturns
-        It would have had to be started again more often.
+        It would have had to be restarted more often.
     ProgramFailed
         Its process has exited by itself, or what it returned or raised cannot be sent.
     Exception
-        Whatever the program raises, with its traceback; it is not started again then.
+        Whatever the program raises, with its traceback; it is not restarted then.
     ExceptionGroup
         The program has returned, and `on_return` has raised these.
     DeadlineExceeded
-        Processes of the program cannot be ended, so it cannot be started again.
-
-    Notes
-    -----
-    It is started again when its process is ended by a signal, and when the connection to Dask's
-    scheduler breaks while a parameter server is open, or comes up; after that, also when it finds
-    no cluster. Whatever else is of its session on this machine is ended before, but not what the
-    program has started with a session of its own (`start_new_session=True`). The program begins at
-    its beginning; parameter servers go on from their newest complete checkpoints, and `Worker.done`
-    tells training functions where. Each return is a `ReturnedWarning`, a `Returned` event and a
-    line in the log. The warning is never raised, whatever the filter for warnings says.
+        Processes of the program cannot be ended, so it cannot be restarted.
     """
     check_function("program", program, ["session"])
     whole_argument("returns", returns, 0, "returns")
@@ -96,20 +115,20 @@ def supervise(
     ):
         raise refused("preload", preload, "a list of names of modules")
     start = partial(Incarnation, program, preload)
-    found: T = _Supervisor(start, _Limit(returns, within), on_return, standby).run()
-    return found
+    result: T = _Supervisor(start, _Limit(returns, within), on_return, standby).run()
+    return result
 
 
 @dataclass(slots=True)
 class _Limit:
-    """How often a program may be started again within a time."""
+    """How often a program may be restarted within a time."""
 
     most: int
     within: float
     _times: deque[float] = field(default_factory=deque)
 
     def allows(self, now: float) -> bool:
-        """Whether once more is within the limit; it is counted."""
+        """Count one more, and return whether it is within the limit."""
         self._times.append(now)
         while self._times[0] <= now - self.within:
             self._times.popleft()
@@ -134,12 +153,12 @@ class _Supervisor:
         self._past = Past()
         self._current: Incarnation | None = None
         self._next: Incarnation | None = None
-        self._untold: list[Exception] = []  # what on_return has raised
+        self._failures: list[Exception] = []  # of on_return
 
     def run(self) -> Any:
-        """Return what the program returns in the end."""
+        """Return the program's result."""
         try:
-            # An interrupt waits until what was started is known, or nobody would end it.
+            # An interrupt waits until the process is known, or nothing would end it.
             with without_interrupts():
                 self._current = current = self._start()
             while True:
@@ -168,86 +187,219 @@ class _Supervisor:
         return self._next
 
     def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
-        """Take note of what an incarnation says, to its last word; None: it has died."""
+        """Handle the messages of an incarnation; return its last one, or None if it has died."""
         while True:
-            match incarnation.said():
-                case Up(call, folder, returned):
-                    self._past.known[call] = Known(folder)
+            match incarnation.message():
+                case Serving(call, known, returned):
+                    self._past.known[call] = known
                     if returned is not None:
                         self._tell(returned)
-                case Seen(call, versions, contained):
-                    known = self._past.known[call]
-                    self._past.known[call] = replace(known, versions=versions, contained=contained)
                 case last:
                     return last
 
     def _replaced(self, incarnation: Incarnation, last: ClusterLost | None) -> Incarnation:
-        """End an incarnation, and return the next one, which has not begun."""
+        """End an incarnation; return the next one, which has not begun."""
         noticed = time.monotonic()
         cause = _cause(incarnation, last)
         if not self._limit.allows(noticed):
-            met = last.raised if last is not None else None
-            error = _error_of(met) if met is not None else None
-            raise TooManyReturns(self._limit_text(cause)) from error
-        following = self._next or self._start_next()  # which imports what it needs meanwhile
+            folders = ", ".join(known.folder for known in self._past.known.values())
+            advice = (
+                f"ParameterServer.resume goes on from {folders}" if folders else "nothing was up"
+            )
+            raised = last.raised if last is not None else None
+            raise TooManyReturns(
+                f"{cause}, and it is not started again after {self._limit}; {advice}"
+            ) from (_error_of(raised) if raised is not None else None)
+        following = self._next or self._start_next()  # which imports Dask meanwhile
         incarnation.end()
         returns = self._past.returns + 1
         self._past = replace(self._past, returns=returns, cause=cause, noticed=noticed)
-        self._current = following
-        self._next = None
+        self._current, self._next = following, None
         return following
-
-    def _limit_text(self, cause: str) -> str:
-        folders = ", ".join(known.folder for known in self._past.known.values())
-        where = f"ParameterServer.resume goes on from {folders}" if folders else "nothing was up"
-        return f"{cause}, and it is not started again after {self._limit}; {where}"
 
     def _tell(self, returned: Returned) -> None:
         log(returned, {})
         text = f"dps: {returned} (return {returned.returns}; the limit is {self._limit})"
-        # A filter that makes errors of warnings would end the training that has just come back.
+        # A filter that turns warnings into errors would end the training that has just returned.
         with suppress(ReturnedWarning):
             warnings.warn(text, ReturnedWarning, stacklevel=5)
         if self._on_return is not None:
             try:
                 self._on_return(returned)
             except Exception as error:  # noqa: BLE001 (raised when the program has ended)
-                self._untold.append(error)
+                self._failures.append(error)
 
     def _result_of(self, last: Finished | Raised) -> Any:
         if isinstance(last, Raised):
             error = _error_of(last)
-            for each in self._untold:
+            for each in self._failures:
                 error.add_note(f"on_return has raised as well: {each!r}")
             raise error
-        if self._untold:
-            raise ExceptionGroup("on_return has raised; the program has returned", self._untold)
+        if self._failures:
+            raise ExceptionGroup("on_return has raised; the program has returned", self._failures)
         return last.result
 
 
 def _cause(incarnation: Incarnation, last: ClusterLost | None) -> str:
-    """What an incarnation ended by; raises `ProgramFailed` if it is not to be started again."""
+    """Return why an incarnation has ended; raises `ProgramFailed` if that is no loss."""
     if last is not None:
         return last.cause
     code = incarnation.exit_code
     if code < 0:
-        return f"the driver's process was ended by {_name(-code)}"
+        with suppress(ValueError):  # a real-time signal has no name
+            return f"the driver's process was ended by {signal.Signals(-code).name}"
+        return f"the driver's process was ended by signal {-code}"
     raise ProgramFailed(
         f"the program's process exited with code {code} before the program returned: look at what "
         "it printed. It must be a function of a module that can be imported, as for multiprocessing"
     )
 
 
-def _name(signal: int) -> str:
-    try:
-        return Signals(signal).name
-    except ValueError:
-        return f"signal {signal}"
-
-
 def _error_of(raised: Raised) -> BaseException:
-    """What a program has raised, with its traceback there."""
+    """Return what a program has raised, with its traceback there."""
     if raised.error is None:
         return ProgramFailed(f"what the program returned or raised cannot be sent:\n{raised.trace}")
     raised.error.__cause__ = ProgramFailed(f"in the program:\n{raised.trace}")
     return raised.error
+
+
+class Incarnation:
+    """A process that runs a program once it is sent the past. Not thread-safe.
+
+    Parameters are those of `supervise`.
+    """
+
+    def __init__(self, program: Callable[[Any], Any], preload: Sequence[str] | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._link, theirs = context.Pipe()
+        self._process = context.Process(
+            target=run_program, args=(theirs, program, preload), name="dps-program"
+        )
+        with without_interrupts():
+            self._process.start()
+        theirs.close()
+        self._pid = self._process.pid or 0
+        self._leader = process_of(self._pid)
+        self._ended = os.pidfd_open(self._pid)
+        self._is_over = False
+        self._scratch: str | None = None  # its folder for files, which stay if it is killed
+
+    def begin(self, past: Past) -> None:
+        """Start the program, unless its process has ended meanwhile."""
+        with suppress(EOFError, OSError):
+            self._scratch = self._link.recv()
+            self._link.send(past)
+
+    def message(self) -> Any | None:
+        """Wait for the next message of the process; None if it has ended."""
+        while True:
+            wait([self._link, self._ended])
+            try:
+                if self._link.poll():
+                    return self._link.recv()
+            except (EOFError, OSError):
+                wait([self._ended])
+            if wait([self._ended], 0):
+                return None
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the ended process; for a signal, its negative number."""
+        self._process.join()
+        code = self._process.exitcode
+        assert code is not None
+        return code
+
+    def join(self, seconds: float) -> None:
+        """Wait at most `seconds` for the process to end."""
+        self._process.join(seconds)
+
+    def interrupt(self) -> None:
+        """Interrupt the program as Ctrl-C does, and give it a moment to end."""
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGINT)
+        self.join(INTERRUPT_SECONDS)
+
+    def end(self) -> None:
+        """End every process of the session; raises `DeadlineExceeded` if one cannot be ended."""
+        if self._is_over:
+            return
+        self._is_over = True
+        try:
+            self._process.kill()
+            self._process.join(GRACE_SECONDS)
+            self._end_members()
+            with suppress(EOFError, OSError):
+                if self._scratch is None and self._link.poll():  # the program has not begun
+                    self._scratch = self._link.recv()
+            if self._scratch is not None:
+                shutil.rmtree(self._scratch, ignore_errors=True)
+                # Folders of its cluster that it could not remove, or that nodes wrote to again.
+                for left in Path(self._scratch).parent.glob(f"{scratch_prefix(self._pid)}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+        finally:
+            self._link.close()
+            os.close(self._ended)
+
+    def _end_members(self) -> None:
+        """End the remaining processes of the session."""
+        until = time.monotonic() + GRACE_SECONDS
+        while self._members() and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
+        until = time.monotonic() + END_SECONDS
+        while members := self._members():
+            if time.monotonic() > until:
+                pids = ", ".join(str(process.pid) for process in members)
+                raise DeadlineExceeded(
+                    f"processes of the program are still there {END_SECONDS:g} s after SIGKILL, or "
+                    f"belong to another user: {pids}; end these, and begin again with "
+                    "ParameterServer.resume"
+                )
+            for process in members:
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    process.kill()
+            for process in members:
+                is_gone(process, END_SECONDS / 10)
+
+    def _members(self) -> list[psutil.Process]:
+        """Return the processes of the session that have not ended."""
+        # The system may have reused the number after the last one ended.
+        other = psutil.pid_exists(self._pid)
+        if other and (self._leader is None or not self._leader.is_running()):
+            return []
+        members = []
+        for pid in psutil.pids():
+            with suppress(OSError, psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if os.getsid(pid) == self._pid and not is_gone(process, 0.0):
+                    members.append(process)
+        return members
+
+
+def run_program(
+    link: Connection, program: Callable[[Any], Any], preload: Sequence[str] | None
+) -> None:
+    """Run a program in a process of its own, once the earlier incarnation has ended."""
+    os.setsid()  # identifies all processes that come from this one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the supervisor sends it
+    # Spawned processes inherit the name of their parent's folder, which they must not remove.
+    multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
+    scratch = get_temp_dir()  # multiprocessing's own, also for the sockets of a fork server
+    end_with_parent(partial(shutil.rmtree, scratch, ignore_errors=True))
+    link.send(scratch)
+    if preload is not None:
+        fork_context(preload)  # it imports what it needs while this process does so
+    # Not above: this module must not import Dask.
+    from dps.cluster.supervision.session import Session
+
+    try:
+        past: Past = link.recv()
+    except EOFError:
+        return
+    session = Session(link, past)
+    try:
+        result = program(session)
+    except BaseException as error:  # noqa: BLE001 (all of them are raised by the supervisor)
+        session.finish(Raised(error, traceback.format_exc()))
+    else:
+        session.finish(Finished(result))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import os
 import signal
@@ -18,6 +19,8 @@ from urllib.request import urlopen
 import psutil
 import pytest
 
+from dps.cluster import names
+from dps.cluster.backends import local
 from dps.cluster.backends.local import START_SECONDS, LocalCluster
 from dps.cluster.backends.processes import is_gone, is_running
 from dps.cluster.names import NodeSpec
@@ -131,6 +134,13 @@ def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) ->
         LocalCluster([NodeSpec("worker-0", "worker")] * 2)
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [process for process in left if not is_gone(process.pid, SECONDS)]
+
+
+def test_the_examples_of_the_docstrings_run() -> None:
+    for module in (local, names):
+        results = doctest.testmod(module)
+        assert results.attempted
+        assert not results.failed
 
 
 class Beheaded(LocalCluster):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.cluster.backends.slurm import Hosts
+from dps.cluster.backends.slurm import hosts_with_room
 
 ROWS = """\
 ps idle idle 0/8/0/8 16000 0
@@ -35,9 +35,9 @@ def _sinfo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_hosts_have_room_by_their_cores_and_memory_whatever_they_are_doing() -> None:
-    found = Hosts().with_room("ps", 2, 500.0)
+    found = hosts_with_room("ps", 2, 500.0)
     assert found == {"idle", "mixed", "begun", "turning", "ending"}
 
 
 def test_the_default_partition_is_the_one_with_a_star() -> None:
-    assert Hosts().with_room(None, 1, 500.0) == Hosts().with_room("compute", 1, 500.0) == {"other"}
+    assert hosts_with_room(None, 1, 500.0) == hosts_with_room("compute", 1, 500.0) == {"other"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dps.cluster.backends.jobqueue import lifetime_options, seconds_of
+from dps.cluster.backends.jobs import lifetime_options, seconds_of
 
 HOUR = 3600.0
 

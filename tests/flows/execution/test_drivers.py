@@ -17,8 +17,7 @@ import pytest
 from distributed.client import FutureCancelledError
 from rich.console import Console
 
-from dps.cluster.backends.fork_server import ENVIRONMENT
-from dps.cluster.backends.processes import is_gone
+from dps.cluster.backends.processes import ENVIRONMENT, is_gone
 from dps.events import TrialEnded
 from flows.config.cluster import VirtualSection
 from flows.config.experiment import ExperimentConfig

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from distributed.security import Security
 
-from dps.cluster.backends.jobqueue import QUEUES, JobGroup, job_of
+from dps.cluster.backends.jobs import JobGroup, Jobs
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 from flows.config.experiment import ExperimentConfig, load_experiment
@@ -119,8 +119,8 @@ def test_what_a_group_asks_for_goes_before_what_the_site_has(
 def test_certificates_may_have_their_key_with_them_and_lie_anywhere() -> None:
     files = {"tls_ca_file": "/our files/ca.pem", "tls_worker_cert": "/our files/own.pem"}
     security = Security(require_encryption=True, **files)
-    group, node = JobGroup(memory="1GB"), NodeSpec("worker-0", "worker")
-    job = job_of(QUEUES["slurm"], group, node, "tls://10.0.0.1:8786", None, security)
+    jobs = Jobs("slurm", {"worker": JobGroup(memory="1GB")})
+    job = jobs.job(NodeSpec("worker-0", "worker"), "tls://10.0.0.1:8786", security)
     assert "--tls-cert '/our files/own.pem' --tls-key '/our files/own.pem'" in job.job_script()
 
 

@@ -1,0 +1,32 @@
+"""What the fork server imports for every node; only imported there.
+
+Modules last as long as the process, so garbage collection is off until a node is forked. It would
+traverse them repeatedly: during the imports, in each node, which copies the memory that it touches,
+and when the server ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from contextlib import suppress
+from importlib import import_module
+
+gc.disable()
+os.register_at_fork(before=gc.freeze, after_in_child=gc.enable)
+
+MODULES = (
+    "distributed",
+    "dps.cluster.backends.local",
+    # Dask's processes import the first if it is installed; the others only when they start, or send
+    # the first array.
+    "prometheus_client",
+    "distributed.http.prometheus",
+    "distributed.protocol.numpy",
+    "email.policy",
+    "tornado.platform.asyncio",
+)
+
+for _name in MODULES:
+    with suppress(ImportError):
+        import_module(_name)
