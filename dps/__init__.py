@@ -27,7 +27,7 @@ from dps.core.filters.filter import (
 )
 from dps.core.functions import Changed, Part
 from dps.core.outage import Continue, Replay, Wait
-from dps.core.placement.hash_ring import ConsistentHash
+from dps.core.placement import ConsistentHash
 from dps.core.rules.per_array import Frozen, PerArray
 from dps.core.rules.proximal import (
     FTRL,

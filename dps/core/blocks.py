@@ -17,7 +17,7 @@ import numpy as np
 
 from dps.core.arguments import is_name, plain
 from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
-from dps.core.placement.hash_ring import place
+from dps.core.placement import place
 from dps.core.ranges import listed, shown, whole_argument
 from dps.core.tables.spec import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
@@ -176,7 +176,7 @@ class Layout:
         """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
 
         Blocks are made small enough that each shard gets about ten or more, which keeps the shards
-        within 10% of their mean (see `dps.core.placement.hash_ring`). With `whole_rows` no row (all
+        within 10% of their mean (see `dps.core.placement`). With `whole_rows` no row (all
         that has the same first index) is cut, and a block is one row at least, however long that
         is.
 

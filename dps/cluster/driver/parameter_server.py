@@ -50,7 +50,7 @@ from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
-from dps.core.placement.hash_ring import BALANCED, ConsistentHash
+from dps.core.placement import BALANCED, ConsistentHash
 from dps.core.ranges import argument_above_zero, shown, whole_argument
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.row_gradients import KEYS

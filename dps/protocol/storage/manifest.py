@@ -20,7 +20,7 @@ from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
-from dps.core.placement.hash_ring import ConsistentHash
+from dps.core.placement import ConsistentHash
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
