@@ -50,11 +50,6 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> Any:
     """Return a gradient as a plain array of a dtype if it holds floats; otherwise unchanged.
 
-    Parameters
-    ----------
-    value
-        An array, or an object that numpy can read as one in place, such as a CPU tensor.
-
     Raises
     ------
     DpsError
@@ -116,14 +111,6 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 # -- functions -------------------------------------------------------------------------------------
 
 
-_NEVER_RUN = (
-    inspect.iscoroutinefunction,
-    inspect.isasyncgenfunction,
-    inspect.isgeneratorfunction,
-)
-_NOT_RUN = (inspect.iscoroutine, inspect.isasyncgen, inspect.isgenerator)
-
-
 def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
     """Refuse an object that cannot be called in a thread to return a result.
 
@@ -146,7 +133,9 @@ def check_function(name: str, function: Any, given: Sequence[str], more: bool = 
     while isinstance(inner, functools.partial):
         inner = inner.func
     own = inner, getattr(inner, "__call__", None)  # noqa: B004 - of an object, what runs is that
-    if any(is_kind(each) for each in own for is_kind in _NEVER_RUN):
+    generator, asynchronous = inspect.isgeneratorfunction, inspect.iscoroutinefunction
+    kinds = (generator, asynchronous, inspect.isasyncgenfunction)
+    if any(is_kind(each) for each in own for is_kind in kinds):
         raise ConfigurationError(
             f"{name}={shown(function)} is async or a generator, whose body would never run; "
             "expected a plain function that returns its result"
@@ -168,7 +157,8 @@ def check_returned(name: str, returned: object) -> None:
 
     Such a function may hide behind a decorator or a lambda, where `check_function` cannot see it.
     """
-    if any(is_kind(returned) for is_kind in _NOT_RUN):
+    kinds = (inspect.iscoroutine, inspect.isasyncgen, inspect.isgenerator)
+    if any(is_kind(returned) for is_kind in kinds):
         raise refused(f"what {name} returned", returned, "the result of a plain function")
 
 
@@ -211,21 +201,18 @@ def explained(cls: C) -> C:
     signature = inspect.signature(init)
     names = list(signature.parameters)[1:]
 
-    def explain(*args: Any, **kwargs: Any) -> None:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            near = [nearest(name, names) for name in kwargs if name not in names]
-            hint = f"did you mean {near[0]!r}? " if near and near[0] else ""
-            takes = ", ".join(names) or "nothing"
-            raise ConfigurationError(f"{cls.__name__}: {error}; {hint}it takes: {takes}") from None
-
     @functools.wraps(init)
     def checked(*args: Any, **kwargs: Any) -> None:
         try:
             init(*args, **kwargs)
         except TypeError:
-            explain(*args, **kwargs)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                near = [nearest(name, names) for name in kwargs if name not in names]
+                hint = f"did you mean {near[0]!r}? " if near and near[0] else ""
+                takes = f"{hint}it takes: {', '.join(names) or 'nothing'}"
+                raise ConfigurationError(f"{cls.__name__}: {error}; {takes}") from None
             raise
 
     cls.__init__ = checked  # type: ignore[misc]
