@@ -1,9 +1,8 @@
 """dps: a parameter server on Dask, for dense arrays and sparse tables.
 
-The names below are the public interface. An update rule, a filter or a strategy that is exported
-here can also be chosen in experiments and stored beside checkpoints. `ParameterServer` is imported
-on first use, because it imports Dask, which takes a second. The modules `dps.torch`, which needs
-torch, and `dps.tree` are imported on first use as well.
+These names, `dps.events`, `dps.faults`, `dps.testing`, `dps.torch` and `dps.tree` are the public
+interface. Update rules, filters and strategies among them can be chosen in experiments and stored
+beside checkpoints. Names that need Dask or torch are imported on first use.
 """
 
 from __future__ import annotations
@@ -54,6 +53,7 @@ from dps.core.rules.wrappers import (
 )
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
+    ConfigurationError,
     CopiesMissingWarning,
     DpsError,
     LastStateNotSavedWarning,
@@ -103,6 +103,7 @@ __all__ = [
     "Changed",
     "Checkpoint",
     "Clipped",
+    "ConfigurationError",
     "Consistency",
     "ConsistentHash",
     "Constant",
@@ -166,6 +167,7 @@ __all__ = [
     "Zeros",
     "__version__",
     "load",
+    "message",
     "supervise",
 ]
 
@@ -174,13 +176,13 @@ __all__ = [
 _LOCAL = (Changed, Given, Part, Sending, Timings)
 
 for _name in __all__:
-    if isinstance(_found := globals().get(_name), type) and is_dataclass(_found):
-        explained(_found)
-        if _found not in _LOCAL:
-            message(_found)
+    if isinstance(_class := globals().get(_name), type) and is_dataclass(_class):
+        explained(_class)
+        if _class not in _LOCAL:
+            message(_class)
 
 
-_LAZY = {  # what brings in Dask, or torch, by the module that it is in
+_LAZY = {  # their modules import Dask
     "ParameterServer": "dps.cluster.driver.parameter_server",
     "Pipeline": "dps.cluster.node.pipeline",
     "Session": "dps.cluster.supervision.session",
