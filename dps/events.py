@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, dataclass_transform
 
 from dps.core.names import restored_from
-from dps.shown import in_a_line
+from dps.core.ranges import in_a_line
 
 
 @dataclass_transform(frozen_default=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-BASE = "dps.errors dps.shown dps.core dps.events dps.protocol dps.protocol.messages"
+BASE = "dps.errors dps.core dps.events dps.protocol dps.protocol.messages"
 PROTOCOL = f"{BASE} dps.protocol.storage dps.protocol.server dps.protocol.client"
 CLUSTER = (
     f"{PROTOCOL} dps.protocol.coordinator dps.protocol.durabilities "
@@ -28,7 +28,7 @@ ORDER = [
     f"{BASE} dps.protocol.client",
     f"{BASE} dps.protocol.coordinator",
     f"{BASE} dps.protocol.storage dps.protocol.durabilities",
-    "dps.errors dps.shown dps.core dps.events dps.observe",
+    "dps.errors dps.core dps.events dps.observe",
     CLUSTER,
     f"{CLUSTER} dps.faults",
     f"{CLUSTER} dps.faults dps.virtual dps.testing",
@@ -44,7 +44,6 @@ LIBRARIES = {
     "dps": set[str](),
     "dps.errors": set[str](),
     "dps.events": set[str](),
-    "dps.shown": set[str](),
     "dps.core": {"numpy"},
     "dps.protocol": {"numpy", "fsspec", "lz4", "safetensors"},
     "dps.cluster": {

@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.filesize import decimal
 
-from dps.shown import block, pairs_html
-
 if TYPE_CHECKING:
     import pandas
 
@@ -24,6 +22,10 @@ T = TypeVar("T")
 
 _NAMED = 3  # shards without copies that are named one by one
 _MOST_ROWS = 40  # in an HTML table
+_CELL = (
+    "padding:0.2em 1em 0.2em 0;text-align:left;vertical-align:top;background:none;"
+    "border-bottom:1px solid rgba(128,128,128,0.35)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,14 +282,24 @@ def overview_line(view: TrainingView, facts: Mapping[str, str]) -> str:
 
 
 def overview_html(view: TrainingView, facts: Mapping[str, str]) -> str:
-    """Return a description of a parameter server as a block of HTML for notebooks."""
-    return block(
-        f"ParameterServer {view.name}",
-        view.state,
-        *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in view.notes),
-        pairs_html([*facts.items()]),
-        *(each._repr_html_() for each in (view.shards, view.workers) if each),
+    """Return a description of a parameter server as a block of HTML for notebooks.
+
+    It has no script and no fixed colours, so it is readable on light and dark pages.
+    """
+    rows = "".join(
+        f'<tr style="background:none"><td style="{_CELL};opacity:0.75">{escape(name)}</td>'
+        f'<td style="{_CELL}"><code>{escape(value)}</code></td></tr>'
+        for name, value in facts.items()
     )
+    table = "border-collapse:collapse;margin:0.4em 0"
+    parts = [
+        f"<div><b>{escape(f'ParameterServer {view.name}')}</b></div>",
+        f'<div style="opacity:0.75">{escape(view.state)}</div>',
+        *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in view.notes),
+        f'<table style="{table}"><tbody>{rows}</tbody></table>' if rows else "",
+        *(each._repr_html_() for each in (view.shards, view.workers) if each),
+    ]
+    return f'<div style="line-height:1.4">{"".join(parts)}</div>'
 
 
 def missing_copies(shards: Sequence[ShardView]) -> list[str]:

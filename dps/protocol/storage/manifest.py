@@ -21,6 +21,7 @@ from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.placement import ConsistentHash
+from dps.core.ranges import in_a_line
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
@@ -35,7 +36,6 @@ from dps.protocol.storage.checkpoint_files import (
 )
 from dps.protocol.storage.regular import NotAFile
 from dps.protocol.wire import decode, encode, message
-from dps.shown import in_a_line
 
 FILE = "run.json"
 _SHOWN = 4  # workers that are named where a saved group is shown
