@@ -142,7 +142,7 @@ class CopiesMissingWarning(UserWarning):
 
 
 class LastStateNotSavedWarning(UserWarning):
-    """The state at the end of a training is in no checkpoint, so `resume` lacks the last updates."""
+    """The last state of a training is in no checkpoint, so `resume` lacks the last updates."""
 
 
 class UpdatesDroppedWarning(UserWarning):
@@ -158,7 +158,7 @@ class TooManyReturns(DpsError):
 
 
 class ProgramFailed(DpsError):
-    """A supervised program exited by itself, or its result cannot be pickled."""
+    """A supervised program exited by itself, or its result cannot be passed on."""
 
 
 class ShardUnavailable(DpsError):

@@ -163,7 +163,14 @@ class Replica(Closing):
                 "was started from"
             )
         flat = worker.layout.flat(trained)
-        device = _device_of(trained)
+        devices = {tensor.device for tensor in trained.values()}
+        if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+            found = ", ".join(sorted(map(str, devices))) or "none"
+            raise ConfigurationError(
+                f"the parameters of the module are on these devices: {found}; expected the CPU, or "
+                "one CUDA device"
+            )
+        device = devices.pop()
         self._memory: _OnCpu | _OnCuda
         if device.type == "cuda":
             self._memory = _OnCuda(flat, trained, device, ahead)
@@ -404,17 +411,6 @@ def _array(tensor: Tensor) -> np.ndarray:
     dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
     array: np.ndarray = tensor.detach().to("cpu", dtype).contiguous().numpy()
     return array
-
-
-def _device_of(trained: Mapping[str, Tensor]) -> Any:
-    devices = {tensor.device for tensor in trained.values()}
-    if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
-        found = ", ".join(sorted(map(str, devices))) or "none"
-        raise ConfigurationError(
-            f"the parameters of the module are on these devices: {found}; expected the CPU, or one "
-            "CUDA device"
-        )
-    return devices.pop()
 
 
 def _check(worker: Worker, tensors: Mapping[str, Tensor]) -> None:

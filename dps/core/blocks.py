@@ -185,7 +185,16 @@ class Layout:
         if not arrays and not tables:
             raise ConfigurationError("params is empty: give at least one named array, or a table")
         shards = whole_argument("shards", shards, 1, "shards")
-        _check_tables(arrays, tables)
+        taken = {spec.name for spec in arrays}
+        for table in tables:
+            if not isinstance(table, SparseSpec):
+                kind = type(table).__name__
+                raise ConfigurationError(
+                    f"tables holds {kind}, expected SparseSpec(name, width, …)"
+                )
+            if table.name in taken:
+                raise ConfigurationError(f"the name {table.name!r} is used twice, once for a table")
+            taken.add(table.name)
         total = sum(a.size * ITEM_BYTES[a.dtype] for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
         blocks = list(_cut(arrays, limit, whole_rows))
@@ -428,18 +437,6 @@ def _cut(arrays: Iterable[ArraySpec], limit_bytes: int, whole_rows: bool) -> Ite
         length = unit * max(1, limit_bytes // (unit * ITEM_BYTES[array.dtype]))
         for start in range(0, array.size, length):
             yield Block(array.name, start, min(start + length, array.size), array.dtype, row)
-
-
-def _check_tables(arrays: Iterable[ArraySpec], tables: Iterable[SparseSpec]) -> None:
-    taken = {spec.name for spec in arrays}
-    for table in tables:
-        if not isinstance(table, SparseSpec):
-            raise ConfigurationError(
-                f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
-            )
-        if table.name in taken:
-            raise ConfigurationError(f"the name {table.name!r} is used twice, once for a table")
-        taken.add(table.name)
 
 
 def _lay_out(blocks: list[Block], tables: tuple[SparseSpec, ...]) -> ShardLayout:

@@ -86,34 +86,29 @@ def real(value: Any) -> float | None:
         return math.inf
 
 
-def not_negative(owner: object, *fields: str) -> None:
-    """Refuse fields that are negative, infinite or no number."""
-    for field in fields:
-        _require(owner, field, lambda x: 0 <= x < math.inf, "a number, 0 or above")
+Check = Callable[..., None]  # of an object and the names of its fields
 
 
-def positive(owner: object, *fields: str) -> None:
-    """Refuse fields that are not above 0, infinite or no number."""
-    for field in fields:
-        _require(owner, field, lambda x: 0 < x < math.inf, "a number above 0")
+def _numbers(expected: str, holds: Callable[[float], bool]) -> Check:
+    """Return a check that refuses fields with other numbers or values."""
+
+    def check(owner: object, *fields: str) -> None:
+        for field in fields:
+            value = getattr(owner, field)
+            number = real(value)
+            if number is None or not holds(number):
+                raise refused(f"{_name(owner)}: {field}", value, expected)
+            object.__setattr__(owner, field, number)
+
+    return check
 
 
-def visible(owner: object, *fields: str) -> None:
-    """Refuse fields that are 0 in float32, negative, infinite or no number."""
-    for field in fields:
-        _require(owner, field, lambda x: LEAST <= x < math.inf, f"a number of {LEAST:.2g} or above")
-
-
-def fraction(owner: object, *fields: str) -> None:
-    """Refuse fields that are not in [0, 1)."""
-    for field in fields:
-        _require(owner, field, lambda x: 0 <= x < 1, "0 or more and below 1")
-
-
-def share(owner: object, *fields: str) -> None:
-    """Refuse fields that are not in (0, 1]."""
-    for field in fields:
-        _require(owner, field, lambda x: 0 < x <= 1, "a number above 0, at most 1")
+not_negative = _numbers("a number, 0 or above", lambda x: 0 <= x < math.inf)
+positive = _numbers("a number above 0", lambda x: 0 < x < math.inf)
+# Above 0 in float32 as well.
+visible = _numbers(f"a number of {LEAST:.2g} or above", lambda x: LEAST <= x < math.inf)
+fraction = _numbers("0 or more and below 1", lambda x: 0 <= x < 1)
+share = _numbers("a number above 0, at most 1", lambda x: 0 < x <= 1)
 
 
 def count(owner: object, field: str, least: int, of: str) -> None:
@@ -157,14 +152,6 @@ def whole_argument(name: str, value: Any, least: int, of: str) -> int:
     if number is None or not least <= number < 1 << 63:
         raise refused(name, value, f"{least} or more whole {of}")
     return number
-
-
-def _require(owner: object, field: str, holds: Callable[[float], bool], expected: str) -> None:
-    value = getattr(owner, field)
-    number = real(value)
-    if number is None or not holds(number):
-        raise refused(f"{_name(owner)}: {field}", value, expected)
-    object.__setattr__(owner, field, number)
 
 
 def _name(owner: object) -> str:

@@ -100,7 +100,17 @@ class SparseTable:
             _, level, at = found[0]
             taken = {name: level.slots[name].take(at, 0) for name in slots}
             return Level(keys, level.values.take(at, 0), taken)
-        return self._put_together(spec, keys, slots, found, left)
+        if len(left) == len(keys):
+            values = spec.initial_rows(keys)
+        else:
+            values = np.empty((len(keys), spec.width), spec.dtype)
+            values[left] = spec.initial_rows(keys[left])
+        state = {name: np.zeros_like(values) for name in slots}
+        for where, level, at in found:
+            values[where] = level.values.take(at, 0)
+            for name, slot in state.items():
+                slot[where] = level.slots[name].take(at, 0)
+        return Level(keys, values, state)
 
     def written(self, level: Level) -> SparseTable:
         """Return the table with these rows."""
@@ -122,26 +132,6 @@ class SparseTable:
     def compacted(self) -> Level | None:
         """All rows as one level; None if there are none."""
         return reduce(merged, self.levels) if self.levels else None
-
-    def _put_together(
-        self,
-        spec: SparseSpec,
-        keys: np.ndarray,
-        slots: tuple[str, ...],
-        found: list[tuple[np.ndarray, Level, np.ndarray]],
-        left: np.ndarray,
-    ) -> Level:
-        if len(left) == len(keys):
-            values = spec.initial_rows(keys)
-        else:
-            values = np.empty((len(keys), spec.width), spec.dtype)
-            values[left] = spec.initial_rows(keys[left])
-        state = {name: np.zeros_like(values) for name in slots}
-        for where, level, at in found:
-            values[where] = level.values.take(at, 0)
-            for name, slot in state.items():
-                slot[where] = level.slots[name].take(at, 0)
-        return Level(keys, values, state)
 
 
 EMPTY = SparseTable()
