@@ -409,7 +409,13 @@ class Fault:
 
 @dataclass(frozen=True)
 class Lasting(Fault):
-    """Base of faults that last for some `seconds`."""
+    """Base of faults that begin and end: derive your own from it.
+
+    Parameters
+    ----------
+    seconds
+        How long it lasts.
+    """
 
     seconds: float = 2.0
     lasts: ClassVar[str] = ", for {seconds:g} s"
@@ -478,9 +484,16 @@ class Pause(Lasting):
     """SIGSTOP for `seconds`, then SIGCONT.
 
     Connections stay open and memory is kept. The monitor of the host kills the stopped process if
-    another copy of its state can take over; then a fresh node takes its place after the pause. With
-    `host` the whole host seems to hang: the monitor does not report it, so only its lease ends.
+    another copy of its state can take over; then a fresh node takes its place after the pause.
 
+    Parameters
+    ----------
+    host
+        Whether the whole host seems to hang: the monitor does not report it, so only its lease
+        ends.
+
+    Examples
+    --------
     >>> print(Pause("worker-0", AtSeconds(2), seconds=5).describe())
     pause worker-0 at 2 s, for 5 s
     """
@@ -527,8 +540,13 @@ class Slow(Lasting):
 class Cut(Lasting):
     """No message of the parameter server passes, for `seconds`.
 
-    The direction is "in", to the node; "out", from the node; or "both".
+    Parameters
+    ----------
+    direction
+        Of the messages: "in", to the node; "out", from the node; or "both".
 
+    Examples
+    --------
     >>> print(Cut("server-0", AtSeconds(2), direction="out").describe())
     cut server-0 at 2 s, what it sends, for 2 s
     """

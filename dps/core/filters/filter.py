@@ -203,9 +203,15 @@ class TopK:
     """Send the k = share · size entries of the largest magnitude, at least one.
 
     The others are added to the next gradient ("Sparsified SGD with memory", Stich, Cordonnier and
-    Jaggi, NeurIPS 2018). `share`, above 0 and at most 1, is that of the entries of an array on one
-    shard.
+    Jaggi, NeurIPS 2018).
 
+    Parameters
+    ----------
+    share
+        Share of the entries of an array on one shard, above 0 and at most 1.
+
+    Examples
+    --------
     >>> sending = Sending(UpdateId("worker-0", 1, 7), shard=0, array="w", push=1, weights=None)
     >>> TopK(0.5).selected(np.array([0.1, -3.0, 2.0, 0.0]), sending)
     array([False,  True,  True, False])

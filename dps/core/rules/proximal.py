@@ -167,9 +167,15 @@ class Penalty(Protocol):
 class L1:
     """The lasso's penalty: h(w) = λ·Σ|w|, which makes weights zero one by one.
 
-    Its proximal operator is the soft threshold, sign(x)·max(|x| − γλ, 0). λ is `strength`, 0 or
-    above, in units of the loss per unit of weight.
+    Its proximal operator is the soft threshold, sign(x)·max(|x| − γλ, 0).
 
+    Parameters
+    ----------
+    strength
+        λ, 0 or above, in units of the loss per unit of weight.
+
+    Examples
+    --------
     >>> L1(0.5).value(np.array([1.0, -3.0]))
     2.0
     """
@@ -193,9 +199,15 @@ class L1:
 class L2:
     """Ridge or weight decay: h(w) = ½·λ·Σw².
 
-    Its proximal operator is x / (1 + γλ). λ is `strength`, 0 or above, in units of the loss per
-    squared unit of weight.
+    Its proximal operator is x / (1 + γλ).
 
+    Parameters
+    ----------
+    strength
+        λ, 0 or above, in units of the loss per squared unit of weight.
+
+    Examples
+    --------
     >>> L2(0.5).value(np.array([1.0, -3.0]))
     2.5
     """
@@ -219,9 +231,15 @@ class L2:
 class ElasticNet:
     """Both: h(w) = λ₁·Σ|w| + ½·λ₂·Σw² (Zou and Hastie 2005).
 
-    Its proximal operator is the soft threshold γλ₁, divided by 1 + γλ₂. λ₁ and λ₂ are `l1` and
-    `l2`, as for `L1` and `L2`.
+    Its proximal operator is the soft threshold γλ₁, divided by 1 + γλ₂.
 
+    Parameters
+    ----------
+    l1, l2
+        λ₁ and λ₂, 0 or above, as for `L1` and `L2`.
+
+    Examples
+    --------
     >>> ElasticNet(l1=0.5, l2=0.5).value(np.array([1.0, -3.0]))
     4.5
     """
@@ -251,9 +269,15 @@ class GroupL1:
     features × outputs these are the weights of one feature. In an array of one dimension each
     element is a group, as with `L1`. Shards hold whole rows, so few long rows may spread unevenly.
 
-    Its proximal operator is row·max(1 − γλ / ‖row‖₂, 0). λ is `strength`, 0 or above, the same for
-    rows of every length, in units of the loss per unit of weight.
+    Its proximal operator is row·max(1 − γλ / ‖row‖₂, 0).
 
+    Parameters
+    ----------
+    strength
+        λ, 0 or above, the same for rows of every length, in units of the loss per unit of weight.
+
+    Examples
+    --------
     >>> GroupL1(0.5).value(np.array([[3.0, 4.0], [0.0, 0.0]]))
     2.5
     """

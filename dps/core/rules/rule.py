@@ -327,9 +327,18 @@ class AdamW(Adam):
     """Adam with decoupled weight decay, as in torch with its default settings.
 
     w ← (1 − η·λ)·w, and then the step of `Adam` (Loshchilov and Hutter 2019, algorithm 2, where
-    torch has λ multiplied by the learning rate). λ is `weight_decay`, 0 or above, in units of the
-    inverse of the learning rate; a schedule reduces the decay as well.
+    torch has λ multiplied by the learning rate).
 
+    Parameters
+    ----------
+    learning_rate, beta1, beta2, eps
+        As for `Adam`.
+    weight_decay
+        λ, 0 or above, in units of the inverse of the learning rate. A factor on the learning rate
+        is one on the decay as well.
+
+    Examples
+    --------
     >>> AdamW(weight_decay=0.1).kind
     'adamw'
     """

@@ -80,8 +80,17 @@ class Normal:
     """Elements begin as random numbers of mean 0, the same for the same key.
 
     They are sums of twelve uniform numbers, at most six standard deviations: logarithms and cosines
-    would differ between machines. `std` is the standard deviation, 0 or above.
+    would differ between machines.
 
+    Parameters
+    ----------
+    std
+        Standard deviation, 0 or above.
+    seed
+        Random seed.
+
+    Examples
+    --------
     >>> Normal(0.01).rows(np.array([5]), width=3, dtype="float32").shape
     (1, 3)
     """
