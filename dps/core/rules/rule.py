@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
@@ -140,38 +140,16 @@ class Wrapper:
             what = f"{type(self).__name__}: rule"
             raise ranges.refused(what, self.rule, "another update rule such as SGD(0.1)")
 
+    def __getattr__(self, name: str) -> Any:
+        # Such as `by_rows`, `needs_base`, `per_array` and `factor`.
+        if name == "rule":  # an object that is being unpickled has none yet
+            raise AttributeError(name)
+        return getattr(self.rule, name)
+
     @property
     def slots(self) -> tuple[str, ...]:
         """The optimizer state of the rule."""
         return self.rule.slots
-
-    @property
-    def by_rows(self) -> bool:
-        """Whether the rule needs whole rows."""
-        return by_rows(self.rule)
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether gradients have to come with the weights that they were computed from."""
-        return needs_base(self.rule)
-
-    @property
-    def per_array(self) -> bool:
-        """Whether arrays have rules of their own."""
-        return is_per_array(self.rule)
-
-    def factor(self, staleness: float) -> float:
-        """The factor on the learning rate for a gradient of this staleness."""
-        return factor(self.rule, staleness)
-
-    def factor_at(self, version: int) -> float:
-        """The factor on the learning rate at a version."""
-        return factor_at(self.rule, version)
-
-    def compensated(self, values: Array, gradient: Array, base: Array) -> Array:
-        """Return the gradient as the rule corrects it."""
-        correct: Callable[..., Array] = getattr(self.rule, "compensated")  # noqa: B009 - not of all
-        return correct(values, gradient, base)
 
     def rule_for(self, name: str) -> UpdateRule:
         """The same around the rule of an array or table of this name."""
