@@ -102,7 +102,7 @@ class Acts(Striker):
     """Carries faults out and reverts them in time. Used by one thread, and timers.
 
     Kills and pauses are done when `strike` returns. The proof of other faults takes a while, so
-    they begin in a thread of their own.
+    they begin in a thread of their own. `took` has the times at which faults took effect.
     """
 
     def __init__(self, cluster: Cluster, ps: ParameterServer, emit: Sink) -> None:
@@ -111,7 +111,7 @@ class Acts(Striker):
         self._failures: list[CheckpointFailed] = []
         self._current: dict[int, list[tuple[str, Effect]]] = {}
         self._lock = threading.Lock()
-        self._took: dict[int, float] = {}
+        self.took: dict[int, float] = {}
         self._beginning: dict[int, Running] = {}
         self._awaited: dict[str, int] = {}
         self._paused: set[tuple[int, str]] = set()
@@ -138,15 +138,6 @@ class Acts(Striker):
         elif isinstance(event, CheckpointFailed):
             self._failures.append(event)
 
-    def took(self, number: int) -> float | None:
-        """Return when a fault took effect, if it has."""
-        return self._took.get(number)
-
-    @property
-    def any_took(self) -> bool:
-        """Whether any fault has taken effect."""
-        return bool(self._took)
-
     def is_beginning(self, number: int) -> bool:
         """Whether a fault was begun, and its effect is not proven yet."""
         return number in self._beginning and self._beginning[number].is_alive()
@@ -172,7 +163,7 @@ class Acts(Striker):
         if isinstance(fault, Kill) and fault.by == "host":
             names = sorted({other for name in names for other in self._nodes.on_host_of(name)})
         if any(self._at_once(partial(self._hit, number, fault, updates, held), names)):
-            self._took[number] = self._clock.now()
+            self.took[number] = self._clock.now()
 
     def skip(self, number: int, fault: Fault) -> None:
         """Record that there was no node for an optional fault."""
@@ -224,7 +215,7 @@ class Acts(Striker):
         began = self._clock.monotonic()
         begin = partial(self.begin, number, fault, updates=updates)
         if any(self._at_once(begin, names)):
-            self._took[number] = self._clock.now()
+            self.took[number] = self._clock.now()
             if isinstance(fault, Lasting):
                 self._disturbing.add(number)
                 left = fault.seconds - (self._clock.monotonic() - began)  # the proof took time

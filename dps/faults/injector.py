@@ -109,7 +109,7 @@ class Injector:
 
     def _carry_out(self) -> None:
         try:
-            while self._left and not self._over.wait(self._until_next_look()):
+            while self._left and not self._over.wait(self._next_wait()):
                 for number, fault in list(self._left.items()):
                     if self._came(number, fault):
                         del self._left[number]
@@ -128,7 +128,7 @@ class Injector:
 
     # -- moments ---------------------------------------------------------------------------------
 
-    def _until_next_look(self) -> float:
+    def _next_wait(self) -> float:
         moments = [fault.when for fault in self._left.values()]
         self._progress.expect([when.updates for when in moments if isinstance(when, AtUpdates)])
         soonest = min(map(self._wait_for, moments))
@@ -140,9 +140,9 @@ class Injector:
             case AtSeconds(seconds):
                 return self._began + seconds - self._clock.now()
             case During("recovery"):  # nothing is restored before the first fault
-                return RECOVERY_WAIT if self._acts.any_took else LONGEST_WAIT
+                return RECOVERY_WAIT if self._acts.took else LONGEST_WAIT
             case After(other, seconds):
-                took = self._acts.took(other)
+                took = self._acts.took.get(other)
                 if took is not None:
                     return took + seconds - self._clock.now()
                 return SHORTEST_WAIT if self._acts.is_beginning(other) else LONGEST_WAIT
@@ -159,11 +159,11 @@ class Injector:
             case During(phase):
                 return self._struck_during(phase, number, fault)
             case After(other, seconds):
-                took = self._acts.took(other)
+                took = self._acts.took.get(other)
                 due = took is not None and self._clock.now() - took >= seconds
                 ended = other not in self._left and not self._acts.is_beginning(other)
                 # Its thread may just have ended, so ask again.
-                if ended and self._acts.took(other) is None:
+                if ended and other not in self._acts.took:
                     reason = f"fault {other}, after which it was to come, had no effect"
                     self._miss(number, fault, reason)
                     return True
