@@ -25,13 +25,7 @@ C = TypeVar("C", bound=type)
 
 
 def plain(what: str, array: np.ndarray, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:
-    """Return an array as one of numpy's own class and this machine's byte order.
-
-    Raises
-    ------
-    DpsError
-        It is masked: without the mask its values would mean something else.
-    """
+    """Return an array as numpy's own class in native byte order; refuse a masked one."""
     if type(array) is np.ndarray and array.dtype.isnative:
         return array
     if isinstance(array, np.ma.MaskedArray):
@@ -77,13 +71,7 @@ def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> A
 
 
 def as_number(what: str, value: Any) -> float:
-    """Return a number, or an array or tensor with one element, as a plain float; it may be NaN.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither; text is not read as a number.
-    """
+    """Return a number, or an array or tensor with one element, as a float; refuse others."""
     error: Exception | None = None
     try:
         scalar = value.item() if hasattr(value, "item") else value
@@ -98,33 +86,19 @@ def as_number(what: str, value: Any) -> float:
 
 
 def is_name(value: object) -> bool:
-    """Whether a value is a text that is not empty and can be written in UTF-8.
-
-    Half of a surrogate pair, such as Python makes of a file name in another encoding, cannot.
-    """
-    return isinstance(value, str) and bool(value) and not _SURROGATE.search(value)
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
+    """Whether a value is a text that is not empty and can be encoded in UTF-8."""
+    # Python decodes file names of other encodings to lone surrogates, which cannot.
+    return isinstance(value, str) and bool(value) and not re.search("[\ud800-\udfff]", value)
 
 
 # -- functions -------------------------------------------------------------------------------------
 
 
 def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
-    """Refuse an object that cannot be called in a thread to return a result.
+    """Refuse an object that is no plain function of some arguments, and perhaps more.
 
-    Parameters
-    ----------
-    given
-        Names of the arguments that the function is called with, in order.
-    more
-        Whether it may be called with more arguments.
-
-    Raises
-    ------
-    ConfigurationError
-        It cannot be called, returns a coroutine or a generator, or takes other arguments.
+    `given` has the names of the arguments in order. Functions that return a coroutine or a
+    generator are refused as well.
     """
     call = f"function({', '.join(given)}{', …' if more else ''})"
     if not callable(function):
@@ -166,13 +140,7 @@ def check_returned(name: str, returned: object) -> None:
 
 
 def as_path(name: str, path: Any) -> str:
-    """Return a path, or an address that fsspec knows, as text; "~" is the home folder.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither text nor path-like, or empty.
-    """
+    """Return a path, or an address of fsspec, as text with "~" expanded; refuse other values."""
     found = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(found, str) or not found.strip() or "\0" in found:
         raise refused(name, path, "a path, as text or pathlib.Path")

@@ -266,15 +266,10 @@ class Layout:
                 )
 
     def gather(self, shard: int, arrays: Arrays, empty: Empty = np.empty) -> Gathered:
-        """Return a shard's part of `arrays` as one byte buffer.
+        """Return a shard's part of `arrays` as one uint8 buffer, and the indices of its pieces.
 
-        Returns
-        -------
-        buffer
-            uint8, the pieces one after the other: a view if one array or flat arrays have them in
-            this order, else a copy in memory of `empty`.
-        pieces
-            The indices of the pieces; empty: all.
+        The buffer is a view if one array or flat arrays have the pieces in this order, else a copy
+        in memory of `empty`. No indices mean all pieces.
         """
         if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
             return arrays.gathered(shard, empty), arrays.layout.shards[shard].pieces
@@ -298,13 +293,7 @@ class Layout:
         return buffer, chosen
 
     def flat(self, names: Iterable[str] | None = None) -> FlatLayout:
-        """Return a layout of these arrays (None: all) in one flat buffer.
-
-        Raises
-        ------
-        ShapeMismatch
-            A name is unknown, or `names` is no list.
-        """
+        """Return a layout of arrays (None: all) in one flat buffer; refuse unknown names."""
         if names is not None and not isinstance(names, Iterable):
             raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         chosen = self.names.keys() if names is None else set(names)

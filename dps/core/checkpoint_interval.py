@@ -36,16 +36,10 @@ class FailureHistory:
 
 
 def daly(cost: float, mtbf: float) -> float:
-    """Return Daly's interval between the end of a write and the begin of the next, in seconds.
+    """Return Daly's interval between the end of a write and the begin of the next.
 
-    It is within a percent of the optimum of his model.
-
-    Parameters
-    ----------
-    cost
-        Delay of training by a write, in seconds, 0 or more.
-    mtbf
-        Mean time between failures, in seconds, 0 or more.
+    It is within a percent of the optimum of his model. `cost` is the delay of training by a write,
+    and `mtbf` the mean time between failures. All are in seconds, 0 or more.
     """
     if cost >= 2 * mtbf:
         return mtbf
@@ -58,15 +52,9 @@ def daly(cost: float, mtbf: float) -> float:
 class Estimate:
     """Means over a shard's last writes.
 
-    Attributes
-    ----------
-    rate
-        Updates per second that are committed while nothing is written.
-    cost
-        Delay of training by a write, in seconds: its duration, less the time that its updates would
-        have taken without it.
-    during
-        Number of updates during a write.
+    `rate` is that of commits without a write, per second. `cost` is the delay by a write in
+    seconds: its duration, less the time that its updates would have taken without it. `during` is
+    the number of updates during a write.
     """
 
     rate: float
@@ -163,16 +151,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class AutoInterval:
-    """Chooses an interval.
+    """Chooses an interval of `least` to `most` updates.
 
-    Attributes
-    ----------
-    least, most
-        The shortest and the longest interval, in updates.
-    mtbf
-        The user's estimate of the mean time between failures of a shard, in seconds, if any.
-    begins_early
-        Whether a write begins after half of the interval.
+    `mtbf` is the user's estimate of the seconds between failures of a shard, if any. If a write
+    `begins_early`, it begins after half of the interval.
     """
 
     least: int

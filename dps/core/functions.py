@@ -94,10 +94,7 @@ def carried_out(
 ) -> Call:
     """Run a function on a shard's buffer; return the call with its result and changes.
 
-    Raises
-    ------
-    FunctionFailed
-        It raised, or its return value is invalid; the message holds the traceback.
+    Raises `FunctionFailed` with the traceback if it raises, or its return value is invalid.
     """
     here = parts(layout, buffer)
     try:
@@ -162,12 +159,7 @@ def pack(value: Any) -> np.ndarray:
     """Return a value as one uint8 buffer.
 
     It is None, a bool, a number, a text, an array of numbers, or a list, tuple or dict by text of
-    such values. Numpy's scalars become Python's.
-
-    Raises
-    ------
-    ConfigurationError
-        It holds something else.
+    such values; others raise `ConfigurationError`. Numpy's scalars become Python's.
     """
     arrays: list[np.ndarray] = []
     head = json.dumps(_plain(value, arrays), separators=(",", ":")).encode()
@@ -228,19 +220,9 @@ AVERAGE = "dps.average"
 
 
 def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: float) -> Changed:
-    """Move arrays towards a caller's values.
+    """Move arrays towards a caller's values; the result has the spans and new values of each.
 
-    Parameters
-    ----------
-    mine
-        Name → the caller's values, of the array's shape and dtype.
-    share
-        Weight of the caller's values in the new ones; 1 replaces the old values, including NaN.
-
-    Returns
-    -------
-    changed
-        With the result: name → [spans, new values], as in `Part`.
+    `share` is the weight of the caller's values; 1 replaces the old ones, including NaN.
     """
     new: dict[str, np.ndarray] = {}
     result: dict[str, Any] = {}

@@ -67,15 +67,7 @@ class ConsistentHash:
 
 @dataclass(frozen=True)
 class HashRing:
-    """Servers on an immutable ring.
-
-    Attributes
-    ----------
-    points
-        Hashes of the virtual nodes of all servers, sorted, uint64.
-    owners
-        The number of the server of each point, of the same shape.
-    """
+    """Servers on an immutable ring: sorted hashes of virtual nodes, and the server of each."""
 
     points: np.ndarray
     owners: np.ndarray
@@ -121,13 +113,7 @@ def apart(hosts: Sequence[T], machine: Callable[[T], str], count: int) -> list[T
 
 
 def checked_placement(placement: object, servers: int | None) -> ConsistentHash | None:
-    """Return the hash that places shards; None: they are spread evenly.
-
-    Raises
-    ------
-    ConfigurationError
-        It is no placement, or a hash without a number of servers.
-    """
+    """Return the hash that places shards, if any; it needs a number of servers."""
     if isinstance(placement, Balanced) or (isinstance(placement, str) and placement == BALANCED):
         return None
     by_name = isinstance(placement, str) and placement == CONSISTENT_HASH
@@ -180,7 +166,7 @@ class Move(Generic[H]):
 
 
 def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> tuple[Move[H], ...]:
-    """Return the moves that spread the replicas evenly over hosts.
+    """Return the moves that spread the replicas of shards evenly over hosts.
 
     Parameters
     ----------
@@ -189,13 +175,8 @@ def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> t
     hosts
         Those that may hold replicas; the first of several equal ones is preferred.
     replicas
-        Wanted replicas of each shard. With fewer hosts, replicas without a place stay.
-
-    Returns
-    -------
-    moves
-        No two replicas of a shard end on one host. With one replica the moves are the fewest; with
-        several there may be a few more, for shards that lack one.
+        Wanted replicas of each shard, on different hosts; without a place, a replica stays. With
+        one, the moves are the fewest; with several, shards that lack one may cost a few more.
     """
     plan = _Plan(chains, hosts)
     for shard, chain in enumerate(chains):

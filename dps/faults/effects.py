@@ -264,6 +264,7 @@ class Slowdown:
         self._seconds = seconds
         self._longest_stop = LONGEST_STOP * min(timings.lease, timings.stopped)
         self._platform = hit.platform
+        self._now = hit.platform.clock.monotonic
         self._over = self._platform.flag()
         self._stopped = 0.0
         self._turns = 0
@@ -333,9 +334,6 @@ class Slowdown:
         if slower < wanted:
             evidence += f"; at least {wanted:g} times was wanted, for factor {self._factor:g}"
         return Seen(evidence, slower >= wanted)
-
-    def _now(self) -> float:
-        return self._platform.clock.monotonic()
 
 
 # -- files -------------------------------------------------------------------------------------
@@ -416,18 +414,9 @@ class Damage:
 def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
     """Flip bytes in the newest complete checkpoint of a shard, and read the file again.
 
-    Parameters
-    ----------
-    folder
-        The checkpoints of one parameter server: a path that fsspec knows.
-    together
-        The shards that are restored together, if any: a checkpoint is complete when all of them
-        have written one of the same cut.
-
-    Raises
-    ------
-    LookupError
-        There is none.
+    The folder has the checkpoints of one parameter server. If shards are restored `together`, a
+    checkpoint is complete when all of them have written one of the same cut. Raises `LookupError`
+    if there is none.
     """
     files = CheckpointFiles(folder, shard, keep=1)
     others = [CheckpointFiles(folder, other, keep=1) for other in together if other != shard]

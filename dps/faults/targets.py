@@ -19,14 +19,9 @@ _SERVING = ("server", "replica", "spare")
 
 
 class Targets:
-    """Looks targets up. Thread-safe.
+    """Looks up targets on a cluster with a parameter server. Thread-safe.
 
-    Parameters
-    ----------
-    nodes, ps
-        The cluster to break, and the parameter server on it.
-    seed
-        Random seed; draws also depend on the number of the fault and the living nodes.
+    Draws depend on the seed, the number of the fault, and the living nodes.
     """
 
     def __init__(self, nodes: Cluster, ps: ParameterServer, seed: int) -> None:

@@ -39,17 +39,12 @@ class FilterChain:
     ) -> tuple[Section, Array | None]:
         """Return the encoded entries of a gradient, and the residual for the next one.
 
-        Parameters
-        ----------
-        gradient
-            1-D, float32 or float64, finite.
-        residual
-            The residual of the gradient before, if any.
+        The gradient is 1-D and finite; the last residual, if any, is added to it.
 
         Raises
         ------
         NonFiniteGradient
-            The sum of gradient and residual overflows.
+            The sum overflows.
         ConfigurationError
             A selection did not return a mask of the gradient.
         """
@@ -71,20 +66,10 @@ class FilterChain:
         return section, kept if self.feedback else None
 
     def changed(self, values: Array, copy: Array, sending: Sending) -> Section:
-        """Return the encoded changes of weights, for a worker that has a copy of them.
+        """Return the encoded changes of 1-D weights, for a worker that has a copy of them.
 
         Quantised entries are differences, so that the next one makes up for rounding; others are
-        the weights themselves.
-
-        Parameters
-        ----------
-        values, copy
-            1-D, float32 or float64: the weights, and the worker's copy.
-
-        Raises
-        ------
-        ConfigurationError
-            A selection did not return a mask.
+        the weights themselves. Raises `ConfigurationError` if a selection returns no mask.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             difference = values - copy

@@ -65,16 +65,9 @@ def stretches(layout: ShardLayout, pieces: Sequence[int]) -> tuple[Stretch, ...]
 
 
 def encoded(accumulated: Array, selected: Array | None, values: Values, random: Random) -> Section:
-    """Encode the selected entries of one array, in the shortest form.
+    """Encode the entries of a 1-D array under a mask (None: all), in the shortest form.
 
-    Parameters
-    ----------
-    accumulated
-        1-D, float32 or float64.
-    selected
-        Mask of the entries to send; None: all.
-    random
-        Makes the generator that rounds to int8.
+    `random` makes the generator that rounds to int8.
     """
     size, dtype = accumulated.size, accumulated.dtype
     entries = size if selected is None else int(np.count_nonzero(selected))
@@ -122,12 +115,9 @@ def taken_apart(op: Operation) -> Iterator[Section]:
 
 
 def decoded(layout: ShardLayout, op: Operation) -> Operation:
-    """Return the operation with a dense gradient, in which entries that were not sent are 0.
+    """Return the operation with a dense gradient, with 0 for entries that were not sent.
 
-    Raises
-    ------
-    ShapeMismatch
-        The payload does not match its encoding or the shard.
+    Raises `ShapeMismatch` if the payload does not match its encoding or the shard.
     """
     if not op.codec:
         return op
@@ -143,12 +133,7 @@ def patched(layout: ShardLayout, buffer: Array, op: Operation) -> Array:
     """Return a new buffer of a shard, with the entries of an operation in their places.
 
     Raw entries replace those of the buffer, others are added to them. Both ends do this with the
-    same bytes, so they hold the same bits.
-
-    Raises
-    ------
-    ShapeMismatch
-        The payload does not match its encoding or the shard.
+    same bytes, so they hold the same bits. Errors are those of `decoded`.
     """
     chosen = stretches(layout, ())
     _require(op, len(chosen) == len(op.codec) and buffer.nbytes == layout.nbytes)

@@ -77,21 +77,10 @@ class Outbox:
         self.counts = Counts()
 
     def prepared(self, op: Operation, weights: Array | None) -> Prepared:
-        """Return the filtered form of an operation; nothing changes until `commit`.
+        """Return the filtered form of an operation with a dense, finite gradient.
 
-        Parameters
-        ----------
-        op
-            With a dense gradient that is finite.
-        weights
-            The shard's buffer that the gradient was computed from, if the worker has read any.
-
-        Raises
-        ------
-        NonFiniteGradient
-            The sum of gradient and residual overflows.
-        ConfigurationError
-            A filter did not return a mask.
+        Nothing changes until `commit`. `weights` is the shard's buffer that the gradient was
+        computed from, if the worker has read any. Errors are those of `FilterChain.filtered`.
         """
         assert op.gradient is not None
         of_shard = {s.name: s for s in stretches(self._layout, ())}

@@ -151,13 +151,7 @@ class PerArray:
 
 
 def as_rule(optimizer: object) -> UpdateRule:
-    """Return an update rule; a mapping makes a `PerArray`.
-
-    Raises
-    ------
-    ConfigurationError
-        The argument is neither.
-    """
+    """Return an update rule; a mapping makes a `PerArray`, and other arguments are refused."""
     rule: Any = PerArray(tuple(optimizer.items())) if isinstance(optimizer, Mapping) else optimizer
     if not is_rule(rule):
         mapping = "a mapping of names of arrays to update rules"
@@ -167,13 +161,7 @@ def as_rule(optimizer: object) -> UpdateRule:
 
 
 def check_names(rule: UpdateRule, names: Collection[str]) -> None:
-    """Check that all arrays and tables of these names have a rule, and that no rule is unused.
-
-    Raises
-    ------
-    ConfigurationError
-        A name has no rule, or a rule no name.
-    """
+    """Refuse a rule that lacks one for an array or table, or has one for none of these names."""
     named = within(rule, PerArray)
     if named is None:
         return

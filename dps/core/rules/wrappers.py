@@ -77,18 +77,8 @@ class Clipped(Wrapper):
     ) -> Sequence[Array]:
         """Return the parts of one gradient, clipped together.
 
-        Parameters
-        ----------
-        parts
-            Arrays of float32 or float64 of any shape, which are not written to; together they are
-            the whole gradient.
-        fresh
-            Makes arrays like these to put the result into.
-
-        Returns
-        -------
-        parts
-            Those that were given if they are small enough or not finite, else the fresh ones.
+        They are those that were given if these are small enough, or not finite, else those that
+        `fresh` makes.
         """
         value, norm = self.value, self.norm
         now = parts
@@ -193,10 +183,7 @@ class DelayCompensated(Wrapper):
 def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operation) -> Operation:
     """Return the operation with its gradient corrected to these values, if it carries weights.
 
-    Raises
-    ------
-    ShapeMismatch
-        Gradient and weights do not fit.
+    Raises `ShapeMismatch` if gradient and weights differ in size.
     """
     if op.base is None or not needs_base(rule):
         return op

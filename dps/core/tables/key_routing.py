@@ -27,14 +27,14 @@ Gradients = Mapping[str, tuple[object, object]]
 def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int, tuple[Rows, ...]]:
     """Return the rows of each shard, sorted by key; rows of a repeated key are summed.
 
-    The arrays may be views of the arguments. Values are checked only if `values`.
+    The arrays may be views of the arguments.
 
     Raises
     ------
     ShapeMismatch
         An unknown table, invalid keys, or not one row of the table's width for each.
     NonFiniteGradient
-        Rows, or the sum of those of one key, hold NaN or infinity.
+        Rows, or the sum of those of one key, hold NaN or infinity, and `values` are checked.
     """
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
@@ -169,14 +169,7 @@ def begun_rows(specs: Sequence[SparseSpec]) -> dict[str, Level]:
 
 
 def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:
-    """Return the initial rows of a table, sorted by key.
-
-    Raises
-    ------
-    ConfigurationError
-        They are not a floating-point array (keys, width) or hold NaN or infinity, or the keys are
-        invalid or repeated.
-    """
+    """Return the initial rows of a table, sorted by key; refuse invalid rows and keys."""
     what = f"SparseSpec {spec.name!r}: initial rows"
     rows = plain(what, rows) if isinstance(rows, np.ndarray) else rows
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":

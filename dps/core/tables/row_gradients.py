@@ -41,13 +41,7 @@ class Rows:
 
 
 def as_keys(table: str, keys: object) -> np.ndarray:
-    """Return keys as an int64 array, which may be the argument itself.
-
-    Raises
-    ------
-    ShapeMismatch
-        They are not one-dimensional, not integers, or not from 0 to 2⁶³ - 1.
-    """
+    """Return 1-D keys from 0 to 2⁶³ - 1 as int64, perhaps without a copy; refuse others."""
     what = f"keys of table {table!r}"
     try:
         array = plain(what, np.asanyarray(keys), ShapeMismatch)
