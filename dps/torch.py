@@ -154,7 +154,9 @@ class Replica(Closing):
         self._averaged = float_buffers if buffers == "averaged" else {}
         self._average_every = average_every
         self._steps = 0
-        _check(worker, {**trained, **self._averaged})
+        wanted = {n: _described(tensor) for n, tensor in {**trained, **self._averaged}.items()}
+        source = "dps.torch.parameters(module), with the same choice of buffers"
+        worker.layout.require(wanted, "the module", source)
         shared = sorted(float_buffers.keys() & worker.layout.names.keys())
         if shared and buffers == "kept":  # nobody would change them on the server
             raise ConfigurationError(
@@ -413,16 +415,6 @@ def _array(tensor: Tensor) -> np.ndarray:
     return array
 
 
-def _check(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a module that does not match the arrays of the parameter server."""
-    specs = worker.layout.names
-    for name, tensor in tensors.items():
-        dtype = "float64" if tensor.dtype == torch.float64 else "float32"
-        wanted = f"{dtype}{list(tensor.shape)}"
-        spec = specs.get(name)
-        found = "nothing of that name" if spec is None else f"{spec.dtype}{list(spec.shape)}"
-        if found != wanted:
-            raise ConfigurationError(
-                f"the module has {name!r}, {wanted}, and the parameter server {found}; start it "
-                "from dps.torch.parameters(module), with the same choice of buffers"
-            )
+def _described(tensor: Tensor) -> str:
+    dtype = "float64" if tensor.dtype == torch.float64 else "float32"
+    return f"{dtype}{list(tensor.shape)}"

@@ -110,7 +110,8 @@ class Replica(Closing):
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
         self._names = tuple(path for path, _ in _leaves(like))
-        _check(worker, parameters(like))
+        wanted = {path: f"{a.dtype}{list(a.shape)}" for path, a in parameters(like).items()}
+        worker.layout.require(wanted, "the tree", "dps.tree.parameters(tree)")
         self._worker = worker
         self._like = like
         self._pipeline = Pipeline(worker, ahead)
@@ -267,17 +268,3 @@ def _write(arrays: FlatArrays, gradients: Tree) -> None:
                 f"{list(arrays[path].shape)}"
             )
         arrays[path][...] = array
-
-
-def _check(worker: Worker, wanted: Arrays) -> None:
-    """Refuse a tree that does not match the arrays of the parameter server."""
-    specs = worker.layout.names
-    for path, array in wanted.items():
-        spec = specs.get(path)
-        mine = f"{array.dtype}{list(array.shape)}"
-        found = "nothing of that path" if spec is None else f"{spec.dtype}{list(spec.shape)}"
-        if found != mine:
-            raise ConfigurationError(
-                f"the tree has {path!r}, {mine}, and the parameter server {found}; start it from "
-                "dps.tree.parameters(tree)"
-            )

@@ -265,6 +265,17 @@ class Layout:
                     f"array {name!r} holds NaN or infinity; nothing of this update was applied"
                 )
 
+    def require(self, described: Mapping[str, str], whose: str, source: str) -> None:
+        """Refuse arrays, described as in "float32[2, 3]", that are not among the parameters."""
+        for name, wanted in described.items():
+            spec = self.names.get(name)
+            found = "nothing of that name" if spec is None else f"{spec.dtype}{list(spec.shape)}"
+            if found != wanted:
+                raise ConfigurationError(
+                    f"{whose} has {name!r}, {wanted}, and the parameter server {found}; start it "
+                    f"from {source}"
+                )
+
     def gather(self, shard: int, arrays: Arrays, empty: Empty = np.empty) -> Gathered:
         """Return a shard's part of `arrays` as one uint8 buffer, and the indices of its pieces.
 

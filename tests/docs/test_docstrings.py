@@ -28,7 +28,12 @@ WITHOUT |= {"Hit", "Injector"}
 def imported() -> dict[str, Any]:
     """What examples use without an import: numpy, and what is public."""
     names = {name: getattr(dps, name) for name in dps.__all__}
-    return {"np": np, "dps": dps, **names, **{name: getattr(faults, name) for name in faults.__all__}}
+    return {
+        "np": np,
+        "dps": dps,
+        **names,
+        **{name: getattr(faults, name) for name in faults.__all__},
+    }
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
