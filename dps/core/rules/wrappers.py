@@ -37,8 +37,6 @@ class Clipped(Wrapper):
 
     Parameters
     ----------
-    rule
-        Any update rule.
     norm
         The largest Euclidean norm of a whole gradient, above 0: of all arrays and rows of one push
         together, as in ``torch.nn.utils.clip_grad_norm_``. A gradient whose norm is larger is
@@ -225,8 +223,6 @@ class WeightDecay(Wrapper):
 
     Parameters
     ----------
-    rule
-        Any update rule.
     strength
         λ, 0 or above, in units of the loss per squared unit of weight.
 
@@ -389,8 +385,6 @@ class Scheduled(Wrapper):
 
     Parameters
     ----------
-    rule
-        Any update rule.
     schedule
         The factor on its learning rate: `Constant`, `StepDecay`, `Cosine`, `WarmUp` or your own.
 
