@@ -25,7 +25,6 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
-from dps.cluster.platform import SystemClock
 from dps.core.rules.rule import SGD
 from dps.events import NodeJoined
 from dps.faults.acts import Striker
@@ -190,7 +189,7 @@ class _Ring:
                     on_loss="ignore",
                 )
             )
-            self._striker = Striker(self._cluster, SystemClock(), self._watch)
+            self._striker = Striker(self._cluster, self._watch)
             stack.enter_context(_load(self._ps, folder / "stop"))
             self._stack = stack.pop_all()
         return self

@@ -1,9 +1,8 @@
 """dps: a parameter server on Dask, for dense arrays and sparse tables.
 
-The names below are the public interface. An update rule, a filter or a strategy that is exported
-here can also be chosen in experiments and stored beside checkpoints. Names that need Dask, such as
-`ParameterServer` and `LocalCluster`, are imported on first use, because that takes a second. So are
-the modules `dps.torch`, which needs torch, and `dps.tree`.
+These names, `dps.events`, `dps.faults`, `dps.testing`, `dps.torch` and `dps.tree` are the public
+interface. Update rules, filters and strategies among them can be chosen in experiments and stored
+beside checkpoints. Names that need Dask or torch are imported on first use.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from dps.core.filters.filter import (
 )
 from dps.core.functions import Changed, Part
 from dps.core.outage import Continue, Replay, Wait
-from dps.core.placement.hash_ring import ConsistentHash
+from dps.core.placement import ConsistentHash
 from dps.core.rules.per_array import Frozen, PerArray
 from dps.core.rules.proximal import (
     FTRL,
@@ -55,6 +54,7 @@ from dps.core.rules.wrappers import (
 )
 from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
+    ConfigurationError,
     CopiesMissingWarning,
     DpsError,
     LastStateNotSavedWarning,
@@ -106,6 +106,7 @@ __all__ = [
     "Changed",
     "Checkpoint",
     "Clipped",
+    "ConfigurationError",
     "Consistency",
     "ConsistentHash",
     "Constant",
@@ -171,6 +172,7 @@ __all__ = [
     "Zeros",
     "__version__",
     "load",
+    "message",
     "supervise",
 ]
 
@@ -179,13 +181,13 @@ __all__ = [
 _LOCAL = (Changed, Given, NodeSpec, Part, Sending, Timings)
 
 for _name in __all__:
-    if isinstance(_found := globals().get(_name), type) and is_dataclass(_found):
-        explained(_found)
-        if _found not in _LOCAL:
-            message(_found)
+    if isinstance(_class := globals().get(_name), type) and is_dataclass(_class):
+        explained(_class)
+        if _class not in _LOCAL:
+            message(_class)
 
 
-_LAZY = {  # what brings in Dask, or torch, by the module that it is in
+_LAZY = {  # their modules import Dask
     "LocalCluster": "dps.cluster.backends.local",
     "ParameterServer": "dps.cluster.driver.parameter_server",
     "Pipeline": "dps.cluster.node.pipeline",

@@ -1,7 +1,7 @@
-"""Every error that dps raises on purpose; all share the root `DpsError`. And the warnings.
+"""The errors that dps raises on purpose, with the root `DpsError`, and its warnings.
 
-Errors cross the wire by name and message (see `dps.protocol.wire`), so each takes one string, and
-the string is written for the person who reads it: what is wrong, where, and what to do.
+Errors cross the wire by name and message (see `dps.protocol.wire`), so each takes one string, which
+describes the error, its place and the remedy.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ class DpsError(Exception):
 
 
 class ConfigurationError(DpsError):
-    """What was asked for cannot work as asked: a wrong value, name or combination of choices."""
+    """A value, name or combination of choices is invalid."""
 
 
 class RecordDamaged(ConfigurationError):
-    """The record of a trial holds what no trial of this version of dps has written."""
+    """The record of a trial was not written by this version of dps, or is damaged."""
 
 
 class CapacityError(ConfigurationError):
-    """The cluster has too few nodes for the servers, replicas, stores and workers asked for."""
+    """The cluster has too few nodes for the servers, replicas, stores and workers."""
 
 
 class NonFiniteGradient(DpsError):
-    """A gradient holds NaN or infinity. It was refused whole: nothing of it was applied."""
+    """A gradient holds NaN or infinity; nothing of it was applied."""
 
 
 class ShapeMismatch(DpsError):
-    """A pushed array has another name, shape or dtype than the parameter it is meant for."""
+    """An array has another name, shape or dtype than its parameter."""
 
 
 class FunctionFailed(DpsError):
-    """A function that was run on a shard raised, or returned what it may not.
+    """A function on a shard raised, or its return value is invalid; nothing changed on that shard.
 
-    Nothing of it was applied on that shard. The message says which one it was, and holds the
-    traceback; if there are several shards, it says on which of them the function was carried out.
+    The message has the shard, the traceback, and the shards on which the function was carried out.
     """
 
 
@@ -48,11 +47,11 @@ class RemoteError(DpsError):
 
 
 class TransportError(DpsError):
-    """A call did not bring a reply. The other side may or may not have carried it out."""
+    """A call had no reply; it may have been carried out."""
 
 
 class Unreachable(TransportError):
-    """The connection was refused or lost: the process at the other end is gone, or going."""
+    """The connection was refused or lost: the other process has ended, or is ending."""
 
 
 class DeadlineExceeded(TransportError):
@@ -60,10 +59,7 @@ class DeadlineExceeded(TransportError):
 
 
 class SchedulerLost(TransportError):
-    """The process of Dask's scheduler has ended, or the connection to it broke.
-
-    The coordinator is in that process, so the parameter server is lost with it.
-    """
+    """The process of Dask's scheduler, with the coordinator, has ended or is disconnected."""
 
 
 class InternalError(DpsError):
@@ -74,25 +70,25 @@ class InternalError(DpsError):
 
 
 class KeysUnknown(DpsError):
-    """The shard's node does not have the list of indices that an update counts on; send it too."""
+    """The shard's node does not have the list of indices of an update; send it too."""
 
 
 class StaleEpoch(DpsError):
-    """The request names another epoch of the shard than the replica is in; fetch the new table."""
+    """The request has another epoch than the replica; fetch the new table."""
 
 
 class NotServing(DpsError):
-    """The node does not hold what was asked for (any more, or yet); fetch the new table."""
+    """The node does not serve the shard, or not yet or any more; fetch the new table."""
 
 
 class LeaseExpired(NotServing):
-    """The node's lease has run out: others may serve in its place, so it answers nobody."""
+    """The node's lease is over: others may serve in its place, so it refuses requests."""
 
 
 class Evicted(DpsError):
-    """The worker did not answer for too long, and others do not wait for it any more.
+    """The worker was silent for too long, and others do not wait for it; it must enter again.
 
-    What it computed meanwhile may be too stale for the consistency model; it must enter again.
+    Its gradients since then may be too stale for the consistency model.
     """
 
 
@@ -101,25 +97,22 @@ class MailboxClosed(DpsError):
 
 
 class GroupClosed(DpsError):
-    """The parameter server was closed; nothing can be pushed to it or pulled from it any more.
-
-    Or a pipeline, or what was attached, was: nothing can be pushed by it, but by another one.
-    """
+    """The parameter server, pipeline or replica was closed: it sends and receives no more."""
 
 
 class CoordinatorGone(GroupClosed, NotServing):
-    """Dask's scheduler has no coordinator of this name (any more): the group was closed."""
+    """Dask's scheduler has no coordinator of this name: the group was closed."""
 
 
 class TrainingStopped(DpsError):
-    """The training was stopped, or this worker's future cancelled: it pushes and pulls no more.
+    """The training was stopped, or this worker's future cancelled.
 
-    A training function that does not catch it ends with it, and so does its Dask future.
+    It ends the training function and its Dask future.
     """
 
 
 class ResultLost(DpsError):
-    """A worker had finished, and the result of its function was lost with its node.
+    """The result of a finished worker was lost with its node.
 
     Its updates are in the weights. Its function is not called again.
     """
@@ -142,48 +135,45 @@ class UpdatesLostWarning(UserWarning):
 
 
 class CopiesMissingWarning(UserWarning):
-    """A shard has had fewer copies than `recovery=` asks for, for longer than a second.
+    """A shard has had fewer copies than wanted for more than a second.
 
     It gets another copy as soon as a node for servers is free.
     """
 
 
 class LastStateNotSavedWarning(UserWarning):
-    """The state at the end of a training is in no checkpoint; the one before is whole.
-
-    No update was lost while the parameter server was up, but `resume` does not have the last ones.
-    """
+    """The last state of a training is in no checkpoint, so `resume` lacks the last updates."""
 
 
 class UpdatesDroppedWarning(UserWarning):
-    """Updates were dropped as too stale: others did not wait for their worker. Shown once."""
+    """Updates were dropped as too stale, because others did not wait for their worker."""
 
 
 class ReturnedWarning(UserWarning):
-    """A supervised program was started again, and goes on from its checkpoints."""
+    """A supervised program was restarted, and continues from its checkpoints."""
 
 
 class TooManyReturns(DpsError):
-    """A supervised program was lost again, and is not started again: it was so too often."""
+    """A supervised program was lost too often, and is not restarted."""
 
 
 class ProgramFailed(DpsError):
-    """The process of a supervised program exited by itself, or its result cannot be passed on."""
+    """A supervised program exited by itself, or its result cannot be passed on."""
 
 
 class ShardUnavailable(DpsError):
-    """A shard stayed down for longer than the caller was ready to wait."""
+    """A shard was down for longer than the caller waits."""
 
 
 class CheckpointCorrupt(DpsError):
-    """A checkpoint's bytes do not match its manifest; it must not be restored."""
+    """A checkpoint does not match its manifest; it must not be restored."""
 
 
 class StoreUnavailable(DpsError):
-    """The state store or the checkpoint path could not be read or written."""
+    """A state store or checkpoint path cannot be read or written."""
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigurationError` with a text unless something holds."""
+    """Raise `ConfigurationError` with a text unless a condition holds."""
     if not holds:
         raise ConfigurationError(otherwise)

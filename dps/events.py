@@ -1,9 +1,8 @@
-"""The event records: what happened, when, where. They are the only record of a run.
+"""The events of a training, which are its only record: every number of a report comes from them.
 
-Each event is a frozen dataclass that turns into one flat JSON object and back. Every number in a
-report is computed from these. Times are seconds since the Unix epoch on the clock of the process
-that recorded the event. Facts of each update or step come in batches (`Applied`, `Acked`,
-`Reported`) as equal-length columns, so that recording costs little.
+Each event is a frozen dataclass that can be converted to one flat JSON object and back. Times are
+seconds since the Unix epoch on the clock of the process that recorded the event. Events of each
+update or step come in batches (`Applied`, `Acked`, `Reported`), as columns of equal length.
 """
 
 from __future__ import annotations
@@ -12,19 +11,23 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, dataclass_transform
 
 from dps.core.names import restored_from
-from dps.shown import in_a_line
+from dps.core.ranges import in_a_line
 
 
 @dataclass_transform(frozen_default=True)
 @dataclass(frozen=True)
 class Event:
-    """Root of all events, which makes each a frozen dataclass and enters it in a table by name.
+    """Base of all events; it makes them frozen dataclasses and registers them by name.
 
-    `t` is when it happened, in seconds since the Unix epoch.
+    `t` is the time in seconds since the Unix epoch.
+
+    >>> event = Promoted(t=0.5, shard=0, epoch=2, node="replica-0-1", version=317)
+    >>> from_dict(to_dict(event)) == event
+    True
     """
 
     kinds: ClassVar[dict[str, type[Event]]] = {}
@@ -41,11 +44,11 @@ Sink = Callable[[Event], None]
 
 
 class Applied(Event):
-    """Updates that one replica of a shard applied, in order; row i of each column is one update.
+    """Updates that a replica of a shard applied, in order; row i of each column is one update.
 
-    `staleness` is in versions, `staleness_seconds` is the age of the weights that the gradient
-    came from. `replayed` says whether the update came from a buffer after an outage. A function's
-    call that changed parameters is an update of its caller's, such as "worker-0/calls".
+    `staleness` is in versions, `staleness_seconds` the age of the weights of the gradient.
+    `replayed` is whether the update was buffered during an outage. A call of a function that
+    changed parameters is an update of a worker such as "worker-0/calls".
     """
 
     node: str
@@ -63,10 +66,10 @@ class Applied(Event):
 
 
 class Acked(Event):
-    """Pushes that a worker was told are durable; row i of each column is one update on one shard.
+    """Pushes that a worker knows to be durable; row i of each column is one update on one shard.
 
-    `outcomes` are "applied", "duplicate" (the shard had it already and refused it) or "buffered"
-    (kept in a mailbox or in the worker, to be applied when the shard is back).
+    `outcomes` are "applied", "duplicate" (refused, because the shard had it) or "buffered" (in a
+    mailbox or the worker, until the shard is back).
     """
 
     worker: str
@@ -79,10 +82,9 @@ class Acked(Event):
 
 
 class Replayed(Event):
-    """Buffered gradients were applied to a shard after an outage.
+    """`count` buffered gradients were applied to a shard, in `steps` steps, after an outage.
 
-    `count` gradients entered in `steps` steps of the update rule; `duplicates` were refused
-    because the shard had them already; `dropped` were left out by the policy.
+    `duplicates` were refused, because the shard had them; the policy `dropped` others.
     """
 
     shard: int
@@ -96,11 +98,11 @@ class Replayed(Event):
 
 
 class Reported(Event):
-    """One number that a worker's training loop reported about its steps, such as the loss.
+    """A number that a worker's training loop reported of each step, such as the loss.
 
-    Row i of each column is one step; steps count up from 1 in each incarnation. `versions` are
-    those of the weights that the worker had pulled last, averaged over the shards; -1: no weights
-    yet. The column is empty if the versions are unknown.
+    Row i of each column is one step; steps count from 1 in each incarnation. `versions` are those
+    of the last pulled weights, averaged over the shards; -1: none yet. The column is empty if they
+    are unknown.
     """
 
     worker: str
@@ -113,11 +115,11 @@ class Reported(Event):
 
 
 class Filtered(Event):
-    """What a worker's filters have done to its gradients since its loop began.
+    """The effect of a worker's filters on its gradients since its loop began.
 
     `raw_bytes` of gradients became `sent_bytes` of values and indices (each update counted once);
     of `entries`, `withheld` were not sent with their update. `residual_norm` is the Euclidean norm
-    of what is withheld now: it is lost with the worker, unless that leaves in order.
+    of the residuals now, which are lost with the worker unless it leaves in order.
     """
 
     worker: str
@@ -130,7 +132,7 @@ class Filtered(Event):
 
 
 class WorkerJoined(Event):
-    """A worker loop entered the training, on `node`."""
+    """A worker entered the training, on `node`."""
 
     worker: str
     incarnation: int
@@ -138,10 +140,10 @@ class WorkerJoined(Event):
 
 
 class WorkerLeft(Event):
-    """A worker loop ended; `reason` is "finished", "failed", "stopped", "lost" or "silent".
+    """A worker left; `reason` is "finished", "failed", "stopped", "lost" or "silent".
 
-    It is stopped by `ParameterServer.stop`, lost with its process, and silent when its lease is
-    over though its process may live.
+    `ParameterServer.stop` stops it. It is lost with its process, and silent if its lease is over
+    although its process may live.
     """
 
     worker: str
@@ -150,7 +152,7 @@ class WorkerLeft(Event):
 
     @property
     def was_lost(self) -> bool:
-        """Whether it did not end by itself."""
+        """Whether the worker did not leave by itself."""
         return self.reason in ("lost", "silent")
 
 
@@ -158,10 +160,9 @@ class WorkerLeft(Event):
 
 
 class NodeJoined(Event):
-    """A process became part of the group; `role` is what it was brought up for.
+    """A process joined the group in a `role`.
 
-    `started` is when the process began. It tells apart processes of one node name and pid: node
-    names come back, and containers have the same pids.
+    `started`, the begin of the process, distinguishes processes of the same node name and pid.
     """
 
     node: str
@@ -172,9 +173,9 @@ class NodeJoined(Event):
 
 
 class Connected(Event):
-    """A node has found how its messages get to another, which is known by its address.
+    """A node has chosen the transport of its messages to another, `peer`, an address.
 
-    `transport` is "shared_memory", "stream" or "dask"; `why` says why it is not another.
+    `transport` is "shared_memory", "stream" or "dask", and `why` the reason.
     """
 
     node: str
@@ -184,10 +185,9 @@ class Connected(Event):
 
 
 class NodeLeaving(Event):
-    """A node was told to leave, and serves on until what it has is moved away.
+    """A node is to leave, and serves until its shards and states are moved away.
 
-    `why` is "signal" (SIGTERM) or "lifetime" (the time for which its process may run is nearly
-    over).
+    `why` is "signal" (SIGTERM) or "lifetime" (the lifetime of its process is nearly over).
     """
 
     node: str
@@ -209,17 +209,14 @@ class TaskFailed(Event):
 
 
 class NodeDrained(Event):
-    """Whatever a leaving node held of shards, states and mail is on other nodes now.
-
-    `seconds` is how long that took, since the node said that it leaves.
-    """
+    """All shards, states and mail of a leaving node are on other nodes, after `seconds`."""
 
     node: str
     seconds: float
 
 
 class NodeLeft(Event):
-    """A node that was told to leave ends its process, and nothing is lost by that."""
+    """A node that left ends its process; nothing is lost."""
 
     node: str
 
@@ -240,9 +237,9 @@ class Detected(Event):
 
 
 class Decided(Event):
-    """The coordinator has chosen how a shard goes on after a loss, and now has it carried out.
+    """The coordinator has chosen the recovery of a shard, with `node` as the head.
 
-    `node` is to be the head; `how` is "reconfigure" (what is left of the chain) or "restore".
+    `how` is "reconfigure" (the rest of the chain) or "restore".
     """
 
     shard: int
@@ -263,9 +260,9 @@ class Promoted(Event):
 class Restored(Event):
     """A shard began to serve from a copy; `source` is "initial", "checkpoint", "store" or "worker".
 
-    Versions after `version` of earlier epochs are lost. The start of a run is recorded the same
-    way, as the restoration of version 0 in epoch 1. So is an attempt that came to nothing, perhaps
-    only after a later one: nobody is served in its epoch.
+    Later versions of earlier epochs are lost. The start of a run is the restoration of version 0 in
+    epoch 1. A failed attempt is recorded too, perhaps after a later one: its epoch serves no
+    requests.
     """
 
     shard: int
@@ -276,11 +273,11 @@ class Restored(Event):
 
 
 class LossReported(Event):
-    """A shard that was restored, in `epoch`, lacks `updates` that workers were told are durable.
+    """A shard that was restored, in `epoch`, lacks `updates` that were acknowledged.
 
-    It is recorded once all workers that take part have said what they were told, and again when
-    more becomes known later. Not `exact`: there are at least so many, as a worker was lost too.
-    `source` and `version` are those of the restored state, and `cause` says why it was restored.
+    It is recorded after the reports of all workers, and again if more losses become known. If not
+    `exact`, a worker was lost too, and `updates` is a lower bound. `source` and `version` are those
+    of the restored state, and `cause` is the reason of the restoration.
     """
 
     shard: int
@@ -358,11 +355,10 @@ class ReplicaAdded(Event):
 
 
 class Moved(Event):
-    """A replica of a shard has gone from node `source` to `target`, which serves in `epoch`.
+    """A replica of a shard has moved from node `source` to `target`, which serves in `epoch`.
 
-    `nbytes` is the size of its weights without rows of sparse tables, `seconds` the time that the
-    whole move took, and `pause_seconds` the part of it in which the old holder had stopped and
-    nobody served yet.
+    `nbytes` is the size of its weights without sparse tables, `seconds` the duration of the move,
+    and `pause_seconds` the part of it in which no node served the shard.
     """
 
     shard: int
@@ -387,9 +383,9 @@ class CheckpointWritten(Event):
 class IntervalChosen(Event):
     """A server has chosen another interval for the checkpoints of a shard (`every="auto"`).
 
-    At most `every` acked updates are at risk from now on. A write costs `cost` seconds of training,
-    `rate` updates a second are applied while none is under way, and a shard is taken to be lost
-    every `mtbf` seconds.
+    At most `every` acked updates are at risk from now on. The estimates are `cost`, the delay of
+    training by a write in seconds; `rate`, updates per second without a write; and `mtbf`, seconds
+    between losses of a shard.
     """
 
     shard: int
@@ -401,10 +397,10 @@ class IntervalChosen(Event):
 
 
 class PartsRestored(Event):
-    """A shard's state of this `version` was put together from partial checkpoints.
+    """A shard's state of this `version` was assembled from partial checkpoints.
 
-    Of its `units`, blocks and pages of rows, `older` are of earlier versions, the oldest of version
-    `oldest`: updates after that one may be lost to some of them.
+    Of its `units`, blocks and pages of rows, `older` are of earlier versions, down to `oldest`:
+    these may lack updates after it.
     """
 
     shard: int
@@ -416,7 +412,7 @@ class PartsRestored(Event):
 
 
 class CutTaken(Event):
-    """Every shard has a checkpoint that holds the same updates; `seconds` is the time it took."""
+    """Every shard has written a checkpoint with the same updates, within `seconds`."""
 
     cut: int
     seconds: float
@@ -430,7 +426,7 @@ class RolledBack(Event):
 
 
 class CheckpointFailed(Event):
-    """A checkpoint could not be written, or takes long; the one before it is still there."""
+    """A checkpoint could not be written, or takes long; the previous one is kept."""
 
     shard: int
     epoch: int
@@ -438,7 +434,7 @@ class CheckpointFailed(Event):
 
 
 class CheckpointRefused(Event):
-    """A checkpoint was found torn or corrupt and was not restored; an older one is tried."""
+    """A checkpoint is damaged and was not restored; an older one is tried."""
 
     shard: int
     path: str
@@ -446,12 +442,11 @@ class CheckpointRefused(Event):
 
 
 class Returned(Event):
-    """A parameter server is up again, after the driver or the scheduler of its program was lost.
+    """A parameter server is up again, `seconds` after the loss of its driver or scheduler.
 
-    It took `seconds` since the loss was noticed. `returns` counts how often the program was started
-    again. Shards go on with these `versions` (none: it began anew), and lack at least `lost`
-    updates each: of those that they were seen to have, a quarter of a second before at most, or
-    that another shard has.
+    `returns` counts the restarts of the program. Shards continue with these `versions` (empty: from
+    the beginning), and lack at least `lost` updates each: of those known at most a quarter of a
+    second before the loss, or of those that another shard has.
     """
 
     cause: str
@@ -461,7 +456,6 @@ class Returned(Event):
     lost: tuple[int, ...]
 
     def __str__(self) -> str:
-        """What happened, in a sentence."""
         where = "goes on from its newest complete checkpoints" if self.versions else "begins anew"
         lacking = [f"shard {shard} {n:,}" for shard, n in enumerate(self.lost) if n]
         lost = f"at least so many updates are lost: {', '.join(lacking)}"
@@ -477,12 +471,11 @@ class Returned(Event):
 
 
 class Killed(Event):
-    """A fault plan killed a node's process.
+    """A fault plan killed a node's process, after `updates` updates.
 
-    `gone` tells whether the process was seen to be gone afterwards (the proof that the fault
-    happened), `updates` is the number of updates applied when it was killed. `by` says how: with
-    SIGKILL ("signal"), its job was requeued, or its host was taken away ("host"); then every node
-    on that host has such an event. `evidence` is what a queueing system said of it, if any did.
+    `gone`, the proof of the fault, is whether the process was seen to be gone. `by` is "signal"
+    (SIGKILL), "requeue" (its job was requeued) or "host" (its host was taken away; then every node
+    on that host has such an event). `evidence` is the report of a queueing system, if any.
     """
 
     fault: int
@@ -495,10 +488,9 @@ class Killed(Event):
 
 
 class Paused(Event):
-    """A fault plan sent SIGSTOP to a node's process.
+    """A fault plan sent SIGSTOP to a node's process, after `updates` updates.
 
-    `stopped` tells whether the process was seen to be stopped afterwards (the proof that the fault
-    happened), `updates` is the number of updates applied when it was sent.
+    `stopped`, the proof of the fault, is whether the process was seen to be stopped.
     """
 
     fault: int
@@ -509,7 +501,7 @@ class Paused(Event):
 
 
 class Resumed(Event):
-    """A paused process was sent SIGCONT; `running` tells whether it was seen to go on."""
+    """A paused process was sent SIGCONT; `running` is whether it was seen to run."""
 
     fault: int
     node: str
@@ -518,7 +510,7 @@ class Resumed(Event):
 
 
 class FaultMissed(Event):
-    """A planned fault never happened, or without effect; it makes the trial invalid."""
+    """A planned fault did not happen, or had no effect; the trial is invalid."""
 
     fault: int
     target: str
@@ -526,10 +518,7 @@ class FaultMissed(Event):
 
 
 class FaultSkipped(Event):
-    """A fault of a random process or of a trace came when nobody was there to be hit.
-
-    What is down already cannot fail: the trial stays valid.
-    """
+    """An optional fault had no node to hit: a node that is down cannot fail. The trial is valid."""
 
     fault: int
     target: str
@@ -537,18 +526,17 @@ class FaultSkipped(Event):
 
 
 class CapacityRestored(Event):
-    """A fresh node was brought up in the place of a lost one."""
+    """A fresh node has replaced a lost one."""
 
     fault: int
     node: str
 
 
 class Disturbed(Event):
-    """A fault plan began to disturb a node that goes on: slow, cut, delay, disk_full or corrupt.
+    """A fault of another `kind` than kill and pause began, such as "slow", after `updates` updates.
 
-    `evidence` says in words what was observed from outside, `effective` whether it proves the
-    effect; `updates` is the number of updates applied when it began. What damages a shard's files
-    rather than a node has "shard-0" and the like as its `node`.
+    `evidence` describes the observation from outside, and `effective` is whether it proves the
+    effect. For files of a shard, `node` is "shard-0" or similar.
     """
 
     fault: int
@@ -560,7 +548,7 @@ class Disturbed(Event):
 
 
 class Undisturbed(Event):
-    """A disturbance was taken back; `evidence` says what it was seen to have done until then."""
+    """A fault was reverted; `evidence` describes its effect until then."""
 
     fault: int
     node: str
@@ -568,9 +556,9 @@ class Undisturbed(Event):
 
 
 class PhaseMet(Event):
-    """A fault that waited for a phase ("checkpoint" or "recovery") struck while it lasted.
+    """A fault struck during the phase that it waited for, "checkpoint" or "recovery".
 
-    `evidence` says what was seen of the phase when the fault took effect.
+    `evidence` describes the observed phase.
     """
 
     fault: int
@@ -584,7 +572,7 @@ class PhaseMet(Event):
 class Evaluated(Event):
     """The evaluator scored a snapshot read at `t`; `updates` is the mean of its versions.
 
-    `objective` and `stationarity` are of the problem that is trained on, where they are asked for.
+    `objective` and `stationarity` of the training problem are optional.
     """
 
     updates: float
@@ -604,17 +592,16 @@ class EvaluationMissed(Event):
 
     @property
     def score_failed(self) -> bool:
-        """Whether it is the score that failed."""
+        """Whether the score failed."""
         return self.reason.startswith((SCORE_RAISED, SCORE_RETURNED))
 
 
 class ResourceSampled(Event):
-    """What one process has used since it started.
+    """The resources that a process has used since it started.
 
-    `cpu_seconds` is user + system; `peak_bytes` the largest resident set; `sent` and `received`
-    are the bytes of dps messages by link kind ("train", "replicate", "store", "control");
-    `stored` is the bytes this node holds for others (store, mailbox) now. `host` and `started`
-    identify the process, as in `NodeJoined`.
+    `cpu_seconds` is user + system; `peak_bytes` the largest resident set; `sent` and `received` are
+    bytes of messages by kind of link ("train", "replicate", "store", "control"); `stored` is the
+    size of states and mail that it holds now. `host` and `started` are as in `NodeJoined`.
     """
 
     node: str
@@ -632,8 +619,8 @@ class ResourceSampled(Event):
 class Audited(Event):
     """A shard's final state, read after the last update.
 
-    `applied` counts the updates of each worker in this state, `duplicates` the pushes that this
-    replica refused because it had them. `version` must equal the sum of `applied`.
+    `applied` counts the updates of each worker in this state, and `duplicates` the refused
+    duplicates of this replica. `version` must equal the sum of `applied`.
     """
 
     shard: int
@@ -645,7 +632,7 @@ class Audited(Event):
 
 
 class TrialStarted(Event):
-    """A trial began; `settings` is its whole configuration, `versions` the software it ran on."""
+    """A trial began; `settings` is its configuration, `versions` that of the software."""
 
     trial: str
     settings: dict[str, Any]
@@ -653,20 +640,20 @@ class TrialStarted(Event):
 
 
 class TrialResumed(Event):
-    """The trial goes on from the checkpoints in `path`, of which each shard has `updates`."""
+    """The trial continues from the checkpoints in `path`, with `updates` on each shard."""
 
     path: str
     updates: int
 
 
 class DashboardServed(Event):
-    """From now on, until the trial ends, Dask's dashboard of its cluster is at this address."""
+    """Until the trial ends, Dask's dashboard of its cluster is at this address."""
 
     address: str
 
 
 class TrainingStarted(Event):
-    """Every node is up and the workers start; time axes begin here."""
+    """Every node is up, and the workers start; time axes begin here."""
 
     workers: int
     shards: int
@@ -674,7 +661,7 @@ class TrainingStarted(Event):
 
 
 class Rescaled(Event):
-    """From now on, after `updates`, so many servers and workers are wanted; None: as before."""
+    """After `updates`, the wanted numbers of servers and workers changed; None: as before."""
 
     servers: int | None
     workers: int | None
@@ -682,9 +669,9 @@ class Rescaled(Event):
 
 
 class LoadMeasured(Event):
-    """The load average of the last minute on the machine that drives a trial, with its `cores`.
+    """The load average of the last minute on the machine of the driver, with its `cores`.
 
-    It is recorded when the trial begins and when it ends, unless time is virtual.
+    Recorded at the begin and the end of a trial, unless time is virtual.
     """
 
     load: float
@@ -706,10 +693,7 @@ class NotAnEvent(ValueError):
 
 
 def to_dict(event: Event) -> dict[str, Any]:
-    """Return the event as a JSON-ready dict with its class name under `event`.
-
-    What it holds is not copied: long columns of numbers, most of the time.
-    """
+    """Return the event as a JSON-ready dict, with its class name under `event`; without copies."""
     return {"event": type(event).__name__, **vars(event)}
 
 
@@ -741,11 +725,10 @@ def from_line(line: str) -> Event:
 
 # -- lines of Python's logging -----------------------------------------------------------------
 #
-# `key=value`, in loggers such as `dps.shard`. What comes with every update, or several times a
-# second, makes no line. Nothing is shown unless somebody asks for it: the level of a logger is
-# WARNING until then, and `dps` has no handler.
+# `key=value`, in loggers such as `dps.shard`. Frequent events make no line. `dps` has no handler,
+# and its level is WARNING unless the user sets it.
 
-logging.getLogger("dps").addHandler(logging.NullHandler())  # or Python would show warnings itself
+logging.getLogger("dps").addHandler(logging.NullHandler())  # or Python would print warnings itself
 
 _WRONG = (
     *(CheckpointFailed, CheckpointRefused, Detected, Failover, FaultMissed, LossReported),
@@ -756,13 +739,7 @@ _PLAIN = re.compile(r"[^\s\"=]+")
 
 
 def log(event: Event, labels: Mapping[str, str]) -> None:
-    """Write an event to the log of this process, where that is wanted.
-
-    Parameters
-    ----------
-    labels
-        What else the line says, such as the group.
-    """
+    """Write an event to the log of this process, with labels such as the group."""
     level = level_of(event)
     if level and logging.getLogger(_logger_of(event)).isEnabledFor(level):
         record = line_of(event, labels)
@@ -770,15 +747,14 @@ def log(event: Event, labels: Mapping[str, str]) -> None:
 
 
 def line_of(event: Event, labels: Mapping[str, str]) -> logging.LogRecord:
-    """Return an event as a record of Python's logging, as of the moment when it happened.
+    """Return an event as a record of Python's logging, at the time of the event.
 
-    The message is the whole line. All of it is in the record's `fields` as well, and `trial`,
-    `shard` and `epoch` are attributes of their own, for formatters that want them.
+    The message is the whole line. For formatters, the record has all of it as `fields`, and
+    `trial`, `shard` and `epoch` as attributes.
     """
-    values = asdict(event).items()
-    said = {key: value for key, value in values if not isinstance(value, dict | list | tuple)}
-    del said["t"]
-    fields: dict[str, Any] = {"event": type(event).__name__, **labels, **said}
+    values = {k: v for k, v in vars(event).items() if not isinstance(v, dict | list | tuple)}
+    del values["t"]
+    fields: dict[str, Any] = {"event": type(event).__name__, **labels, **values}
     level = level_of(event)
     attributes: dict[str, Any] = {
         "name": _logger_of(event),
@@ -794,7 +770,7 @@ def line_of(event: Event, labels: Mapping[str, str]) -> logging.LogRecord:
 
 
 def level_of(event: Event) -> int:
-    """The level of an event's line; `logging.NOTSET` if it has none."""
+    """The level of an event's line; `logging.NOTSET`: it has none."""
     match event:
         case Applied() | Acked() | Reported() | Filtered() | ResourceSampled():
             return logging.NOTSET

@@ -145,8 +145,7 @@ class VirtualCluster(VirtualClient):
 
     def _begin_faults(self, group: Group) -> None:
         seen: Any = _Observed(self, group)
-        clock = self.dps_platform.clock
-        self._injector = Injector(self._faults, self.nodes, seen, clock, self.note, self._seed)
+        self._injector = Injector(self._faults, self.nodes, seen, self.note, self._seed)
         self._injector.__enter__()
 
     def _one_ended(self, future: Future[Any]) -> None:

@@ -1,15 +1,14 @@
-"""Modules of torch on a parameter server: gradients go out and weights come in as flat buffers.
+"""Modules of torch on a parameter server: gradients and weights travel as flat buffers.
 
-A worker attaches its module, and calls `step` after each `backward`. The update rule is applied by
-the server, so there is no optimizer of torch's. `dps` imports this module, and with it torch, when
-it is first asked for.
+A worker attaches its module, and calls `step` after each `backward`. The server applies the update
+rule, so there is no optimizer of torch. `dps` imports this module, and torch, on first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from itertools import cycle
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from dps.cluster.node.worker import NOTHING, Worker, check_worker
 from dps.core.arguments import as_gradient
 from dps.core.blocks import Arrays
 from dps.core.consistency import check_ahead
-from dps.core.flat import FlatArrays, FlatLayout
+from dps.core.flat import FlatLayout
 from dps.core.functions import AVERAGE, Function, average
 from dps.core.ranges import one_of, refused, shown, whole_argument
 from dps.errors import ConfigurationError
@@ -35,12 +34,12 @@ Module = Any  # an `nn.Module`
 Tensor = Any
 Buffers = Literal["kept", "averaged"]
 
-# What a parameter server has to be given as `functions` for buffers that are averaged.
+# The argument `functions` of a parameter server for buffers that are averaged.
 FUNCTIONS: Mapping[str, Function] = {AVERAGE: average}
 
 
 def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarray]:
-    """Return what a parameter server of a module starts from.
+    """Return the first values for a parameter server of a module.
 
     Parameters
     ----------
@@ -52,16 +51,16 @@ def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarra
     Returns
     -------
     arrays
-        Of all parameters that are trained and not empty, by their names in `state_dict`: float64 as
-        they are, all others float32. They are copies.
+        Copies of all trained parameters that are not empty, by their names in `state_dict`.
+        Parameters that are not float64 become float32.
 
     Raises
     ------
     ConfigurationError
-        `module` is none, or has a parameter that is complex, sparse or not initialised yet; or
+        `module` is no module, or has a parameter that is complex, sparse or not initialised; or
         `buffers` is neither "kept" nor "averaged".
     """
-    _check_buffers(buffers)
+    one_of("buffers", buffers, get_args(Buffers))
     named = {**_trained(module), **(_float_buffers(module) if buffers == "averaged" else {})}
     for name in (name for name, tensor in named.items() if tensor.is_meta):
         raise ConfigurationError(
@@ -72,19 +71,9 @@ def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarra
 
 
 def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
-    """Return a module's `state_dict` with what was pulled in the place of its own values.
+    """Return a copy of a module's `state_dict` with pulled weights.
 
-    Parameters
-    ----------
-    module
-        Is not changed.
-    weights
-        Such as `ParameterServer.pull` returns, of any arrays of the module.
-
-    Returns
-    -------
-    state
-        For `module.load_state_dict` and `torch.save`; of copies.
+    `weights` are as of `ParameterServer.pull`, of some or all arrays. The module is not changed.
     """
     _check_module(module)
     if not isinstance(weights, Mapping):
@@ -104,8 +93,9 @@ def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
             raise ConfigurationError(
                 f"{what} is {found.dtype}{list(found.shape)}, expected floats{wanted}"
             )
-        for alias in (other for other, tensor in own.items() if tensor is own[name]):  # if tied
-            state[alias].copy_(torch.from_numpy(np.array(found)))
+        for alias, tensor in own.items():
+            if tensor is own[name]:  # itself, and tied parameters
+                state[alias].copy_(torch.from_numpy(np.array(found)))
     return state
 
 
@@ -117,70 +107,73 @@ def attach(
     buffers: Buffers = "kept",
     average_every: int = 10,
 ) -> Replica:
-    """Make a module a replica of the weights on the parameter server, which it gets at once.
+    """Make a module a replica of the weights on the parameter server, and load them.
 
     Parameters
     ----------
     worker
-        What a training function is given.
+        The argument of the training function.
     module
-        On the CPU or on a CUDA device; the server has started from the `parameters` of one like it.
-        Its parameters keep their identity, but have other memory afterwards, and must stay what
-        they are. Those that the server has may be frozen and thawed at any time.
+        On the CPU or a CUDA device; the server was started from the `parameters` of one like it.
+        Its parameters get other memory, and must not be replaced afterwards. They may be frozen and
+        thawed at any time.
     ahead
-        How many of its own last updates the weights may lack on which it computes; see
+        The number of its own last updates that the weights for a gradient may lack; see
         `dps.Pipeline`.
     buffers
         "kept": each worker has its own. "averaged": they are averaged over the workers every
-        `average_every` steps and at the end; for a server that was given `parameters(module,
-        "averaged")` and `functions=dps.torch.FUNCTIONS`.
+        `average_every` steps and at the end; for a server with `parameters(module, "averaged")` and
+        `functions=dps.torch.FUNCTIONS`.
 
     Raises
     ------
     ConfigurationError
         The parameter server has other parameters, the consistency model does not allow `ahead`,
-        the module is on several devices, or on one of another kind, or another argument is nothing
-        of what it may be.
+        the module is on several devices or an unsupported one, or another argument is invalid.
     """
     return Replica(worker, module, ahead, buffers, average_every)
 
 
 class Replica(Closing):
-    """A module whose weights are a parameter server's; made by `attach`. Not thread-safe.
+    """A `module` with the weights of a parameter server, from `attach`. Not thread-safe.
 
-    Used in a `with` statement, it is closed at the end.
-
-    Attributes
-    ----------
-    module
-        The module.
+    A `with` statement closes it.
     """
 
     def __init__(
-        self,
-        worker: Worker,
-        module: Module,
-        ahead: int,
-        buffers: Buffers,
-        average_every: int,
+        self, worker: Worker, module: Module, ahead: int, buffers: Buffers, average_every: int
     ) -> None:
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
-        _check_buffers(buffers)
+        one_of("buffers", buffers, get_args(Buffers))
         whole_argument("average_every", average_every, 1, "steps")
-        trained = _trained(module, worker.layout.names)
+        trained, float_buffers = _trained(module, worker.layout.names), _float_buffers(module)
         self.module = module
         self._worker = worker
         self._trained = trained
-        self._averaged = _float_buffers(module) if buffers == "averaged" else {}
+        self._averaged = float_buffers if buffers == "averaged" else {}
         self._average_every = average_every
         self._steps = 0
-        _check(worker, {**trained, **self._averaged})
-        if buffers == "kept":
-            _check_nobody_else_averages(worker, module)
+        wanted = {n: _described(tensor) for n, tensor in {**trained, **self._averaged}.items()}
+        source = "dps.torch.parameters(module), with the same choice of buffers"
+        worker.layout.require(wanted, "the module", source)
+        shared = sorted(float_buffers.keys() & worker.layout.names.keys())
+        if shared and buffers == "kept":  # nobody would change them on the server
+            raise ConfigurationError(
+                f"the parameter server has {shared[0]!r}, a buffer of the module, and "
+                "buffers='kept' would never change it there; expected buffers='averaged', as it "
+                "was started from"
+            )
         flat = worker.layout.flat(trained)
-        device = _device_of(trained)
-        self._memory: _Memory
+        devices = {tensor.device for tensor in trained.values()}
+        if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
+            found = ", ".join(sorted(map(str, devices))) or "none"
+            raise ConfigurationError(
+                f"the parameters of the module are on these devices: {found}; expected the CPU, or "
+                "one CUDA device"
+            )
+        device = devices.pop()
+        self._memory: _OnCpu | _OnCuda
         if device.type == "cuda":
             self._memory = _OnCuda(flat, trained, device, ahead)
         else:
@@ -192,30 +185,30 @@ class Replica(Closing):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameters as an optimizer of torch shows them, for `torch.amp.GradScaler`."""
+        """The parameters in the form of torch's optimizers, for `torch.amp.GradScaler`."""
         return [{"params": list(self._trained.values())}]
 
     def zero_grad(self) -> None:
-        """Forget gradients that are not to be sent, such as those that `GradScaler` skips."""
+        """Drop gradients, such as those that `GradScaler` skips."""
         for tensor in self._trained.values():
             tensor.grad = None
 
     def step(self) -> None:
-        """Send the gradients of the last `backward`, and take the weights for the next one.
+        """Send the gradients of the last `backward`, and load the weights for the next one.
 
-        The gradients are None afterwards. A parameter that has none stays as it is, with its
+        The gradients are None afterwards. A parameter without a gradient stays as it is, with its
         optimizer state. Waits for the server while more than `ahead` updates are under way. Errors
         are those of `dps.Worker.push`, and `GroupClosed` after `close`.
 
         Raises
         ------
         ConfigurationError
-            The module has other parameters, or these other memory, than when it was attached.
+            The parameters of the module, or their memory, have changed since `attach`.
         """
         self._pipeline.require_open()
         self._require_unchanged()
-        found = {name: t.grad for name, t in self._trained.items() if t.grad is not None}
-        gradients = self._memory.collected(found) if found else NOTHING
+        own = {name: t.grad for name, t in self._trained.items() if t.grad is not None}
+        gradients = self._memory.collected(own) if own else NOTHING
         self.zero_grad()
         before = self._worker.read_point
         self._pipeline.push_pull(gradients)
@@ -226,7 +219,7 @@ class Replica(Closing):
             self._average()
 
     def drain(self) -> None:
-        """Wait for all that is under way, and take the weights after it; if closed, do nothing."""
+        """Wait for all updates under way, and load the weights after them; no-op if closed."""
         if not self._pipeline.is_open:
             return
         self._memory.settle()
@@ -234,10 +227,7 @@ class Replica(Closing):
         self._memory.load()
 
     def close(self) -> None:
-        """Wait for all that is under way; average the buffers a last time, if they are averaged.
-
-        Afterwards the module is no longer synchronised, and `step` raises `GroupClosed`.
-        """
+        """Wait for all updates under way, average buffers, and end the synchronisation."""
         try:
             if self._pipeline.is_open:
                 self.drain()
@@ -246,12 +236,12 @@ class Replica(Closing):
             self._pipeline.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the module's `state_dict`, as copies, after all that is under way."""
+        """Return a copy of the module's `state_dict`, after all updates under way."""
         self.drain()
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
     def _require_unchanged(self) -> None:
-        """Refuse a module whose parameters are not those that were attached."""
+        """Refuse a module whose parameters have changed since `attach`."""
         now = _trained(self.module, self._trained)
         for name in (*self._trained, *now):
             if name not in self._trained:
@@ -287,33 +277,18 @@ class Replica(Closing):
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
 
     def abandon(self) -> None:
-        """Send nothing more, and wait for nothing."""
+        """End without waiting for updates under way."""
         self._pipeline.abandon()
 
 
 # -- memory ----------------------------------------------------------------------------------------
-
-
-class _Memory(Protocol):
-    """Where the weights of a module and its gradients are on the host."""
-
-    weights: FlatArrays
-
-    def collected(self, gradients: Mapping[str, Tensor]) -> Arrays:
-        """Return gradients on the host; `weights` may be written to afterwards."""
-        ...
-
-    def load(self) -> None:
-        """Have the module compute with `weights` from now on."""
-        ...
-
-    def settle(self) -> None:
-        """Return when `weights` may be written to."""
-        ...
+#
+# The pipeline writes into `weights`, on the host, and `load` makes the module compute with them.
+# `collected` returns gradients on the host. After it, and after `settle`, `weights` may be written.
 
 
 class _OnCpu:
-    """The module computes with the very memory that weights are written into."""
+    """The module computes with the memory of `weights` itself."""
 
     def __init__(self, flat: FlatLayout, trained: Mapping[str, Tensor], worker: Worker) -> None:
         self.weights = flat.over(np.empty(flat.nbytes, np.uint8))
@@ -334,10 +309,7 @@ class _OnCpu:
 
 
 class _OnCuda:
-    """Weights and gradients pass through pinned memory, each in one copy.
-
-    Gradients do so on a stream of their own.
-    """
+    """Weights and gradients pass through pinned memory, in one copy, gradients on their stream."""
 
     def __init__(
         self, flat: FlatLayout, trained: Mapping[str, Tensor], device: Any, ahead: int
@@ -349,7 +321,7 @@ class _OnCuda:
         self._gradient = torch.empty_like(self._device)
         self._gradients = dict(zip(trained, _views(flat, trained, self._gradient), strict=True))
         self._stream = torch.cuda.Stream(device)
-        # One more than are under way: when it is its turn again, what it held is acknowledged.
+        # One more than the updates under way: each is acknowledged before its memory is used again.
         pinned = [torch.empty_like(self._host, pin_memory=True) for _ in range(ahead + 1)]
         self._pinned = cycle([(host, flat.over(host.numpy())) for host in pinned])
 
@@ -359,7 +331,7 @@ class _OnCuda:
         self._stream.wait_stream(torch.cuda.current_stream(self._device.device))
         with torch.cuda.stream(self._stream):
             host.copy_(self._gradient, non_blocking=True)
-        self._stream.synchronize()  # the weights that came before have been loaded then as well
+        self._stream.synchronize()  # the previous weights have been loaded then as well
         if len(gradients) == len(arrays):
             return arrays
         return {name: arrays[name] for name in gradients}
@@ -381,7 +353,7 @@ def _views(flat: FlatLayout, trained: Iterable[str], buffer: Tensor) -> list[Ten
 
 
 def _moved_into(tensors: list[Tensor], views: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Give parameters the memory of the views; return those that cannot have it, and theirs."""
+    """Give parameters the memory of the views; return those that cannot have it, and the views."""
     rest: tuple[list[Tensor], list[Tensor]] = ([], [])
     for tensor, view in zip(tensors, views, strict=True):
         if tensor.dtype == view.dtype and tensor.is_contiguous():
@@ -403,19 +375,13 @@ def _copy_all(pairs: tuple[list[Tensor], list[Tensor]]) -> None:
         torch._foreach_copy_(to, of)
 
 
-# -- what a module has -----------------------------------------------------------------------------
+# -- parameters and buffers ------------------------------------------------------------------------
 
 
 def _trained(module: Module, held: Container[str] = ()) -> dict[str, Tensor]:
-    """The parameters that are trained, and those that are `held` by the server; none is empty.
-
-    Raises
-    ------
-    ConfigurationError
-        It is no module, or one of them is complex or not initialised yet.
-    """
+    """Return the parameters, without empty ones, that are trained or `held` by the server."""
     _check_module(module)
-    found = {}
+    trained = {}
     for name, parameter in module.named_parameters():
         if torch.nn.parameter.is_lazy(parameter):
             raise ConfigurationError(
@@ -427,8 +393,8 @@ def _trained(module: Module, held: Container[str] = ()) -> dict[str, Tensor]:
                     f"the module's {name!r} is {parameter.dtype} and {parameter.layout}, expected "
                     "a dense tensor of real numbers"
                 )
-            found[name] = parameter
-    return found
+            trained[name] = parameter
+    return trained
 
 
 def _check_module(module: Any) -> None:
@@ -443,47 +409,12 @@ def _float_buffers(module: Module) -> dict[str, Tensor]:
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    """A tensor as an array in the dtype that the server has; not always a copy."""
+    """Return a tensor as an array of the server's dtype, perhaps without a copy."""
     dtype = tensor.dtype if tensor.dtype == torch.float64 else torch.float32
     array: np.ndarray = tensor.detach().to("cpu", dtype).contiguous().numpy()
     return array
 
 
-def _device_of(trained: Mapping[str, Tensor]) -> Any:
-    devices = {tensor.device for tensor in trained.values()}
-    if len(devices) != 1 or next(iter(devices)).type not in ("cpu", "cuda"):
-        found = ", ".join(sorted(map(str, devices))) or "none"
-        raise ConfigurationError(
-            f"the parameters of the module are on these devices: {found}; expected the CPU, or one "
-            "CUDA device"
-        )
-    return devices.pop()
-
-
-def _check_buffers(buffers: Any) -> None:
-    one_of("buffers", buffers, get_args(Buffers))
-
-
-def _check_nobody_else_averages(worker: Worker, module: Module) -> None:
-    """Refuse to keep buffers that the server has: there they would stay what they began as."""
-    shared = sorted(_float_buffers(module).keys() & worker.layout.names.keys())
-    if shared:
-        raise ConfigurationError(
-            f"the parameter server has {shared[0]!r}, a buffer of the module, and buffers='kept' "
-            "would never change it there; expected buffers='averaged', as it was started from"
-        )
-
-
-def _check(worker: Worker, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse a module that the parameter server has no arrays for."""
-    specs = worker.layout.names
-    for name, tensor in tensors.items():
-        dtype = "float64" if tensor.dtype == torch.float64 else "float32"
-        wanted = f"{dtype}{list(tensor.shape)}"
-        spec = specs.get(name)
-        found = "nothing of that name" if spec is None else f"{spec.dtype}{list(spec.shape)}"
-        if found != wanted:
-            raise ConfigurationError(
-                f"the module has {name!r}, {wanted}, and the parameter server {found}; start it "
-                "from dps.torch.parameters(module), with the same choice of buffers"
-            )
+def _described(tensor: Tensor) -> str:
+    dtype = "float64" if tensor.dtype == torch.float64 else "float32"
+    return f"{dtype}{list(tensor.shape)}"

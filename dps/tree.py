@@ -1,14 +1,14 @@
-"""Trees of arrays on a parameter server: what holds arrays, as JAX's users have them.
+"""Trees of arrays on a parameter server, as in JAX.
 
-A worker attaches with a tree of the weights' structure, computes gradients as such a tree, and
-calls `step` with it. Whatever gives its values as an array is one: of numpy, JAX, or by DLPack.
+A worker attaches with a tree of the weights' structure, and calls `step` with trees of gradients.
+Arrays are those of numpy and JAX, and objects with `__array__` or DLPack.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import Field, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,45 +22,55 @@ from dps.core.flat import FlatArrays
 from dps.core.ranges import refused
 from dps.errors import ConfigurationError, DpsError, ShapeMismatch
 
-# An array, or a mapping, list, tuple, named tuple or dataclass of trees; None is a tree of nothing.
+# An array, None (no arrays), or a mapping, list, tuple, named tuple or dataclass of trees.
 Tree = Any
 
 ONLY = "array"  # the path of a tree that is one array
 
 
 def parameters(tree: Tree) -> dict[str, np.ndarray]:
-    """Return what a parameter server of a tree starts from.
+    """Return the first values for a parameter server of a tree.
 
     Returns
     -------
     arrays
-        Of all leaves that are not empty, by their paths, such as "layers/0/w" ("array" if the tree
-        is one): float64 as they are, all others float32. They are copies.
+        Copies of all leaves that are not empty, by their paths, such as "layers/0/w" ("array" if
+        the tree is one). Arrays that are not float64 become float32.
 
     Raises
     ------
     ConfigurationError
-        A leaf is no array, or not of floats, or two have the same path.
+        A leaf is no array of floats, or two have the same path.
+
+    Examples
+    --------
+    >>> dps.tree.parameters({"layers": [np.zeros(2), np.ones(1)]})
+    {'layers/0': array([0., 0.]), 'layers/1': array([1.])}
     """
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for path, leaf in _leaves(tree):
-        if path in found:
+        if path in arrays:
             raise ConfigurationError(f"two arrays of the tree have the path {path!r}")
         array = _array(path, leaf)
-        found[path] = np.array(array, _dtype(array), order="C")
-    return found
+        dtype = "float64" if array.dtype.itemsize >= 8 else "float32"
+        arrays[path] = np.array(array, dtype, order="C")
+    return arrays
 
 
 def restored(like: Tree, arrays: Arrays) -> Tree:
-    """Return a tree of this structure with arrays such as `ParameterServer.pull` returns.
+    """Return a tree of the structure of `like`, with arrays such as `ParameterServer.pull` returns.
 
-    Arrays have the dtype of the leaf whose place they take, and are views of those given where they
-    have it already. What holds them is of the class that it is of there.
+    Arrays have the dtypes of the leaves of `like`, and are copied only if that differs.
 
     Raises
     ------
     ConfigurationError
         A leaf is not of floats, or there is no array of its path and shape.
+
+    Examples
+    --------
+    >>> dps.tree.restored({"w": np.zeros(2)}, {"w": np.array([1.0, 2.0])})
+    {'w': array([1., 2.])}
     """
     if not isinstance(arrays, Mapping):
         raise refused("arrays", arrays, "path → array, as of ps.pull()")
@@ -68,17 +78,17 @@ def restored(like: Tree, arrays: Arrays) -> Tree:
 
 
 def attach(worker: Worker, like: Tree, *, ahead: int = 0) -> Replica:
-    """Take part in the training of a tree of weights.
+    """Join the training of a tree of weights.
 
     Parameters
     ----------
     worker
-        What a training function is given.
+        The argument of the training function.
     like
-        A tree of the structure, shapes and dtypes that the weights are to have; the server has
-        started from its `parameters`.
+        A tree of the structure, shapes and dtypes of the weights; the server was started from its
+        `parameters`.
     ahead
-        How many of its own last updates the weights may lack on which it computes; see
+        The number of its own last updates that the weights for a gradient may lack; see
         `dps.Pipeline`.
 
     Raises
@@ -91,38 +101,34 @@ def attach(worker: Worker, like: Tree, *, ahead: int = 0) -> Replica:
 
 
 class Replica(Closing):
-    """A tree whose weights are a parameter server's; made by `attach`. Not thread-safe.
+    """A tree with the weights of a parameter server, from `attach`. Not thread-safe.
 
-    Used in a `with` statement, it is closed at the end.
-
-    Attributes
-    ----------
-    weights
-        The tree to compute the next gradients on.
+    A `with` statement closes it. `weights` is the tree to compute the next gradients on.
     """
 
     def __init__(self, worker: Worker, like: Tree, ahead: int) -> None:
         check_worker(worker)
         check_ahead(worker.consistency, ahead)
         self._names = tuple(path for path, _ in _leaves(like))
-        _check(worker, parameters(like))
+        wanted = {path: f"{a.dtype}{list(a.shape)}" for path, a in parameters(like).items()}
+        worker.layout.require(wanted, "the tree", "dps.tree.parameters(tree)")
         self._worker = worker
         self._like = like
         self._pipeline = Pipeline(worker, ahead)
         self.weights: Tree = restored(like, self._pipeline.weights)
 
     def step(self, gradients: Tree) -> Tree:
-        """Send gradients, and return the weights to compute the next on.
+        """Send gradients, which are copied, and return the weights for the next ones.
 
-        Waits for the server while more than `ahead` updates are under way. The gradients may be
-        changed as soon as it has returned. Errors are those of `dps.Worker.push`.
+        Waits for the server while more than `ahead` updates are under way. Errors are those of
+        `dps.Worker.push`.
 
         Raises
         ------
         ShapeMismatch
-            They have another structure, or other shapes, than the weights.
+            Gradients and weights differ in structure or shape.
         GroupClosed
-            After `close`; nothing was sent.
+            After `close`.
         """
         self._pipeline.require_open()
         arrays = self._worker.gradients(self._names)
@@ -131,19 +137,17 @@ class Replica(Closing):
         return self.weights
 
     def close(self) -> Tree:
-        """Take no more gradients; return the weights after all that is under way."""
+        """Wait for all updates under way; return the weights after them."""
         self.weights = restored(self._like, self._pipeline.close())
         return self.weights
 
     def abandon(self) -> None:
-        """Send nothing more, and wait for nothing."""
+        """End without waiting for updates under way."""
         self._pipeline.abandon()
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The paths and arrays of a tree, but for arrays without elements."""
-    if tree is None:
-        return
+    """Yield the paths and arrays of a tree, without empty arrays."""
     parts = _parts(tree)
     if parts is not None:
         for name, part in parts:
@@ -161,7 +165,9 @@ def _is_empty(leaf: Any) -> bool:
 
 
 def _parts(tree: Tree) -> list[tuple[str, Tree]] | None:
-    """What a tree consists of, and the names of the parts; None: it is a leaf."""
+    """Return the names and parts of a tree; None: it is a leaf."""
+    if tree is None:
+        return []
     if isinstance(tree, Mapping):
         return [(str(name), part) for name, part in tree.items()]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
@@ -169,13 +175,11 @@ def _parts(tree: Tree) -> list[tuple[str, Tree]] | None:
     if isinstance(tree, list | tuple):
         return [(str(number), part) for number, part in enumerate(tree)]
     if is_dataclass(tree) and not isinstance(tree, type):
-        return [(f.name, getattr(tree, f.name)) for f in fields(tree) if not _is_setting(f)]
+        # JAX (`static`) and Flax (`pytree_node`) mark fields that are no trees.
+        marks = [(field.name, field.metadata) for field in fields(tree)]
+        names = [n for n, m in marks if m.get("pytree_node", True) and not m.get("static", False)]
+        return [(name, getattr(tree, name)) for name in names]
     return None
-
-
-def _is_setting(field: Field[Any]) -> bool:
-    """Whether a field is marked as no tree, for JAX (`static`) or Flax (`pytree_node`)."""
-    return field.metadata.get("static", False) or not field.metadata.get("pytree_node", True)
 
 
 def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
@@ -204,7 +208,6 @@ def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
 
 
 def _restored(path: str, like: Any, arrays: Arrays) -> np.ndarray:
-    """The array of a path, in the dtype of the leaf."""
     if path not in arrays:
         raise ConfigurationError(f"the tree has {path!r}, and the arrays have nothing of that path")
     found = plain(f"arrays[{path!r}]", np.asanyarray(arrays[path]))
@@ -222,7 +225,7 @@ def _restored(path: str, like: Any, arrays: Arrays) -> np.ndarray:
 
 
 def _array(path: str, leaf: Any, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:
-    """A leaf as an array of floats."""
+    """Return a leaf as an array of floats."""
     what, array, why = f"{path!r} of the tree", None, ""
     try:
         if hasattr(leaf, "__array__") or isinstance(leaf, float):
@@ -243,7 +246,7 @@ def _require_floats(
     shape: tuple[int, ...],
     refusal: type[DpsError] = ConfigurationError,
 ) -> None:
-    """Refuse what cannot be cast to what the server has, and back: it would be truncated."""
+    """Refuse arrays that the server cannot hold."""
     if not is_floating(dtype):
         raise refusal(
             f"{path!r} of the tree is {dtype}{list(shape)}, expected floats; convert with astype, "
@@ -251,17 +254,13 @@ def _require_floats(
         )
 
 
-def _dtype(array: np.ndarray) -> str:
-    return "float64" if array.dtype.itemsize >= 8 else "float32"
-
-
 def _write(arrays: FlatArrays, gradients: Tree) -> None:
-    found = dict(_leaves(gradients))
-    for path in (*arrays, *found):
-        if path not in found or path not in arrays:
+    leaves = dict(_leaves(gradients))
+    for path in (*arrays, *leaves):
+        if path not in leaves or path not in arrays:
             whose = "the weights have" if path in arrays else "the gradients have"
             raise ShapeMismatch(f"only {whose} {path!r}: expected gradients of the same structure")
-    for path, leaf in found.items():
+    for path, leaf in leaves.items():
         array = _array(path, leaf, ShapeMismatch)
         if array.shape != arrays[path].shape:
             raise ShapeMismatch(
@@ -269,17 +268,3 @@ def _write(arrays: FlatArrays, gradients: Tree) -> None:
                 f"{list(arrays[path].shape)}"
             )
         arrays[path][...] = array
-
-
-def _check(worker: Worker, wanted: Arrays) -> None:
-    """Refuse a tree that the parameter server has no arrays for."""
-    specs = worker.layout.names
-    for path, array in wanted.items():
-        spec = specs.get(path)
-        mine = f"{array.dtype}{list(array.shape)}"
-        found = "nothing of that path" if spec is None else f"{spec.dtype}{list(spec.shape)}"
-        if found != mine:
-            raise ConfigurationError(
-                f"the tree has {path!r}, {mine}, and the parameter server {found}; start it from "
-                "dps.tree.parameters(tree)"
-            )

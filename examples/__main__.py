@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dps.errors import ConfigurationError, DpsError
+from dps import ConfigurationError, DpsError
 from flows.cli.console import AsJson, json_output, prepare_process
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from dps import UpdateRule
-from dps.core.rules.rule import by_rows
 
 SUM = "sum"
 
@@ -44,7 +43,7 @@ class Aggregated:
     @property
     def by_rows(self) -> bool:
         """Whether the rule needs whole rows."""
-        return by_rows(self.rule)
+        return bool(getattr(self.rule, "by_rows", False))
 
     def step(
         self,

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 from scipy.sparse import csr_array
 
-from dps.errors import ConfigurationError
+from dps import ConfigurationError
 
 PACKAGES = ("sklearn", "scipy", "numpy", "matplotlib", "dask", "distributed", "mlflow")
 WORD = re.compile(r"[a-z]{3,}")

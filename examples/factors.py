@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dps import SSP, AdaGrad, Normal, ParameterServer, SparseSpec, Worker
-from dps.errors import ConfigurationError
+from dps import SSP, AdaGrad, ConfigurationError, Normal, ParameterServer, SparseSpec, Worker
 from examples.factor_model import PENALTY, Factors, alternate, objective
 from examples.outcome import PATIENT, Outcome, Task
 from examples.ratings import RatingSource, prepare

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.studies.rica import cut_patches
-from dps.errors import ConfigurationError
+from dps import ConfigurationError
 from flows.workloads.fashion_mnist import IMAGES, find, path_of, read_idx
 
 Array = npt.NDArray[np.float64]

@@ -22,8 +22,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dps import L1, SSP, DelayedProximal, ParameterServer, SignificantlyModified, Worker
-from dps.errors import ConfigurationError, DpsError
+from dps import (
+    L1,
+    SSP,
+    ConfigurationError,
+    DelayedProximal,
+    DpsError,
+    ParameterServer,
+    SignificantlyModified,
+    Worker,
+)
 from examples.aggregated import Aggregated
 from examples.logistic_loss import Array, Arrays, Spread, liblinear
 from examples.outcome import PATIENT, Outcome, Task

@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_array
 
-from dps import SGD, SSP, ParameterServer, Worker
-from dps.errors import ConfigurationError, DpsError
+from dps import SGD, SSP, ConfigurationError, DpsError, ParameterServer, Worker
 from examples.corpus import read_bag_of_words, write_corpus
 from examples.gibbs import Priors, Sampler, perplexity
 from examples.outcome import PATIENT, Outcome, Task

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from dps.protocol.timings import Timings
+from dps import Timings
 
 # These workers compute for long, on machines that may have much else to do: late is not lost. What
 # has ended is noticed at once all the same.

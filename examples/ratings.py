@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dps.errors import ConfigurationError
+from dps import ConfigurationError
 from examples.images import fashion, images_of
 from flows.readers import numbers, read_csv, read_parquet
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy.sparse import csr_array, diags_array, hstack
 from scipy.special import expit
 
-from dps.errors import ConfigurationError
+from dps import ConfigurationError
 from flows.readers import Examples, read_npz, read_svmlight
 
 STRIDE = 0x9E3779B1  # a prime: no two ranks meet in one column

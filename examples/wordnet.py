@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dps.errors import ConfigurationError
+from dps import ConfigurationError
 
 PARTS = {"noun": "+1", "verb": "-1", "adj": "-1", "adv": "-1"}
 LEAST = 2  # glosses that have a word, for it to be a feature

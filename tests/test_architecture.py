@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 # A group has a recovery, which needs the messages and the interfaces of the protocol.
 BASE = (
-    "dps.errors dps.shown dps.core dps.events dps.protocol dps.protocol.messages dps.recovery "
+    "dps.errors dps.core dps.events dps.protocol dps.protocol.messages dps.recovery "
     "dps.protocol.group dps.protocol.compression"
 )
 PROTOCOL = f"{BASE} dps.protocol.server dps.protocol.client"
@@ -31,7 +31,7 @@ ORDER = [
     f"{BASE} dps.protocol.server",
     f"{BASE} dps.protocol.client",
     f"{BASE} dps.protocol.coordinator",
-    "dps.errors dps.shown dps.core dps.events dps.observe",
+    "dps.errors dps.core dps.events dps.observe",
     CLUSTER,
     f"{CLUSTER} dps.faults",
     f"{CLUSTER} dps.faults dps.virtual dps.testing",
@@ -47,7 +47,6 @@ LIBRARIES = {
     "dps": set[str](),
     "dps.errors": set[str](),
     "dps.events": set[str](),
-    "dps.shown": set[str](),
     "dps.core": {"numpy"},
     "dps.protocol": {"numpy", "lz4"},
     "dps.recovery": {"numpy", "fsspec", "safetensors"},

@@ -25,13 +25,7 @@ C = TypeVar("C", bound=type)
 
 
 def plain(what: str, array: np.ndarray, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:
-    """Return an array as one of numpy's own class and this machine's byte order.
-
-    Raises
-    ------
-    DpsError
-        It is masked: without the mask its values would mean something else.
-    """
+    """Return an array as numpy's own class in native byte order; refuse a masked one."""
     if type(array) is np.ndarray and array.dtype.isnative:
         return array
     if isinstance(array, np.ma.MaskedArray):
@@ -49,11 +43,6 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 
 def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> Any:
     """Return a gradient as a plain array of a dtype if it holds floats; otherwise unchanged.
-
-    Parameters
-    ----------
-    value
-        An array, or an object that numpy can read as one in place, such as a CPU tensor.
 
     Raises
     ------
@@ -82,13 +71,7 @@ def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> A
 
 
 def as_number(what: str, value: Any) -> float:
-    """Return a number, or an array or tensor with one element, as a plain float; it may be NaN.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither; text is not read as a number.
-    """
+    """Return a number, or an array or tensor with one element, as a float; refuse others."""
     error: Exception | None = None
     try:
         scalar = value.item() if hasattr(value, "item") else value
@@ -103,41 +86,19 @@ def as_number(what: str, value: Any) -> float:
 
 
 def is_name(value: object) -> bool:
-    """Whether a value is a text that is not empty and can be written in UTF-8.
-
-    Half of a surrogate pair, such as Python makes of a file name in another encoding, cannot.
-    """
-    return isinstance(value, str) and bool(value) and not _SURROGATE.search(value)
-
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
+    """Whether a value is a text that is not empty and can be encoded in UTF-8."""
+    # Python decodes file names of other encodings to lone surrogates, which cannot.
+    return isinstance(value, str) and bool(value) and not re.search("[\ud800-\udfff]", value)
 
 
 # -- functions -------------------------------------------------------------------------------------
 
 
-_NEVER_RUN = (
-    inspect.iscoroutinefunction,
-    inspect.isasyncgenfunction,
-    inspect.isgeneratorfunction,
-)
-_NOT_RUN = (inspect.iscoroutine, inspect.isasyncgen, inspect.isgenerator)
-
-
 def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
-    """Refuse an object that cannot be called in a thread to return a result.
+    """Refuse an object that is no plain function of some arguments, and perhaps more.
 
-    Parameters
-    ----------
-    given
-        Names of the arguments that the function is called with, in order.
-    more
-        Whether it may be called with more arguments.
-
-    Raises
-    ------
-    ConfigurationError
-        It cannot be called, returns a coroutine or a generator, or takes other arguments.
+    `given` has the names of the arguments in order. Functions that return a coroutine or a
+    generator are refused as well.
     """
     call = f"function({', '.join(given)}{', …' if more else ''})"
     if not callable(function):
@@ -146,7 +107,9 @@ def check_function(name: str, function: Any, given: Sequence[str], more: bool = 
     while isinstance(inner, functools.partial):
         inner = inner.func
     own = inner, getattr(inner, "__call__", None)  # noqa: B004 - of an object, what runs is that
-    if any(is_kind(each) for each in own for is_kind in _NEVER_RUN):
+    generator, asynchronous = inspect.isgeneratorfunction, inspect.iscoroutinefunction
+    kinds = (generator, asynchronous, inspect.isasyncgenfunction)
+    if any(is_kind(each) for each in own for is_kind in kinds):
         raise ConfigurationError(
             f"{name}={shown(function)} is async or a generator, whose body would never run; "
             "expected a plain function that returns its result"
@@ -168,7 +131,8 @@ def check_returned(name: str, returned: object) -> None:
 
     Such a function may hide behind a decorator or a lambda, where `check_function` cannot see it.
     """
-    if any(is_kind(returned) for is_kind in _NOT_RUN):
+    kinds = (inspect.iscoroutine, inspect.isasyncgen, inspect.isgenerator)
+    if any(is_kind(returned) for is_kind in kinds):
         raise refused(f"what {name} returned", returned, "the result of a plain function")
 
 
@@ -176,13 +140,7 @@ def check_returned(name: str, returned: object) -> None:
 
 
 def as_path(name: str, path: Any) -> str:
-    """Return a path, or an address that fsspec knows, as text; "~" is the home folder.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither text nor path-like, or empty.
-    """
+    """Return a path, or an address of fsspec, as text with "~" expanded; refuse other values."""
     found = os.fspath(path) if isinstance(path, str | os.PathLike) else path
     if not isinstance(found, str) or not found.strip() or "\0" in found:
         raise refused(name, path, "a path, as text or pathlib.Path")
@@ -211,21 +169,18 @@ def explained(cls: C) -> C:
     signature = inspect.signature(init)
     names = list(signature.parameters)[1:]
 
-    def explain(*args: Any, **kwargs: Any) -> None:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError as error:
-            near = [nearest(name, names) for name in kwargs if name not in names]
-            hint = f"did you mean {near[0]!r}? " if near and near[0] else ""
-            takes = ", ".join(names) or "nothing"
-            raise ConfigurationError(f"{cls.__name__}: {error}; {hint}it takes: {takes}") from None
-
     @functools.wraps(init)
     def checked(*args: Any, **kwargs: Any) -> None:
         try:
             init(*args, **kwargs)
         except TypeError:
-            explain(*args, **kwargs)
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                near = [nearest(name, names) for name in kwargs if name not in names]
+                hint = f"did you mean {near[0]!r}? " if near and near[0] else ""
+                takes = f"{hint}it takes: {', '.join(names) or 'nothing'}"
+                raise ConfigurationError(f"{cls.__name__}: {error}; {takes}") from None
             raise
 
     cls.__init__ = checked  # type: ignore[misc]

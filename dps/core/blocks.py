@@ -1,9 +1,8 @@
-"""The map between named arrays and blocks, and where blocks lie in a shard's flat buffer.
+"""The layout of a model: arrays cut into blocks, and blocks placed on shards.
 
-A `Layout` cuts arrays into blocks, places blocks on shards, and then gathers gradients into and
-scatters weights out of one contiguous byte buffer per shard. The keys of sparse tables are placed
-with them, by partitions (see `dps.core.tables.key_routing`). It is plain data that every process
-can hold; it is made once and never changes.
+A `Layout` gathers gradients into one byte buffer per shard, and scatters weights out of them. It
+also places the keys of sparse tables, by partitions (see `dps.core.tables.key_routing`). It is
+plain, immutable data that every process holds.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ import numpy as np
 
 from dps.core.arguments import is_name, plain
 from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
-from dps.core.placement.hash_ring import place
+from dps.core.placement import place
 from dps.core.ranges import listed, shown, whole_argument
 from dps.core.tables.spec import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 Arrays = Mapping[str, np.ndarray]
-# A shard's part of some arrays, and which pieces of the shard it is; none: all of them.
+# A shard's part of some arrays, and the indices of its pieces; empty: all of them.
 Gathered = tuple[np.ndarray, tuple[int, ...]]
 
 DTYPES = ("float64", "float32")  # widest first, so that every block in a buffer is aligned
@@ -47,7 +46,7 @@ class ArraySpec:
 
     @property
     def row(self) -> int:
-        """How many elements have the same first index; 1 in an array of one dimension or none."""
+        """Number of elements with the same first index."""
         return math.prod(self.shape[1:])
 
 
@@ -55,8 +54,7 @@ class ArraySpec:
 class Block:
     """Elements `start` to `stop` of the flattened array `name`.
 
-    `row` is how many elements a row of the array has if the block holds whole rows (see
-    `Layout.of`); 0: it may begin and end within one.
+    `row` is the size of a row of the array if the block holds whole rows, else 0.
     """
 
     name: str
@@ -72,33 +70,30 @@ class Block:
 
     @property
     def key(self) -> str:
-        """What placement hashes: the same for every run of the same model."""
+        """The key for placement: the same in every run of the same model."""
         return f"{self.name}[{self.start}:{self.stop}]"
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block and the byte at which it begins in its shard's buffer."""
+    """A block and its first byte in the shard's buffer."""
 
     block: Block
     offset: int
 
     @property
     def end(self) -> int:
-        """The byte after its last one in the shard's buffer."""
+        """The byte after the last one in the shard's buffer."""
         return self.offset + self.block.nbytes
 
     def view(self, buffer: np.ndarray) -> np.ndarray:
-        """The block's elements within its shard's buffer, typed, without a copy."""
+        """The elements of the block in a buffer of the shard, without a copy."""
         return buffer[self.offset : self.end].view(self.block.dtype)
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """The pieces of one shard's buffer, in order; pieces of one dtype lie together.
-
-    `tables` are the sparse tables, of which every shard may hold rows.
-    """
+    """The pieces of one shard's buffer, in order and by dtype, and the sparse tables."""
 
     pieces: tuple[Piece, ...]
     tables: tuple[SparseSpec, ...] = ()
@@ -110,22 +105,20 @@ class ShardLayout:
 
     @cached_property
     def runs(self) -> tuple[tuple[int, int, str], ...]:
-        """Stretches of one dtype as (first byte, end byte, dtype): what a whole step works on."""
-        found = []
-        for dtype in DTYPES:
-            of_dtype = [p for p in self.pieces if p.block.dtype == dtype]
-            if of_dtype:
-                found.append((of_dtype[0].offset, of_dtype[-1].end, dtype))
-        return tuple(found)
+        """Stretches of one dtype as (first byte, end byte, dtype)."""
+        of_dtypes = (
+            ([p for p in self.pieces if p.block.dtype == dtype], dtype) for dtype in DTYPES
+        )
+        return tuple((some[0].offset, some[-1].end, dtype) for some, dtype in of_dtypes if some)
 
     @cached_property
     def held(self) -> frozenset[str]:
-        """Names of the arrays of which the shard holds some."""
+        """Names of the arrays that have blocks here."""
         return frozenset(piece.block.name for piece in self.pieces)
 
     @cached_property
     def extents(self) -> tuple[Block, ...]:
-        """The pieces in order, those that follow one another in their array as one."""
+        """The blocks in order, with contiguous ones joined."""
         return joined([piece.block for piece in self.pieces])
 
     @cached_property
@@ -133,7 +126,7 @@ class ShardLayout:
         return {spec.name: spec for spec in self.tables}
 
     def table(self, name: str) -> SparseSpec:
-        """The sparse table of that name; raises `ShapeMismatch` if there is none."""
+        """The sparse table of a name; raises `ShapeMismatch` if there is none."""
         spec = self._tables.get(name) if isinstance(name, str) else None
         if spec is None:
             known = f"there are: {listed(self._tables)}" if self.tables else "there are none"
@@ -141,23 +134,22 @@ class ShardLayout:
         return spec
 
     def taken(self, buffer: np.ndarray, pieces: Sequence[int]) -> np.ndarray:
-        """Those pieces of a buffer, one after the other; the buffer itself if it is all (empty)."""
+        """Return some pieces of a buffer, one after the other; the buffer itself if empty."""
         if not pieces:
             return buffer
         chosen = [self.pieces[i] for i in pieces]
         return np.concatenate([buffer[piece.offset : piece.end] for piece in chosen])
 
     def name_at(self, byte: int) -> str:
-        """Name of the array that the byte of the buffer belongs to."""
+        """Return the name of the array at a byte of the buffer."""
         return next(p.block.name for p in self.pieces if p.offset <= byte < p.end)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A model's arrays, cut into blocks and placed on shards, and its sparse tables.
+    """The placement of a model's arrays and sparse tables on shards. Immutable.
 
-    `homes` has the shard of each partition of keys, if there are tables. Thread-safe: it is never
-    changed after it was made.
+    `homes` has the shard of each partition of keys, if there are tables.
     """
 
     arrays: tuple[ArraySpec, ...]
@@ -175,16 +167,14 @@ class Layout:
     ) -> Layout:
         """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
 
-        Blocks are made small enough that each shard gets about ten or more, which keeps the shards
-        within 10% of their mean (see `dps.core.placement.hash_ring`). With `whole_rows` no row (all
-        that has the same first index) is cut, and a block is one row at least, however long that
-        is.
+        Each shard gets at least about ten blocks, which keeps the shards within 10% of their mean.
+        With `whole_rows` a block holds whole rows of an array, at least one.
 
         Raises
         ------
         ConfigurationError
             Neither arrays nor tables, an array that is empty or neither float32 nor float64, a
-            name that is no text or is used twice, or more shards than elements, or rows.
+            name that is no text or is used twice, or more shards than elements or rows.
         """
         if not isinstance(params, Mapping):
             raise ConfigurationError(
@@ -195,12 +185,21 @@ class Layout:
         if not arrays and not tables:
             raise ConfigurationError("params is empty: give at least one named array, or a table")
         shards = whole_argument("shards", shards, 1, "shards")
-        _check_tables(arrays, tables)
-        total = sum(a.size * np.dtype(a.dtype).itemsize for a in arrays)
+        taken = {spec.name for spec in arrays}
+        for table in tables:
+            if not isinstance(table, SparseSpec):
+                kind = type(table).__name__
+                raise ConfigurationError(
+                    f"tables holds {kind}, expected SparseSpec(name, width, …)"
+                )
+            if table.name in taken:
+                raise ConfigurationError(f"the name {table.name!r} is used twice, once for a table")
+            taken.add(table.name)
+        total = sum(a.size * ITEM_BYTES[a.dtype] for a in arrays)
         limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
-        blocks = list(_cut_all(arrays, limit, whole_rows))
-        if len(blocks) < shards:  # long rows of one array have left the others in one piece
-            blocks = list(_cut_all(arrays, 0, whole_rows))
+        blocks = list(_cut(arrays, limit, whole_rows))
+        if len(blocks) < shards:  # long rows of one array left the others in one piece
+            blocks = list(_cut(arrays, 0, whole_rows))
         if len(blocks) < shards and not (tables and shards <= PARTITIONS):
             unit = "rows, which the optimizer needs whole" if whole_rows else "elements"
             raise ConfigurationError(
@@ -211,7 +210,9 @@ class Layout:
         for block in blocks:
             members[homes[block.key]].append(block)
         laid_out = tuple(_lay_out(shard, tuple(tables)) for shard in members)
-        return cls(arrays, laid_out, _homes_of_partitions(shards) if tables else ())
+        partitions = {f"partition-{number}": 1 for number in range(PARTITIONS if tables else 0)}
+        homes = place(partitions, shards)
+        return cls(arrays, laid_out, tuple(homes[name] for name in partitions))
 
     @property
     def tables(self) -> tuple[SparseSpec, ...]:
@@ -226,35 +227,31 @@ class Layout:
     @cached_property
     def _touched(self) -> dict[str, frozenset[int]]:
         """For each array, the shards that hold some of it."""
-        return {
-            spec.name: frozenset(
-                s
-                for s, shard in enumerate(self.shards)
-                if any(p.block.name == spec.name for p in shard.pieces)
-            )
-            for spec in self.arrays
-        }
+        shards = range(len(self.shards))
+        return {n: frozenset(s for s in shards if n in self.shards[s].held) for n in self.names}
 
     def shards_of(self, names: Iterable[str]) -> list[int]:
         """The shards that hold some of the named arrays, in order."""
         return sorted(frozenset[int]().union(*(self._touched[name] for name in names)))
 
+    def _unknown(self, name: object) -> ShapeMismatch:
+        known = listed(self.names)
+        return ShapeMismatch(f"no parameter is named {shown(name)}; there are: {known}")
+
     def check(self, arrays: Arrays, values: bool = True) -> None:
-        """Refuse arrays that do not fit the parameters; look at their values only if `values`.
+        """Refuse arrays that do not fit the parameters; check their values only if `values`.
 
         Raises
         ------
         ShapeMismatch
             An unknown name, or another shape or dtype than the parameter's.
         NonFiniteGradient
-            An array holds NaN or infinity; the message names it.
+            An array holds NaN or infinity.
         """
         for name, array in arrays.items():
             spec = self.names.get(name)
             if spec is None:
-                raise ShapeMismatch(
-                    f"no parameter is named {shown(name)}; there are: {listed(self.names)}"
-                )
+                raise self._unknown(name)
             if not isinstance(array, np.ndarray):
                 hint = "; leave out what has no gradient, and it stays" if array is None else ""
                 raise ShapeMismatch(f"{name!r} is {type(array).__name__}, expected an array{hint}")
@@ -268,16 +265,22 @@ class Layout:
                     f"array {name!r} holds NaN or infinity; nothing of this update was applied"
                 )
 
-    def gather(self, shard: int, arrays: Arrays, empty: Empty = np.empty) -> Gathered:
-        """Return a shard's part of `arrays` as one byte buffer.
+    def require(self, described: Mapping[str, str], whose: str, source: str) -> None:
+        """Refuse arrays, described as in "float32[2, 3]", that are not among the parameters."""
+        for name, wanted in described.items():
+            spec = self.names.get(name)
+            found = "nothing of that name" if spec is None else f"{spec.dtype}{list(spec.shape)}"
+            if found != wanted:
+                raise ConfigurationError(
+                    f"{whose} has {name!r}, {wanted}, and the parameter server {found}; start it "
+                    f"from {source}"
+                )
 
-        Returns
-        -------
-        buffer
-            uint8, the pieces one after the other. Where they lie like that in one array already,
-            it is a view of that array, or of flat arrays; else a copy, in what `empty` makes.
-        pieces
-            Which pieces, by index; empty when it is all of them.
+    def gather(self, shard: int, arrays: Arrays, empty: Empty = np.empty) -> Gathered:
+        """Return a shard's part of `arrays` as one uint8 buffer, and the indices of its pieces.
+
+        The buffer is a view if one array or flat arrays have the pieces in this order, else a copy
+        in memory of `empty`. No indices mean all pieces.
         """
         if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
             return arrays.gathered(shard, empty), arrays.layout.shards[shard].pieces
@@ -301,21 +304,12 @@ class Layout:
         return buffer, chosen
 
     def flat(self, names: Iterable[str] | None = None) -> FlatLayout:
-        """Return how these arrays (None: all) lie in one flat buffer, as they do in a shard's.
-
-        Raises
-        ------
-        ShapeMismatch
-            There is no array of such a name, or `names` is no list.
-        """
+        """Return a layout of arrays (None: all) in one flat buffer; refuse unknown names."""
         if names is not None and not isinstance(names, Iterable):
             raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         chosen = self.names.keys() if names is None else set(names)
         if unknown := chosen - self.names.keys():
-            one = min(unknown, key=str)
-            raise ShapeMismatch(
-                f"no parameter is named {shown(one)}; there are: {listed(self.names)}"
-            )
+            raise self._unknown(min(unknown, key=str))
         places, end = {}, 0
         for spec in sorted(self.arrays, key=lambda spec: DTYPES.index(spec.dtype)):
             if spec.name in chosen:
@@ -325,7 +319,7 @@ class Layout:
         return FlatLayout(places, parts, self)
 
     def scatter_into(self, buffers: Mapping[int, np.ndarray], out: FlatArrays) -> None:
-        """Write the shards' buffers into flat arrays, those that `flat` of this layout has made."""
+        """Write the shards' buffers into flat arrays of this layout."""
         if out.layout.owner is not self:
             raise ShapeMismatch("these flat arrays were laid out for other parameters")
         for shard, buffer in buffers.items():
@@ -336,8 +330,8 @@ class Layout:
     ) -> dict[str, np.ndarray]:
         """Return the shards' buffers as named arrays, read-only if `frozen`.
 
-        An array that lies in one piece in one buffer is a view of it; others are put together. An
-        array appears only if all shards that hold some of it are in `buffers`.
+        An array that lies in one piece is a view of a buffer; others are copies. An array appears
+        only if all shards that hold some of it are in `buffers`.
         """
         out = {}
         for spec in self.arrays:
@@ -361,10 +355,7 @@ class Layout:
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, int, int, int]]]:
-        """Where each array lies, as (shard, first byte, end byte, first element) of its parts.
-
-        Blocks that follow one another in the array and in the buffer are one part.
-        """
+        """The parts of each array: shard, first byte, end byte, first element."""
         places: dict[str, list[tuple[int, int, int, int]]] = {a.name: [] for a in self.arrays}
         for shard, layout in enumerate(self.shards):
             previous: Block | None = None
@@ -385,7 +376,7 @@ def _extents(shard: ShardLayout, places: Mapping[str, Place]) -> ShardExtents:
     packed = 0
     for piece in (shard.pieces[i] for i in present):
         block = piece.block
-        begin = places[block.name].begin + block.start * np.dtype(block.dtype).itemsize
+        begin = places[block.name].begin + block.start * ITEM_BYTES[block.dtype]
         new = Extent(begin, piece.offset, packed, block.nbytes)
         if found and found[-1].followed_by(new):
             last = found.pop()
@@ -397,7 +388,7 @@ def _extents(shard: ShardLayout, places: Mapping[str, Place]) -> ShardExtents:
 
 
 def joined(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """The blocks in order, those that follow one another in their array as one."""
+    """Return the blocks in order, with contiguous ones joined."""
     found: list[Block] = []
     for block in blocks:
         if found and found[-1].name == block.name and found[-1].stop == block.start:
@@ -407,16 +398,11 @@ def joined(blocks: Iterable[Block]) -> tuple[Block, ...]:
 
 
 def all_finite(array: np.ndarray) -> bool:
-    """Whether the array holds neither NaN nor infinity.
-
-    A dot product tells in one pass without a temporary; only when it overflows (or really is not
-    finite) is every element looked at.
-    """
+    """Whether the array holds neither NaN nor infinity."""
     flat = array.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
-        if math.isfinite(np.dot(flat, flat)):
-            return True
-    return bool(np.isfinite(flat).all())
+        # The dot product needs no temporary array, but may overflow.
+        return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def _spec(name: str, array: np.ndarray) -> ArraySpec:
@@ -444,36 +430,13 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
     return ArraySpec(name, tuple(array.shape), dtype)
 
 
-def _cut_all(arrays: Iterable[ArraySpec], limit_bytes: int, whole_rows: bool) -> Iterable[Block]:
+def _cut(arrays: Iterable[ArraySpec], limit_bytes: int, whole_rows: bool) -> Iterable[Block]:
     for array in arrays:
-        yield from _cut(array, limit_bytes, whole_rows)
-
-
-def _cut(array: ArraySpec, limit_bytes: int, whole_rows: bool) -> Iterable[Block]:
-    unit = array.row if whole_rows else 1
-    length = unit * max(1, limit_bytes // (unit * np.dtype(array.dtype).itemsize))
-    row = array.row if whole_rows else 0
-    for start in range(0, array.size, length):
-        yield Block(array.name, start, min(start + length, array.size), array.dtype, row)
-
-
-def _check_tables(arrays: Iterable[ArraySpec], tables: Iterable[SparseSpec]) -> None:
-    taken = {spec.name for spec in arrays}
-    for table in tables:
-        if not isinstance(table, SparseSpec):
-            raise ConfigurationError(
-                f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
-            )
-        if table.name in taken:
-            raise ConfigurationError(f"the name {table.name!r} is used twice, once for a table")
-        taken.add(table.name)
-
-
-def _homes_of_partitions(shards: int) -> tuple[int, ...]:
-    """The shard of each partition of keys."""
-    names = [f"partition-{number}" for number in range(PARTITIONS)]
-    homes = place(dict.fromkeys(names, 1), shards)
-    return tuple(homes[name] for name in names)
+        row = array.row if whole_rows else 0
+        unit = row or 1
+        length = unit * max(1, limit_bytes // (unit * ITEM_BYTES[array.dtype]))
+        for start in range(0, array.size, length):
+            yield Block(array.name, start, min(start + length, array.size), array.dtype, row)
 
 
 def _lay_out(blocks: list[Block], tables: tuple[SparseSpec, ...]) -> ShardLayout:

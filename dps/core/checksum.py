@@ -1,8 +1,4 @@
-"""The checksum of a JSON text: its last key, so that the text stays one that anything can read.
-
-It finds damage, such as a flipped bit, and not forgery: whoever can write the file can write the
-checksum.
-"""
+"""The checksum of a JSON text, as its last key. It detects damage, not forgery."""
 
 from __future__ import annotations
 
@@ -14,24 +10,12 @@ _LENGTH = len(b',"crc":"01234567"}')
 
 
 def sealed(text: str) -> str:
-    """Return the text of a JSON object with the CRC-32 of its bytes as its last key, `crc`.
-
-    Parameters
-    ----------
-    text
-        An object with at least one key; its last character is the closing brace.
-    """
+    """Return a JSON object, which has keys and ends with "}", with its CRC-32 as last key."""
     return f'{text[:-1]},"crc":"{crc32(text.encode()):08x}"}}'
 
 
 def unsealed(data: bytes) -> bytes:
-    """Return the bytes of a text without its checksum.
-
-    Raises
-    ------
-    ValueError
-        It has none, or not that of its bytes.
-    """
+    """Return the bytes of a text without its checksum; raises `ValueError` if that is wrong."""
     found = _SEAL.fullmatch(data, len(data) - _LENGTH) if len(data) > _LENGTH else None
     if found is None:
         raise ValueError("has no checksum: it was not written by dps, or was cut short")

@@ -1,8 +1,7 @@
 """The consistency models as data: how far workers may run ahead of one another.
 
-The gates are enforced at the shard (`dps.protocol.server.replica`) on the workers' clocks, which
-are part of the shard's state (`dps.core.shard`). A worker's clock is the number of its last applied
-update.
+The shard enforces them (`dps.protocol.server.replica`) by the workers' clocks, which are part of
+its state (`dps.core.shard`). A worker's clock is the number of its last applied update.
 """
 
 from __future__ import annotations
@@ -21,6 +20,9 @@ class BSP:
 
     A shard holds each worker's update until every active worker has sent one, then applies them
     in the order of the workers' names. Results do not depend on timing.
+
+    >>> BSP()
+    BSP()
     """
 
 
@@ -30,6 +32,9 @@ class SSP:
 
     A worker whose clock is more than `tau` ahead of the slowest active worker's waits before it
     reads weights for its next gradient.
+
+    >>> SSP(tau=4)
+    SSP(tau=4)
     """
 
     tau: int
@@ -40,24 +45,23 @@ class SSP:
 
 @dataclass(frozen=True, slots=True)
 class ASP:
-    """Asynchronous: no worker ever waits for another (unbounded delay)."""
+    """Asynchronous: no worker ever waits for another (unbounded delay).
+
+    >>> ASP()
+    ASP()
+    """
 
 
 Consistency = BSP | SSP | ASP
 
 
 def check_ahead(consistency: Consistency, ahead: int) -> None:
-    """Refuse to compute on weights that lack more of a worker's own updates than is allowed.
-
-    Parameters
-    ----------
-    ahead
-        How many of its last updates they may lack.
+    """Refuse a number of own updates that a worker's weights may lack.
 
     Raises
     ------
     ConfigurationError
-        It is negative, no whole number, or the consistency model has a worker read again before.
+        It is negative, no whole number, or more than the consistency model allows.
     """
     ranges.whole_argument("ahead", ahead, 0, "updates")
     if isinstance(consistency, ASP):
@@ -72,17 +76,10 @@ def check_ahead(consistency: Consistency, ahead: int) -> None:
 
 
 def slack(consistency: Consistency, workers: Mapping[str, Progress], worker: str) -> int | None:
-    """How many more gradients than one a worker may compute before it reads weights again.
+    """Return how many gradients, besides one, a worker may compute before it reads weights again.
 
-    Parameters
-    ----------
-    workers
-        How far each worker is in these weights; those that are not active hold nobody up.
-
-    Returns
-    -------
-    slack
-        Negative: the worker is too far ahead to read at all. None: there is no bound for it.
+    Negative: the worker is too far ahead to read. None: there is no bound. Only active `workers`
+    count.
     """
     known = workers.get(worker)
     if isinstance(consistency, ASP) or known is None or not known.active:

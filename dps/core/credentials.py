@@ -40,7 +40,7 @@ def masked(text: str) -> str:
 
 
 def masked_for(uri: str, text: str) -> str:
-    """Return what somebody says of an address, as `masked`, and without its user and password."""
+    """Return a message about an address, as `masked`, and without its user and password."""
     text = masked(text)
     found = next(filter(None, map(_USER.search, _UP_TO_AT.findall(uri))), None)
     user, _, password = found[2].partition(":") if found else ("", "", "")

@@ -1,7 +1,6 @@
-"""Flat arrays: named arrays as views of one buffer, laid out so that a shard's part is one stretch.
+"""Flat arrays: named arrays as views of one buffer, in which a shard's part is contiguous.
 
-Who computes into such arrays, or has weights written into them, saves a copy of each: where one
-shard holds everything, its buffer is theirs.
+Gradients that are computed into them, and weights that are written into them, need no copy.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ import numpy as np
 from dps.core.ranges import shown
 from dps.errors import ShapeMismatch
 
-# Makes an array of a shape and a dtype that is not filled.
+# Makes an uninitialised array of a shape and a dtype.
 Empty = Callable[[tuple[int, ...], str], np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an array is in the buffer, in bytes, and what it looks like there."""
+    """Bytes `begin` to `end` of the buffer: one array."""
 
     begin: int
     end: int
@@ -31,10 +30,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A stretch of `nbytes` that lies in one piece everywhere.
+    """A stretch of `nbytes` that is contiguous in three buffers.
 
-    `begin` is its first byte in the flat buffer, `in_shard` in the shard's own, `packed` in that of
-    a gradient, which holds the arrays of the flat buffer alone.
+    `begin` is its first byte in the flat buffer, `in_shard` in that of the shard, and `packed` in
+    the shard's part of a gradient of the same arrays.
     """
 
     begin: int
@@ -44,35 +43,30 @@ class Extent:
 
     def followed_by(self, other: Extent) -> bool:
         """Whether both are one stretch."""
-        step = other.begin - self.begin
-        return (
-            step == self.nbytes == other.in_shard - self.in_shard
-            and other.packed - self.packed == step
-        )
+        steps = {
+            other.begin - self.begin,
+            other.in_shard - self.in_shard,
+            other.packed - self.packed,
+        }
+        return steps == {self.nbytes}
 
 
 @dataclass(frozen=True, slots=True)
 class ShardExtents:
-    """A shard's part of flat arrays: which of its pieces (empty: all), and where they are."""
+    """A shard's part of flat arrays: the indices of its pieces (empty: all), and their extents."""
 
     pieces: tuple[int, ...]
     extents: tuple[Extent, ...]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the part."""
+        """Size of the part in bytes."""
         return sum(extent.nbytes for extent in self.extents)
 
 
 @dataclass(frozen=True, eq=False)
 class FlatLayout:
-    """Where arrays are in a flat buffer of `nbytes`, and which parts of it belong to which shard.
-
-    Attributes
-    ----------
-    owner
-        The `Layout` that made it.
-    """
+    """The places of arrays in a flat buffer, and each shard's part; `owner` is the `Layout`."""
 
     places: Mapping[str, Place]
     shards: tuple[ShardExtents, ...]
@@ -89,15 +83,7 @@ class FlatLayout:
 
 
 class FlatArrays(Mapping[str, np.ndarray]):
-    """Named arrays that are views of one `buffer`: to be written into, not replaced.
-
-    Attributes
-    ----------
-    layout
-        Where each is in the buffer.
-    buffer
-        uint8. The arrays of one dtype lie together, in the order of their names here.
-    """
+    """Named arrays that are views of one uint8 `buffer`: write into them, do not replace them."""
 
     def __init__(self, layout: FlatLayout, buffer: np.ndarray) -> None:
         fits = isinstance(buffer, np.ndarray) and buffer.shape == (layout.nbytes,)
@@ -114,24 +100,21 @@ class FlatArrays(Mapping[str, np.ndarray]):
         }
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return one of the arrays."""
         return self._arrays[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Return their names, as they lie in the buffer."""
         return iter(self._arrays)
 
     def __len__(self) -> int:
-        """Return how many there are."""
         return len(self._arrays)
 
     def freeze(self) -> None:
-        """Have nobody write into them any more: they are looked at where they are."""
+        """Make them read-only."""
         for array in (self.buffer, *self._arrays.values()):
             array.flags.writeable = False
 
     def gathered(self, shard: int, empty: Empty) -> np.ndarray:
-        """Return a shard's part as one uint8 buffer: a view if it is one stretch, else a copy."""
+        """Return a shard's part as one uint8 buffer: a view if it is contiguous, else a copy."""
         part = self.layout.shards[shard]
         if len(part.extents) == 1:
             (only,) = part.extents
@@ -143,12 +126,12 @@ class FlatArrays(Mapping[str, np.ndarray]):
         return out
 
     def take(self, shard: int, values: np.ndarray) -> None:
-        """Write a shard's part, of the whole buffer of the shard."""
+        """Write a shard's part, out of the buffer of the shard."""
         for extent in self.layout.shards[shard].extents:
             stretch = values[extent.in_shard : extent.in_shard + extent.nbytes]
             self.buffer[extent.begin : extent.begin + extent.nbytes] = stretch
 
 
 def size_of(shape: tuple[int, ...], dtype: str) -> int:
-    """Bytes of an array."""
+    """Size of an array in bytes."""
     return math.prod(shape) * np.dtype(dtype).itemsize

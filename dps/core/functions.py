@@ -1,8 +1,8 @@
-"""Functions of a user's that run on shards: what they see, may return, and how that travels.
+"""User functions on shards: their arguments, results, and encoding.
 
-A function sees the shard's part of the parameters. What it returns is kept in the shard's state, so
-that whoever asks again gets the same answer without another run. Only the shard's head runs it; its
-replicas are told what came of it, so they are bitwise equal whatever the function does.
+A function gets the shard's part of the parameters. Its result is kept in the shard's state, so that
+a repeated request returns it without another run. Only the head runs the function and passes the
+result on, so replicas are bitwise equal whatever the function does.
 """
 
 from __future__ import annotations
@@ -29,14 +29,19 @@ _HEAD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a shard holds of one parameter array.
+    """The elements of one parameter array that a shard holds.
 
     Attributes
     ----------
     values
-        1-D, of the array's dtype, read-only: the elements that are here, in their order.
+        1-D, of the array's dtype, read-only.
     spans
-        Where they are in the flattened array, as (start, stop).
+        Their places in the flattened array, as (start, stop), in order.
+
+    Examples
+    --------
+    >>> Part(np.array([0.5, 0.25, 0.125]), spans=((0, 1), (6, 8))).positions
+    array([0, 6, 7])
     """
 
     values: np.ndarray
@@ -50,15 +55,22 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What a function returns that changes parameters.
+    """The return value of a function that changes parameters.
 
     Parameters
     ----------
     arrays
-        For each array that is to change, its new values on this shard: finite, of the dtype and
-        size of its `Part.values`.
+        Name of an array → its new values on this shard: finite, of the dtype and size of its
+        `Part.values`.
     result
         The result for the caller.
+
+    Examples
+    --------
+    >>> def halve(parts):
+    ...     return Changed({"w": parts["w"].values / 2}, result="halved")
+    >>> halve({"w": Part(np.array([1.0, 2.0]), spans=((0, 2),))}).arrays
+    {'w': array([0.5, 1. ])}
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -66,10 +78,8 @@ class Changed:
 
 
 def parts(layout: ShardLayout, buffer: np.ndarray) -> dict[str, Part]:
-    """Return what a shard's buffer holds of each array, without a copy.
-
-    The blocks of an array lie side by side in the buffer.
-    """
+    """Return the part of each array in a shard's buffer, without a copy."""
+    # The blocks of an array lie side by side in the buffer.
     found: dict[str, Part] = {}
     for name in dict.fromkeys(piece.block.name for piece in layout.pieces):
         pieces = [piece for piece in layout.pieces if piece.block.name == name]
@@ -82,21 +92,23 @@ def parts(layout: ShardLayout, buffer: np.ndarray) -> dict[str, Part]:
 def carried_out(
     functions: Mapping[str, Function], layout: ShardLayout, buffer: np.ndarray, call: Call
 ) -> Call:
-    """Run a function on a shard's buffer; return the call with what came of it.
+    """Run a function on a shard's buffer; return the call with its result and changes.
 
-    Raises
-    ------
-    FunctionFailed
-        It raised, or returned what it may not; the message holds its traceback.
+    Raises `FunctionFailed` with the traceback if it raises, or its return value is invalid.
     """
     here = parts(layout, buffer)
     try:
         returned = functions[call.function](here, *unpack(call.arguments))
         changed = returned if isinstance(returned, Changed) else Changed({}, returned)
         pieces, values = _gathered(layout, here, changed.arrays)
-        result = _checked(pack(changed.result))
+        result = pack(changed.result)
+        if result.nbytes > RESULT_BYTES:
+            raise ValueError(
+                f"the result has {result.nbytes} bytes, at most {RESULT_BYTES} are kept: return "
+                "less"
+            )
     except BaseException as error:
-        # From the function on: how it came to be called is of no use to whoever wrote it.
+        # The traceback begins at the user's function.
         inner = error.__traceback__ and error.__traceback__.tb_next
         text = "".join(traceback.format_exception(type(error), error, inner)).rstrip()
         raise FunctionFailed(f"function {call.function!r} failed:\n{text}") from error
@@ -104,7 +116,7 @@ def carried_out(
 
 
 def changed_buffer(layout: ShardLayout, buffer: np.ndarray, call: Call) -> np.ndarray:
-    """Return a shard's buffer with the values that a call has changed."""
+    """Return a shard's buffer with the changes of a call."""
     if call.values is None:
         return buffer
     after, at = buffer.copy(), 0
@@ -117,7 +129,7 @@ def changed_buffer(layout: ShardLayout, buffer: np.ndarray, call: Call) -> np.nd
 def _gathered(
     layout: ShardLayout, here: Mapping[str, Part], arrays: Mapping[str, np.ndarray]
 ) -> tuple[tuple[int, ...], np.ndarray | None]:
-    """The pieces that change, and their new values as one byte buffer; None: nothing does."""
+    """Return the pieces that change, and their new values as one byte buffer, if any."""
     if not isinstance(arrays, Mapping):
         raise refused("Changed: arrays", arrays, "a mapping of names to new values")
     for name, array in arrays.items():
@@ -125,7 +137,9 @@ def _gathered(
             raise ValueError(f"no array {name!r} is on this shard; there are: {listed(here)}")
         if isinstance(array, np.ndarray):
             plain(f"new values of {name!r}", array)  # refuses masked ones
-        found, wanted = _described(array), _described(here[name].values)
+        known = isinstance(array, np.ndarray)
+        found = f"{array.dtype}{list(array.shape)}" if known else type(array).__name__
+        wanted = f"{here[name].values.dtype}{list(here[name].values.shape)}"
         if found != wanted:
             raise ValueError(f"new values of {name!r} are {found}, expected {wanted}")
         if not all_finite(array):
@@ -133,23 +147,9 @@ def _gathered(
     pieces = tuple(i for i, piece in enumerate(layout.pieces) if piece.block.name in arrays)
     if not pieces:
         return (), None
-    # Pieces of one array follow one another, so whole arrays in the order of the pieces will do.
+    # Pieces of one array follow one another, so the order of arrays is that of pieces.
     names = dict.fromkeys(layout.pieces[i].block.name for i in pieces)
     return pieces, np.concatenate([_bytes(arrays[name]) for name in names])
-
-
-def _described(array: object) -> str:
-    if isinstance(array, np.ndarray):
-        return f"{array.dtype}{list(array.shape)}"
-    return type(array).__name__
-
-
-def _checked(result: np.ndarray) -> np.ndarray:
-    if result.nbytes > RESULT_BYTES:
-        raise ValueError(
-            f"the result has {result.nbytes} bytes, at most {RESULT_BYTES} are kept: return less"
-        )
-    return result
 
 
 # -- arguments and results as bytes ----------------------------------------------------------------
@@ -158,16 +158,8 @@ def _checked(result: np.ndarray) -> np.ndarray:
 def pack(value: Any) -> np.ndarray:
     """Return a value as one uint8 buffer.
 
-    Parameters
-    ----------
-    value
-        None, a bool, a number, a text, an array without Python objects in it, or lists, tuples and
-        dicts by text of such values. Numpy's numbers come back as Python's.
-
-    Raises
-    ------
-    ConfigurationError
-        There is something else in it.
+    It is None, a bool, a number, a text, an array of numbers, or a list, tuple or dict by text of
+    such values; others raise `ConfigurationError`. Numpy's scalars become Python's.
     """
     arrays: list[np.ndarray] = []
     head = json.dumps(_plain(value, arrays), separators=(",", ":")).encode()
@@ -178,7 +170,7 @@ def pack(value: Any) -> np.ndarray:
 
 
 def unpack(buffer: np.ndarray) -> Any:
-    """Return the value that was packed; its arrays are fresh."""
+    """Return the value in a buffer of `pack`; its arrays are copies."""
     at = _HEAD_BYTES + int(buffer[:_HEAD_BYTES].view("<u8")[0])
 
     def rebuilt(value: Any) -> Any:
@@ -228,26 +220,16 @@ AVERAGE = "dps.average"
 
 
 def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: float) -> Changed:
-    """Move what a shard holds of arrays towards a caller's values.
+    """Move arrays towards a caller's values; the result has the spans and new values of each.
 
-    Parameters
-    ----------
-    mine
-        Name → the caller's values, of the array's shape and dtype.
-    share
-        Weight of the caller's values in the new ones; 1 replaces the old values, including NaN.
-
-    Returns
-    -------
-    changed
-        With the result: name → [spans, new values], as in `Part`.
+    `share` is the weight of the caller's values; 1 replaces the old ones, including NaN.
     """
     new: dict[str, np.ndarray] = {}
-    told: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for name in sorted(mine.keys() & arrays.keys()):
         part, flat = arrays[name], mine[name].reshape(-1)
         theirs = np.concatenate([flat[start:stop] for start, stop in part.spans])
         weight = part.values.dtype.type(share)
         new[name] = theirs if share == 1 else (1 - weight) * part.values + weight * theirs
-        told[name] = [[list(span) for span in part.spans], new[name]]
-    return Changed(new, told)
+        result[name] = [[list(span) for span in part.spans], new[name]]
+    return Changed(new, result)

@@ -1,17 +1,14 @@
-"""What names tell: the role of a node, whose place it took, and what a shard was restored from.
+"""Names of nodes, their roles, and of the sources of restored shards.
 
-A node is called by its role and numbers, such as "replica-0-1"; the node that takes the place of a
-lost one has that one's name and a suffix more.
+A node has a role and numbers, such as "replica-0-1"; its replacement has one more suffix.
 """
 
 from __future__ import annotations
 
 NODE_ROLES = ("server", "replica", "spare", "store", "worker", "evaluator")
 STORE_ROLES = ("store", "mailbox")  # of nodes that keep states and mail, and no replicas
-ROLES = (*NODE_ROLES, "scheduler")  # of all processes whose use is measured
+ROLES = (*NODE_ROLES, "scheduler")  # of all processes whose resources are measured
 _SUFFIX = "-b"
-
-
 _SOURCES = {
     "initial": "its initial values",
     "store": "the state store",
@@ -20,7 +17,7 @@ _SOURCES = {
 
 
 def restored_from(source: str, version: int) -> str:
-    """Return in words what a shard was restored from, as `dps.events.Restored` has it."""
+    """Describe the source of `dps.events.Restored`."""
     name = "its checkpoint" if source == "checkpoint" else source
     return _SOURCES.get(source, f"{name} at version {version}")
 
@@ -31,12 +28,12 @@ def role_of(name: str) -> str:
 
 
 def replacement(name: str) -> str:
-    """Return the name of the node that takes a lost one's place."""
+    """Return the name of the node that replaces one."""
     return f"{name}{_SUFFIX}"
 
 
 def predecessor(name: str) -> str:
-    """Return the name of the node whose place this one took; its own if it took none."""
+    """Return the name of the node that this one replaced; its own if it replaced none."""
     return name.removesuffix(_SUFFIX)
 
 

@@ -1,7 +1,4 @@
-"""What workers do while a shard is down, and how the gradients they buffered are applied then.
-
-Two of the three axes of a `dps.recovery.strategy.Recovery`, as data.
-"""
+"""What workers do while a shard is down, and how buffered gradients are applied afterwards."""
 
 from __future__ import annotations
 
@@ -13,20 +10,28 @@ from dps.core import ranges
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A worker whose shard is down waits until it is back."""
+    """Workers wait until the shard is back.
+
+    >>> Wait()
+    Wait()
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """A worker whose shard is down computes on with the last weights and buffers its gradients.
+    """Workers continue with the last weights, and their gradients are buffered.
 
     Parameters
     ----------
     limit
-        How many gradients of one worker and shard are buffered; when there are more, it waits.
+        Buffered gradients of one worker and shard; then the worker waits.
     buffer
-        "mailbox" keeps them on the store's node, where they survive the worker; "worker" keeps
-        them in the worker.
+        "mailbox": on the store's node, where they survive the worker; "worker": in the worker.
+
+    Examples
+    --------
+    >>> Continue(limit=100, buffer="worker")
+    Continue(limit=100, buffer='worker')
     """
 
     limit: int = 32
@@ -42,7 +47,11 @@ Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older"
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How buffered gradients are applied after an outage (see `dps.core.replay`)."""
+    """How buffered gradients are applied after an outage (see `dps.core.replay`).
+
+    >>> Replay("clip", clip_norm=5.0).policy
+    'clip'
+    """
 
     policy: Policy = "sum"
     clip_norm: float = 1.0

@@ -1,9 +1,9 @@
-"""Faults: which nodes each hits, and when; and the kinds, with what each does.
+"""Faults: their targets, moments and kinds.
 
 A target may be a place ("the tail of shard 0"), which is looked up when the fault is due: heads
-move, and nodes are replaced. A moment may be drawn or recur; `dps.faults.expansion` makes single
-moments of it. Kills and pauses are carried out by signals (`dps.faults.acts`), all other kinds by
-what their `effect` returns (`dps.faults.effects`).
+move, and nodes are replaced. A moment may be drawn or recur; `expand` makes single moments of it.
+An `Injector` carries faults out: kills and pauses by signals (`dps.faults.acts`), other kinds by
+their `effect` (`dps.faults.effects`). It is imported on first use, because it imports Dask.
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal, get_args
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from dps.cluster.backends.base import Act
 from dps.core.ranges import choice, count, not_negative, positive, refused
 from dps.errors import ConfigurationError, require
 
 if TYPE_CHECKING:
-    from dps.faults.effects import Effect, Hit
+    from dps.faults.effects import Effect, Hit, Seen
+    from dps.faults.expansion import expand
+    from dps.faults.injector import Injector
 
 __all__ = [
     "After",
@@ -31,16 +34,36 @@ __all__ = [
     "Delay",
     "DiskFull",
     "During",
+    "Effect",
     "Every",
     "Fault",
     "FaultPlan",
+    "Hit",
     "InChain",
+    "Injector",
     "Kill",
     "Lasting",
     "Pause",
     "Seat",
+    "Seen",
     "Slow",
+    "expand",
 ]
+
+_LAZY = {
+    "Effect": "dps.faults.effects",
+    "Hit": "dps.faults.effects",
+    "Injector": "dps.faults.injector",
+    "Seen": "dps.faults.effects",
+    "expand": "dps.faults.expansion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'dps.faults' has no attribute {name!r}")
+
 
 Phase = Literal["checkpoint", "recovery"]
 Position = Literal["head", "middle", "tail"]
@@ -49,7 +72,7 @@ Distribution = Literal["exponential", "weibull", "lognormal"]
 Direction = Literal["both", "in", "out"]
 Way = Literal["signal", "requeue", "host"]
 
-# Below, the gaps between failures are beyond what a float can hold.
+# Beyond these, gaps between failures overflow.
 LEAST_SHAPE = 0.01
 MOST_LOG_DEVIATION = 10.0
 
@@ -59,7 +82,11 @@ MOST_LOG_DEVIATION = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The node that has the place of `name`, which it had at the start: it or its replacement."""
+    """The node in the place of the first node of a name: that node or its replacement.
+
+    >>> print(Kill(Seat("server-0"), AtUpdates(100)).describe())
+    kill server-0 or its replacement at 100 updates, replaced after 1 s
+    """
 
     name: str
 
@@ -69,7 +96,11 @@ class Seat:
 
 @dataclass(frozen=True, slots=True)
 class InChain:
-    """The replica at a position of a shard's chain: a word, or a number with 0 for the head."""
+    """The replica at a position of a shard's chain: a word, or a number from 0, the head.
+
+    >>> print(Pause(InChain(shard=0, position="tail"), AtSeconds(2)).describe())
+    pause the tail of shard 0 at 2 s, for 2 s
+    """
 
     shard: int
     position: Position | int = "head"
@@ -89,8 +120,11 @@ class InChain:
 class Among:
     """One node at random, or all, of the living nodes of a role, of a shard's chain, or of all.
 
-    What is drawn follows from the seed and the number of the fault. With "each", every node of the
-    role has faults of its own, at moments of its own: see `Every`.
+    The draw depends on the seed and the number of the fault. With "each", every node of the role
+    has its own faults at its own moments: see `Every`.
+
+    >>> print(Kill(Among("random", role="server"), AtUpdates(100), back_after=None).describe())
+    kill a random server node at 100 updates, for good
     """
 
     pick: Literal["random", "all", "each"]
@@ -120,8 +154,11 @@ Target = str | tuple[str, ...] | Seat | InChain | Among | int
 class AtUpdates:
     """As soon as every shard has applied this number of updates.
 
-    An `optional` fault is one of a random process: it is skipped if the training ends before, or
-    if there is no node to be hit.
+    An `optional` fault, as of a random process, is skipped if the training ends before, or if there
+    is no such node.
+
+    >>> print(AtUpdates(100))
+    at 100 updates
     """
 
     updates: int
@@ -136,7 +173,11 @@ class AtUpdates:
 
 @dataclass(frozen=True, slots=True)
 class AtSeconds:
-    """This number of seconds after the training started; `optional` as in `AtUpdates`."""
+    """This number of seconds after the training started; `optional` as in `AtUpdates`.
+
+    >>> print(AtSeconds(2.5))
+    at 2.5 s
+    """
 
     seconds: float
     optional: bool = False
@@ -150,7 +191,11 @@ class AtSeconds:
 
 @dataclass(frozen=True, slots=True)
 class During:
-    """As soon as, and only while, a checkpoint is being written or a shard is being restored."""
+    """While a checkpoint is being written, or a shard is being restored.
+
+    >>> print(During("recovery"))
+    while a shard is restored
+    """
 
     phase: Phase
     optional: ClassVar[bool] = False
@@ -165,7 +210,11 @@ class During:
 
 @dataclass(frozen=True, slots=True)
 class After:
-    """Some seconds after another fault of the plan, given by its number, took effect."""
+    """Some seconds after another fault of the plan, given by its number, took effect.
+
+    >>> print(Kill("server-1", After(fault=0, seconds=0.5)))
+    kill server-1, 0.5 s after fault 0
+    """
 
     fault: int
     seconds: float = 0.0
@@ -182,10 +231,13 @@ class After:
 
 @dataclass(frozen=True, slots=True)
 class Between:
-    """A moment drawn uniformly: from `low` up to, and not including, `high`.
+    """A moment drawn uniformly from [low, high), in seconds or updates.
 
-    A range as long as a multiple of the period of something, such as checkpoints, gives every
-    phase of the period the same chance. Updates are whole numbers.
+    A range that is a multiple of a period, such as that of checkpoints, gives every phase of the
+    period the same chance.
+
+    >>> print(Between(100, 200, "updates"))
+    between 100 and 200 updates
     """
 
     low: float
@@ -212,22 +264,27 @@ class Between:
 
 @dataclass(frozen=True, kw_only=True)
 class Every:
-    """Again and again at random: the gaps between the moments are independent draws.
+    """A renewal process: the gaps between the moments are independent draws.
 
-    A gap is from the start of one fault (or of the training) to the start of the next, so that the
-    moments do not depend on how long a fault, or a recovery, lasts.
+    A gap is from the start of one fault (or of the training) to the start of the next, so moments
+    do not depend on how long a fault or a recovery lasts.
 
     Parameters
     ----------
     mtbf, updates
         The mean gap, in seconds (`mtbf`) or in updates; give exactly one.
     until
-        No fault begins later than this, in seconds (or updates) from the start of the training.
+        The end of the process, in seconds or updates from the start of the training.
     distribution
-        Of the gaps.
+        The distribution of the gaps.
     shape
         Of the Weibull distribution, 0.01 or more; below 1, failures come in bursts. Of the
         lognormal one, the standard deviation of the logarithm of a gap, 0.01 to 10.
+
+    Examples
+    --------
+    >>> print(Every(mtbf=30, until=300, distribution="weibull", shape=0.7))
+    every 30 s until 300 s
     """
 
     mtbf: float | None = None
@@ -254,16 +311,16 @@ class Every:
 
     @property
     def unit(self) -> Unit:
-        """What gaps are counted in."""
+        """The unit of the gaps."""
         return "seconds" if self.updates is None else "updates"
 
     @property
     def mean(self) -> float:
-        """The mean of the gaps, in their unit."""
+        """The mean of the gaps."""
         return self.mtbf or self.updates or 0.0
 
     def gap(self, rng: random.Random) -> float:
-        """Draw the gap from the start of one fault to that of the next."""
+        """Draw a gap."""
         mean, shape = self.mean, self.shape
         match self.distribution:
             case "exponential":
@@ -274,7 +331,7 @@ class Every:
                 return rng.lognormvariate(math.log(mean) - shape**2 / 2, shape)
 
     def moment(self, at: float) -> AtSeconds | AtUpdates:
-        """Return a moment of the process: seconds as they are, updates as the next whole number."""
+        """Return a moment of the process; updates are rounded up."""
         if self.unit == "updates":
             return AtUpdates(max(1, math.ceil(at)), optional=True)
         return AtSeconds(at, optional=True)
@@ -288,26 +345,26 @@ When = AtUpdates | AtSeconds | During | After | Between | Every
 
 @dataclass(frozen=True)
 class Fault:
-    """Base of all kinds of faults; `Lasting` is that of the kinds that end after some seconds.
+    """Base of all kinds of faults; derive your own from `Lasting`.
 
-    A kind is a frozen dataclass with its own settings as further fields, which have defaults. The
-    keys of a configuration, the checks of their types and the text of reports follow from it.
+    A kind is a frozen dataclass with its settings as further fields, which have defaults. The keys
+    and types of configurations and the text of reports follow from it.
 
     Parameters
     ----------
     target, when
-        Which nodes it hits, and at which moment.
+        The nodes that it hits, and the moment.
 
     Attributes
     ----------
     kind
-        The word for it in configurations, records and reports.
+        Its name in configurations, records and reports.
     lasts
-        For how long, as `describe` says it, with the fields in braces.
+        The end of `describe`, with fields in braces.
     hits
-        What a target is: a node, or a shard, whose checkpoints are hit.
+        The kind of target: a node, or a shard, whose checkpoints are hit.
     needs
-        What must be possible to do to the process of a node; else a trial does not begin.
+        The acts on a node's process that it needs; a trial where one is impossible does not begin.
     """
 
     target: Target
@@ -330,23 +387,23 @@ class Fault:
         return f"{self.action} {self.whom}{comma} {self.when}"
 
     def describe(self) -> str:
-        """Return the fault in words: what it does to which nodes, when, and for how long."""
+        """Return the action, target, moment and duration in words."""
         return f"{self}{self.lasts.format(**vars(self))}"
 
     @property
     def action(self) -> str:
-        """What it does, as a verb."""
+        """The verb of `describe`."""
         return self.kind
 
     @property
     def whom(self) -> str:
-        """What it hits, in words."""
+        """The target in words."""
         if isinstance(self.target, int):
             return f"shard {self.target}"
         return ", ".join(self.target) if isinstance(self.target, tuple) else str(self.target)
 
     def effect(self, hit: Hit) -> Effect:
-        """Return what carries the fault out on a node, and proves it."""
+        """Return the effect on a node."""
         raise LookupError(f"{type(self).__name__} has no effect(hit)")
 
 
@@ -381,12 +438,17 @@ class Kill(Fault):
     Parameters
     ----------
     back_after
-        Seconds until a fresh, empty node takes its place; None: never. A requeued job comes back
-        by itself, when the queueing system lets it.
+        Seconds until a fresh, empty node takes its place; None: never. The queueing system restarts
+        a requeued job.
     by
-        SIGKILL to the process ("signal"); its job ends and is queued again ("requeue"); its host is
-        taken away with all nodes on it, until they are replaced or the plan ends ("host"). The last
+        "signal": SIGKILL to the process. "requeue": its job ends and is queued again. "host": its
+        host is taken away with all its nodes, until they are replaced or the plan ends. The last
         two need nodes that are jobs of a queueing system.
+
+    Examples
+    --------
+    >>> print(Kill(("server-0", "server-1"), AtUpdates(100), back_after=5).describe())
+    kill server-0, server-1 at 100 updates, replaced after 5 s
     """
 
     back_after: float | None = 1.0
@@ -406,11 +468,11 @@ class Kill(Fault):
 
     @property
     def action(self) -> str:
-        """What it does, as a verb."""
+        """The verb of `describe`."""
         return {"signal": "kill", "requeue": "requeue", "host": "take the host of"}[self.by]
 
     def describe(self) -> str:
-        """Return the fault in words: what it does to which nodes, when, and for how long."""
+        """Return the action, target, moment and duration in words."""
         if self.by == "requeue":
             return f"{self}, back when the queue lets it"
         back = self.back_after
@@ -421,15 +483,19 @@ class Kill(Fault):
 class Pause(Lasting):
     """SIGSTOP for `seconds`, then SIGCONT.
 
-    Its connections stay open and its memory is kept. The monitor of its host sees that it is
-    stopped, and kills it if another copy of its state can take over; then a fresh node takes its
-    place when the pause is over. Otherwise it resumes where it was.
+    Connections stay open and memory is kept. The monitor of the host kills the stopped process if
+    another copy of its state can take over; then a fresh node takes its place after the pause.
 
     Parameters
     ----------
     host
-        Whether its host seems to hang as a whole: the monitor does not report it either, so only
-        its lease ends.
+        Whether the whole host seems to hang: the monitor does not report it, so only its lease
+        ends.
+
+    Examples
+    --------
+    >>> print(Pause("worker-0", AtSeconds(2), seconds=5).describe())
+    pause worker-0 at 2 s, for 5 s
     """
 
     host: bool = False
@@ -444,10 +510,12 @@ class Pause(Lasting):
 
 @dataclass(frozen=True)
 class Slow(Lasting):
-    """Everything takes `factor` times as long, for `seconds`.
+    """The process runs `factor` times slower, for `seconds`: it is stopped and resumed in turns.
 
-    The process is stopped and resumed in turns; what only waits, as by `worker.sleep`, does not
-    wait for longer.
+    Waiting, as by `worker.sleep`, does not take longer.
+
+    >>> print(Slow("worker-0", AtSeconds(2), factor=3).describe())
+    slow worker-0 at 2 s, 3 times slower for 2 s
     """
 
     factor: float = 4.0
@@ -462,7 +530,7 @@ class Slow(Lasting):
             raise refused("Slow: factor", self.factor, "more than 1")
 
     def effect(self, hit: Hit) -> Effect:
-        """Return what stops and resumes the process."""
+        """Return the effect on a node."""
         from dps.faults.effects import Slowdown
 
         return Slowdown(hit, self.factor, self.seconds)
@@ -475,7 +543,12 @@ class Cut(Lasting):
     Parameters
     ----------
     direction
-        What does not pass: what is sent to the node ("in"), what it sends ("out"), or "both".
+        Of the messages: "in", to the node; "out", from the node; or "both".
+
+    Examples
+    --------
+    >>> print(Cut("server-0", AtSeconds(2), direction="out").describe())
+    cut server-0 at 2 s, what it sends, for 2 s
     """
 
     direction: Direction = "both"
@@ -486,12 +559,12 @@ class Cut(Lasting):
         choice(self, "direction", *get_args(Direction))
 
     def describe(self) -> str:
-        """Return the fault in words: what it does to which nodes, when, and for how long."""
+        """Return the action, target, moment and duration in words."""
         what = {"both": "", "in": ", what it is sent", "out": ", what it sends"}[self.direction]
         return f"{self}{what}, for {self.seconds:g} s"
 
     def effect(self, hit: Hit) -> Effect:
-        """Return what closes the links."""
+        """Return the effect on a node."""
         from dps.cluster.transport.links import BOTH, Closed
         from dps.faults.effects import Interference
 
@@ -501,7 +574,11 @@ class Cut(Lasting):
 
 @dataclass(frozen=True)
 class Delay(Lasting):
-    """Each message of the parameter server takes `delay_seconds` longer, for `seconds`."""
+    """Each message of the parameter server takes `delay_seconds` longer, for `seconds`.
+
+    >>> print(Delay("server-0", AtSeconds(2)).describe())
+    delay server-0 at 2 s, each message by 0.05 s, for 2 s
+    """
 
     delay_seconds: float = 0.05
     kind = "delay"
@@ -512,7 +589,7 @@ class Delay(Lasting):
         positive(self, "delay_seconds")
 
     def effect(self, hit: Hit) -> Effect:
-        """Return what delays the messages."""
+        """Return the effect on a node."""
         from dps.cluster.transport.links import Late
         from dps.faults.effects import Interference
 
@@ -521,13 +598,17 @@ class Delay(Lasting):
 
 @dataclass(frozen=True)
 class DiskFull(Lasting):
-    """For `seconds`, every disk write of a node fails, as if no space were left."""
+    """Every disk write of a node fails, as if no space were left, for `seconds`.
+
+    >>> print(DiskFull("server-0", AtSeconds(2), seconds=5).describe())
+    disk_full server-0 at 2 s, for 5 s
+    """
 
     kind = "disk_full"
     needs = ("limit",)
 
     def effect(self, hit: Hit) -> Effect:
-        """Return what makes writes fail."""
+        """Return the effect on a node."""
         from dps.faults.effects import FullDisk
 
         return FullDisk(hit)
@@ -535,13 +616,17 @@ class DiskFull(Lasting):
 
 @dataclass(frozen=True)
 class Corrupt(Fault):
-    """Bytes of the newest checkpoint of a shard are damaged; the target is the shard's number."""
+    """Damages bytes of the newest checkpoint of a shard, whose number is the target.
+
+    >>> print(Corrupt(0, During("recovery")).describe())
+    corrupt shard 0 while a shard is restored
+    """
 
     kind = "corrupt"
     hits = "shard"
 
     def effect(self, hit: Hit) -> Effect:
-        """Return what damages the checkpoint."""
+        """Return the effect on the checkpoint."""
         from dps.faults.effects import Damage
 
         assert isinstance(self.target, int), "it hits a shard"
@@ -553,6 +638,6 @@ KINDS: tuple[type[Fault], ...] = (Kill, Pause, Slow, Cut, Delay, DiskFull, Corru
 
 @dataclass(frozen=True)
 class Trace:
-    """The faults of a recorded trace, each on the node that has the place of its target then."""
+    """The faults of a recorded trace, each on the node in the place of its target."""
 
     faults: FaultPlan

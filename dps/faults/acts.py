@@ -1,4 +1,4 @@
-"""A fault from its strike to its end, on one node or on several at once."""
+"""Faults from their begin to their end, on one node or several at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from dps.events import (
 )
 from dps.faults import Fault, Kill, Lasting, Pause, Way
 from dps.faults.effects import PROOF_SECONDS, Effect, Hit, Seen, hide
-from dps.protocol.transport import Clock
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
@@ -38,19 +37,20 @@ HOLD_SECONDS = 0.5
 
 
 class Striker:
-    """Strikes nodes by name. Thread-safe as far as `nodes` is.
+    """Kills, pauses and resumes nodes by name. Thread-safe as far as `nodes` is.
 
-    Every method takes the number that the fault has in its plan, and returns whether it had its
+    Every method takes the number of the fault in its plan, and returns whether the fault had its
     effect; if not, `FaultMissed` is recorded with the reason.
     """
 
-    def __init__(self, nodes: Cluster, clock: Clock, emit: Sink) -> None:
+    def __init__(self, nodes: Cluster, emit: Sink) -> None:
         self._nodes = nodes
-        self._clock = clock
         self._emit = emit
+        self._platform = platform_of(nodes.client)
+        self._clock = self._platform.clock
 
     def kill(self, fault: int, node: str, updates: int, by: Way = "signal") -> bool:
-        """Kill a node's process and see that it is gone."""
+        """Kill a node's process and check that it is gone."""
         nodes, began = self._nodes, self._clock.now()
         ways = {"signal": nodes.kill, "requeue": nodes.requeue, "host": nodes.take_host}
         try:
@@ -65,10 +65,7 @@ class Striker:
         return gone or self.miss(fault, node, still)
 
     def pause(self, fault: int, node: str, updates: int, held: bool = False) -> bool:
-        """Stop a node's process and see that it is stopped.
-
-        `held` means that it was stopped a moment ago, for this fault.
-        """
+        """Stop a node's process, unless `held` stopped it, and check that it is stopped."""
         if not held and node in self._nodes.pids and self._nodes.stopped(node, 0.0):
             return self.miss(fault, node, "its process was stopped already")
         began = self._clock.now()
@@ -82,7 +79,7 @@ class Striker:
         return stopped or self.miss(fault, node, still)
 
     def resume(self, fault: int, node: str) -> bool:
-        """Resume a stopped process and see that it runs; one killed meanwhile stays as it is."""
+        """Resume a stopped process, unless it was killed, and check that it runs."""
         pid = self._nodes.pids[node]
         if self._nodes.gone(node, 0.0):
             return False
@@ -102,20 +99,19 @@ class Striker:
 
 
 class Acts(Striker):
-    """Carries faults out, and reverts what lasts for a time. Used by one thread, and timers.
+    """Carries faults out and reverts them in time. Used by one thread, and timers.
 
-    Kills and pauses are done when `strike` returns. Other faults take a while to be proven, which
-    must not keep the next one waiting: they begin in a thread of their own.
+    Kills and pauses are done when `strike` returns. The proof of other faults takes a while, so
+    they begin in a thread of their own. `took` has the times at which faults took effect.
     """
 
-    def __init__(self, cluster: Cluster, ps: ParameterServer, clock: Clock, emit: Sink) -> None:
-        super().__init__(cluster, clock, emit)
+    def __init__(self, cluster: Cluster, ps: ParameterServer, emit: Sink) -> None:
+        super().__init__(cluster, emit)
         self._ps = ps
-        self._platform = platform_of(cluster.client)
         self._failures: list[CheckpointFailed] = []
         self._current: dict[int, list[tuple[str, Effect]]] = {}
         self._lock = threading.Lock()
-        self._took: dict[int, float] = {}
+        self.took: dict[int, float] = {}
         self._beginning: dict[int, Running] = {}
         self._awaited: dict[str, int] = {}
         self._paused: set[tuple[int, str]] = set()
@@ -124,7 +120,7 @@ class Acts(Striker):
         self._starting = threading.Lock()
 
     def close(self) -> None:
-        """Revert all active faults at once, except for nodes that are to come back."""
+        """Revert all active faults at once; nodes that were to come back do not."""
         for beginning in self._beginning.values():
             beginning.join()
         for timer in self._timers:
@@ -136,34 +132,27 @@ class Acts(Striker):
             self.end(number)
 
     def note(self, event: Event) -> None:
-        """Take note of an event of the group: it may be evidence, or a node that has joined."""
+        """Observe an event of the group: it may be evidence, or a node that joined."""
         if isinstance(event, NodeJoined) and event.node in self._awaited:
             self._emit(CapacityRestored(event.t, self._awaited.pop(event.node), event.node))
         elif isinstance(event, CheckpointFailed):
             self._failures.append(event)
 
-    def took(self, number: int) -> float | None:
-        """Return when a fault had taken effect; None if it has not."""
-        return self._took.get(number)
-
-    @property
-    def any_took(self) -> bool:
-        """Whether any fault has taken effect."""
-        return bool(self._took)
-
     def is_beginning(self, number: int) -> bool:
-        """Whether a fault was struck and has not proven its effect yet."""
+        """Whether a fault was begun, and its effect is not proven yet."""
         return number in self._beginning and self._beginning[number].is_alive()
 
     def strike(
         self, number: int, fault: Fault, names: Sequence[str], updates: int, held: bool = False
     ) -> None:
-        """Carry a fault out on these nodes; `updates` were applied by now.
+        """Carry a fault out on nodes, which `hold` may have stopped, after a number of updates.
 
-        `held` means that `hold` has stopped them. An optional fault hits only those that are there.
+        An optional fault skips nodes that are down, and a pause those that are stopped.
         """
         if fault.when.optional and fault.hits == "node":
-            names = [name for name in names if self._can_be_hit(name, fault)]
+            nodes, pauses = self._nodes, isinstance(fault, Pause)
+            there = [name for name in names if name in nodes.pids and not nodes.gone(name, 0.0)]
+            names = [name for name in there if not (pauses and nodes.stopped(name, 0.0))]
             if not names:
                 self.skip(number, fault)
                 return
@@ -174,26 +163,21 @@ class Acts(Striker):
         if isinstance(fault, Kill) and fault.by == "host":
             names = sorted({other for name in names for other in self._nodes.on_host_of(name)})
         if any(self._at_once(partial(self._hit, number, fault, updates, held), names)):
-            self._took[number] = self._clock.now()
+            self.took[number] = self._clock.now()
 
     def skip(self, number: int, fault: Fault) -> None:
-        """Record that there was no node for a fault that need not happen."""
-        reason = "nobody was there to be hit"
+        """Record that there was no node for an optional fault."""
+        reason = "no such node was up"
         self._emit(FaultSkipped(self._clock.now(), number, fault.whom, reason))
 
-    def _can_be_hit(self, name: str, fault: Fault) -> bool:
-        there = name in self._nodes.pids and not self._nodes.gone(name, 0.0)
-        return there and not (isinstance(fault, Pause) and self._nodes.stopped(name, 0.0))
-
-    def hold(self, names: Iterable[str]) -> bool:
-        """Stop processes that are about to be struck, so that nothing changes until they are."""
-        held = list(names)
+    def hold(self, names: Sequence[str]) -> bool:
+        """Stop processes that are about to be struck, so that nothing changes until then."""
         try:
-            for name in held:
+            for name in names:
                 self._nodes.pause(name)
         except (KeyError, ProcessLookupError):
             return False
-        return all(self._nodes.stopped(name, HOLD_SECONDS) for name in held)
+        return all(self._nodes.stopped(name, HOLD_SECONDS) for name in names)
 
     def release(self, names: Iterable[str]) -> None:
         """Resume processes that were held."""
@@ -209,22 +193,17 @@ class Acts(Striker):
             elif struck and fault.back_after is not None:
                 self._later(fault.back_after, self._bring_back, number, node)
             return struck
-        if fault.host and not self._hide(number, node, fault.seconds):
-            return False
+        if fault.host:
+            try:
+                self._hit_of(number, node).run(hide, fault.seconds)
+            except (LookupError, OSError) as error:
+                reason = f"its monitor cannot be silenced: {_reason(error)}"
+                return self.miss(number, node, reason)
         struck = self.pause(number, node, updates, held)
         if struck:
             self._paused.add((number, node))
             self._later(fault.seconds, self._come_back, number, node)
         return struck
-
-    def _hide(self, number: int, node: str, seconds: float) -> bool:
-        """Keep the monitor of a node's host from reporting the node for a while."""
-        try:
-            self._hit_of(number, node).run(hide, seconds)
-        except (LookupError, OSError) as error:
-            reason = f"its monitor cannot be silenced: {_reason(error)}"
-            return self.miss(number, node, reason)
-        return True
 
     def _come_back(self, number: int, node: str) -> None:
         """Resume a paused process, or replace it if its monitor has killed it."""
@@ -236,7 +215,7 @@ class Acts(Striker):
         began = self._clock.monotonic()
         begin = partial(self.begin, number, fault, updates=updates)
         if any(self._at_once(begin, names)):
-            self._took[number] = self._clock.now()
+            self.took[number] = self._clock.now()
             if isinstance(fault, Lasting):
                 self._disturbing.add(number)
                 left = fault.seconds - (self._clock.monotonic() - began)  # the proof took time
@@ -260,14 +239,13 @@ class Acts(Striker):
         self.resume(number, node)
 
     def _at_once(self, act: Callable[[str], bool], names: Sequence[str]) -> list[bool]:
-        """Do something to several nodes at the same time."""
         return [act(names[0])] if len(names) == 1 else self._platform.at_once(act, names)
 
     def _hit_of(self, number: int, node: str) -> Hit:
-        return Hit(number, node, self._nodes, self._ps, self._clock, self._failures)
+        return Hit(number, node, self._nodes, self._ps, self._failures)
 
     def begin(self, number: int, fault: Fault, node: str, updates: int) -> bool:
-        """Begin a fault on one node, and see what it does; return whether it had its effect."""
+        """Begin a fault on one node; return whether it had its effect."""
         began = self._clock.now()
         try:
             effect = fault.effect(self._hit_of(number, node))

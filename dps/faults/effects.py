@@ -1,7 +1,7 @@
-"""How faults other than kills and pauses are carried out on a node, and what proves each of them.
+"""The effects of faults other than kills and pauses, and the proof of each.
 
-Everything is done and seen from outside of the training: by signals and limits of the system, or
-by functions that run in the process of the node over Dask's own connections, which no fault cuts.
+They act and observe from outside of the training: by signals and limits of the system, or by
+functions that run in the process of the node over Dask's own connections, which no fault cuts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dps.cluster.transport.links import Closed, Condition, Late, links_of
 from dps.errors import DeadlineExceeded
 from dps.events import CheckpointFailed
 from dps.protocol.messages import GetTable
-from dps.protocol.transport import Clock, Endpoint
+from dps.protocol.transport import Endpoint
 from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.files import contents
 
@@ -42,18 +42,22 @@ CONTROL_SECONDS = 10.0
 PROBE_SECONDS = 2.0
 PROBE_OF_CLOSED = 0.25
 LOOK_SECONDS = 0.1
-EVENTS_SECONDS = 2.0  # until what a node has recorded has reached the driver
+EVENTS_SECONDS = 2.0  # until events of a node reach the driver
 FLIPPED = 16
 TRIES = 5
 TURN = 0.05
 SHORTEST_RUN = 0.002
-LONGEST_STOP = 0.2  # of the silence after which a process is given up
+LONGEST_STOP = 0.2  # share of the silence after which a process is given up
 PROOF_TURNS = 5
 LONGEST_PROOF = 2.0
 
 
 class Seen(NamedTuple):
-    """What was observed from outside, in words, and whether it proves the effect."""
+    """An observation from outside, in words, and whether it proves the effect.
+
+    >>> Seen("its priority was 0 and is 10", effective=True).effective
+    True
+    """
 
     evidence: str
     effective: bool
@@ -62,57 +66,51 @@ class Seen(NamedTuple):
 class Effect(Protocol):
     """One fault on one node. `begin` is called once, then `end` once, perhaps by another thread.
 
+    Both raise `LookupError`, `OSError` or `DpsError` if the node or process is gone, or does not
+    answer.
+
     Attributes
     ----------
     proven
-        Whether what was seen since `begin` proves the effect, should its process have ended before
-        `end` could look.
-
-    Raises
-    ------
-    LookupError, OSError, DpsError
-        It cannot be carried out: there is no such node or process (any more), or no answer.
+        Whether the effect is proven if the process ends before `end` is called.
     """
 
     proven: bool
 
     def begin(self) -> Seen:
-        """Carry it out, and see what it does."""
+        """Carry it out and observe its effect."""
         ...
 
     def end(self) -> Seen:
-        """Revert it, and return what it was seen to have done until then."""
+        """Revert it, and return the effect observed until then."""
         ...
 
 
 @dataclass(frozen=True)
 class Hit:
-    """A node that a fault hits, and how its effect can reach it.
+    """A node that a fault hits.
 
     Attributes
     ----------
     number
-        That of the fault in its plan.
+        The number of the fault in its plan.
     node
         The name of the node; "shard-0" for a fault that hits a shard.
     cluster, ps
         The cluster of the node, and the parameter server on it.
-    clock
-        That of the record.
     failures
-        The checkpoints that failed, as far as is known.
+        The failed checkpoints so far.
     """
 
     number: int
     node: str
     cluster: Cluster
     ps: ParameterServer
-    clock: Clock
     failures: Sequence[CheckpointFailed]
 
     @property
     def pid(self) -> int:
-        """The number of the node's process."""
+        """The id of the node's process."""
         return self.cluster.pids[self.node]
 
     @property
@@ -134,10 +132,9 @@ class Hit:
         return {view.shard for view in views if address in {m.address for m in view.chain}}
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function in the node's process, and return its result.
+        """Run a function on the event loop of the node's process, and return its result.
 
-        It runs on the event loop there, and must not wait but with `await`. One that takes
-        `dask_worker` gets the process's Dask worker.
+        An argument named `dask_worker` gets the process's Dask worker.
         """
         client, address = self.cluster.client, self.member.address
 
@@ -148,13 +145,8 @@ class Hit:
 
         return client.sync(in_time)
 
-    def affected(self) -> int:
-        """Return how many messages the condition of this fault has affected."""
-        affected: int = self.run(_affected, self.number)
-        return affected
-
     def probe(self, deadline: float) -> float | None:
-        """Return the seconds of a message to the coordinator and back; None: there is no reply."""
+        """Return the round-trip time to the coordinator in seconds; None if there is no reply."""
         took: float | None = self.run(_probe, self.ps.group.coordinator, deadline)
         return took
 
@@ -163,7 +155,7 @@ class Hit:
 
 
 class Interference:
-    """Holds back or delays the messages that a node sends or is sent; a probe proves it."""
+    """Holds back or delays the messages of a node; a probe proves it."""
 
     proven = True
 
@@ -173,19 +165,20 @@ class Interference:
         self._seconds = seconds
 
     def begin(self) -> Seen:
-        """Impose the condition, and see what becomes of a probe."""
-        before = self._hit.probe(PROBE_SECONDS)
-        self._hit.run(_impose, self._hit.number, self._condition, self._seconds)
+        """Impose the condition, and measure a probe before and after."""
+        hit = self._hit
+        before = hit.probe(PROBE_SECONDS)
+        hit.run(_impose, hit.number, self._condition, self._seconds)
         match self._condition:
             case Closed():
                 deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
-                during = self._hit.probe(deadline)
-                held = self._hit.affected() > 0
+                during = hit.probe(deadline)
+                held = hit.run(_affected, hit.number) > 0
                 # It did not just take long: the same time was enough for it before.
                 effective = before is not None and before < deadline and during is None and held
             case Late(seconds, ways):
                 deadline = PROBE_SECONDS + len(ways) * seconds
-                during = self._hit.probe(deadline)
+                during = hit.probe(deadline)
                 effective = during is not None and during >= len(ways) * seconds
         evidence = (
             "a probe from the node to the coordinator and back took "
@@ -194,7 +187,7 @@ class Interference:
         return Seen(evidence, effective)
 
     def end(self) -> Seen:
-        """Lift the condition, and see that a probe passes again."""
+        """Lift the condition, and check that a probe passes again."""
         affected = self._hit.run(_lift, self._hit.number)
         after = self._hit.probe(PROBE_SECONDS)
         done = "held back" if isinstance(self._condition, Closed) else "delayed"
@@ -207,7 +200,7 @@ def _took(seconds: float | None, deadline: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds is not None else f"more than {1e3 * deadline:g} ms"
 
 
-# What runs on the nodes:
+# These functions run on the nodes.
 
 
 async def _impose(
@@ -254,11 +247,11 @@ async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
 
 
 class Slowdown:
-    """Leaves a process one part in `factor` of the time, by stopping and resuming it in turns.
+    """Stops and resumes a process in turns, so that it runs for one part in `factor` of the time.
 
-    Each turn is far shorter than a lease, and than the time for which a process must be stopped to
-    be killed. The stopped time that it owes is counted from the time that it really ran, so the
-    factor holds on a busy machine too.
+    Each turn is far shorter than a lease, and than the stop after which a monitor kills a process.
+    The length of a stop follows from the time that the process ran, so the factor also holds on a
+    busy machine.
     """
 
     proven = True  # `begin` has seen it stopped
@@ -272,13 +265,14 @@ class Slowdown:
         self._seconds = seconds
         self._longest_stop = LONGEST_STOP * min(timings.lease, timings.stopped)
         self._platform = hit.platform
+        self._now = hit.platform.clock.monotonic
         self._over = self._platform.flag()
         self._stopped = 0.0
         self._turns = 0
         self._running: Running
 
     def begin(self) -> Seen:
-        """Take turns from now on, in a thread, and see for how much of the time it is stopped."""
+        """Take turns in a thread from now on, and observe the share of time that it is stopped."""
         if self._nodes.gone(self._node, 0.0):
             raise ProcessLookupError("there is no such process")
         self._began = self._looked = self._now()
@@ -290,7 +284,7 @@ class Slowdown:
         return self._seen()
 
     def end(self) -> Seen:
-        """Resume the process, and see that it runs."""
+        """Resume the process, and check that it runs."""
         self._over.set()
         self._running.join()
         evidence, effective = self._seen()
@@ -313,7 +307,7 @@ class Slowdown:
             return
 
     def _stay_stopped(self, seconds: float) -> float:
-        """Keep the process stopped for a while, then resume it; return how long it was."""
+        """Keep the process stopped for a while, then resume it; return the duration."""
         began = self._now()
         try:
             # On a busy machine it stops only when it is next given a core.
@@ -342,28 +336,24 @@ class Slowdown:
             evidence += f"; at least {wanted:g} times was wanted, for factor {self._factor:g}"
         return Seen(evidence, slower >= wanted)
 
-    def _now(self) -> float:
-        return self._platform.clock.monotonic()
-
 
 # -- files -------------------------------------------------------------------------------------
 
 
 class FullDisk:
-    """Makes every write of a process to a file fail.
+    """Makes every write of a process to a file fail, by a limit of file sizes of 0.
 
-    With a limit of file sizes of 0, every write to a file is an error, while sockets and what is on
-    the disk already stay as they are: to the process, the disk is full.
+    Sockets and existing files are not affected.
     """
 
-    proven = False  # only a checkpoint that failed shows it, and `end` looks for that
+    proven = False  # only a failed checkpoint proves it, and `end` looks for one
 
     def __init__(self, hit: Hit) -> None:
         self._hit = hit
 
     def begin(self) -> Seen:
         """Set the limit, and read it back."""
-        self._began = self._hit.clock.now()
+        self._began = self._hit.platform.clock.now()
         self._served = self._hit.shards()
         try:
             process = self._process = psutil.Process(self._hit.pid)
@@ -376,7 +366,7 @@ class FullDisk:
         return Seen(evidence, limit == 0)
 
     def end(self) -> Seen:
-        """Reset the limit; it had no effect if nothing was to be written."""
+        """Reset the limit; without a write it had no effect."""
         try:
             _, hard = self._process.rlimit(psutil.RLIMIT_FSIZE)
             self._process.rlimit(psutil.RLIMIT_FSIZE, (self._before, hard))
@@ -389,7 +379,7 @@ class FullDisk:
         return Seen(f"{len(failed)} checkpoints failed ({failed[0].reason}); {state}", True)
 
     def _failed(self, shards: Set[int]) -> list[CheckpointFailed]:
-        """The checkpoints of shards that failed; waits for the first one for a while."""
+        """Return the failed checkpoints of shards; wait a while for the first."""
         over = self._hit.platform.flag()
         for _ in range(math.ceil(EVENTS_SECONDS / LOOK_SECONDS)):
             since = (each for each in self._hit.failures if each.t >= self._began)
@@ -409,7 +399,7 @@ class Damage:
         self._ps = hit.ps
 
     def begin(self) -> Seen:
-        """Flip the bytes, and read the whole file again."""
+        """Flip the bytes, and read the file again."""
         durability = self._ps.group.recovery.durability
         if durability.path is None:
             raise LookupError("there are no checkpoints")
@@ -423,20 +413,11 @@ class Damage:
 
 
 def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
-    """Flip bytes in the newest complete checkpoint of a shard, and read all of it again.
+    """Flip bytes in the newest complete checkpoint of a shard, and read the file again.
 
-    Parameters
-    ----------
-    folder
-        With the checkpoints of one parameter server: a path that fsspec knows.
-    together
-        The shards that go back together, if they do: a checkpoint is complete when all of them have
-        written theirs of the same cut. To damage a newer one would harm nothing.
-
-    Raises
-    ------
-    LookupError
-        There is none.
+    The folder has the checkpoints of one parameter server. If shards are restored `together`, a
+    checkpoint is complete when all of them have written one of the same cut. Raises `LookupError`
+    if there is none.
     """
     files = CheckpointFiles(folder, shard, keep=1)
     others = [CheckpointFiles(folder, other, keep=1) for other in together if other != shard]
@@ -450,7 +431,7 @@ def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
         try:
             return _flip(fs, files.data_of(manifest, json.loads(contents(fs, manifest))))
         except FileNotFoundError:
-            continue  # a newer one has taken its place
+            continue  # a newer one has replaced it
     raise LookupError(f"the checkpoints of shard {shard} are replaced too quickly")
 
 

@@ -1,7 +1,7 @@
-"""How what is drawn or recurs becomes a plan of single faults.
+"""The expansion of random and recurring faults into a plan of single faults.
 
-What is drawn follows from the seed and the place of its entry alone: moments are the same for all
-strategies of a seed, however long each of them takes to recover.
+Draws depend only on the seed and the place of the entry, so all strategies of a seed have the same
+moments, however long each takes to recover.
 """
 
 from __future__ import annotations
@@ -29,24 +29,30 @@ from dps.faults import (
 
 MOST_FAULTS = 1000
 
-# What is written as one entry. An `After` in it counts entries, in a plan it counts faults.
+# The number in an `After` counts entries here, and faults in a plan.
 Entry = Fault | Trace
 
 
 def expand(entries: Sequence[Entry], seed: int, names: Sequence[str] = ()) -> FaultPlan:
-    """Return the plan that entries stand for; equal seeds give equal plans.
+    """Return the plan of single faults of entries; equal seeds give equal plans.
 
-    A fault after an entry that stands for several comes after the first of them.
+    An `After` refers to the first fault of an entry.
 
     Parameters
     ----------
     names
-        The nodes at the start, for faults that each node of a role has by itself.
+        The nodes at the start, for `Among("each", …)`.
 
     Raises
     ------
     ConfigurationError
         The plan would have more than 1,000 faults.
+
+    Examples
+    --------
+    >>> plan = expand([Kill("server-0", Every(updates=100, until=300))], seed=0)
+    >>> [str(fault.when) for fault in plan]
+    ['at 112 updates', 'at 283 updates']
     """
     parts = [
         tuple(_faults(entry, names, random.Random(f"seed {seed}, entry {number} of the faults")))
@@ -69,7 +75,7 @@ def _faults(entry: Entry, names: Sequence[str], rng: random.Random) -> Iterator[
     elif isinstance(entry.when, Every):
         if isinstance(entry.target, Among) and entry.target.pick == "each":
             of_all = rng.getrandbits(64)
-            # When a node fails follows from its name, and not from which others there are.
+            # The moments of a node depend on its name, and not on other nodes.
             for name in (name for name in names if role_of(name) == entry.target.role):
                 fault = replace(entry, target=Seat(name))
                 own = random.Random(f"{of_all}, {fault.whom}")
@@ -88,7 +94,7 @@ def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fau
     for _ in range(MOST_FAULTS):
         if now > every.until:
             return
-        if now >= free:  # what is down already cannot fail
+        if now >= free:  # a node that is down cannot fail
             yield replace(fault, when=every.moment(now))
             free = now + lasts
         now += every.gap(rng)
@@ -106,12 +112,12 @@ def _down_seconds(fault: Fault) -> float:
 
 
 def _at_place(fault: Fault) -> Fault:
-    """What recurs hits the replacement too, which has another name."""
+    """Hit replacements too, which have other names."""
     return replace(fault, target=Seat(fault.target)) if isinstance(fault.target, str) else fault
 
 
 def _renumbered(fault: Fault, first: Sequence[int]) -> Fault:
-    """Have an `After` count faults instead of entries."""
+    """Make an `After` count faults instead of entries."""
     if not isinstance(fault.when, After):
         return fault
     return replace(fault, when=replace(fault.when, fault=first[fault.when.fault]))

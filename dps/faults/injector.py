@@ -1,8 +1,8 @@
-"""The injector: it waits for each fault's moment, and strikes the nodes that it hits then.
+"""The injector: it waits for the moment of each fault, and then strikes its nodes.
 
-It runs in a thread of the driver, beside the training. What it does and sees is recorded as events;
-a fault that did not happen, or had no effect, is recorded as missed. Killed nodes are replaced by
-fresh ones, paused and disturbed ones resume, as the plan says (`dps.faults.acts`).
+It runs in a thread of the driver, beside the training. Events record each act and observation; a
+fault that did not happen, or had no effect, is recorded as missed. Killed nodes are replaced, and
+paused and disturbed ones resume, as planned (`dps.faults.acts`).
 """
 
 from __future__ import annotations
@@ -35,53 +35,50 @@ from dps.faults import (
 from dps.faults.acts import Acts
 from dps.faults.targets import Targets
 from dps.protocol.messages import AuditReply, Table
-from dps.protocol.transport import Clock
 from dps.recovery.checkpoint_files import CheckpointFiles
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
 
-RECOVERY_WAIT = 0.005  # each look at it asks the coordinator
-AIM_SECONDS = 0.2  # for how long an aim is believed while a checkpoint is awaited
+RECOVERY_WAIT = 0.005  # each look asks the coordinator
+AIM_SECONDS = 0.2  # an aim is valid for so long while a checkpoint is awaited
+SHORTEST_WAIT = 0.002
+LONGEST_WAIT = 0.1
 
 
 class Injector:
-    """Carries a fault plan out while it is entered; leaving it ends the plan.
+    """Carries out a fault plan during a `with` statement, whose begin is second 0.
 
-    A node that is paused or disturbed when the plan ends resumes at once.
+    A node that is paused or disturbed at the end resumes at once.
 
     Parameters
     ----------
     plan
-        The faults, in any order. `dps.faults.expansion.expand` makes single faults of those that
-        are drawn or recur.
+        The faults, in any order. `dps.faults.expand` makes single faults of those that are drawn or
+        recur.
     cluster, ps
-        The cluster to break, and the parameter server on it. Seconds count from entering.
+        The cluster to break, and the parameter server on it.
+    emit
+        Called with each event, in any thread.
     seed
-        Draws which nodes are hit where the plan leaves it open.
+        Random seed for targets that are drawn.
     """
 
     def __init__(
-        self,
-        plan: FaultPlan,
-        cluster: Cluster,
-        ps: ParameterServer,
-        clock: Clock,
-        emit: Sink,
-        seed: int = 0,
+        self, plan: FaultPlan, cluster: Cluster, ps: ParameterServer, emit: Sink, seed: int = 0
     ) -> None:
         for fault in plan:
             single = not isinstance(fault.when, Between | Every)
-            require(single, f"{fault}: expected a plan that dps.faults.expansion.expand returned")
+            require(single, f"{fault}: expected a plan that dps.faults.expand returned")
         self._left = dict(sorted(enumerate(plan), key=lambda numbered: _order(*numbered)))
-        self._clock = clock
         self._emit = emit
         self._ps = ps
-        self._acts = Acts(cluster, ps, clock, emit)
+        self._acts = Acts(cluster, ps, emit)
         self._targets = Targets(cluster, ps, seed)
         self._phases = Phases(ps)
         self._platform = platform_of(cluster.client)
-        self._progress = Progress(ps.audit, clock, self._platform)
+        self._clock = self._platform.clock
+        self._progress = Progress(ps.audit, self._platform)
         self._over = self._platform.flag()
         self._interrupted = False
         self._began = 0.0
@@ -107,17 +104,17 @@ class Injector:
         self._progress.end()
 
     def note(self, event: Event) -> None:
-        """Take note of an event of the group: it may be evidence, or a node that has joined."""
+        """Observe an event of the group: it may be evidence, or a node that joined."""
         self._acts.note(event)
 
     def _carry_out(self) -> None:
         try:
-            while self._left and not self._over.wait(self._until_next_look()):
+            while self._left and not self._over.wait(self._next_wait()):
                 for number, fault in list(self._left.items()):
                     if self._came(number, fault):
                         del self._left[number]
             if self._left and not self._interrupted:
-                self._progress.look()  # how far it came, for the record
+                self._progress.look()  # for the record
                 for number, fault in self._left.items():
                     if not fault.when.optional:
                         self._miss(number, fault, f"the training ended {self._end(fault.when)}")
@@ -131,28 +128,28 @@ class Injector:
 
     # -- moments ---------------------------------------------------------------------------------
 
-    def _until_next_look(self) -> float:
+    def _next_wait(self) -> float:
         moments = [fault.when for fault in self._left.values()]
         self._progress.expect([when.updates for when in moments if isinstance(when, AtUpdates)])
         soonest = min(map(self._wait_for, moments))
         return min(LONGEST_WAIT, max(SHORTEST_WAIT, soonest))
 
     def _wait_for(self, when: When) -> float:
-        """For how long it need not be looked at whether a moment has come."""
+        """Return the time until a moment may have come."""
         match when:
             case AtSeconds(seconds):
                 return self._began + seconds - self._clock.now()
-            case During("recovery"):  # nothing is restored before something was hit
-                return RECOVERY_WAIT if self._acts.any_took else LONGEST_WAIT
+            case During("recovery"):  # nothing is restored before the first fault
+                return RECOVERY_WAIT if self._acts.took else LONGEST_WAIT
             case After(other, seconds):
-                took = self._acts.took(other)
+                took = self._acts.took.get(other)
                 if took is not None:
                     return took + seconds - self._clock.now()
                 return SHORTEST_WAIT if self._acts.is_beginning(other) else LONGEST_WAIT
         return SHORTEST_WAIT
 
     def _came(self, number: int, fault: Fault) -> bool:
-        """Strike if the moment has come; return whether the fault is done with."""
+        """Strike if the moment has come; return whether the fault was struck or missed."""
         due = False
         match fault.when:
             case AtUpdates(updates):
@@ -162,22 +159,20 @@ class Injector:
             case During(phase):
                 return self._struck_during(phase, number, fault)
             case After(other, seconds):
-                took = self._acts.took(other)
+                took = self._acts.took.get(other)
                 due = took is not None and self._clock.now() - took >= seconds
-                if took is None and self._is_without_effect(other):
-                    had = f"fault {other}, after which it was to come, had no effect"
-                    self._miss(number, fault, had)
+                ended = other not in self._left and not self._acts.is_beginning(other)
+                # Its thread may just have ended, so ask again.
+                if ended and other not in self._acts.took:
+                    reason = f"fault {other}, after which it was to come, had no effect"
+                    self._miss(number, fault, reason)
                     return True
         if due:
             self._strike(number, fault, self._targets.of(number, fault))
         return due
 
-    def _is_without_effect(self, number: int) -> bool:
-        done = number not in self._left and not self._acts.is_beginning(number)
-        return done and self._acts.took(number) is None
-
     def _end(self, when: When) -> str:
-        """When the training ended, for a fault whose moment did not come."""
+        """Describe the end of the training for a fault whose moment did not come."""
         match when:
             case AtUpdates(updates):
                 return f"at {self._progress.updates} updates, before the fault at {updates}"
@@ -219,7 +214,7 @@ class Injector:
         )
 
     def _known_aim(self, number: int, fault: Fault) -> Aim:
-        """The nodes to hit, as of a moment ago: a checkpoint does not take long enough."""
+        """Return a recent aim: a look takes longer than a checkpoint."""
         known = self._aims.get(number, NOBODY)
         if self._clock.now() - known.t > AIM_SECONDS:
             known = self._aims[number] = self._aim(number, fault, self._ps.table())
@@ -232,19 +227,17 @@ class Injector:
     def _strike_in(self, sight: Sight, number: int, fault: Fault, names: tuple[str, ...]) -> bool:
         """Strike if the phase lasts.
 
-        Processes to be killed or stopped are held before, and it is looked again: what is seen then
-        is still so when they are struck.
+        Processes to be killed or stopped are held before the phase is checked, so that it still
+        lasts when they are struck.
         """
         holds = isinstance(fault, Kill | Pause)
-        if holds and not self._acts.hold(names):
-            self._acts.release(names)
-            return False
-        if not self._phases.lasts(sight):
+        held = not holds or self._acts.hold(names)
+        if not (held and self._phases.lasts(sight)):
             if holds:
                 self._acts.release(names)
             return False
         if isinstance(fault, Kill) and sight.phase == "checkpoint":
-            self._phases.spend(sight)  # what a dead writer leaves is no write any more
+            self._phases.spend(sight)  # files of a dead writer are no write
         self._strike(number, fault, names, holds)
         self._emit(PhaseMet(self._clock.now(), number, sight.phase, sight.evidence))
         return True
@@ -252,7 +245,7 @@ class Injector:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """The nodes that a fault would hit, and each shard's head, as of a moment."""
+    """The nodes that a fault would hit at a moment, and each shard's head."""
 
     t: float
     names: tuple[str, ...]
@@ -263,7 +256,7 @@ NOBODY = Aim(-math.inf, (), {})
 
 
 def _order(number: int, fault: Fault) -> tuple[float, float, int]:
-    """Faults that have come due by the same look are struck in this order."""
+    """The order of faults that are due at the same look."""
     match fault.when:
         case AtUpdates(updates):
             return updates, 0.0, number
@@ -273,7 +266,7 @@ def _order(number: int, fault: Fault) -> tuple[float, float, int]:
 
 
 def _concerns(sight: Sight, fault: Fault, aim: Aim) -> bool:
-    """Whether a phase of a shard is the one that a fault waits for, given the nodes to hit."""
+    """Whether a fault waits for this phase of this shard, given its nodes."""
     match fault.target:
         case int(shard) | InChain(shard):
             return shard == sight.shard
@@ -283,58 +276,47 @@ def _concerns(sight: Sight, fault: Fault, aim: Aim) -> bool:
     return not writes or aim.heads.get(sight.shard) in writes
 
 
-SHORTEST_WAIT = 0.002
-LONGEST_WAIT = 0.1
+Audit = Callable[[], Sequence[AuditReply | None]]  # None: the shard is down
 
 
 class Progress:
-    """Asks the shards how many updates they have applied, in a thread of its own.
+    """The number of applied updates, which a thread of its own asks the shards for.
 
-    A shard that is down or stopped answers late; faults that come at seconds must not wait for it.
-
-    Parameters
-    ----------
-    audit
-        Returns the numbers of each shard's state, None for one that is down.
+    A shard that is down or stopped answers late, and faults at seconds must not wait for it.
     """
 
-    def __init__(
-        self,
-        audit: Callable[[], Sequence[AuditReply | None]],
-        clock: Clock,
-        platform: Platform,
-    ) -> None:
+    def __init__(self, audit: Audit, platform: Platform) -> None:
         self._audit = audit
-        self._clock = clock
         self._updates = 0
         self._goals: tuple[int, ...] = ()
         self._platform = platform
+        self._clock = platform.clock
         self._over = platform.flag()
         self._error: Exception | None = None
         self._running: Running
 
     def begin(self) -> None:
-        """Begin to ask."""
+        """Start the thread."""
         self._running = self._platform.start(self._ask, "dps-progress")
 
     def end(self) -> None:
-        """Stop asking."""
+        """Stop the thread."""
         self._over.set()
         self._running.join()
 
     @property
     def updates(self) -> int:
-        """How many updates all shards had applied when they last answered."""
+        """The least number of updates of any shard, when all of them last answered."""
         if self._error is not None:
             raise self._error
         return self._updates
 
     def expect(self, goals: Sequence[int]) -> None:
-        """Set the numbers of updates that matter: near one of them it asks often, else seldom."""
+        """Set the numbers of updates near which the thread asks often."""
         self._goals = tuple(goals)
 
     def look(self) -> int:
-        """Ask now; return what was known before, if a shard is down."""
+        """Ask now; if a shard is down, return the number known before."""
         replies = self._audit()
         if all(replies):
             self._updates = min(reply.version for reply in replies if reply)
@@ -348,7 +330,7 @@ class Progress:
             except Exception as error:  # noqa: BLE001 - raised where the number is read
                 self._error = error
                 return
-            # Asking costs the servers a little: ask seldom until a moment is near.
+            # Each request costs the servers a little time.
             seconds_per_update = (self._clock.now() - began) / max(1, self._updates)
             left = [goal - self._updates for goal in self._goals if goal > self._updates]
             soonest = min(left, default=math.inf) * seconds_per_update
@@ -357,7 +339,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A phase of a shard that was seen; `mark` tells it from others of this shard."""
+    """A phase of a shard that was seen; `mark` distinguishes it from others of this shard."""
 
     phase: Phase
     shard: int
@@ -379,7 +361,7 @@ class Phases:
         self._spent: set[Sight] = set()
 
     def writing(self) -> list[Sight]:
-        """Return the checkpoints that are being written now, without those that are spent."""
+        """Return the checkpoints that are being written now, without ignored ones."""
         sights = (
             Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
             for shard, files in enumerate(self._files)
@@ -388,18 +370,18 @@ class Phases:
         return [sight for sight in sights if sight not in self._spent]
 
     def lasts(self, sight: Sight) -> bool:
-        """Whether what was seen can still be seen."""
+        """Whether a phase can still be seen."""
         if sight.phase == "checkpoint":
             return sight in self.writing()
         return sight in recovering(self._ps.table())
 
     def spend(self, sight: Sight) -> None:
-        """Ignore a sight from now on: what a dead writer leaves may still be seen."""
+        """Ignore a sight from now on."""
         self._spent.add(sight)
 
 
 def recovering(table: Table) -> list[Sight]:
     """Return the shards that no node serves, by a routing table."""
     views = ((view.shard, view.epoch) for view in table.views if not view.serving)
-    told = "shard {}: nobody served it in epoch {}"
-    return [Sight("recovery", s, f"epoch {e}", told.format(s, e)) for s, e in views]
+    seen = "shard {}: no node served it in epoch {}"
+    return [Sight("recovery", s, f"epoch {e}", seen.format(s, e)) for s, e in views]

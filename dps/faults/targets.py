@@ -1,4 +1,4 @@
-"""Which nodes a fault hits, looked up when it is due; and whether it can be done to them at all."""
+"""The nodes that a fault hits, looked up when it is due, and whether it is possible there."""
 
 from __future__ import annotations
 
@@ -19,15 +19,9 @@ _SERVING = ("server", "replica", "spare")
 
 
 class Targets:
-    """Looks targets up. Thread-safe.
+    """Looks up targets on a cluster with a parameter server. Thread-safe.
 
-    Parameters
-    ----------
-    nodes, ps
-        The cluster to break, and the parameter server on it.
-    seed
-        What is drawn at random follows from it and from the number of the fault, given the living
-        nodes.
+    Draws depend on the seed, the number of the fault, and the living nodes.
     """
 
     def __init__(self, nodes: Cluster, ps: ParameterServer, seed: int) -> None:
@@ -36,7 +30,7 @@ class Targets:
         self._seed = seed
 
     def of(self, number: int, fault: Fault, table: Table | None = None) -> tuple[str, ...]:
-        """Return the names of the nodes to hit, which may be none; `table` if it is known."""
+        """Return the names of the nodes to hit, perhaps none; a known `table` saves a request."""
         match fault.target:
             case int(shard):
                 return (f"shard-{shard}",)
@@ -55,7 +49,7 @@ class Targets:
                 return (random.Random(f"seed {self._seed}, fault {number}").choice(here),)
 
     def heads(self, table: Table) -> dict[int, str]:
-        """Return the name of each shard's head, of those that have one."""
+        """Return the name of each shard's head, where there is one."""
         chains = enumerate(self._chains(table))
         return {shard: chain[0] for shard, chain in chains if chain}
 
@@ -66,7 +60,7 @@ class Targets:
         return [[names[r.address] for r in v.chain if r.address in names] for v in views]
 
     def _holder(self, name: str) -> str:
-        """The node that has the place of `name` now; its last holder if that one is dead."""
+        """The newest node in the place of `name`, dead or alive."""
         while replacement(name) in self._nodes.pids:
             name = replacement(name)
         return name
@@ -80,7 +74,7 @@ class Targets:
 
 
 def _at(position: str | int, chain: Sequence[str]) -> tuple[str, ...]:
-    """The replica at a position of a chain, which may be shorter than it should be."""
+    """The replica at a position of a chain, if it is long enough."""
     match position:
         case "head":
             return tuple(chain[:1])
@@ -94,16 +88,10 @@ def _at(position: str | int, chain: Sequence[str]) -> tuple[str, ...]:
 
 
 def obstacles(plan: FaultPlan, cluster: Cluster, names: Sequence[str]) -> Iterator[tuple[int, str]]:
-    """Yield the number of each fault that cannot be done to the nodes of a cluster, and why.
+    """Yield the number of each fault that is impossible on the nodes of a cluster, and why.
 
-    Signals reach the processes of this machine only, so on a cluster of several machines some
-    faults are possible on some nodes. Where it is known only later which node a fault hits, every
-    node counts that it might hit.
-
-    Parameters
-    ----------
-    names
-        The nodes that there are when the plan begins.
+    Signals reach only processes of this machine, for example. Every node that a fault might hit
+    counts, of those with these `names` at the begin of the plan.
     """
     for number, fault in enumerate(plan):
         needed = ((name, act) for name in _may_be_hit(fault, names) for act in _acts(fault))
@@ -114,10 +102,9 @@ def obstacles(plan: FaultPlan, cluster: Cluster, names: Sequence[str]) -> Iterat
 
 
 def _acts(fault: Fault) -> tuple[Act, ...]:
-    """What must be possible to do to the process of a node."""
     if isinstance(fault, Kill):
         way: Act = "kill" if fault.by == "signal" else fault.by
-        # It is held until it is sure that the phase lasts.
+        # The process is held while the phase is checked.
         return (way, "pause") if isinstance(fault.when, During) else (way,)
     return fault.needs
 

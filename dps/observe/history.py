@@ -1,8 +1,8 @@
-"""What workers report and evaluators score, kept in bounded memory: the history of a training.
+"""The history of a training: reports of workers and scores of evaluators, in bounded memory.
 
 Every number belongs to a series: one metric of one incarnation of a worker, or of the evaluators.
-When there are too many numbers the longest series are thinned, evenly over their whole length, so
-that what is left still shows the training from its beginning. The last number is always there.
+If there are too many numbers, the longest series are thinned evenly over their whole length. The
+last number of a series is always kept.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from dps.events import Evaluated, Event, Reported
 if TYPE_CHECKING:
     import pandas
 
-LIMIT = 500_000  # numbers: some 16 MB
+LIMIT = 500_000  # numbers: about 16 MB
 EVALUATOR = "evaluator"
 
 
 class Number(NamedTuple):
     """One number of the history.
 
-    `t` is in seconds since the Unix epoch; `step` the version of the weights that it is about, on
-    the mean of the shards, or -1 if there were none; `report` which report of a worker's
-    incarnation it is from, or 0.
+    `t` is in seconds since the Unix epoch; `step` is the mean version of the weights over the
+    shards, or -1 without weights; `report` counts those of a worker's incarnation from 1, else 0.
     """
 
     t: float
@@ -57,8 +56,7 @@ class _Series:
         return len(self._columns[0])
 
     def add(self, number: Number) -> None:
-        """Take a number in, or only as the last one if it is none of the `stride`-th."""
-        # Whole or not at all: a column that is shorter than others could never be read again.
+        # Convert before anything is appended: columns must have equal lengths.
         self.last = number.t, number.step, float(number.value), number.report
         if self._seen % self._stride == 0:
             for column, entry in zip(self._columns, self.last, strict=True):
@@ -71,7 +69,7 @@ class _Series:
         self._stride *= 2
 
     def rows(self) -> list[_Row]:
-        """All that is kept, in the order in which it came."""
+        """All that is kept, in order."""
         kept: list[_Row] = list(zip(*self._columns, strict=True))
         left_out = (self._seen - 1) % self._stride != 0
         return [*kept, self.last] if left_out else kept
@@ -83,9 +81,9 @@ class History:
     Parameters
     ----------
     rule
-        The update rule, which the learning rate is of.
+        The update rule, for the learning rate.
     limit
-        How many numbers are kept at most, but for the last one of each series.
+        The largest number of numbers, besides the last one of each series.
     """
 
     def __init__(self, rule: UpdateRule | None = None, limit: int = LIMIT) -> None:
@@ -97,7 +95,7 @@ class History:
         self._lock = threading.Lock()
 
     def add(self, event: Event) -> None:
-        """Take in what an event holds of numbers; most hold none."""
+        """Add the numbers of an event, if it has any."""
         numbers = numbers_of(event)
         if not numbers:
             return
@@ -108,7 +106,7 @@ class History:
                 listener(numbers)
 
     def listen(self, listener: Callable[[Sequence[Number]], None]) -> None:
-        """Have numbers passed on, beginning with those that are known; it must not block."""
+        """Pass known numbers and new ones to a function that must not block."""
         with self._lock:
             self._listeners.append(listener)
             if known := self._numbers():
@@ -120,14 +118,14 @@ class History:
             self._listeners.remove(listener)
 
     def last(self, source: str) -> dict[str, float]:
-        """The last number of each metric of a worker, of its last incarnation that has any."""
+        """Return the last number of each metric of a worker."""
         with self._lock:
             own = [(key, series) for key, series in self._series.items() if key[0] == source]
         own.sort(key=lambda each: each[0][1])
         return {metric: series.last[2] for (_, _, metric), series in own}
 
     def frame(self) -> pandas.DataFrame:
-        """All that is kept as a table, in the order of time: a row for each number.
+        """Return a table with a row for each number, in order of time.
 
         Raises
         ------
@@ -158,15 +156,12 @@ class History:
         series.add(number)
         self._kept += len(series) - before
         while self._kept > self._limit:
-            self._make_room()
-
-    def _make_room(self) -> None:
-        longest = max(self._series.values(), key=len)
-        before = len(longest)
-        longest.thin()
-        self._kept -= before - len(longest)
-        if len(longest) == before:  # of one number, as all are: metrics that come once
-            self._kept -= len(self._series.pop(next(iter(self._series))))
+            longest = max(self._series.values(), key=len)
+            before = len(longest)
+            longest.thin()
+            self._kept -= before - len(longest)
+            if len(longest) == before:  # all series have one number
+                self._kept -= len(self._series.pop(next(iter(self._series))))
 
     def _numbers(self) -> list[Number]:
         rows = [
@@ -178,7 +173,7 @@ class History:
 
 
 def numbers_of(event: Event) -> list[Number]:
-    """What an event says of the course of a training, number by number."""
+    """Return the numbers of an event."""
     if isinstance(event, Reported):
         versions = event.versions or (-1,) * len(event.times)
         rows = zip(event.times, versions, event.values, event.steps, strict=True)

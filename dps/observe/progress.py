@@ -1,4 +1,4 @@
-"""Rates of a training from successive looks at it, and its display in terminals and notebooks."""
+"""Rates of a training, from successive observations, and its display in terminals and notebooks."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from dps.observe.views import Listing, TrainingView
 
 WINDOW_SECONDS = 10.0  # over which a rate is taken
-_APART = 0.2  # seconds between two looks that are worth remembering
+_APART = 0.2  # least seconds between two observations that are kept
 
 Show = Callable[[TrainingView], None]
 
 
 class Pace:
-    """Updates per second, from looks at how many updates there are."""
+    """Updates per second, from observations of their numbers."""
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, dict[str, int]]] = deque()
         self._versions: dict[int, int] = {}  # of shards, as last known
 
     def look(self, now: float, counts: Mapping[str, int]) -> None:
-        """Remember the number of updates of each name at a time, in seconds that never go back."""
+        """Observe the number of updates of each name at a time, in monotonic seconds."""
         if self._looks and now - self._looks[-1][0] < _APART:
             return
         self._looks.append((now, dict(counts)))
@@ -38,10 +38,9 @@ class Pace:
     def of(
         self, name: str, now: float, count: int, began: float | None = None, before: int = 0
     ) -> float | None:
-        """Return the rate over the last ten seconds or so; None if there is no earlier look.
+        """Return the rate over about the last ten seconds; None without an earlier observation.
 
-        `before` is the count at the time `began`, where that is known: then there is always a rate,
-        and none from before that time.
+        A known count `before`, at the time `began`, counts as the earliest one.
         """
         seen = [(t, counts[name]) for t, counts in self._looks if name in counts]
         since, first = seen[0] if seen and now - seen[0][0] >= _APART else (None, 0)
@@ -50,9 +49,9 @@ class Pace:
         return None if since is None else max(0.0, (count - first) / max(now - since, 1e-3))
 
     def rated(self, view: TrainingView) -> TrainingView:
-        """Return a view with the rates of its shards and of its running workers; a look as well.
+        """Observe a view, and return it with the rates of its shards and running workers.
 
-        A shard that does not answer keeps the version that it had.
+        A shard that does not answer keeps its last version.
         """
         self._versions |= {s.shard: s.version for s in view.shards if s.version is not None}
         counts = {f"shard {shard}": version for shard, version in self._versions.items()}
@@ -87,7 +86,7 @@ def display() -> Iterator[Show]:
         with Live(console=Console(), refresh_per_second=8, transient=False) as live:
             yield lambda view: live.update(progress(view), refresh=True)
         return
-    # Replace plain HTML: rich's own widgets are empty in a saved notebook.
+    # Plain HTML, because rich's own widgets are empty in a saved notebook.
     ipython = import_module("IPython.display")
     handle = ipython.display(ipython.HTML("<pre></pre>"), display_id=True)
 
@@ -101,7 +100,7 @@ def display() -> Iterator[Show]:
 
 
 def progress(view: TrainingView) -> Any:
-    """Return what a terminal shows: a bar if the total is known, and lines below it."""
+    """Return a renderable of rich: a bar if the total is known, and lines below it."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
@@ -117,7 +116,7 @@ def progress(view: TrainingView) -> Any:
 
 
 def whole(view: TrainingView) -> Any:
-    """Return what a terminal shows of all there is: progress, shards, workers, recent events."""
+    """Return a renderable of rich with progress, shards, workers and recent events."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,7 @@
-"""The one writer of MLflow runs, and a training that is logged as it goes.
+"""MLflow: a writer of runs, and a run that a training streams to.
 
-`dps run` writes recorded trials with `Writer`, `ParameterServer.log_to_mlflow` streams a training
-with `MlflowRun`. MLflow is imported only when one of them is made.
+`dps run` writes recorded trials with `Writer`, and `ParameterServer.log_to_mlflow` streams a
+training with `MlflowRun`. MLflow is imported only when one of them is made.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ WAITING = 2000  # batches of the history
 CLOSE_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0  # MLflow itself retries for minutes
-# A new database gets its many tables first: seconds, and more than a minute on a busy machine.
+# MLflow creates the tables of a new database, which takes more than a minute on a busy machine.
 DATABASE_SECONDS = 180.0
 PARAM_LENGTH, TAG_LENGTH = 6000, 5000
+_PLAIN = (str, int, float, type(None))
 SQLITE = "sqlite:///"
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _LONGEST = 250  # characters of a name
 _NOT_TAKEN = re.compile(r"[^/\w.\- :]|(?<![^/])(\.{0,2})(?=/|$)")  # characters, and parts of a path
-_NO_ADDRESS = "it is no address; in a password, / is written as %2F, and @ as %40"
-
 _GROUP = "dps.group"  # the tag with the name of the parameter server
 _FAILOVER = "dps.failover."  # tags with a failover each, from 1
 
@@ -57,15 +56,14 @@ class Point(NamedTuple):
 
 
 class Writer:
-    """Writes runs of one MLflow experiment, which is created, or restored, if there is none.
+    """Writes runs of an MLflow experiment, which it creates or restores if necessary.
 
     Parameters
     ----------
     experiment
         Its name.
     uri
-        The tracking store; None: where MLflow is told to, by `mlflow.set_tracking_uri` or the
-        environment.
+        The tracking store; None: that of `mlflow.set_tracking_uri` or the environment.
     artifacts
         The URI for artifacts of a new experiment; None: the store's own.
 
@@ -107,7 +105,7 @@ class Writer:
     def start(
         self, name: str, tags: Mapping[str, str], settings: Mapping[str, Any], t: float | None
     ) -> str:
-        """Start a run at a moment, with tags and with all settings as parameters; return its id."""
+        """Start a run with tags, and settings as parameters; return its id."""
         began = None if t is None else round(1000 * t)
         cut = {key: value[:TAG_LENGTH] for key, value in tags.items()}
         run = self.client.create_run(self.experiment_id, began, tags=cut, run_name=name)
@@ -123,40 +121,36 @@ class Writer:
         self.client.log_batch(run, params=params, tags=entries)
 
     def log(self, run: str, points: Iterable[Point]) -> None:
-        """Log metrics, whose names MLflow must take (`as_name`)."""
+        """Log metrics, with names as of `as_name`."""
         from mlflow.entities import Metric
 
         metrics = [Metric(p.name, p.value, round(1000 * p.t), p.step) for p in points]
         self.client.log_batch(run, metrics)
 
     def find(self, query: str) -> list[Any]:
-        """Return all runs that match, the newest first."""
-        found: list[Any] = []
-        token: str | None = ""
-        while token is not None:
-            page = self.client.search_runs(
-                [self.experiment_id],
-                query,
-                order_by=["attributes.start_time DESC"],
-                page_token=token or None,
-            )
-            found += page
-            token = page.token or None
-        return found
+        """Return all matching runs, the newest first."""
+        runs: list[Any] = []
+        ids, order, token = [self.experiment_id], ["attributes.start_time DESC"], None
+        while True:
+            page = self.client.search_runs(ids, query, order_by=order, page_token=token)
+            runs += page
+            token = page.token
+            if not token:
+                return runs
 
     def end(self, run: str, succeeded: bool, t: float | None = None) -> None:
-        """End a run, at a moment if one is given."""
+        """End a run, at a time if given."""
         status = "FINISHED" if succeeded else "FAILED"
         self.client.set_terminated(run, status, None if t is None else round(1000 * t))
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return settings under dotted names, as MLflow takes them: "recovery.durability.kind".
+    """Return settings under dotted names, such as "recovery.durability.kind", for MLflow.
 
-    Dataclasses have their class as `kind`, lists of settings are numbered, and what is None or
-    empty is left out.
+    The class of a dataclass is its `kind`, and lists of settings are numbered. None and empty
+    values are omitted.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in settings.items():
         parts: Mapping[Any, Any] = {}
         if is_dataclass(value) and not isinstance(value, type):
@@ -164,39 +158,35 @@ def flat(settings: Mapping[str, Any]) -> dict[str, str]:
             parts = {"kind": type(value).__name__, **own}
         elif isinstance(value, Mapping):
             parts = value
-        elif isinstance(value, list | tuple) and not all(map(_is_plain, value)):
+        elif isinstance(value, list | tuple) and not all(isinstance(v, _PLAIN) for v in value):
             parts = dict(enumerate(value))
         if parts:
-            found |= flat({f"{name}.{key}": part for key, part in parts.items()})
+            texts |= flat({f"{name}.{key}": part for key, part in parts.items()})
         elif value not in (None, "", [], (), {}):
             text = value if isinstance(value, str) else json.dumps(value, default=repr)
             cut = text if len(text) <= PARAM_LENGTH else text[: PARAM_LENGTH - 1] + "…"
-            found[as_name(name)] = cut
-    return found
-
-
-def _is_plain(value: object) -> bool:
-    return value is None or isinstance(value, str | int | float)
+            texts[as_name(name)] = cut
+    return texts
 
 
 def as_name(name: str) -> str:
-    """Return a name with "_" for all that MLflow does not take in names."""
+    """Return a name with "_" for characters that MLflow refuses."""
     return _NOT_TAKEN.sub("_", name)[:_LONGEST]
 
 
 @contextmanager
 def store_errors(uri: str) -> Iterator[None]:
-    """Turn what the store raises into one error that names the store and what to do."""
+    """Turn errors of the store into `StoreUnavailable`."""
     try:
         yield
     except DpsError:
         raise
-    except Exception as error:  # the libraries of stores have no root in common but this
+    except Exception as error:  # the libraries of stores have no other common base
         raise unavailable(uri, error) from error
 
 
 def unavailable(uri: str, error: Exception) -> StoreUnavailable:
-    """Return the error that names a store and why it failed, without a user or a password."""
+    """Return an error with the store and the reason, without a user or a password."""
     todo = "Make sure that it is up and lets you in"
     if uri.startswith(SQLITE):
         todo = "Make it writable, or move the file away if it is damaged"
@@ -207,7 +197,7 @@ def unavailable(uri: str, error: Exception) -> StoreUnavailable:
 
 
 def reason(uri: str, error: Exception) -> str:
-    """Return in a line why a store failed, without a full stop, a user or a password."""
+    """Return an error of a store in one line, without a full stop, a user or a password."""
     lines = str(error).strip().splitlines() or [""]
     text, plain = lines[0].rstrip("."), isinstance(error, OSError | ValueError | sqlite3.Error)
     if isinstance(error, UnicodeDecodeError):
@@ -220,27 +210,23 @@ def reason(uri: str, error: Exception) -> str:
 def check_sqlite(uri: str) -> None:
     """Raise an `OSError` or `sqlite3.Error` if a database is damaged or cannot be written.
 
-    MLflow would retry for minutes to open it.
+    MLflow would retry for minutes.
     """
     path = uri.removeprefix(SQLITE)
-    folder = os.path.dirname(path) or "."
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True, timeout=1)) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("CREATE TABLE dps_probe (x)")
             connection.rollback()
     except sqlite3.OperationalError as error:
-        # One that is not there yet is created by MLflow.
-        if (
-            "unable to open" not in str(error)
-            or os.path.exists(path)
-            or not os.access(folder, os.W_OK)
-        ):
+        missing = "unable to open" in str(error) and not os.path.exists(path)
+        # MLflow creates it.
+        if not (missing and os.access(os.path.dirname(path) or ".", os.W_OK)):
             raise
 
 
 def _reach(uri: str) -> None:
-    """Raise an `OSError` if nothing listens where a store should be; a proxy asks by itself."""
+    """Raise an `OSError` if nothing listens at the address of a store without a proxy."""
     kind = uri.partition(":")[0].partition("+")[0].lower()  # as in postgresql+psycopg2
     if uri.startswith(SQLITE):
         check_sqlite(uri)
@@ -248,22 +234,23 @@ def _reach(uri: str) -> None:
         try:
             parts = urlsplit(uri)
             place = parts.hostname or "", parts.port or _PORTS[kind]
-        except ValueError:  # which quotes what it took for the port, perhaps of the password
-            raise ValueError(_NO_ADDRESS) from None
+        except ValueError:  # it quotes what it took for the port, perhaps a part of the password
+            reason = "it is no address; in a password, / is written as %2F, and @ as %40"
+            raise ValueError(reason) from None
         proxies = getproxies().keys() & {kind, "all"} if kind in ("http", "https") else ()
         if not proxies or proxy_bypass(place[0]):
             socket.create_connection(place, CONNECT_SECONDS).close()
 
 
 def in_time(work: Callable[[], None], seconds: float = ANSWER_SECONDS) -> None:
-    """Do something in another thread; raise `TimeoutError` if that takes longer."""
+    """Call a function in another thread; raise `TimeoutError` if it takes longer."""
     done: Future[None] = Future()
 
     def do() -> None:
         try:
             work()
             done.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+        except BaseException as error:  # noqa: BLE001 - raised below
             done.set_exception(error)
 
     threading.Thread(target=do, name="dps-mlflow-asks", daemon=True).start()
@@ -273,37 +260,37 @@ def in_time(work: Callable[[], None], seconds: float = ANSWER_SECONDS) -> None:
         raise TimeoutError(f"no answer within {seconds:g} s") from error
 
 
-# -- a training as it goes -------------------------------------------------------------------------
+# -- streaming -------------------------------------------------------------------------------------
 
-_Item = Sequence[Number] | Failover | None  # None: that was all
+_Item = Sequence[Number] | Failover | None  # None: the end
 
 
 class MlflowRun:
-    """A training as one MLflow run, which is written to until it is closed. Thread-safe.
+    """An MLflow run that a training streams to until `close`. Thread-safe.
 
-    A thread of its own sends numbers in batches, so a slow or unreachable tracking server delays
-    nothing. What the server does not take is left out, with one warning.
+    A thread sends numbers in batches, so a slow or unreachable tracking server delays nothing. The
+    first number that is lost causes a warning.
 
     Parameters
     ----------
     history
-        What is logged: all of it, also earlier numbers.
+        The numbers to log, including earlier ones.
     experiment, name, tracking_uri
         Of MLflow; None: a name with that of the group, and MLflow's own setting.
     params, tags
-        What is kept of the training besides numbers.
+        Parameters and tags of the run.
     group, before
-        The name of the parameter server, and of that from whose checkpoints it resumes: its newest
-        run in the experiment, of this name, is continued; a new one is started if there is none.
+        The name of the parameter server, and of the one from whose checkpoints it resumes. Its
+        newest run in the experiment, of this name, is continued; without one, a new run starts.
     warn
-        Called once, in any thread, if the run lacks something, and if a metric is renamed.
+        Called at most once, in any thread, if numbers are missing, and if a metric is renamed.
 
     Raises
     ------
     ConfigurationError
         MLflow is not installed, or a name or the URI is no text.
     StoreUnavailable
-        The tracking server does not make the run.
+        The tracking server does not create the run.
     """
 
     def __init__(
@@ -356,7 +343,7 @@ class MlflowRun:
         self._put(failover)
 
     def close(self, numbers: Mapping[str, float], succeeded: bool) -> None:
-        """End the run, with some last numbers, once it has all that was to be logged."""
+        """Send all that is queued and some last numbers, and end the run."""
         self._history.unlisten(self._put)
         try:
             self._queue.put(None, timeout=CLOSE_SECONDS)
@@ -372,7 +359,7 @@ class MlflowRun:
 
         try:
             in_time(end)
-        except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
+        except Exception as error:  # noqa: BLE001 - of any library
             self._lacks(str(error))
 
     def _put(self, item: _Item) -> None:
@@ -406,11 +393,11 @@ class MlflowRun:
             else:
                 points = (Point(self._key(n), n.value, n.t, n.step) for n in item)
                 self._writer.log(self.id, points)
-        except Exception as error:  # noqa: BLE001 - whatever a tracking server may answer
+        except Exception as error:  # noqa: BLE001 - of any library
             self._lacks(str(error))
 
     def _key(self, number: Number) -> str:
-        """Return the name of a number's series in the run: its own, as far as MLflow takes it."""
+        """Return the name of a number's series in MLflow."""
         name = f"{number.source}/{number.metric}"
         if name not in self._keys:
             like = as_name(name)
@@ -427,7 +414,7 @@ class MlflowRun:
         return self._keys[name]
 
     def _lacks(self, why: str) -> None:
-        """Warn that numbers are missing in the run, once."""
+        """Warn once that numbers are missing in the run."""
         if not self._warned:
             self._warned = True
             self._warn(f"MLflow's run {self.id} lacks some of the history: {why}")

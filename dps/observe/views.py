@@ -1,8 +1,8 @@
 """The state of a training, as every live view shows it.
 
-A parameter server collects it from its shards, `dps top` from a Dask scheduler or from a growing
-record, and `dps run` from the events of its trials. This module represents it as a value, a line of
-text, and tables as text and HTML; `dps.observe.progress` draws it on terminals and in notebooks.
+A parameter server collects it from its shards, `dps top` from a Dask scheduler or a growing record,
+and `dps run` from the events of its trials. This module has its values, and its forms as text and
+HTML; `dps.observe.progress` draws it on terminals and in notebooks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.filesize import decimal
 
-from dps.shown import block, pairs_html
-
 if TYPE_CHECKING:
     import pandas
 
@@ -24,6 +22,10 @@ T = TypeVar("T")
 
 _NAMED = 3  # shards without copies that are named one by one
 _MOST_ROWS = 40  # in an HTML table
+_CELL = (
+    "padding:0.2em 1em 0.2em 0;text-align:left;vertical-align:top;background:none;"
+    "border-bottom:1px solid rgba(128,128,128,0.35)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,16 @@ class ShardView:
     epoch
         Grows with every failure and every move.
     nbytes
-        Bytes of weights, optimizer state and rows of tables, on one of the replicas.
+        Size of weights, optimizer state and rows of tables, on one replica.
     address
-        The address of that node as Dask has it, such as "tcp://127.0.0.1:40123"; "" if the shard is
-        down. `client.run(os.getpid, workers=[address])` returns the number of its process.
+        Dask's address of `node`, such as "tcp://127.0.0.1:40123"; "" if the shard is down.
+        `client.run(os.getpid, workers=[address])` returns the id of its process.
     wanted
         Number of replicas asked for; with fewer, the shard survives fewer losses. 0 if unknown.
     rate
-        Updates per second, over the last ten seconds at most; None if unknown.
+        Updates per second, over at most the last ten seconds; None if unknown.
     staleness
-        Versions that updates missed on average; None if unknown.
+        Mean number of versions that updates missed; None if unknown.
     """
 
     shard: int
@@ -77,20 +79,19 @@ class WorkerView:
     Attributes
     ----------
     status
-        "waiting" (for a thread, or to be let in), "running", "finished", "failed", "stopped",
-        "cancelled", or why it left ("lost").
+        "waiting" (for a thread, or admission), "running", "finished", "failed", "stopped",
+        "cancelled", or the reason why it left ("lost").
     updates
-        Number of its gradients that are applied, on the shard that has most of them. Those of
-        earlier incarnations count, and those before `ParameterServer.resume`; gradients on their
-        way or refused do not.
+        Number of its applied gradients, on the shard that has most of them, with those of earlier
+        incarnations and before `ParameterServer.resume`.
     clock
-        Its clock while it takes part, which the consistency model compares; else None.
+        Its clock for the consistency model, while it takes part; else None.
     rate
-        Applied gradients per second, over the last ten seconds at most; None if it is not running.
+        Applied gradients per second, over at most the last ten seconds; None if it is not running.
     reported
         The last number that it reported under each name.
     node
-        The node that it runs on, where that is known.
+        Its node; "" if unknown.
     """
 
     worker: str
@@ -103,12 +104,12 @@ class WorkerView:
 
     @property
     def ended(self) -> bool:
-        """Whether its function has ended, in any way."""
+        """Whether its function has ended."""
         return self.status not in ("waiting", "running")
 
     @property
     def loss(self) -> float | None:
-        """The last loss that it reported, if it reports one."""
+        """The last loss that it reported, if any."""
         return self.reported.get("loss")
 
 
@@ -124,11 +125,9 @@ class Listing(tuple[T, ...]):
         return str(self._frame().to_string(index=False)) if self else "()"
 
     def _repr_html_(self) -> str:
-        return (
-            str(self._frame().to_html(index=False, border=0, max_rows=_MOST_ROWS))
-            if self
-            else "<i>none</i>"
-        )
+        if not self:
+            return "<i>none</i>"
+        return str(self._frame().to_html(index=False, border=0, max_rows=_MOST_ROWS))
 
     def _frame(self) -> pandas.DataFrame:
         import pandas as pd  # deferred: takes a second
@@ -137,7 +136,7 @@ class Listing(tuple[T, ...]):
         return pd.DataFrame(rows, columns=list(columns))
 
     def table(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-        """Return the headings, and a row for each view; columns without any value are left out."""
+        """Return headings, and a row for each view; empty columns are omitted."""
         views: Sequence[Any] = self
         columns: Mapping[str, Callable[[Any], str]]
         columns = _SHARDS if views and isinstance(views[0], ShardView) else _WORKERS
@@ -148,7 +147,7 @@ class Listing(tuple[T, ...]):
 
 def size(nbytes: int) -> str:
     """Return a number of bytes with its unit, in powers of 1000."""
-    # Round to the digits that are shown first, because rich chooses the unit before it rounds.
+    # Round first, because rich chooses the unit before it rounds.
     return decimal(int(float(f"{nbytes:.4g}")))
 
 
@@ -186,23 +185,21 @@ class TrainingView:
     Attributes
     ----------
     state
-        "running"; of a trial that has ended, its status; "closed" of a parameter server.
+        "running", "closed" for a parameter server, or the status of an ended trial.
     t
-        The moment, in seconds since the Unix epoch.
+        Seconds since the Unix epoch.
     done, total
-        Gradients that are applied on every shard, and how many there will be; None if unknown.
-    shards, workers
-        Their states.
+        Gradients that every shard has applied, and their number at the end; None if unknown.
     lost
         Acknowledged updates that were lost, on all shards.
     scores
         The last evaluation: name → number.
     seconds
-        How long it has run, where that is known.
+        The duration, if known.
     notes
-        What the user should know first, such as why a worker failed.
+        Important messages, such as the error of a worker.
     recent
-        The last faults, losses and recoveries, oldest first: a moment and a sentence each.
+        The last faults, losses and recoveries, oldest first: a time and a sentence each.
     """
 
     name: str
@@ -220,17 +217,17 @@ class TrainingView:
 
     @property
     def running(self) -> int:
-        """The number of workers that have not ended."""
+        """Number of workers that have not ended."""
         return sum(not worker.ended for worker in self.workers)
 
     @property
     def failed(self) -> int:
-        """The number of workers that have failed."""
+        """Number of workers that failed."""
         return sum(worker.status == "failed" for worker in self.workers)
 
     @property
     def rate(self) -> float:
-        """Gradients per second of the workers that run."""
+        """Gradients per second of running workers."""
         return sum(worker.rate or 0.0 for worker in self.workers)
 
     @property
@@ -260,7 +257,7 @@ class TrainingView:
         return " · ".join([*parts, *failed, *self.remarks()])
 
     def remarks(self) -> list[str]:
-        """Return the loss, the scores, the shards that are down, and what was lost."""
+        """Return the loss, the scores, the shards that are down, and the lost updates."""
         losses = [worker.loss for worker in self.workers if worker.loss is not None]
         parts = [f"loss {sum(losses) / len(losses):.4g}"] if losses else []
         parts += [f"evaluated {name} {number:.4g}" for name, number in self.scores.items()]
@@ -280,14 +277,24 @@ def overview_line(view: TrainingView, facts: Mapping[str, str]) -> str:
 
 
 def overview_html(view: TrainingView, facts: Mapping[str, str]) -> str:
-    """Return a description of a parameter server as a block of HTML for notebooks."""
-    return block(
-        f"ParameterServer {view.name}",
-        view.state,
-        *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in view.notes),
-        pairs_html([*facts.items()]),
-        *(each._repr_html_() for each in (view.shards, view.workers) if each),
+    """Return a description of a parameter server as a block of HTML for notebooks.
+
+    It has no script and no fixed colours, so it is readable on light and dark pages.
+    """
+    rows = "".join(
+        f'<tr style="background:none"><td style="{_CELL};opacity:0.75">{escape(name)}</td>'
+        f'<td style="{_CELL}"><code>{escape(value)}</code></td></tr>'
+        for name, value in facts.items()
     )
+    table = "border-collapse:collapse;margin:0.4em 0"
+    parts = [
+        f"<div><b>{escape(f'ParameterServer {view.name}')}</b></div>",
+        f'<div style="opacity:0.75">{escape(view.state)}</div>',
+        *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in view.notes),
+        f'<table style="{table}"><tbody>{rows}</tbody></table>' if rows else "",
+        *(each._repr_html_() for each in (view.shards, view.workers) if each),
+    ]
+    return f'<div style="line-height:1.4">{"".join(parts)}</div>'
 
 
 def missing_copies(shards: Sequence[ShardView]) -> list[str]:

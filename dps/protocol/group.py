@@ -10,7 +10,7 @@ from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.functions import Function
-from dps.core.placement.hash_ring import ConsistentHash
+from dps.core.placement import ConsistentHash
 from dps.core.rules.rule import UpdateRule
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint, TransportChoice

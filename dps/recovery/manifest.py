@@ -21,7 +21,8 @@ from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
-from dps.core.placement.hash_ring import ConsistentHash
+from dps.core.placement import ConsistentHash
+from dps.core.ranges import in_a_line
 from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import dealt_out
@@ -32,7 +33,6 @@ from dps.protocol.wire import decode, encode, message
 from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.files import NotAFile, contents, make_folder, publish
 from dps.recovery.strategy import Recovery
-from dps.shown import in_a_line
 
 FILE = "run.json"
 _SHOWN = 4  # workers that are named where a saved group is shown

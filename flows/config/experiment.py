@@ -27,7 +27,7 @@ from pydantic import (
 
 from dps.core.consistency import ASP, check_ahead
 from dps.core.filters.filter import Filter
-from dps.core.placement.hash_ring import checked_placement
+from dps.core.placement import checked_placement
 from dps.core.rules.per_array import Frozen, check_names, frozen
 from dps.core.rules.rule import is_per_array
 from dps.errors import ConfigurationError

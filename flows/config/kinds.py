@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 import dps
 from dps.core.outage import Outage
-from dps.core.placement.hash_ring import Balanced
+from dps.core.placement import Balanced
 from flows.config.errors import refusing
 from flows.config.sections import Derived, Group, Section, section_of
 

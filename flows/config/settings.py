@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 import dps
-from dps.core.placement.hash_ring import Balanced
+from dps.core.placement import Balanced
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from dps.recovery.strategy import PRESETS

@@ -26,7 +26,6 @@ import numpy as np
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
-from dps.cluster.platform import SystemClock
 from dps.core.rules.rule import SGD
 from dps.errors import DeadlineExceeded
 from dps.events import Detected, Event, Killed, NodeJoined, ReplicaAdded
@@ -170,7 +169,7 @@ def _losses(cluster: Cluster) -> tuple[list[float], list[float], list[float]]:
     """Kill the head of a chain repeatedly; another node takes its place each time."""
     events, starts, actors, detections = list[Event](), list[float](), list[float](), list[float]()
     watch = events.append
-    striker = Striker(cluster, SystemClock(), watch)
+    striker = Striker(cluster, watch)
 
     def event_of(kind: type[E], node: str) -> E:
         def look() -> E | None:

@@ -256,7 +256,7 @@ def _train(
             faults = _faults(ps, config) if plan is None else plan
             for _, reason in obstacles(faults, cluster, config.node_names):
                 raise ConfigurationError(reason)
-            injector = Injector(faults, cluster, ps, clock, record, config.seed)
+            injector = Injector(faults, cluster, ps, record, config.seed)
             elements = sum(math.prod(spec.shape) for spec in ps.group.layout.arrays)
             workers, shards = config.training.workers, config.server.shards
             record(TrainingStarted(clock.now(), workers, shards, elements))

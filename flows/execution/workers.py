@@ -227,7 +227,7 @@ class ElasticWorkerPool(_Pool):
         self._loop = partial(self._train, endless)
         self._left = list(config.elastic)
         self._emit = emit
-        self._progress = Progress(ps.audit, self._clock, self._platform)
+        self._progress = Progress(ps.audit, self._platform)
         self._going: dict[str, Future] = {}
         self._hired = 0
         self._owed = 0

@@ -18,7 +18,6 @@ from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
-from dps.cluster.platform import SystemClock
 from dps.core.rules.rule import SGD
 from dps.errors import ConfigurationError
 from dps.events import Disturbed, Event, FaultMissed, Undisturbed
@@ -83,7 +82,7 @@ class FaultContract:
                 on_event=events,
             ) as ps,
         ):
-            with Injector(plan, cluster, ps, SystemClock(), events) as injector:
+            with Injector(plan, cluster, ps, events) as injector:
                 events.also = injector.note
                 futures = ps.run(partial(count_until, str(flag)))
                 told = events.wait_for((Undisturbed, FaultMissed))

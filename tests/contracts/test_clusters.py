@@ -17,7 +17,6 @@ from dps.cluster.backends.jobs import JobGroup, Jobs
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.names import NodeSpec
-from dps.cluster.platform import SystemClock
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
 from dps.faults import AtUpdates, InChain, Kill
@@ -163,7 +162,7 @@ def test_no_update_is_lost_with_a_node_that_the_plan_kills(opened: Open, tmp_pat
         serving(cluster, on_event) as ps,
     ):
         plan = (Kill(InChain(0), AtUpdates(50), back_after=0.2),)
-        with Injector(plan, cluster, ps, SystemClock(), events) as injector:
+        with Injector(plan, cluster, ps, events) as injector:
             listeners.append(injector.note)
             futures = ps.run(partial(count_until, str(flag)))
             (restored,) = eventually(lambda: events.of(CapacityRestored), SECONDS)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from dps.core.placement.hash_ring import HashRing, apart, hashes
+from dps.core.placement import HashRing, apart, hashes
 
 SERVERS = ["a", "b", "c", "d", "e"]
 KEYS = hashes([f"w{i}" for i in range(785)])

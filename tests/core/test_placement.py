@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dps.core.blocks import Layout
-from dps.core.placement.hash_ring import place
+from dps.core.placement import place
 from tests.support.strategies import models
 
 weights = st.dictionaries(st.text(max_size=4), st.integers(1, 1000), min_size=1, max_size=60)
@@ -57,7 +57,7 @@ def test_the_order_of_the_blocks_does_not_matter(
 def test_every_process_places_alike() -> None:
     blocks = {f"w[{i}]": 10 + i % 3 for i in range(40)}
     program = (
-        "import json; from dps.core.placement.hash_ring import place;"
+        "import json; from dps.core.placement import place;"
         "print(json.dumps(place({f'w[{i}]': 10 + i % 3 for i in range(40)}, 3)))"
     )
     other = subprocess.run(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.core.placement.rebalancing import Move, moves
+from dps.core.placement import Move, moves
 
 HOSTS = "abcdefgh"
 

@@ -16,7 +16,6 @@ import pytest
 from dps import Chain, Checkpoint, ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_gone, is_running
-from dps.cluster.platform import SystemClock
 from dps.events import (
     CheckpointFailed,
     CheckpointRefused,
@@ -67,7 +66,7 @@ class Training:
         self.cluster = cluster
         self.ps = ps
         self.events = events
-        self.disturber = Acts(cluster, ps, SystemClock(), events)
+        self.disturber = Acts(cluster, ps, events)
 
     @property
     def version(self) -> int:
@@ -311,7 +310,7 @@ def test_a_damaged_checkpoint_is_not_restored(own_cluster: LocalCluster, tmp_pat
     ) as ps:
         (path,) = tmp_path.rglob("*.safetensors")
         before = hashlib.sha256(path.read_bytes()).hexdigest()
-        disturber = Acts(own_cluster, ps, SystemClock(), events)
+        disturber = Acts(own_cluster, ps, events)
         assert disturber.begin(0, Corrupt(0, NOW), "shard-0", 3)
         (disturbed,) = events.of(Disturbed)
         after = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -13,7 +13,6 @@ from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.processes import is_running, is_stopped
 from dps.cluster.names import NodeSpec
-from dps.cluster.platform import SystemClock
 from dps.events import CapacityRestored, Event, FaultMissed, Killed, Paused, Resumed
 from dps.faults import After, AtUpdates, During, FaultPlan, Kill, Pause
 from dps.faults.injector import Injector
@@ -72,7 +71,7 @@ def training(
             on_event=on_event,
         ) as ps,
     ):
-        with Injector(plan, cluster, ps, SystemClock(), events, seed) as injector:
+        with Injector(plan, cluster, ps, events, seed) as injector:
             injectors.append(injector)
             futures = ps.run(partial(count_until, str(flag)))
             yield Broken(cluster, ps, events)
@@ -175,6 +174,6 @@ def test_faults_are_missed_when_the_injector_fails() -> None:
     with LocalCluster([*nodes(1, workers=1), EVALUATOR], PRELOAD) as cluster:
         with ParameterServer(cluster.client, params()) as ps:
             pass
-        with Injector(plan, cluster, ps, SystemClock(), events):  # a closed one answers nothing
+        with Injector(plan, cluster, ps, events):  # a closed one answers nothing
             eventually(lambda: len(events.of(FaultMissed)) == 2, SECONDS)
     assert {missed.reason for missed in events.of(FaultMissed)} == {"the injector failed"}

@@ -144,5 +144,5 @@ def test_a_node_is_killed_while_its_shard_is_restored(tmp_path: Path) -> None:
     assert restored.node == "server-0-b-b"
     met = broken.events.of(PhaseMet)
     assert [(each.fault, each.phase) for each in met] == [(1, "recovery"), (2, "recovery")]
-    assert all(each.evidence.startswith("shard 0: nobody served it in epoch") for each in met)
+    assert all(each.evidence.startswith("shard 0: no node served it in epoch") for each in met)
     assert not broken.events.of(FaultMissed)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dps import L1, SSP, Chain, Continue, Proximal, Recovery
+from dps.core.ranges import brief
 from dps.observe.views import (
     Listing,
     ShardView,
@@ -19,7 +20,6 @@ from dps.observe.views import (
     overview_line,
     size,
 )
-from dps.shown import brief
 
 SHARDS = Listing(
     [

@@ -17,7 +17,6 @@ from dps.cluster.backends.jobs import JobGroup, Jobs
 from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
-from dps.cluster.platform import SystemClock
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
 from dps.faults import AtUpdates, Kill
@@ -77,7 +76,7 @@ def train_under(plan: tuple[Kill, ...], flag: Path) -> tuple[Events, list[int], 
         ParameterServer(
             cluster.client, params(), on_event=on_event, optimizer=COUNTING, recovery=recovery
         ) as ps,
-        Injector(plan, cluster, ps, SystemClock(), events) as injector,
+        Injector(plan, cluster, ps, events) as injector,
     ):
         listeners.append(injector.note)
         futures = ps.run(partial(count_until, str(flag)))

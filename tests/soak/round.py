@@ -22,7 +22,6 @@ from benchmarks.live import TookTooLong, Watch, eventually
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import SERVING
 from dps.cluster.node.actor import HostActor
-from dps.cluster.platform import SystemClock
 from dps.core.consistency import ASP, Consistency
 from dps.core.names import role_of
 from dps.core.outage import Continue
@@ -182,7 +181,7 @@ class Round:
         self._pool = pool
         self._folder = folder
         self._faults = faults
-        self._striker = Striker(pool.cluster, SystemClock(), self.watch)
+        self._striker = Striker(pool.cluster, self.watch)
         self._struck: list[Struck] = []
         self._paused: dict[str, tuple[int, float]] = {}
         self._lost_workers: list[str] = []

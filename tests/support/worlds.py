@@ -17,7 +17,7 @@ from dps.core.consistency import ASP, Consistency
 from dps.core.filters.chain import checked, checked_of_pulls
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
-from dps.core.placement.hash_ring import ConsistentHash
+from dps.core.placement import ConsistentHash
 from dps.core.rules.rule import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.spec import SparseSpec

@@ -13,7 +13,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dps.cluster.platform import platform_of
-from dps.core.ranges import argument_above_zero
+from dps.core.ranges import argument_above_zero, brief
 from dps.core.tables.row_gradients import KEYS
 from dps.errors import ConfigurationError
 from dps.observe.history import History
@@ -30,7 +30,6 @@ from dps.observe.views import (
     size,
 )
 from dps.recovery import model_files
-from dps.shown import brief
 
 if TYPE_CHECKING:
     import distributed

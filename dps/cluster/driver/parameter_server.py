@@ -50,8 +50,8 @@ from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
-from dps.core.placement.hash_ring import BALANCED, ConsistentHash
-from dps.core.ranges import argument_above_zero, shown, whole_argument
+from dps.core.placement import BALANCED, ConsistentHash
+from dps.core.ranges import argument_above_zero, brief, shown, whole_argument
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import SparseSpec
@@ -87,7 +87,6 @@ from dps.protocol.messages import (
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from dps.recovery.strategy import Recovery, as_servers
-from dps.shown import brief
 
 if TYPE_CHECKING:
     import distributed

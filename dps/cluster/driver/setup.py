@@ -18,7 +18,7 @@ from dps.core.arguments import as_path, check_function, is_name, plain
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.filter import Filter
-from dps.core.placement.hash_ring import BALANCED, ConsistentHash, checked_placement
+from dps.core.placement import BALANCED, ConsistentHash, checked_placement
 from dps.core.rules.per_array import as_rule, check_names
 from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
 from dps.core.shard import ShardState

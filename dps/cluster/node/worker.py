@@ -24,14 +24,13 @@ from dps.core.arguments import as_gradient, as_number, is_name
 from dps.core.blocks import Arrays, Layout
 from dps.core.consistency import Consistency
 from dps.core.flat import FlatArrays, FlatLayout
-from dps.core.ranges import real, refused, shown
+from dps.core.ranges import brief, real, refused, shown
 from dps.core.tables.key_routing import Gradients
 from dps.core.tables.row_gradients import KEYS
 from dps.errors import DpsError, ShapeMismatch
 from dps.protocol.client.client import Client
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.messages import Loss
-from dps.shown import brief
 
 T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray

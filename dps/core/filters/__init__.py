@@ -1,1 +1,1 @@
-"""Filters of gradients: what a worker withholds, how the rest travels, what is kept for later."""
+"""Filters of gradients: selection, encoding, and the residuals of a worker."""

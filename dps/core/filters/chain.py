@@ -1,4 +1,4 @@
-"""The filters of one array in their order, and the check that they can work as a chain."""
+"""The filters of one array in their order, and the check that they work as a chain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVERY = "*"
 
 @dataclass(frozen=True, slots=True)
 class FilterChain:
-    """The filters of an array: selections in turn, then at most one way to write values."""
+    """The filters of an array: selections in turn, then quantisation and compression."""
 
     selections: tuple[Selection, ...] = ()
     quantise: Quantise | None = None
@@ -37,21 +37,16 @@ class FilterChain:
     def filtered(
         self, gradient: Array, residual: Array | None, sending: Sending
     ) -> tuple[Section, Array | None]:
-        """Return what is sent of a gradient, and what is kept of it.
+        """Return the encoded entries of a gradient, and the residual for the next one.
 
-        Parameters
-        ----------
-        gradient
-            1-D, float32 or float64, finite.
-        residual
-            What was kept before, like the gradient; None: nothing.
+        The gradient is 1-D and finite; the last residual, if any, is added to it.
 
         Raises
         ------
         NonFiniteGradient
-            The gradient and what was kept before are too large together.
+            The sum overflows.
         ConfigurationError
-            A selection returned something else than a mask of the gradient.
+            A selection did not return a mask of the gradient.
         """
         with np.errstate(over="ignore"):
             accumulated = gradient if residual is None else gradient + residual
@@ -61,12 +56,8 @@ class FilterChain:
                 "had withheld before is too large for its dtype; nothing of this update was applied"
             )
         mask, kept = self._selected(accumulated, sending)
-        quantise = self.quantise
-        form = quantise.form if quantise is not None else "raw"
-        seed = quantise.seed if quantise is not None else 0
-        rounding = replace(sending, place=len(self.selections))
-        section = encoded(accumulated, mask, form, lambda: rounding.random(seed))
-        if quantise is not None and quantise.feedback:
+        section = self._encoded(accumulated, mask, sending)
+        if self.quantise is not None and self.quantise.feedback:
             sent = values_of(section, str(accumulated.dtype), accumulated.size)
             if mask is None:
                 kept = accumulated - sent
@@ -75,42 +66,37 @@ class FilterChain:
         return section, kept if self.feedback else None
 
     def changed(self, values: Array, copy: Array, sending: Sending) -> Section:
-        """Return what is sent of weights to a worker that has a copy of them.
+        """Return the encoded changes of 1-D weights, for a worker that has a copy of them.
 
-        Quantised entries are differences, so that what rounding takes away is in the next one;
-        others are the weights themselves, exactly.
-
-        Parameters
-        ----------
-        values, copy
-            1-D, float32 or float64: the weights, and what the worker has of them.
-
-        Raises
-        ------
-        ConfigurationError
-            A selection returned something else than a mask.
+        Quantised entries are differences, so that the next one makes up for rounding; others are
+        the weights themselves. Raises `ConfigurationError` if a selection returns no mask.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             difference = values - copy
-        if not all_finite(difference):  # of a run that diverges; nothing is to hide that
+        if not all_finite(difference):  # training diverges, and all workers must see it
             return encoded(values, None, "raw", np.random.default_rng)
         mask, _ = self._selected(difference, sending)
         if self.quantise is not None:
-            seed, place = self.quantise.seed, len(self.selections)
-            rounding = replace(sending, place=place)
-            return encoded(difference, mask, self.quantise.form, lambda: rounding.random(seed))
+            return self._encoded(difference, mask, sending)
         section = encoded(values, mask, "raw", np.random.default_rng)
-        if section.part.entries < 0:  # all are sent: those that the mask leaves out not as zeros
+        if section.part.entries < 0:  # dense, with zeros where the mask is false
             return encoded(values, None, "raw", np.random.default_rng)
         return section
 
+    def _encoded(self, numbers: Array, mask: Array | None, sending: Sending) -> Section:
+        quantise = self.quantise
+        if quantise is None:
+            return encoded(numbers, mask, "raw", np.random.default_rng)
+        rounding = replace(sending, place=len(self.selections))
+        return encoded(numbers, mask, quantise.form, lambda: rounding.random(quantise.seed))
+
     def _selected(self, accumulated: Array, sending: Sending) -> tuple[Array | None, Array]:
-        """Return the mask of what is sent (None: everything) and what is kept of the rest."""
+        """Return the mask of the entries that are sent (None: all), and the residual."""
         kept = np.zeros_like(accumulated)
         mask: Array | None = None
         for place, selection in enumerate(self.selections):
             given = accumulated.view() if mask is None else np.where(mask, accumulated, 0)
-            given.flags.writeable = False  # what a filter wrote into it would be sent
+            given.flags.writeable = False  # a filter must not change what is sent
             left = selection.selected(given, replace(sending, place=place))
             _check_mask(left, selection, given, sending)
             withheld = ~left
@@ -125,19 +111,19 @@ class FilterChain:
 def checked(
     filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
 ) -> dict[str, FilterChain]:
-    """Return the chain of each array that has filters of its own, or those of every array.
+    """Return the chain of each array that has filters.
 
     Parameters
     ----------
     filters
-        The name of an array, or "*" for all that are not named → its filters.
+        Name of an array, or "*" for all others → its filters.
     names
-        Those of all arrays.
+        Of all arrays.
 
     Raises
     ------
     ConfigurationError
-        There is no such array, or its filters cannot work together or with the rule.
+        An array is unknown, or its filters do not work together or with the rule.
     """
     chains = _chains("filters", filters, names)
     for name, chain in filters.items():
@@ -152,13 +138,7 @@ def checked_of_pulls(
 ) -> dict[str, FilterChain]:
     """Return the chain of each array whose weights are filtered when they are pulled.
 
-    Parameters are those of `checked`.
-
-    Raises
-    ------
-    ConfigurationError
-        There is no such array, its filters cannot work together, or one of them would not make up
-        for what it withholds.
+    Parameters and errors are those of `checked`; filters without feedback are refused as well.
     """
     chains = _chains("pull_filters", filters, names)
     for name, chain in filters.items():
@@ -174,8 +154,13 @@ def checked_of_pulls(
 def _chains(
     what: str, filters: Mapping[str, Sequence[Filter]], names: Collection[str]
 ) -> dict[str, FilterChain]:
-    _check_form(what, filters)
-    for name in filters:
+    if not isinstance(filters, Mapping):
+        expected = "a mapping of names of arrays to lists of filters, such as {'*': [TopK(0.05)]}"
+        raise refused(what, filters, expected)
+    for name, chain in filters.items():
+        if not isinstance(chain, list | tuple):
+            raise refused(f"{what}[{name!r}]", chain, "a list of filters")
+        _check_order(f"{what}[{name!r}]", tuple(chain))
         if name != EVERY and name not in names:
             raise ConfigurationError(
                 f"{what}[{shown(name)}]: there is no such array; there are: {listed(names)} "
@@ -186,27 +171,12 @@ def _chains(
     return {name: chain for name, chain in found.items() if chain is not None}
 
 
-def _check_form(what: str, filters: object) -> None:
-    """Refuse filters that no arrays and no rule could make work; raises `ConfigurationError`."""
-    if not isinstance(filters, Mapping):
-        raise refused(
-            what,
-            filters,
-            "a mapping of names of arrays to lists of filters, such as {'*': [TopK(0.05)]}",
-        )
-    for name, chain in filters.items():
-        if not isinstance(chain, list | tuple):
-            raise refused(f"{what}[{name!r}]", chain, "a list of filters")
-        _check_order(f"{what}[{name!r}]", tuple(chain))
-
-
-def made(filters: Iterable[Filter]) -> FilterChain:
+def made(filters: Sequence[Filter]) -> FilterChain:
     """Return checked filters as a chain."""
-    given = tuple(filters)
     return FilterChain(
-        tuple(f for f in given if not isinstance(f, Quantise | Lossless)),
-        next((f for f in given if isinstance(f, Quantise)), None),
-        any(isinstance(f, Lossless) for f in given),
+        tuple(f for f in filters if not isinstance(f, Quantise | Lossless)),
+        next((f for f in filters if isinstance(f, Quantise)), None),
+        any(isinstance(f, Lossless) for f in filters),
     )
 
 
@@ -221,7 +191,7 @@ def _check_order(where: str, chain: tuple[object, ...]) -> None:
     for kind in kinds:
         if kinds.count(kind) > 1:
             raise ConfigurationError(f"{where}: {kind} is there twice; keep one of them")
-    stages = [_stage(f) for f in chain]
+    stages = [isinstance(f, Quantise | Lossless) + isinstance(f, Lossless) for f in chain]
     if stages != sorted(stages):
         raise ConfigurationError(
             f"{where}: {', '.join(kinds)} in this order cannot work: first say which entries are "
@@ -230,20 +200,16 @@ def _check_order(where: str, chain: tuple[object, ...]) -> None:
 
 
 def _check_mask(mask: object, selection: Selection, gradient: Array, sending: Sending) -> None:
-    """Refuse what is no mask: whole numbers would choose entries by their places."""
-    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == gradient.shape:
-        return
+    """Refuse what is no mask: integers would choose entries by their indices."""
     found = type(mask).__name__
     if isinstance(mask, np.ndarray):
+        if mask.dtype == bool and mask.shape == gradient.shape:
+            return
         found = f"{mask.dtype}{list(mask.shape)}"
     raise ConfigurationError(
         f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned {found}, "
         f"expected a mask, bool{list(gradient.shape)}; nothing of update {sending.update} was sent"
     )
-
-
-def _stage(given: object) -> int:
-    return 2 if isinstance(given, Lossless) else 1 if isinstance(given, Quantise) else 0
 
 
 def _check_rule(name: str, chain: Iterable[Filter], rule: UpdateRule) -> None:

@@ -1,9 +1,8 @@
-"""The form in which filtered gradients travel: which entries, how their values are written.
+"""The encoding of filtered gradients: which entries are sent, and how their values are written.
 
-A gradient is encoded array by array. What is written of one array on one shard is an `Encoding`
-and, in the operation's payload, two sections: the indices of the entries that are sent, and their
-values.
-Decoding depends on nothing else, so replicas that decode the same bytes stay bitwise equal.
+A gradient is encoded array by array. Each array on a shard has an `Encoding` and, in the payload of
+the operation, two buffers: the indices of the entries that are sent, and their values. Decoding
+depends on nothing else, so replicas that decode the same bytes stay bitwise equal.
 """
 
 from __future__ import annotations
@@ -31,15 +30,7 @@ BF16_MAX = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where the gradient of one array lies.
-
-    Attributes
-    ----------
-    name, dtype, size
-        The array, and how many of its elements the shard holds.
-    begin, end
-        Bytes of a dense gradient.
-    """
+    """Bytes `begin` to `end` of a dense gradient: the `size` elements of one array on the shard."""
 
     name: str
     dtype: str
@@ -50,7 +41,7 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a payload with its two sections."""
+    """An encoding with its two buffers in the payload."""
 
     part: Encoding
     keys: Array
@@ -58,7 +49,7 @@ class Section:
 
 
 def stretches(layout: ShardLayout, pieces: Sequence[int]) -> tuple[Stretch, ...]:
-    """Where each array lies in a dense gradient of these pieces (empty: all)."""
+    """Return where each array lies in a dense gradient of these pieces (empty: all)."""
     found: list[Stretch] = []
     at = 0
     for piece in [layout.pieces[i] for i in pieces] if pieces else layout.pieces:
@@ -74,31 +65,32 @@ def stretches(layout: ShardLayout, pieces: Sequence[int]) -> tuple[Stretch, ...]
 
 
 def encoded(accumulated: Array, selected: Array | None, values: Values, random: Random) -> Section:
-    """Write the selected entries of one array (None: all), in whichever form is the shorter.
+    """Encode the entries of a 1-D array under a mask (None: all), in the shortest form.
 
-    Parameters
-    ----------
-    accumulated
-        1-D, float32 or float64.
-    selected
-        A mask of the entries to be sent.
-    random
-        Makes the generator that rounds to int8.
+    `random` makes the generator that rounds to int8.
     """
-    size = accumulated.size
+    size, dtype = accumulated.size, accumulated.dtype
     entries = size if selected is None else int(np.count_nonzero(selected))
-    kind = _shortest_keys(size, entries)
-    dense = selected is None or _keys_nbytes(kind, size, entries) >= _value_nbytes(
-        values, accumulated.dtype, size
-    ) - _value_nbytes(values, accumulated.dtype, entries)
-    if dense:
+    kinds = ("uint16" if size <= 1 << 16 else "uint32", "bits") if entries else ("",)
+    kind = min(kinds, key=lambda kind: _keys_nbytes(kind, size, entries))
+    saved = _value_nbytes(values, dtype, size) - _value_nbytes(values, dtype, entries)
+    keys = np.empty(0, np.uint8)
+    if selected is None or _keys_nbytes(kind, size, entries) >= saved:
         sent = accumulated if selected is None else np.where(selected, accumulated, 0)
-        keys, kind, entries = np.empty(0, np.uint8), "", -1
+        kind, entries = "", -1
     else:
-        assert selected is not None
         sent = accumulated[selected]
-        keys = _written_keys(kind, selected)
-    body = _written_values(values, sent, random)
+        if kind == "bits":
+            keys = np.packbits(selected)
+        elif kind:
+            keys = np.flatnonzero(selected).astype(kind).view(np.uint8)
+    match values:
+        case "bf16":
+            body = _bf16(sent)
+        case "int8":
+            body = _int8(sent, random())
+        case "raw":
+            body = np.ascontiguousarray(sent).view(np.uint8)
     return Section(Encoding(entries, kind, values, keys.nbytes, body.nbytes), keys, body)
 
 
@@ -110,7 +102,7 @@ def assembled(op: Operation, sections: Sequence[Section]) -> Operation:
 
 
 def taken_apart(op: Operation) -> Iterator[Section]:
-    """Yield the sections of an encoded operation; raises `ShapeMismatch` if they are not there."""
+    """Yield the sections of an encoded operation; raises `ShapeMismatch` if it is malformed."""
     payload = np.empty(0, np.uint8) if op.gradient is None else op.gradient
     at = 0
     for part in op.codec:
@@ -123,12 +115,9 @@ def taken_apart(op: Operation) -> Iterator[Section]:
 
 
 def decoded(layout: ShardLayout, op: Operation) -> Operation:
-    """Return the operation with its gradient as dense as it was; entries not sent are 0.
+    """Return the operation with a dense gradient, with 0 for entries that were not sent.
 
-    Raises
-    ------
-    ShapeMismatch
-        The payload is not what its description says, or does not fit the shard.
+    Raises `ShapeMismatch` if the payload does not match its encoding or the shard.
     """
     if not op.codec:
         return op
@@ -141,15 +130,10 @@ def decoded(layout: ShardLayout, op: Operation) -> Operation:
 
 
 def patched(layout: ShardLayout, buffer: Array, op: Operation) -> Array:
-    """Return a shard's buffer with what is sent of each array in its place: a new one.
+    """Return a new buffer of a shard, with the entries of an operation in their places.
 
-    Entries that are sent as they are replace those of the buffer, others are added to them. Both
-    ends do this with the same bytes, so that they hold the same bits.
-
-    Raises
-    ------
-    ShapeMismatch
-        The payload is not what its description says, or does not fit the shard.
+    Raw entries replace those of the buffer, others are added to them. Both ends do this with the
+    same bytes, so they hold the same bits. Errors are those of `decoded`.
     """
     chosen = stretches(layout, ())
     _require(op, len(chosen) == len(op.codec) and buffer.nbytes == layout.nbytes)
@@ -166,29 +150,29 @@ def patched(layout: ShardLayout, buffer: Array, op: Operation) -> Array:
 
 
 def values_of(section: Section, dtype: str, size: int) -> Array:
-    """The values in a section as they will be at the shard."""
+    """Return the values of a section as the shard decodes them."""
     part = section.part
     entries = size if part.entries < 0 else part.entries
     if part.values == "bf16":
         wide = section.values.view(np.uint16).astype(np.uint32) << 16
-        found: Array = wide.view(np.float32).astype(dtype)
+        values: Array = wide.view(np.float32).astype(dtype)
     elif part.values == "int8":
         ends = -(-entries // BUCKET) * np.dtype(dtype).itemsize
         scales = section.values[:ends].view(dtype)
-        found = section.values[ends:].view(np.int8).astype(dtype)
-        found *= np.repeat(scales, BUCKET)[: found.size]
+        values = section.values[ends:].view(np.int8).astype(dtype)
+        values *= np.repeat(scales, BUCKET)[: values.size]
     else:
-        found = section.values.view(dtype)
-    return found
+        values = section.values.view(dtype)
+    return values
 
 
 def nbytes_of_keys(part: Encoding, size: int) -> int:
-    """How long the indices of a part are, before they are compressed."""
+    """Return the size of the indices before compression."""
     return _keys_nbytes(part.keys, size, max(0, part.entries))
 
 
 def nbytes_of_values(part: Encoding, dtype: str, size: int) -> int:
-    """How long the values of a part are, before they are compressed."""
+    """Return the size of the values before compression."""
     entries = size if part.entries < 0 else part.entries
     return _value_nbytes(part.values, np.dtype(dtype), entries)
 
@@ -218,31 +202,10 @@ def _require(op: Operation, holds: bool) -> None:
         raise ShapeMismatch(f"update {op.id}: its encoded gradient is not what it says it is")
 
 
-# -- indices ---------------------------------------------------------------------------------------
-
-
-def _shortest_keys(size: int, entries: int) -> str:
-    if not entries:
-        return ""
-    listed = "uint16" if size <= 1 << 16 else "uint32"
-    return min((listed, "bits"), key=lambda kind: _keys_nbytes(kind, size, entries))
-
-
 def _keys_nbytes(kind: str, size: int, entries: int) -> int:
     if kind == "bits":
         return -(-size // 8)
     return entries * np.dtype(kind).itemsize if kind else 0
-
-
-def _written_keys(kind: str, selected: Array) -> Array:
-    if kind == "bits":
-        return np.packbits(selected)
-    if not kind:
-        return np.empty(0, np.uint8)
-    return np.flatnonzero(selected).astype(kind).view(np.uint8)
-
-
-# -- values ----------------------------------------------------------------------------------------
 
 
 def _value_nbytes(values: str, dtype: np.dtype[np.generic], entries: int) -> int:
@@ -251,14 +214,6 @@ def _value_nbytes(values: str, dtype: np.dtype[np.generic], entries: int) -> int
     if values == "int8":
         return entries + -(-entries // BUCKET) * dtype.itemsize
     return entries * dtype.itemsize
-
-
-def _written_values(values: Values, sent: Array, random: Random) -> Array:
-    if values == "bf16":
-        return _bf16(sent)
-    if values == "int8":
-        return _int8(sent, random())
-    return np.ascontiguousarray(sent).view(np.uint8)
 
 
 def _bf16(sent: Array) -> Array:
@@ -271,7 +226,7 @@ def _bf16(sent: Array) -> Array:
 
 
 def _int8(sent: Array, random: np.random.Generator) -> Array:
-    """A scale for each bucket, and whole numbers of it, rounded up or down at random, unbiased."""
+    """A scale for each bucket, and integer multiples of it: stochastic rounding, unbiased."""
     buckets = -(-sent.size // BUCKET)
     padded = np.zeros((buckets, BUCKET), sent.dtype)
     padded.reshape(-1)[: sent.size] = sent

@@ -1,8 +1,8 @@
-"""The filters that a worker may put its gradients through before they are sent.
+"""The filters of gradients before they are sent.
 
-A selection says which entries of an array's gradient are sent now; quantisation and compression say
-how. What a selection with error feedback withholds is added to the next gradient. Filters are plain
-values without state: residuals and push numbers are kept by the sender (`dps.core.filters.outbox`).
+A selection chooses the entries of an array's gradient that are sent now; quantisation and
+compression choose their form. A selection with error feedback adds the others to the next gradient.
+Filters have no state: the sender keeps residuals and push numbers (`dps.core.filters.outbox`).
 """
 
 from __future__ import annotations
@@ -15,31 +15,36 @@ import numpy as np
 
 from dps.core import ranges
 from dps.core.updates import UpdateId
-from dps.errors import ConfigurationError
 
 Array = np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What a filter may know of the gradient that it is given.
+    """The context of a gradient that a filter gets.
 
     Attributes
     ----------
     update, shard, array
-        The update, the shard that it is for, and the name of the array.
+        The update, its shard, and the name of the array.
     push
-        How often this worker has pushed this array to this shard, this time included.
+        The number of pushes of this array to this shard by this worker, this one included.
     weights
         The weights that the gradient was computed from, like it; None: the worker has read none.
     place
-        Which filter of the array's this is for, from 0.
+        The place of the filter among those of the array, from 0.
 
     Notes
     -----
-    For weights that a worker pulls, the gradient is by how much they differ from what the worker
-    has, `weights` is that, `push` counts what it was sent since it last got all weights, and
-    `update` has the worker, its incarnation and the number of the reply.
+    When a worker pulls, the gradient is the difference between the weights and the worker's copy,
+    which is `weights`. Then `push` counts the replies since all weights were sent, and `update`
+    has the worker, its incarnation and the number of the reply.
+
+    Examples
+    --------
+    >>> sending = Sending(UpdateId("worker-0", 1, 7), shard=0, array="w", push=1, weights=None)
+    >>> bool(sending.random(seed=0).random() == sending.random(seed=0).random())
+    True
     """
 
     update: UpdateId
@@ -50,10 +55,9 @@ class Sending:
     place: int = 0
 
     def random(self, seed: int) -> np.random.Generator:
-        """A generator that is the same whenever this filter is given this gradient, and no other.
+        """Return a generator that depends on the seed, the gradient, and the place of the filter.
 
-        Filters of one array draw differently with the same seed: rounding what was chosen by the
-        numbers that it was chosen with would be biased.
+        With the same numbers for selection and rounding, the result would be biased.
         """
         worker, incarnation, seq = self.update
         names = zlib.crc32(worker.encode()), zlib.crc32(self.array.encode())
@@ -62,41 +66,45 @@ class Sending:
 
 @runtime_checkable
 class Selection(Protocol):
-    """Which entries of a gradient are sent: those of my own are written like this.
-
-    `feedback` tells whether what is withheld is kept and added to the worker's next gradient of the
-    array. If not, leaving it out must be harmless by itself.
-    """
+    """A filter that chooses the entries of a gradient to send; your own have these members."""
 
     @property
     def feedback(self) -> bool:
-        """Whether what is withheld is added to the worker's next gradient of the array."""
+        """Whether the other entries are added to the worker's next gradient of the array.
+
+        If not, they are dropped, which must be harmless by itself.
+        """
         ...
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
-        """Return a mask of the entries to be sent.
+        """Return a mask of the entries to send.
 
         Parameters
         ----------
         gradient
-            1-D, float32 or float64: the part of one array that is on one shard, with what was
-            withheld before, and 0 where an earlier filter of the chain withholds an entry. Must not
-            be written to.
+            1-D, float32 or float64, read-only: the part of one array on one shard, plus the
+            residual, and 0 where an earlier filter of the chain withholds an entry.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SignificantlyModified:
-    """Withhold what has changed little: entries with |g| ≤ threshold, where g is the sum since it
-    was last sent (Li et al., NIPS 2014).
+    """Withhold entries with |g| ≤ threshold, where g sums up since the last sending (Li et al.,
+    NIPS 2014).
 
     Parameters
     ----------
     threshold
-        In the unit of the gradient, 0 or above. At 0 only zeros are left out.
+        In the unit of the gradient, 0 or above. At 0 only zeros are withheld.
     decay
-        "1/t": the threshold of push t is ``threshold / t``, which theory asks for. None: it stays.
+        "1/t": the threshold of push t is ``threshold / t``, as in theory. None: it is constant.
+
+    Examples
+    --------
+    >>> sending = Sending(UpdateId("worker-0", 1, 7), shard=0, array="w", push=2, weights=None)
+    >>> SignificantlyModified(0.5, decay="1/t").selected(np.array([0.1, -0.3]), sending)
+    array([False,  True])
     """
 
     threshold: float
@@ -109,7 +117,7 @@ class SignificantlyModified:
             ranges.choice(self, "decay", "1/t")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
-        """Return where the sum is above the threshold."""
+        """Return where |g| is above the threshold."""
         threshold = self.threshold / sending.push if self.decay else self.threshold
         significant: Array = np.abs(gradient) > threshold
         return significant
@@ -120,16 +128,23 @@ class KKT:
     """Withhold entries that would leave a weight at zero: w = 0 and |g| ≤ strength − delta.
 
     For proximal rules with an L1 penalty λ: these weights fulfil the optimality (Karush, Kuhn,
-    Tucker) condition of zero, and the proximal operator would bring them back to zero anyway (Li et
-    al., OSDI 2014, section 5.1). Nothing is kept of what is withheld. Each push must have the
-    gradient of what the whole loss is, for it is compared with the whole penalty.
+    Tucker) condition of zero, and the proximal operator would set them to zero anyway (Li et al.,
+    OSDI 2014, section 5.1). Withheld entries are dropped. Each push must have the gradient of the
+    whole loss, because it is compared with the whole penalty.
 
     Parameters
     ----------
     strength
-        λ, the strength of the rule's L1 penalty or less, above 0.
+        λ, at most that of the rule's L1 penalty, above 0.
     delta
-        How far below λ a gradient must be, for safety as weights are a little old: 0 to λ.
+        Safety margin for weights that are slightly stale, 0 to λ.
+
+    Examples
+    --------
+    >>> weights = np.array([0.0, 0.0, 1.0])
+    >>> sending = Sending(UpdateId("worker-0", 1, 7), shard=0, array="w", push=1, weights=weights)
+    >>> KKT(strength=0.5).selected(np.array([0.4, 0.6, 0.0]), sending)
+    array([False,  True,  True])
     """
 
     strength: float
@@ -140,12 +155,10 @@ class KKT:
         ranges.positive(self, "strength")
         ranges.not_negative(self, "delta")
         if self.delta > self.strength:
-            raise ConfigurationError(
-                f"KKT: delta={self.delta}, expected at most strength={self.strength}"
-            )
+            raise ranges.refused("KKT: delta", self.delta, f"at most strength={self.strength}")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
-        """Return where a weight is not zero, or its gradient large enough to move it."""
+        """Return where the weight is not zero or its gradient is large."""
         if sending.weights is None:
             return np.ones(gradient.size, bool)
         moved: Array = np.abs(gradient) > self.strength - self.delta
@@ -155,14 +168,20 @@ class KKT:
 
 @dataclass(frozen=True, slots=True)
 class RandomSkip:
-    """Withhold entries at random; they are sent with a later push, summed.
+    """Withhold entries at random; their sum is sent with a later push.
 
     Parameters
     ----------
     share
-        The probability of each entry to be withheld, 0 or more and below 1.
+        The probability that an entry is withheld, 0 or more and below 1.
     seed
-        With it, the worker and its push number the same entries are drawn again.
+        Random seed; the draws also depend on the worker and its update.
+
+    Examples
+    --------
+    >>> sending = Sending(UpdateId("worker-0", 1, 7), shard=0, array="w", push=1, weights=None)
+    >>> RandomSkip(share=0.0).selected(np.zeros(3), sending)
+    array([ True,  True,  True])
     """
 
     share: float
@@ -174,22 +193,28 @@ class RandomSkip:
         ranges.seed(self, "seed")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
-        """Return what the dice say."""
+        """Return a random mask."""
         drawn: Array = sending.random(self.seed).random(gradient.size, dtype=np.float32)
         return drawn >= self.share
 
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Send the entries of the largest magnitude, k = share · size of them, one at least.
+    """Send the k = share · size entries of the largest magnitude, at least one.
 
-    The others are kept and added to the next gradient ("Sparsified SGD with memory", Stich,
-    Cordonnier and Jaggi, NeurIPS 2018).
+    The others are added to the next gradient ("Sparsified SGD with memory", Stich, Cordonnier and
+    Jaggi, NeurIPS 2018).
 
     Parameters
     ----------
     share
-        Of the entries of an array that are on one shard; above 0, 1 at most.
+        Share of the entries of an array on one shard, above 0 and at most 1.
+
+    Examples
+    --------
+    >>> sending = Sending(UpdateId("worker-0", 1, 7), shard=0, array="w", push=1, weights=None)
+    >>> TopK(0.5).selected(np.array([0.1, -3.0, 2.0, 0.0]), sending)
+    array([False,  True,  True, False])
     """
 
     share: float
@@ -199,7 +224,7 @@ class TopK:
         ranges.share(self, "share")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
-        """Return where the largest entries are; zeros are never sent."""
+        """Return where the largest entries are, without zeros."""
         count = max(1, round(self.share * gradient.size))
         magnitudes = np.abs(gradient)
         mask: Array = np.zeros(gradient.size, bool)
@@ -210,17 +235,21 @@ class TopK:
 
 @dataclass(frozen=True, slots=True)
 class Quantise:
-    """Write values in fewer bits.
+    """Send values in fewer bits.
 
     Parameters
     ----------
     form
-        "bf16": the upper 16 bits of a float32, rounded to nearest, ties to even; what rounding
-        takes away is kept and added to the next gradient. "int8": whole numbers of a scale that
-        1,024 entries share, rounded up or down at random such that the expectation is exact;
-        nothing is kept.
+        "bf16": the upper 16 bits of a float32, rounded to nearest, ties to even; the rounding error
+        is added to the next gradient. "int8": integer multiples of a scale that 1,024 entries
+        share, by stochastic rounding, which is unbiased.
     seed
         For the rounding to int8.
+
+    Examples
+    --------
+    >>> [Quantise(form).feedback for form in ("bf16", "int8")]
+    [True, False]
     """
 
     form: Literal["bf16", "int8"]
@@ -232,13 +261,17 @@ class Quantise:
 
     @property
     def feedback(self) -> bool:
-        """Whether what rounding takes away is kept."""
+        """Whether the rounding error is added to the next gradient."""
         return self.form == "bf16"
 
 
 @dataclass(frozen=True, slots=True)
 class Lossless:
-    """Compress what is left with lz4, where that makes it shorter; values stay bit by bit."""
+    """Compress the result with lz4, where that makes it shorter; values stay bit by bit.
+
+    >>> [TopK(0.05), Quantise("int8"), Lossless()]
+    [TopK(share=0.05), Quantise(form='int8', seed=0), Lossless()]
+    """
 
 
 Filter = Selection | Quantise | Lossless

@@ -1,22 +1,22 @@
-"""What one worker has not sent yet to one shard: the residuals that its filters keep.
+"""The residuals of one worker for one shard: the gradients that its filters have withheld.
 
-A gradient is filtered once, when it is pushed; whatever happens on its way, the same operation is
-sent again. What is withheld is no part of any update until it is sent, so it is neither lost nor
-applied twice by what becomes of those. It lives and dies with the worker, unless that leaves in
-order: then all that is left is sent as one last update.
+A gradient is filtered once, when it is pushed, and the same operation is resent after failures. A
+residual is part of no update until it is sent, so it is neither lost nor applied twice with one. It
+is lost with the worker; a worker that leaves in order sends it as one last update.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from operator import add
 
 import numpy as np
 
 from dps.core.blocks import Layout
 from dps.core.filters.chain import FilterChain
-from dps.core.filters.encoding import Section, Stretch, assembled, encoded, stretches
+from dps.core.filters.encoding import Stretch, assembled, encoded, stretches
 from dps.core.filters.filter import Sending
 from dps.core.updates import Operation
 
@@ -27,15 +27,14 @@ PLAIN = FilterChain()
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What filters did, summed.
+    """The effect of filters: sums over gradients.
 
     Attributes
     ----------
     raw_bytes, sent_bytes
-        Of the gradients before filters, and of what was sent in their place (values and indices,
-        once for each update).
+        Size of the gradients, and of the values and indices that were sent (once for each update).
     entries, withheld
-        How many entries they had, and how many of these were not sent with their update.
+        Number of entries, and of those that were not sent with their update.
     """
 
     raw_bytes: int = 0
@@ -44,17 +43,12 @@ class Counts:
     withheld: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.raw_bytes + other.raw_bytes,
-            self.sent_bytes + other.sent_bytes,
-            self.entries + other.entries,
-            self.withheld + other.withheld,
-        )
+        return Counts(*map(add, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A filtered operation, and what is kept once it is on its way, with the norm of each part."""
+    """A filtered operation, and the residuals after it, with the norm of each."""
 
     operation: Operation
     residuals: dict[str, Array]
@@ -70,7 +64,7 @@ class Outbox:
     Attributes
     ----------
     counts
-        What the filters did to the gradients that went through.
+        The effect of the filters so far.
     """
 
     def __init__(self, layout: Layout, shard: int, chains: Mapping[str, FilterChain]) -> None:
@@ -83,30 +77,20 @@ class Outbox:
         self.counts = Counts()
 
     def prepared(self, op: Operation, weights: Array | None) -> Prepared:
-        """Return what is to be sent of a gradient; nothing changes until `commit`.
+        """Return the filtered form of an operation with a dense, finite gradient.
 
-        Parameters
-        ----------
-        op
-            With a dense gradient that is finite.
-        weights
-            The shard's buffer that the gradient was computed from, if the worker has read any.
-
-        Raises
-        ------
-        NonFiniteGradient
-            The gradient and what was withheld before are too large together.
-        ConfigurationError
-            A filter's selection is no mask.
+        Nothing changes until `commit`. `weights` is the shard's buffer that the gradient was
+        computed from, if the worker has read any. Errors are those of `FilterChain.filtered`.
         """
         assert op.gradient is not None
         of_shard = {s.name: s for s in stretches(self._layout, ())}
         sections, lossless, residuals, pushes = [], [], {}, {}
+        entries = sent = 0
         for stretch in stretches(self._layout, op.pieces):
-            name, whole = stretch.name, of_shard[stretch.name]
+            name = stretch.name
             chain = self._chains.get(name, PLAIN)
             pushes[name] = self._pushes.get(name, 0) + 1
-            base = None if weights is None else _part(weights, whole)
+            base = None if weights is None else _part(weights, of_shard[name])
             sending = Sending(op.id, self._shard, name, pushes[name], base)
             gradient = _part(op.gradient, stretch)
             section, kept = chain.filtered(gradient, self._residuals.get(name), sending)
@@ -114,13 +98,15 @@ class Outbox:
             lossless.append(chain.lossless)
             if kept is not None:
                 residuals[name] = kept
-        counts = _counted(stretches(self._layout, op.pieces), sections)
+            entries += stretch.size
+            sent += stretch.size if section.part.entries < 0 else section.part.entries
+        counts = Counts(op.gradient.nbytes, entries=entries, withheld=entries - sent)
         with np.errstate(over="ignore"):
             norms = {name: float(np.linalg.norm(kept)) for name, kept in residuals.items()}
         return Prepared(assembled(op, sections), residuals, norms, pushes, counts, tuple(lossless))
 
     def commit(self, prepared: Prepared, sent_bytes: int) -> None:
-        """Take note that a filtered operation is on its way, with a payload of that length."""
+        """Keep the residuals of an operation that is on its way, with a payload of that size."""
         self._residuals |= prepared.residuals
         self._norms |= prepared.norms
         self._pushes |= prepared.pushes
@@ -128,23 +114,20 @@ class Outbox:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept here."""
+        """Size of the residuals in bytes."""
         return sum(kept.nbytes for kept in self._residuals.values())
 
     @property
     def residual_norm(self) -> float:
-        """The Euclidean norm of all that is withheld."""
+        """The Euclidean norm of all residuals."""
         return math.hypot(*self._norms.values())
 
     def withheld(self) -> dict[str, Array]:
-        """What is withheld, by array: 1-D, the part that is on this shard. For reading only."""
+        """The residuals that are not zero, by array: 1-D, of this shard. For reading only."""
         return {name: kept for name, kept in self._residuals.items() if kept.any()}
 
     def remainder(self, op: Operation) -> Prepared:
-        """Return all that is withheld, of which there must be some, as one more update.
-
-        Its values are written as they are.
-        """
+        """Return the residuals, of which there must be some, as one more update of raw values."""
         kept = self.withheld()
         pieces = [i for i, piece in enumerate(self._layout.pieces) if piece.block.name in kept]
         op = replace(op, pieces=() if len(pieces) == len(self._layout.pieces) else tuple(pieces))
@@ -160,14 +143,3 @@ class Outbox:
 
 def _part(buffer: Array, stretch: Stretch) -> Array:
     return buffer[stretch.begin : stretch.end].view(stretch.dtype)
-
-
-def _counted(chosen: tuple[Stretch, ...], sections: list[Section]) -> Counts:
-    entries = sum(stretch.size for stretch in chosen)
-    parts = [section.part for section in sections]
-    sent = sum(
-        stretch.size if part.entries < 0 else part.entries
-        for stretch, part in zip(chosen, parts, strict=True)
-    )
-    raw = sum(stretch.end - stretch.begin for stretch in chosen)
-    return Counts(raw_bytes=raw, entries=entries, withheld=entries - sent)

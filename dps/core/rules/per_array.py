@@ -1,4 +1,4 @@
-"""Rules by name: each array and each sparse table has one of its own, or is not trained."""
+"""Rules by name: each array and each sparse table has its own, or is not trained."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dps.core.ranges import listed, refused, shown
-from dps.core.rules.rule import UpdateRule, by_rows, is_rule, needs_base, rule_for, within
+from dps.core.rules.rule import (
+    Array,
+    Out,
+    Slots,
+    Stepped,
+    UpdateRule,
+    by_rows,
+    is_rule,
+    needs_base,
+    rule_for,
+    within,
+)
 from dps.core.rules.wrappers import clipping_of
 from dps.errors import ConfigurationError
 
-Array = np.ndarray
-
 EVERY = "*"
-_NONE = frozenset[str]()
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The rule of what is not trained: gradients change nothing.
+    """The rule of arrays that are not trained.
 
-    Workers leave them out of what they send, and a norm that is clipped is that of the others.
+    Workers do not send their gradients, and clip the norm of the others.
+
+    >>> Frozen().step(np.ones(1), np.ones(1), {}, t=1, scale=1.0)[0]
+    array([1.])
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the values as they are."""
-        if out is None:
-            return values.copy(), {}
-        np.copyto(out, values)
-        return out, {}
+        return np.positive(values, out=out), {}
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,20 @@ class PerArray:
     ----------
     rules
         Pairs of a name and its rule. In a name, ``*`` stands for any characters, as in
-        ``"*.bias"``. What is named in full has that rule; else it is the first that fits, and that
-        of ``"*"`` after all others.
+        ``"*.bias"``. A full name goes before patterns, and ``"*"`` after all others; otherwise the
+        first that matches counts.
 
     Notes
     -----
-    Each slot of optimizer state is as large as the shard, also where only some arrays use it;
-    tables have those of their own rule. `Clipped` goes around it, as it is of the whole gradient;
-    everything else may go around it or into it.
+    Each slot of optimizer state is as large as the shard, also if only some arrays use it; tables
+    have the slots of their own rule. `Clipped` goes around it, because it clips whole gradients;
+    other wrappers may be inside or outside.
+
+    Examples
+    --------
+    >>> rules = PerArray((("head.bias", Frozen()), ("*.bias", SGD(0.2)), ("*", SGD(0.1))))
+    >>> [rules.rule_for(name) for name in ("head.bias", "body.bias", "body.weight")]
+    [Frozen(), SGD(learning_rate=0.2), SGD(learning_rate=0.1)]
     """
 
     rules: tuple[tuple[str, UpdateRule], ...]
@@ -87,7 +95,7 @@ class PerArray:
                     f"optimizer[{name!r}]: a gradient is clipped as a whole; put Clipped(…) around "
                     "all rules: Clipped(PerArray((…)), norm=…)"
                 )
-            if per_array_in(rule) is not None:
+            if within(rule, PerArray) is not None:
                 raise ConfigurationError(f"optimizer[{name!r}] has rules by names within it")
         names = [name for name, _ in self.rules]
         if not names:
@@ -102,7 +110,7 @@ class PerArray:
 
     @property
     def by_rows(self) -> bool:
-        """Whether any rule has to see whole rows."""
+        """Whether any rule needs whole rows."""
         return any(by_rows(rule) for _, rule in self.rules)
 
     @property
@@ -111,13 +119,7 @@ class PerArray:
         return any(needs_base(rule) for _, rule in self.rules)
 
     def rule_for(self, name: str) -> UpdateRule:
-        """The rule of an array or table.
-
-        Raises
-        ------
-        ConfigurationError
-            It has none.
-        """
+        """The rule of an array or table; raises `ConfigurationError` if it has none."""
         chosen = self.chosen(name)
         if chosen is None:
             raise ConfigurationError(
@@ -127,21 +129,15 @@ class PerArray:
         return self._rules[chosen]
 
     def chosen(self, name: str) -> str | None:
-        """The entry whose rule an array or table has; None: there is none."""
+        """The entry whose rule an array or table has, if any."""
         if name in self._rules:
             return name
-        return next((entry for entry, fits in self._patterns if fits.fullmatch(name)), None)
+        return next((entry for entry, pattern in self._patterns if pattern.fullmatch(name)), None)
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
-        """Refuse: without a name there is no telling which rule it is; see `rule_for`."""
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
+        """Refuse: which rule it is depends on the name; see `rule_for`."""
         raise ConfigurationError("rules by names take no step with arrays that have no name")
 
     @cached_property
@@ -150,45 +146,23 @@ class PerArray:
 
     @cached_property
     def _patterns(self) -> list[tuple[str, re.Pattern[str]]]:
-        wild = [name for name in self._rules if EVERY in name and name != EVERY]
-        wild += [EVERY] if EVERY in self._rules else []
+        wild = sorted((name for name in self._rules if EVERY in name), key=lambda n: n == EVERY)
         return [(n, re.compile(".*".join(map(re.escape, n.split(EVERY))))) for n in wild]
 
 
-def per_array_in(rule: UpdateRule | None) -> PerArray | None:
-    """The rules by names in a rule, whatever is around them; None: there are none."""
-    return within(rule, PerArray)
-
-
 def as_rule(optimizer: object) -> UpdateRule:
-    """Return what is given as an update rule: it is one, or a mapping as for `PerArray`.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither.
-    """
+    """Return an update rule; a mapping makes a `PerArray`, and other arguments are refused."""
     rule: Any = PerArray(tuple(optimizer.items())) if isinstance(optimizer, Mapping) else optimizer
     if not is_rule(rule):
-        raise refused(
-            "optimizer",
-            rule,
-            "an update rule such as SGD(0.1) or Adam(), or a mapping of names of arrays to "
-            "update rules",
-        )
+        mapping = "a mapping of names of arrays to update rules"
+        raise refused("optimizer", rule, f"an update rule such as SGD(0.1) or Adam(), or {mapping}")
     made: UpdateRule = rule
     return made
 
 
 def check_names(rule: UpdateRule, names: Collection[str]) -> None:
-    """Make sure that all arrays and tables of these names have a rule.
-
-    Raises
-    ------
-    ConfigurationError
-        Something has none, or a rule is that of nothing.
-    """
-    named = per_array_in(rule)
+    """Refuse a rule that lacks one for an array or table, or has one for none of these names."""
+    named = within(rule, PerArray)
     if named is None:
         return
     for name in names:
@@ -202,15 +176,9 @@ def check_names(rule: UpdateRule, names: Collection[str]) -> None:
 
 
 def frozen(rule: UpdateRule, names: Iterable[str]) -> frozenset[str]:
-    """Which of these arrays and tables a rule does not train; names that it does not know are not.
-
-    Parameters
-    ----------
-    names
-        Any names.
-    """
-    named = per_array_in(rule)
+    """Return the names of arrays and tables that a rule does not train."""
+    named = within(rule, PerArray)
     if named is None:
-        return frozenset(names) if within(rule, Frozen) else _NONE
+        return frozenset(names if within(rule, Frozen) else ())
     entries = {entry for entry, own in named.rules if within(own, Frozen)}
-    return frozenset(name for name in names if named.chosen(name) in entries) if entries else _NONE
+    return frozenset(name for name in names if entries and named.chosen(name) in entries)

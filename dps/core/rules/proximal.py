@@ -1,20 +1,18 @@
-"""Proximal gradient descent, and the step size with which it stands bounded delays.
+"""Proximal gradient descent, its step size under bounded delays, its penalties, and FTRL.
 
-Workers push the gradients of the loss alone; the penalty is taken care of here, where a step can be
-exact where the penalty has a kink. A push of some of the arrays is a step of these blocks alone.
+Workers push the gradients of the loss alone. The server adds the penalty, where a step can be exact
+at a kink. A push of some of the arrays is a step of these blocks alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from dps.core import ranges
-
-Array = np.ndarray
+from dps.core.rules.rule import Array, Out, Slots, Stepped
 
 
 class _ProximalStep:
@@ -32,11 +30,11 @@ class _ProximalStep:
         self: Any,
         values: Array,
         gradient: Array,
-        slots: Mapping[str, Array],
+        slots: Slots,
         t: int,
         scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        out: Out = None,
+    ) -> Stepped:
         """Return the new values; the optimizer state is empty."""
         rate = self.learning_rate * scale
         new: Array = np.multiply(gradient, rate, out=out)
@@ -49,22 +47,27 @@ class _ProximalStep:
 class Proximal(_ProximalStep):
     """Proximal gradient descent: w ← prox(w − γ·g), with the proximal operator of γ·h.
 
-    It makes loss + h least (Parikh and Boyd 2014, section 4.2), where the loss is what one push has
-    the gradient of. A fixed step γ ≤ 1/L converges if each push has the gradient of the whole loss,
-    and L bounds how much that changes per unit of change of the weights. With gradients of batches
-    it comes near only, and zeros come and go.
+    It minimises loss + h (Parikh and Boyd 2014, section 4.2), where the loss is that of one push. A
+    fixed step γ ≤ 1/L converges if each push has the gradient of the whole loss, and L is its
+    Lipschitz constant. With gradients of batches it only comes near.
 
     Parameters
     ----------
     learning_rate
-        γ, 0 or above. What reduces the learning rate of a step reduces the penalty's part as well.
+        γ, 0 or above. A factor on the learning rate is one on the penalty of the step as well.
     penalty
         h: `L1`, `L2`, `ElasticNet` or `GroupL1`.
 
     Notes
     -----
-    Each step pays the penalty once, also one with the sum of several gradients, as after an outage
-    or on a chain that aggregates: there h weighs less beside the loss.
+    Each step pays the penalty once. So h weighs less in a step with the sum of several gradients,
+    as after an outage or on a chain that aggregates.
+
+    Examples
+    --------
+    >>> rule = Proximal(learning_rate=0.5, penalty=L1(1.0))
+    >>> rule.step(np.array([2.0, 0.1]), np.zeros(2), {}, t=1, scale=1.0)[0]
+    array([1.5, 0. ])
     """
 
     learning_rate: float
@@ -80,21 +83,21 @@ class DelayedProximal(_ProximalStep):
     """Delayed block proximal gradient descent (Li et al., NIPS 2014; OSDI 2014, section 5.1).
 
     The step is that of `Proximal`, at the largest learning rate for which the paper's theorem
-    promises a stationary point though gradients are late, also where the loss is not convex: γ =
+    promises a stationary point with late gradients, also of a loss that is not convex: γ =
     M / (L_var + τ·L_cov + ε), with M = 1 as the proximal operator measures plain distances. A block
-    is what one push covers: any of the arrays.
+    is the set of arrays of one push.
 
     Parameters
     ----------
     l_var
-        L_var, 0 or above: how much the gradient of a block changes at most, per unit by which that
-        block changes. In units of the loss per squared unit of weight.
+        L_var, 0 or above: the Lipschitz constant of the gradient of a block, as that block changes.
+        In units of the loss per squared unit of weight.
     l_cov
-        L_cov, likewise for the gradients of the blocks of the τ steps that follow. If each push
-        covers all arrays, both are the largest eigenvalue of the loss's second derivative.
+        L_cov, likewise for the gradients of the blocks of the next τ steps. If each push covers all
+        arrays, both are the largest eigenvalue of the loss's second derivative.
     tau
-        τ, 0 or above: how many updates of its shard a gradient may miss. With n workers under
-        ``SSP(bound)`` that is (n − 1)·(2·bound + 1) at most; `ASP` gives no bound.
+        τ, 0 or above: the number of updates of its shard that a gradient may miss. With n workers
+        under ``SSP(bound)`` it is (n − 1)·(2·bound + 1) at most; `ASP` gives no bound.
     penalty
         h: `L1`, `L2`, `ElasticNet` or `GroupL1`.
     eps
@@ -102,9 +105,13 @@ class DelayedProximal(_ProximalStep):
 
     Notes
     -----
-    In a step of the paper the gradients of all workers are summed, and the constants are sums over
-    workers. Here each push is a step: the constants are those of what one push has the gradient of,
-    which has to stand for the whole loss, and τ counts pushes.
+    A step of the paper sums the gradients of all workers, and its constants are sums over workers.
+    Here each push is a step with the gradient of the whole loss, and τ counts pushes.
+
+    Examples
+    --------
+    >>> DelayedProximal(l_var=1.0, l_cov=0.5, tau=2, penalty=L1(0.1), eps=0.5).learning_rate
+    0.4
     """
 
     l_var: float
@@ -121,24 +128,18 @@ class DelayedProximal(_ProximalStep):
 
     @property
     def learning_rate(self) -> float:
-        """γ, the step size that follows from the constants and the bound of delays."""
+        """γ, the step size."""
         return 1 / (self.l_var + self.tau * self.l_cov + self.eps)
 
 
 def _require_penalty(rule: object, penalty: object) -> None:
     if isinstance(penalty, type) or not hasattr(penalty, "shrink"):
-        raise ranges.refused(
-            f"{type(rule).__name__}: penalty",
-            penalty,
-            "a penalty such as L1(0.01) or GroupL1(0.1)",
-        )
+        what = f"{type(rule).__name__}: penalty"
+        raise ranges.refused(what, penalty, "a penalty such as L1(0.01) or GroupL1(0.1)")
 
 
 class Penalty(Protocol):
-    """What is added to the loss that workers differentiate, and taken care of on the server.
-
-    `by_rows` tells whether it needs whole rows, as 2-D arrays (see `dps.core.rules.rule.by_rows`).
-    """
+    """A term h(w) that the server adds to the loss of the workers."""
 
     @property
     def by_rows(self) -> bool:
@@ -146,7 +147,7 @@ class Penalty(Protocol):
         ...
 
     def shrink(self, values: Array, step: float) -> None:
-        """Put the proximal operator's value into the place of its argument.
+        """Replace values by the proximal operator of them.
 
         Parameters
         ----------
@@ -158,7 +159,7 @@ class Penalty(Protocol):
         ...
 
     def value(self, values: Array) -> float:
-        """Return what is added to the loss; `values` are as for `shrink`, and stay as they are."""
+        """Return h(values), without changing them; they are as for `shrink`."""
         ...
 
 
@@ -172,6 +173,11 @@ class L1:
     ----------
     strength
         λ, 0 or above, in units of the loss per unit of weight.
+
+    Examples
+    --------
+    >>> L1(0.5).value(np.array([1.0, -3.0]))
+    2.0
     """
 
     strength: float
@@ -199,6 +205,11 @@ class L2:
     ----------
     strength
         λ, 0 or above, in units of the loss per squared unit of weight.
+
+    Examples
+    --------
+    >>> L2(0.5).value(np.array([1.0, -3.0]))
+    2.5
     """
 
     strength: float
@@ -226,6 +237,11 @@ class ElasticNet:
     ----------
     l1, l2
         λ₁ and λ₂, 0 or above, as for `L1` and `L2`.
+
+    Examples
+    --------
+    >>> ElasticNet(l1=0.5, l2=0.5).value(np.array([1.0, -3.0]))
+    4.5
     """
 
     l1: float
@@ -249,10 +265,9 @@ class ElasticNet:
 class GroupL1:
     """The group lasso's penalty: h(w) = λ·Σ‖row‖₂, which makes whole rows zero (Yuan and Lin 2006).
 
-    A group is a row of a parameter array: all of it with the same first index. In a matrix of
-    features × outputs it is what belongs to one feature. In an array of one dimension each element
-    is a group, as with `L1`. Rows stay whole however many shards there are: a row is the least that
-    can be placed, so few long rows may spread unevenly.
+    A group is a row of a parameter array: its elements with the same first index. In a matrix of
+    features × outputs these are the weights of one feature. In an array of one dimension each
+    element is a group, as with `L1`. Shards hold whole rows, so few long rows may spread unevenly.
 
     Its proximal operator is row·max(1 − γλ / ‖row‖₂, 0).
 
@@ -260,6 +275,11 @@ class GroupL1:
     ----------
     strength
         λ, 0 or above, the same for rows of every length, in units of the loss per unit of weight.
+
+    Examples
+    --------
+    >>> GroupL1(0.5).value(np.array([[3.0, 4.0], [0.0, 0.0]]))
+    2.5
     """
 
     strength: float
@@ -269,12 +289,12 @@ class GroupL1:
         ranges.not_negative(self, "strength")
 
     def shrink(self, values: Array, step: float) -> None:
-        """Shorten each row by γλ; rows that are no longer than that become zero."""
+        """Shorten each row by γλ, at most to zero."""
         threshold = step * self.strength
         if threshold == 0:
             return
-        # A fresh array, so that the order of the summands depends on the row's length alone and
-        # replicas stay bitwise equal; and of float64, as float32 would overflow.
+        # In a fresh array the order of the summands depends on the row's length alone, so replicas
+        # stay bitwise equal. Float32 would overflow.
         norms = np.sqrt(np.square(values, dtype=np.float64).sum(axis=1, keepdims=True))
         kept = np.zeros_like(norms)
         np.divide(threshold, norms, out=kept, where=norms > threshold)
@@ -288,7 +308,7 @@ class GroupL1:
 
 
 def soft_threshold(values: Array, threshold: float) -> None:
-    """Bring each element nearer to zero by `threshold`, and to zero if it is nearer already."""
+    """Move each element towards zero by `threshold`, at most to zero."""
     values -= np.clip(values, -threshold, threshold)
 
 
@@ -296,13 +316,12 @@ def soft_threshold(values: Array, threshold: float) -> None:
 class FTRL:
     """Follow the (proximally) regularised leader (McMahan et al. 2013, section 3, algorithm 1).
 
-    For each weight, after gradients g₁ … g_t and with w₁ … w_t as the weights were before them, the
-    new weight is the one with the least
+    After gradients g₁ … g_t, at weights w₁ … w_t, the new weight minimises
 
         Σ g_s·w + ½·Σ σ_s·(w − w_s)² + λ₁·|w| + ½·λ₂·w²,
 
-    where σ₁ + … + σ_t = 1/η_t = (β + √Σ g_s²) / α. Without penalties that is w − η_t·g_t: gradient
-    descent at a learning rate that falls for each weight as its gradients add up.
+    where σ₁ + … + σ_t = 1/η_t = (β + √Σ g_s²) / α. Without penalties it is w − η_t·g_t: gradient
+    descent with a learning rate that falls for each weight as its gradients add up.
 
     Parameters
     ----------
@@ -312,18 +331,22 @@ class FTRL:
         β, 0 or above, in the unit of gradients: keeps the first steps short. The paper uses 1.
     l1, l2
         λ₁ and λ₂, 0 or above, in units of gradients, and of gradients per unit of weight. They
-        enter once, not with each step: beside the sum of all gradients so far they weigh less and
-        less.
+        enter once, not with each step, so they weigh less and less beside the sum of gradients.
 
     Notes
     -----
-    The paper starts at w₁ = 0. From other values, and where the optimizer's state starts anew
-    beside weights that were saved, what holds here is the problem above, where algorithm 1 would
-    take β/α·w₁ for nothing and so forget most of them in the first step. As in the paper, a weight
-    that has had no gradient but 0 stays as it is, whatever the penalties.
+    The paper starts at w₁ = 0. With other first values, or saved weights without optimizer state,
+    algorithm 1 would omit β/α·w₁ and so forget most of them in the first step; here the new weight
+    still minimises the sum above. As in the paper, a weight whose gradients were all 0 stays.
 
-    A factor on the learning rate of a step is one on g_s in the sum (but not on its square in η);
+    A factor on the learning rate of a step is one on g_s in the sum, not on its square in η;
     without penalties that is the same.
+
+    Examples
+    --------
+    >>> zero, state = np.zeros(2), {"linear": np.zeros(2), "squares": np.zeros(2)}
+    >>> FTRL(alpha=1.0, l1=1.0).step(zero, np.array([0.5, -3.0]), state, t=1, scale=1.0)[0]
+    array([0. , 0.5])
     """
 
     alpha: float = 0.1
@@ -337,19 +360,13 @@ class FTRL:
         ranges.not_negative(self, "beta", "l1", "l2")
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the new values, and the new z = Σ(g_s − σ_s·w_s) and Σ g_s²."""
         before = slots["squares"]
         squares = np.multiply(gradient, gradient)
         squares += before
-        # A gradient may be finite and its square not; the weight would be no number ever after.
+        # The square of a finite gradient may overflow, and the weight would become NaN for good.
         np.minimum(squares, np.finfo(squares.dtype).max, out=squares)
         root = np.sqrt(squares)
         # σ: what 1/η grows by. Before the first gradient it is 0, and not β/α.

@@ -9,51 +9,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from dps.core import ranges
 
 Array = np.ndarray
+Slots = Mapping[str, Array]
+Out = Array | None
+Stepped = tuple[Array, dict[str, Array]]  # new values, and the new optimizer state
 R = TypeVar("R")
 
 
 class UpdateRule(Protocol):
     """How a gradient changes parameters.
 
-    `slots` names the arrays of optimizer state that go with each parameter array.
+    A rule treats each element on its own, and changes nothing of its own while it steps: large
+    parameters are stepped in chunks, on several threads at a time.
 
     Notes
     -----
-    A rule may have more attributes, which the functions of their names here look for.
-    ``by_rows = True``: it is handed whole rows of the parameter arrays, as 2-D arrays, and the
-    parameters are placed so that no row is divided; else it treats each element on its own.
-    ``factor(staleness)``: a factor on the learning rate of a step with a gradient that has missed
-    so many updates; ``factor_at(version)``: one for a shard that has applied so many.
-    ``needs_base = True``: gradients come with the weights that they were computed from, and go
-    through the rule's ``compensated(values, gradient, base)`` before anything else is done with
-    them. ``per_array = True``: each array and table has the rule that
-    ``rule_for(name)`` returns, whose step is taken instead of this one's.
+    A rule may have more attributes, which the functions of the same names read:
 
-    Large parameters are stepped in chunks, on several threads at a time; a rule that changes
-    nothing of its own while it steps, as it must, need not care.
+    - ``by_rows = True``: it gets whole rows of the parameter arrays, as 2-D arrays, and no row is
+      divided between shards.
+    - ``factor(staleness)``: a factor on the learning rate of a step, by the number of updates that
+      its gradient has missed; ``factor_at(version)``: one by the version of the shard.
+    - ``needs_base = True``: gradients come with the weights that they were computed from, and first
+      pass through ``compensated(values, gradient, base)``.
+    - ``per_array = True``: each array and table has the rule that ``rule_for(name)`` returns.
     """
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The names of the optimizer's slots: arrays of the shape and dtype of the weights."""
+        """The names of the arrays of optimizer state that each parameter array has."""
         ...
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the new values and the new optimizer state after one step.
 
         Parameters
@@ -66,7 +61,7 @@ class UpdateRule(Protocol):
         t
             The number of this step, from 1.
         scale
-            Factor on the learning rate, 1 but for replay policies and staleness that reduce it.
+            Factor on the learning rate; replay policies and staleness reduce it below 1.
         out
             Where to put the new values; None: in a fresh array.
         """
@@ -74,16 +69,12 @@ class UpdateRule(Protocol):
 
 
 def by_rows(rule: UpdateRule) -> bool:
-    """Whether the rule has to see whole rows of the parameter arrays.
-
-    Row i of an array is all of it with i as its first index; in an array of one dimension or none
-    each element is a row.
-    """
+    """Whether the rule needs whole rows: elements of an array with the same first index."""
     return bool(getattr(rule, "by_rows", False))
 
 
 def factor(rule: UpdateRule, staleness: float) -> float:
-    """The rule's own factor on the learning rate for a gradient that missed so many updates."""
+    """The rule's own factor on the learning rate for a gradient of this staleness."""
     return float(rule.factor(staleness)) if hasattr(rule, "factor") else 1.0
 
 
@@ -93,10 +84,7 @@ def factor_at(rule: UpdateRule, version: int) -> float:
 
 
 def learning_rate_at(rule: UpdateRule, version: int) -> float | None:
-    """The learning rate of a step at a version of the shard; None: there is none of all arrays.
-
-    The rule's own factor for staleness, which each gradient has another of, is not in it.
-    """
+    """The learning rate at a version of the shard, without staleness; None if arrays differ."""
     own: UpdateRule | None = rule
     while own is not None and not hasattr(own, "learning_rate"):
         own = getattr(own, "rule", None)
@@ -130,101 +118,68 @@ def within(rule: UpdateRule | None, kind: type[R]) -> R | None:
 
 
 def slots_by_name(rule: UpdateRule) -> Callable[[str], tuple[str, ...]]:
-    """Return what tells which optimizer state an array or table of a name has."""
+    """Return a function of the name of an array or table to its slots."""
     return lambda name: rule_for(rule, name).slots
 
 
 def is_rule(choice: object) -> bool:
-    """Whether something is an update rule, and no class of them."""
+    """Whether an object is an update rule, and not a class."""
     # An optimizer of torch has a `step` as well.
     step = getattr(choice, "step", None)
     return not isinstance(choice, type) and callable(step) and hasattr(choice, "slots")
 
 
-@dataclass(frozen=True, slots=True)
-class OfAnother:
-    """A rule that is another one but for something; whatever it does not say is as there."""
+@dataclass(frozen=True)
+class Wrapper:
+    """Base of rules around another `rule`: what they do not override is as in that one."""
 
     rule: UpdateRule
 
     def __post_init__(self) -> None:
         if isinstance(self.rule, type(self)) or not is_rule(self.rule):
-            raise ranges.refused(
-                f"{type(self).__name__}: rule",
-                self.rule,
-                "another update rule such as SGD(0.1)",
-            )
+            what = f"{type(self).__name__}: rule"
+            raise ranges.refused(what, self.rule, "another update rule such as SGD(0.1)")
+
+    def __getattr__(self, name: str) -> Any:
+        # Such as `by_rows`, `needs_base`, `per_array` and `factor`.
+        if name == "rule":  # an object that is being unpickled has none yet
+            raise AttributeError(name)
+        return getattr(self.rule, name)
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The optimizer state of the rule."""
         return self.rule.slots
 
-    @property
-    def by_rows(self) -> bool:
-        """Whether the rule has to see whole rows."""
-        return by_rows(self.rule)
-
-    @property
-    def needs_base(self) -> bool:
-        """Whether gradients have to come with the weights that they were computed from."""
-        return needs_base(self.rule)
-
-    @property
-    def per_array(self) -> bool:
-        """Whether arrays have rules of their own."""
-        return is_per_array(self.rule)
-
-    def factor(self, staleness: float) -> float:
-        """The rule's own factor on the learning rate."""
-        return factor(self.rule, staleness)
-
-    def factor_at(self, version: int) -> float:
-        """The rule's own factor on the learning rate at a version."""
-        return factor_at(self.rule, version)
-
-    def compensated(self, values: Array, gradient: Array, base: Array) -> Array:
-        """Return what the rule corrects a gradient to, if it does."""
-        correct: Callable[..., Array] = getattr(self.rule, "compensated")  # noqa: B009 - not of all
-        return correct(values, gradient, base)
-
     def rule_for(self, name: str) -> UpdateRule:
-        """The same for the rule of an array or table of this name."""
+        """The same around the rule of an array or table of this name."""
         return replace(self, rule=rule_for(self.rule, name))
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
-        """Return what the rule returns."""
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
+        """Return the step of the rule."""
         return self.rule.step(values, gradient, slots, t, scale, out)
 
 
 @dataclass(frozen=True, slots=True)
 class SGD:
-    """Plain stochastic gradient descent: w ← w − η·g."""
+    """Plain stochastic gradient descent: w ← w − η·g.
+
+    >>> values, _ = SGD(0.1).step(np.ones(2), np.array([1.0, 2.0]), {}, t=1, scale=1.0)
+    >>> values
+    array([0.9, 0.8])
+    """
 
     learning_rate: float
     slots: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        # 0 learns nothing: what an experiment compares with to see that it can trust its verdicts.
-        ranges.not_negative(self, "learning_rate")
+        ranges.not_negative(self, "learning_rate")  # 0 learns nothing: for comparison
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the new values; there is no optimizer state."""
         new = np.multiply(gradient, self.learning_rate * scale, out=out)
         np.subtract(values, new, out=new)
@@ -233,7 +188,11 @@ class SGD:
 
 @dataclass(frozen=True, slots=True)
 class Momentum:
-    """SGD with heavy-ball momentum, as in torch: m ← μ·m + g; w ← w − η·m."""
+    """SGD with heavy-ball momentum, as in torch: m ← μ·m + g; w ← w − η·m.
+
+    >>> Momentum(0.1).slots
+    ('momentum',)
+    """
 
     learning_rate: float
     momentum: float = 0.9
@@ -244,14 +203,8 @@ class Momentum:
         ranges.fraction(self, "momentum")
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the new values and the new momentum."""
         momentum = np.multiply(slots["momentum"], self.momentum)
         momentum += gradient
@@ -272,6 +225,12 @@ class AdaGrad:
         η, 0 or above: how far an element goes in its first step, whatever the size of its gradient.
     eps
         ε, 1.2e-38 or above, in the unit of the gradient: keeps elements in place that had none yet.
+
+    Examples
+    --------
+    >>> zeros = np.zeros(2)
+    >>> AdaGrad(0.5).step(zeros, np.array([1.0, -9.0]), {"squares": zeros}, t=1, scale=1.0)[0]
+    array([-0.5,  0.5])
     """
 
     learning_rate: float = 0.01
@@ -284,14 +243,8 @@ class AdaGrad:
         ranges.visible(self, "eps")
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the new values and the new sum of squares of the gradient."""
         squares = np.multiply(gradient, gradient)
         squares += slots["squares"]
@@ -305,7 +258,11 @@ class AdaGrad:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """Adam with bias correction (Kingma and Ba 2015), as in torch with its default settings."""
+    """Adam with bias correction (Kingma and Ba 2015), as in torch with its default settings.
+
+    >>> Adam(0.01).slots
+    ('mean', 'square')
+    """
 
     learning_rate: float = 0.001
     beta1: float = 0.9
@@ -319,19 +276,28 @@ class Adam:
         ranges.visible(self, "eps")
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the new values and the new running mean and mean square of the gradient."""
-        scratch, after = _adam(self, gradient, slots, t)
+        scratch, after = self._direction(gradient, slots, t)
         scratch *= self.learning_rate * scale / (1 - self.beta1**t)
         new = np.subtract(values, scratch, out=scratch if out is None else out)
         return new, after
+
+    def _direction(self, gradient: Array, slots: Slots, t: int) -> Stepped:
+        """Return mean / (√square + ε), without the correction of the mean; and the new slots."""
+        scratch = np.multiply(gradient, 1 - self.beta1)
+        mean = np.multiply(slots["mean"], self.beta1)
+        mean += scratch
+        np.multiply(gradient, gradient, out=scratch)
+        scratch *= 1 - self.beta2
+        square = np.multiply(slots["square"], self.beta2)
+        square += scratch
+        np.sqrt(square, out=scratch)
+        scratch *= 1 / float(np.sqrt(1 - self.beta2**t))
+        scratch += self.eps
+        np.divide(mean, scratch, out=scratch)
+        return scratch, {"mean": mean, "square": square}
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,8 +312,13 @@ class AdamW(Adam):
     learning_rate, beta1, beta2, eps
         As for `Adam`.
     weight_decay
-        λ, 0 or above, in units of the inverse of the learning rate. What reduces the learning rate
-        of a step, such as a schedule, reduces the decay as well.
+        λ, 0 or above, in units of the inverse of the learning rate. A factor on the learning rate
+        is one on the decay as well.
+
+    Examples
+    --------
+    >>> AdamW(weight_decay=0.1).kind
+    'adamw'
     """
 
     weight_decay: float = 0.01
@@ -358,36 +329,12 @@ class AdamW(Adam):
         ranges.not_negative(self, "weight_decay")
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
         """Return the new values and the new running mean and mean square of the gradient."""
-        scratch, after = _adam(self, gradient, slots, t)
+        scratch, after = self._direction(gradient, slots, t)
         rate = self.learning_rate * scale
         scratch *= rate / (1 - self.beta1**t)
         new = np.multiply(values, 1 - rate * self.weight_decay, out=out)
         new -= scratch
         return new, after
-
-
-def _adam(
-    rule: Adam, gradient: Array, slots: Mapping[str, Array], t: int
-) -> tuple[Array, dict[str, Array]]:
-    """Return where a step goes, before learning rate and correction of the mean; the new slots."""
-    scratch = np.multiply(gradient, 1 - rule.beta1)
-    mean = np.multiply(slots["mean"], rule.beta1)
-    mean += scratch
-    np.multiply(gradient, gradient, out=scratch)
-    scratch *= 1 - rule.beta2
-    square = np.multiply(slots["square"], rule.beta2)
-    square += scratch
-    np.sqrt(square, out=scratch)
-    scratch *= 1 / float(np.sqrt(1 - rule.beta2**t))
-    scratch += rule.eps
-    np.divide(mean, scratch, out=scratch)
-    return scratch, {"mean": mean, "square": square}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -11,25 +11,32 @@ import numpy as np
 
 from dps.core import ranges
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.rules import rule as rules
-from dps.core.rules.rule import OfAnother, UpdateRule, factor, factor_at, needs_base, within
+from dps.core.rules.rule import (
+    Array,
+    Out,
+    Slots,
+    Stepped,
+    UpdateRule,
+    Wrapper,
+    factor,
+    factor_at,
+    needs_base,
+    rule_for,
+    within,
+)
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
 
-Array = np.ndarray
-
-STRETCH = 1 << 16  # elements whose squares are made at a time
-TINY = 1e-6  # what torch adds to the norm before it divides by it
+STRETCH = 1 << 16  # elements that are read at a time
+TINY = 1e-6  # torch adds it to the norm before it divides by it
 
 
-@dataclass(frozen=True, slots=True)
-class Clipped(OfAnother):
+@dataclass(frozen=True)
+class Clipped(Wrapper):
     """Another rule, with gradients that workers clip before they push them.
 
     Parameters
     ----------
-    rule
-        Any update rule.
     norm
         The largest Euclidean norm of a whole gradient, above 0: of all arrays and rows of one push
         together, as in ``torch.nn.utils.clip_grad_norm_``. A gradient whose norm is larger is
@@ -40,15 +47,20 @@ class Clipped(OfAnother):
 
     Notes
     -----
-    Gradients are clipped one by one: the sum of several, as after an outage, may be larger, and so
-    may what filters send with what they had withheld before.
+    Gradients are clipped one by one. The sum of several, as after an outage, may be larger, and so
+    may a gradient that filters send together with earlier ones.
+
+    Examples
+    --------
+    >>> Clipped(SGD(0.1), norm=1.0).slots
+    ()
     """
 
     norm: float | None = None
     value: float | None = None
 
     def __post_init__(self) -> None:
-        OfAnother.__post_init__(self)  # super() knows no class that was made anew for its slots
+        super().__post_init__()
         given = [name for name in ("norm", "value") if getattr(self, name) is not None]
         if not given:
             raise ConfigurationError("Clipped: expected norm=…, value=… or both")
@@ -63,23 +75,13 @@ class Clipped(OfAnother):
     ) -> Sequence[Array]:
         """Return the parts of one gradient, clipped together.
 
-        Parameters
-        ----------
-        parts
-            Arrays of float32 or float64 of any shape, which are not written to; together they are
-            the whole gradient.
-        fresh
-            Makes arrays like these to put the result into.
-
-        Returns
-        -------
-        parts
-            Those that were given if nothing had to be done, else the fresh ones. If anything is not
-            finite, it is those that were given, for whoever checks them.
+        They are those that were given if these are small enough, or not finite, else those that
+        `fresh` makes.
         """
         value, norm = self.value, self.norm
         now = parts
-        if value is not None and not all(_is_within(part, value) for part in parts):
+        # NaN is not within the limit either.
+        if value is not None and not all((np.abs(s) <= value).all() for s in _stretches(parts)):
             if not all(all_finite(part) for part in parts):
                 return parts
             now = fresh()
@@ -95,44 +97,38 @@ class Clipped(OfAnother):
 
 
 def clipping_of(rule: UpdateRule | None) -> Clipped | None:
-    """How a rule has gradients clipped, whatever is around it; None: not at all."""
+    """Return how a rule clips gradients, whatever is around it; None: not at all."""
     return within(rule, Clipped)
 
 
-def norm_of(parts: Iterable[Array]) -> float:
-    """The Euclidean norm of arrays together; NaN or infinity if something in them is."""
-    flat = [part.reshape(-1) for part in parts]
+def norm_of(parts: Sequence[Array]) -> float:
+    """The Euclidean norm of arrays together; NaN or infinity if one of them is not finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        norm = math.sqrt(sum(_squares(part, 1.0) for part in flat))
+        norm = math.sqrt(_squares(parts, 1.0))
         if math.isfinite(norm):
             return norm
         # Squares may be too large where the norm is not.
-        largest = max(float(np.abs(part).max()) for part in flat if part.size)
+        largest = max(float(np.abs(part).max()) for part in parts if part.size)
         if not math.isfinite(largest):
             return largest
-        return largest * math.sqrt(sum(_squares(part, 1 / largest) for part in flat))
+        return largest * math.sqrt(_squares(parts, 1 / largest))
 
 
-def _squares(flat: Array, scale: float) -> float:
-    """The sum of the squares of scaled elements, in float64, with little memory."""
-    total = 0.0
-    for begin in range(0, flat.size, STRETCH):
-        part = np.multiply(flat[begin : begin + STRETCH], scale, dtype=np.float64)
-        part *= part
-        total += float(part.sum())
-    return total
+def _squares(parts: Iterable[Array], scale: float) -> float:
+    """The sum of the squares of scaled elements, in float64."""
+    scaled = (np.multiply(stretch, scale, dtype=np.float64) for stretch in _stretches(parts))
+    return sum(float(np.square(stretch, out=stretch).sum()) for stretch in scaled)
 
 
-def _is_within(part: Array, most: float) -> bool:
-    """Whether no element is larger; what is no number is."""
-    flat = part.reshape(-1)
-    pieces = (flat[begin : begin + STRETCH] for begin in range(0, flat.size, STRETCH))
-    return all(bool((np.abs(piece) <= most).all()) for piece in pieces)
+def _stretches(parts: Iterable[Array]) -> Iterator[Array]:
+    """Yield the elements of arrays in short pieces, so that copies of them take little memory."""
+    for flat in (part.reshape(-1) for part in parts):
+        yield from (flat[begin : begin + STRETCH] for begin in range(0, flat.size, STRETCH))
 
 
-@dataclass(frozen=True, slots=True)
-class DelayCompensated(OfAnother):
-    """Another rule, with gradients that are corrected for what they have missed.
+@dataclass(frozen=True)
+class DelayCompensated(Wrapper):
+    """Another rule, with gradients that are corrected for the updates that they have missed.
 
     g + λ·g⊙g⊙(w − w'), where w' are the weights that g was computed from and w the present ones: a
     step of Taylor's series in which λ·g⊙g stands for the second derivative ("Asynchronous
@@ -149,15 +145,21 @@ class DelayCompensated(OfAnother):
 
     Notes
     -----
-    Each push carries the weights as well, whatever filters do to its gradient. A worker that has
-    read no weights yet sends none, and its gradient is taken as it is; so are elements whose
-    correction is too large for their dtype.
+    Each push carries the weights as well, whatever filters do to its gradient. Before a worker has
+    read weights, its gradients are not corrected; nor are elements whose correction is too large
+    for their dtype.
+
+    Examples
+    --------
+    >>> one = np.ones(1)
+    >>> DelayCompensated(SGD(0.1), 0.5).compensated(values=3 * one, gradient=2 * one, base=one)
+    array([6.])
     """
 
     strength: float
 
     def __post_init__(self) -> None:
-        OfAnother.__post_init__(self)  # super() knows no class that was made anew for its slots
+        super().__post_init__()
         ranges.not_negative(self, "strength")
 
     @property
@@ -177,16 +179,11 @@ class DelayCompensated(OfAnother):
 
 
 def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operation) -> Operation:
-    """Return the operation with its gradient corrected to these values of the shard.
+    """Return the operation with its gradient corrected to these values, if it carries weights.
 
-    One that carries no weights, or meets a rule that has no use for them, stays as it is.
-
-    Raises
-    ------
-    ShapeMismatch
-        Gradient and weights do not fit.
+    Raises `ShapeMismatch` if gradient and weights differ in size.
     """
-    if op.base is None or not rules.needs_base(rule):
+    if op.base is None or not needs_base(rule):
         return op
     check_base(op)
     assert op.gradient is not None
@@ -199,8 +196,8 @@ def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operat
     for piece in chosen:
         part = slice(at, at + piece.block.nbytes)
         at = part.stop
-        own = rules.rule_for(rule, piece.block.name)
-        if not rules.needs_base(own):
+        own = rule_for(rule, piece.block.name)
+        if not needs_base(own):
             gradient[part] = op.gradient[part]
             continue
         correct: Callable[..., Array] = getattr(own, "compensated")  # noqa: B009 - not of every rule
@@ -217,44 +214,40 @@ def check_base(op: Operation) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class WeightDecay(OfAnother):
+@dataclass(frozen=True)
+class WeightDecay(Wrapper):
     """Another rule, with weight decay in its gradient: g ← g + λ·w.
 
-    What torch's optimizers do with their argument ``weight_decay`` (but for `AdamW`, which is a
-    rule of its own): the gradient of λ/2·Σw², which goes through momentum and all else that the
-    rule makes of gradients.
+    As the argument ``weight_decay`` of torch's optimizers: the gradient of λ/2·Σw² is added before
+    momentum and the like. For decoupled decay see `AdamW`.
 
     Parameters
     ----------
-    rule
-        Any update rule.
     strength
         λ, 0 or above, in units of the loss per squared unit of weight.
 
     Notes
     -----
-    It is done on the server, with the weights that the gradient meets. Rows of sparse tables decay
-    when they are pushed to, all others stay as they are. Gradients that are summed into one step
-    decay the weights once.
+    The server adds it, with the weights at that moment. Rows of sparse tables decay when they are
+    pushed to. Gradients that are summed into one step decay the weights once.
+
+    Examples
+    --------
+    >>> rule = WeightDecay(SGD(0.1), strength=0.5)
+    >>> rule.step(np.ones(1), np.zeros(1), {}, t=1, scale=1.0)[0]
+    array([0.95])
     """
 
     strength: float
 
     def __post_init__(self) -> None:
-        OfAnother.__post_init__(self)  # super() knows no class that was made anew for its slots
+        super().__post_init__()
         ranges.not_negative(self, "strength")
 
     def step(
-        self,
-        values: Array,
-        gradient: Array,
-        slots: Mapping[str, Array],
-        t: int,
-        scale: float,
-        out: Array | None = None,
-    ) -> tuple[Array, dict[str, Array]]:
-        """Return what the rule makes of the gradient with the decay in it."""
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
+        """Return the step of the rule with the decay in the gradient."""
         whole = np.multiply(values, self.strength)
         whole += gradient
         return self.rule.step(values, whole, slots, t, scale, out)
@@ -276,7 +269,11 @@ class Schedule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """The learning rate as it is."""
+    """The learning rate as it is.
+
+    >>> Constant().factor(version=1000)
+    1.0
+    """
 
     def factor(self, version: int) -> float:
         """Return 1."""
@@ -285,14 +282,19 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class StepDecay:
-    """The learning rate is multiplied by the same number again and again: ``StepLR`` of torch.
+    """The learning rate is multiplied by a number at regular intervals: ``StepLR`` of torch.
 
     Parameters
     ----------
     every
-        After how many updates of the shard, at least 1.
+        The interval in updates of the shard, at least 1.
     by
-        By what, in (0, 1] as a rule; above 0.
+        The number, above 0.
+
+    Examples
+    --------
+    >>> [StepDecay(every=100, by=0.5).factor(version) for version in (99, 100, 200)]
+    [1.0, 0.5, 0.25]
     """
 
     every: int
@@ -303,7 +305,7 @@ class StepDecay:
         ranges.positive(self, "by")
 
     def factor(self, version: int) -> float:
-        """Return `by` to the power of how often it was time."""
+        """Return `by` to the power of the number of whole intervals."""
         return float(self.by ** (version // self.every))
 
 
@@ -319,7 +321,12 @@ class Cosine:
     updates
         After how many updates of the shard it is at its end, at least 1.
     least
-        Which part of the learning rate is left then, in [0, 1).
+        The factor at its end, in [0, 1).
+
+    Examples
+    --------
+    >>> [Cosine(1000, least=0.1).factor(version) for version in (0, 1000, 5000)]
+    [1.0, 0.1, 0.1]
     """
 
     updates: int
@@ -337,7 +344,7 @@ class Cosine:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The learning rate rises evenly to its full size; another schedule follows.
+    """The learning rate rises linearly to its full size; another schedule follows.
 
     `SequentialLR` of torch, with `LinearLR` first.
 
@@ -346,9 +353,14 @@ class WarmUp:
     updates
         After how many updates of the shard it has its full size, at least 1.
     then
-        What follows; it counts from there on.
+        The schedule that follows; it counts versions from there.
     start
-        With which part of the learning rate it begins, in [0, 1).
+        The first factor, in [0, 1).
+
+    Examples
+    --------
+    >>> [WarmUp(10, then=StepDecay(100)).factor(version) for version in (0, 5, 10, 110)]
+    [0.0, 0.5, 1.0, 0.1]
     """
 
     updates: int
@@ -367,66 +379,60 @@ class WarmUp:
         return self.start + (1 - self.start) * version / self.updates
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled(OfAnother):
+@dataclass(frozen=True)
+class Scheduled(Wrapper):
     """Another rule, with a learning rate that follows a schedule.
 
     Parameters
     ----------
-    rule
-        Any update rule; the schedule's factor is one on its learning rate.
     schedule
-        `Constant`, `StepDecay`, `Cosine`, `WarmUp`, or one of your own.
+        The factor on its learning rate: `Constant`, `StepDecay`, `Cosine`, `WarmUp` or your own.
 
     Notes
     -----
-    Time is the version of the shard: how many updates it has applied, of all workers together. An
-    update that touches some of the shards only is one for these. Gradients that are summed into one
-    step, as after an outage, are one step at the rate of the first, and count as many.
+    A schedule follows the version of the shard: the number of updates that it has applied, of all
+    workers. Gradients that are summed into one step, as after an outage, are one step at the rate
+    of the first, and count as many.
+
+    Examples
+    --------
+    >>> Scheduled(SGD(0.1), Cosine(1000)).factor_at(version=1000)
+    0.0
     """
 
     schedule: Schedule
 
     def __post_init__(self) -> None:
-        OfAnother.__post_init__(self)  # super() knows no class that was made anew for its slots
+        super().__post_init__()
         _require_schedule(self, "schedule", self.schedule)
 
     def factor_at(self, version: int) -> float:
-        """The schedule's factor; one of the rule's own comes on top."""
+        """The schedule's factor, times that of the rule."""
         return self.schedule.factor(version) * factor_at(self.rule, version)
 
 
 def _require_schedule(owner: object, field: str, schedule: object) -> None:
     if isinstance(schedule, type) or not hasattr(schedule, "factor") or hasattr(schedule, "step"):
-        raise ranges.refused(
-            f"{type(owner).__name__}: {field}",
-            schedule,
-            "a schedule such as Cosine(1000)",
-        )
+        what = f"{type(owner).__name__}: {field}"
+        raise ranges.refused(what, schedule, "a schedule such as Cosine(1000)")
 
 
-@dataclass(frozen=True, slots=True)
-class StalenessAware(OfAnother):
-    """Another rule, at its learning rate divided by how stale the gradient is.
+@dataclass(frozen=True)
+class StalenessAware(Wrapper):
+    """Another rule, at its learning rate divided by the staleness of the gradient.
 
     The learning rate of a step is η / max(1, s), where s is the version of the shard before the
     step less the one that the gradient was computed from ("Staleness-aware Async-SGD", Zhang,
     Gupta, Lian and Liu, IJCAI 2016). Where gradients are summed into one step, s is their mean. A
-    factor of the replay policy comes on top.
+    factor of the replay policy comes on top. Meant for `ASP` and `SSP`: under `BSP`, each update is
+    as stale as its place in the round.
 
-    Parameters
-    ----------
-    rule
-        Any update rule.
-
-    Notes
-    -----
-    It is meant for `ASP` and `SSP`. Under `BSP` the updates of a round are applied one after the
-    other, so that each is as stale as its place in the round.
+    >>> StalenessAware(SGD(0.1)).factor(staleness=4)
+    0.25
     """
 
     def __post_init__(self) -> None:
-        OfAnother.__post_init__(self)  # super() knows no class that was made anew for its slots
+        super().__post_init__()
         if needs_base(self.rule):
             raise ConfigurationError(
                 "StalenessAware: delay compensation comes first; write DelayCompensated("
@@ -434,5 +440,5 @@ class StalenessAware(OfAnother):
             )
 
     def factor(self, staleness: float) -> float:
-        """The factor on the learning rate; one of the rule's own comes on top."""
+        """Return 1 / max(1, staleness), times the factor of the rule."""
         return factor(self.rule, staleness) / max(1.0, staleness)

@@ -1,7 +1,7 @@
-"""Which shard a key of a sparse table lives on, and dealing rows out to shards and back.
+"""The shards of the keys of sparse tables, and the distribution of rows to them.
 
-A key's hash tells its partition, and the layout tells each partition's shard. All of it works on
-whole arrays: no step is taken key by key.
+The hash of a key determines its partition, and the layout has the shard of each partition. All
+steps work on whole arrays of keys.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from dps.core.tables.spec import Given, SparseSpec, partitions_of
 from dps.core.tables.table import Level, SparseTable
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
-# For each table, keys and as many rows of a gradient.
+# Table → keys, and as many rows of a gradient.
 Gradients = Mapping[str, tuple[object, object]]
 
 
 def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int, tuple[Rows, ...]]:
-    """Return for each shard the rows that it holds, sorted; of repeated keys the sum.
+    """Return the rows of each shard, sorted by key; rows of a repeated key are summed.
 
-    The arrays may be views of those that were given. Values are looked at only if `values`.
+    The arrays may be views of the arguments.
 
     Raises
     ------
     ShapeMismatch
-        An unknown table, keys that are none, or not one row of the table's width for each.
+        An unknown table, invalid keys, or not one row of the table's width for each.
     NonFiniteGradient
-        Rows hold NaN or infinity, or the sum of those of one key does.
+        Rows, or the sum of those of one key, hold NaN or infinity, and `values` are checked.
     """
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
@@ -57,31 +57,21 @@ def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int
 
 
 def check_rows(layout: Layout, gradients: Gradients) -> None:
-    """Refuse rows that do not fit their tables, as `dealt` does; without a look at their values.
-
-    Raises
-    ------
-    ShapeMismatch
-        An unknown table, keys that are none, or not one row of the table's width for each.
-    """
+    """Refuse rows that do not fit their tables, as `dealt` does, without checking values."""
     for name, pushed in gradients.items():
         _checked(layout.shards[0].table(name), pushed)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Keys of a table that are asked for, shard by shard.
+    """A request for `count` keys of a table, shard by shard.
 
     Attributes
     ----------
-    spec
-        The table.
     keys
-        For each shard that is asked, the keys that it holds, sorted; some may be repeated.
+        Shard → its keys, sorted, perhaps repeated.
     where
-        For each shard that is asked, which of the keys these are, in the order asked for.
-    count
-        How many keys are asked for.
+        Shard → the places of its keys in the request.
     """
 
     spec: SparseSpec
@@ -90,7 +80,7 @@ class Question:
     count: int
 
     def answer(self, rows: Mapping[int, np.ndarray]) -> np.ndarray:
-        """Put the shards' rows together, in the order asked for."""
+        """Return the shards' rows in the order of the request."""
         out = np.empty((self.count, self.spec.width), self.spec.dtype)
         for shard, where in self.where.items():
             out[where] = rows[shard]
@@ -98,23 +88,17 @@ class Question:
 
 
 def asked(layout: Layout, table: str, keys: object) -> Question:
-    """Deal keys out to the shards that hold them.
-
-    Raises
-    ------
-    ShapeMismatch
-        An unknown table, or keys that are none.
-    """
+    """Distribute keys to their shards; raises `ShapeMismatch` for an unknown table or bad keys."""
     spec = layout.shards[0].table(table)
     wanted = as_keys(table, keys)
-    # A shard is quicker with sorted keys.
+    # Sorted keys are faster for a shard.
     ordered, order, cuts = _by_shard(layout, wanted, _order(wanted))
     where = {shard: cut if order is None else order[cut] for shard, cut in cuts.items()}
     return Question(spec, {s: ordered[cut] for s, cut in cuts.items()}, where, len(wanted))
 
 
 def as_range(start: object, stop: object) -> tuple[int, int]:
-    """Return a range of keys as plain numbers; raises `ShapeMismatch` if it is none."""
+    """Return a range of keys as plain numbers; raises `ShapeMismatch` if it is invalid."""
     first, end = ranges.whole(start), ranges.whole(stop)
     if first is None or end is None or not 0 <= first <= end <= KEYS:
         raise ShapeMismatch(
@@ -140,23 +124,16 @@ def _checked(spec: SparseSpec, pushed: tuple[object, object]) -> tuple[np.ndarra
 
 
 def _order(keys: np.ndarray) -> np.ndarray | None:
-    """What sorts the keys; None if they are sorted, each once."""
+    """The indices that sort the keys; None if they are sorted, each once."""
     return None if are_sorted(keys) else keys.argsort()
 
 
 def _by_shard(
     layout: Layout, keys: np.ndarray, order: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, dict[int, slice]]:
-    """Order keys by shard, and within each by `order`.
+    """Return keys sorted by shard and then by `order`, their indices, and the slice of each shard.
 
-    Returns
-    -------
-    keys
-        The keys in that order.
-    order
-        Which each of them was; None: they are as they were.
-    cuts
-        Which of them are each shard's, for those that have any.
+    Without indices, None, the keys have kept their order.
     """
     ordered, shards = keys if order is None else keys[order], len(layout.shards)
     if shards == 1 or not len(keys):
@@ -172,12 +149,12 @@ def _by_shard(
 
 # -- initial rows --------------------------------------------------------------------------------
 #
-# They are part of the first state of each shard, not of the table's specification, which is sent
-# with every task and must stay small.
+# They are part of the first state of each shard. The specification of a table must stay small,
+# because it is sent with every task.
 
 
 def without_rows(specs: Sequence[SparseSpec]) -> tuple[SparseSpec, ...]:
-    """Return the specifications of tables without their initial rows."""
+    """Return the specifications of tables without initial rows."""
     return tuple(
         replace(spec, initial=spec.initial.otherwise) if isinstance(spec.initial, Given) else spec
         for spec in specs
@@ -192,17 +169,9 @@ def begun_rows(specs: Sequence[SparseSpec]) -> dict[str, Level]:
 
 
 def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:
-    """Return the initial rows of a table, sorted by key.
-
-    Raises
-    ------
-    ConfigurationError
-        They are not a floating-point array (keys, width) or hold NaN or infinity, or the keys are
-        invalid or repeated.
-    """
+    """Return the initial rows of a table, sorted by key; refuse invalid rows and keys."""
     what = f"SparseSpec {spec.name!r}: initial rows"
-    if isinstance(rows, np.ndarray):
-        rows = plain(what, rows)
+    rows = plain(what, rows) if isinstance(rows, np.ndarray) else rows
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f":
         kind = rows.dtype if isinstance(rows, np.ndarray) else type(rows).__name__
         raise ConfigurationError(f"{what} are {kind}, expected an array of float32 or float64")
@@ -230,9 +199,9 @@ def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:
 def dealt_out(
     layout: Layout, begun: Mapping[str, Level], slots_of: Callable[[str], Sequence[str]]
 ) -> list[dict[str, SparseTable]]:
-    """Return the tables of each shard; missing optimizer state is filled with zeros.
+    """Return the tables of each shard; missing optimizer state is zero.
 
-    `slots_of` returns the names of the optimizer state of a table, by the table's name.
+    `slots_of` returns the names of a table's optimizer state.
     """
     shards: list[dict[str, SparseTable]] = [{} for _ in layout.shards]
     homes = np.array(layout.homes, np.int64)

@@ -1,7 +1,7 @@
-"""Gradients of rows: how keys and gradients that a user gives become what a shard applies.
+"""Gradients of rows of sparse tables.
 
-On their way keys are sorted and the gradients of repeated ones summed, once, by whoever pushes; a
-shard then works on sorted keys, each of which it meets once.
+A worker sorts the keys of a push and sums the gradients of repeated ones; a shard works on sorted,
+distinct keys.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ class Rows:
 
     Attributes
     ----------
-    table
-        The table's name.
     keys
         int64, (rows,), sorted, each once, at least one.
     gradient
@@ -43,13 +41,7 @@ class Rows:
 
 
 def as_keys(table: str, keys: object) -> np.ndarray:
-    """Return keys as an int64 array, which may be the one that was given.
-
-    Raises
-    ------
-    ShapeMismatch
-        They are no integers in one dimension, or not all from 0 to 2⁶³ - 1.
-    """
+    """Return 1-D keys from 0 to 2⁶³ - 1 as int64, perhaps without a copy; refuse others."""
     what = f"keys of table {table!r}"
     try:
         array = plain(what, np.asanyarray(keys), ShapeMismatch)
@@ -61,10 +53,9 @@ def as_keys(table: str, keys: object) -> np.ndarray:
         return np.empty(0, np.int64)
     if array.dtype.kind not in "iu":
         raise ShapeMismatch(f"{what} are {array.dtype}, expected whole numbers below 2⁶³")
-    smallest, largest = int(array.min()), int(array.max())
-    if smallest < 0 or largest >= KEYS:
-        wrong = smallest if smallest < 0 else largest
-        raise ShapeMismatch(f"{what}: {wrong} is not from 0 to 2⁶³ - 1")
+    for key in (int(array.min()), int(array.max())):
+        if not 0 <= key < KEYS:
+            raise ShapeMismatch(f"{what}: {key} is not from 0 to 2⁶³ - 1")
     return array.astype(np.int64, copy=False)
 
 
@@ -89,11 +80,9 @@ def are_sorted(keys: np.ndarray) -> bool:
 
 
 def summed_by_key(keys: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the keys sorted, each once, and for each the sum of its gradients.
+    """Return the keys sorted, each once, and the sum of the gradients of each.
 
-    What is in order already is returned as it is. The sum of a repeated key depends, to the last
-    bit, on its own gradients and their order alone. NumPy adds the first of them to the sum of the
-    others.
+    The sum depends, to the last bit, only on the gradients of its key and their order.
     """
     if are_sorted(keys):
         return keys, gradient
@@ -103,12 +92,12 @@ def summed_by_key(keys: np.ndarray, gradient: np.ndarray) -> tuple[np.ndarray, n
     if is_first.all():
         return keys, gradient
     starts = np.flatnonzero(is_first)
-    with np.errstate(over="ignore", invalid="ignore"):  # found, and named, when it is applied
+    with np.errstate(over="ignore", invalid="ignore"):  # refused when it is applied
         return keys[starts], np.add.reduceat(gradient, starts, 0)
 
 
 def added(a: Sequence[Rows], b: Sequence[Rows]) -> tuple[Rows, ...]:
-    """Return the sum of two gradients, in which a key that is in both has the sum of its rows."""
+    """Return the sum of two gradients."""
     total = {rows.table: rows for rows in a}
     for rows in b:
         first = total.get(rows.table)
@@ -132,5 +121,5 @@ def squares(some: Sequence[Rows]) -> float:
 
 
 def owned(some: Sequence[Rows]) -> tuple[Rows, ...]:
-    """Return the same gradient in memory of its own."""
+    """Return a copy of a gradient."""
     return tuple(Rows(r.table, r.keys.copy(), r.gradient.copy()) for r in some)

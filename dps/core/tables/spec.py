@@ -43,7 +43,11 @@ def partitions_of(keys: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Rows begin as zeros."""
+    """Rows begin as zeros.
+
+    >>> Zeros().rows(np.array([5]), width=2, dtype="float64")
+    array([[0., 0.]])
+    """
 
     def rows(self, keys: np.ndarray, width: int, dtype: str) -> np.ndarray:
         """Return the initial rows of these keys."""
@@ -52,7 +56,11 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Elements begin as random numbers from [-limit, limit), the same for the same key."""
+    """Elements begin as random numbers from [-limit, limit), the same for the same key.
+
+    >>> bool(np.abs(Uniform(0.1).rows(np.array([5]), width=2, dtype="float64")).max() <= 0.1)
+    True
+    """
 
     limit: float
     seed: int = 0
@@ -71,15 +79,20 @@ class Uniform:
 class Normal:
     """Elements begin as random numbers of mean 0, the same for the same key.
 
-    Their distribution is that of the sum of twelve uniform numbers, which is near the normal one
-    and ends at six standard deviations: logarithms and cosines would differ between machines.
+    They are sums of twelve uniform numbers, at most six standard deviations: logarithms and cosines
+    would differ between machines.
 
     Parameters
     ----------
     std
         Standard deviation, 0 or above.
     seed
-        Which numbers.
+        Random seed.
+
+    Examples
+    --------
+    >>> Normal(0.01).rows(np.array([5]), width=3, dtype="float32").shape
+    (1, 3)
     """
 
     std: float
@@ -91,7 +104,7 @@ class Normal:
 
     def rows(self, keys: np.ndarray, width: int, dtype: str) -> np.ndarray:
         """Return the initial rows of these keys."""
-        # Each of three draws has four pieces of 16 bits, which are added two by two in one word.
+        # Each of three draws has four numbers of 16 bits, which are added in pairs.
         lanes = np.zeros((len(keys), width), np.uint64)
         for drawn in _draws(self.seed, keys, width, 3):
             lanes += drawn & _LANES
@@ -103,16 +116,21 @@ class Normal:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Given:
-    """Some rows are there from the start, with these values.
+    """Some rows exist from the start.
 
     Parameters
     ----------
     rows
         Array of shape (keys, width), of any floating-point type.
     keys
-        Whole numbers from 0 to 2⁶³ - 1, each once, in any order; None: 0, 1, 2, …
+        Integers from 0 to 2⁶³ - 1, each once, in any order; None: 0, 1, 2, …
     otherwise
-        What rows of other keys are before their first update.
+        The values of other rows before their first update.
+
+    Examples
+    --------
+    >>> Given(np.zeros((2, 4)), keys=np.array([7, 3]), otherwise=Normal(0.01))
+    Given(float64[2, 4])
     """
 
     rows: np.ndarray
@@ -134,25 +152,25 @@ Initial = Zeros | Uniform | Normal | Given
 
 @dataclass(frozen=True, slots=True)
 class SparseSpec:
-    """A sparse table: int64 key → a row of `width` numbers, which exists once it is pushed to.
+    """A sparse table: int64 key → a row of `width` numbers, which exists from its first update on.
 
     Parameters
     ----------
     name
-        Under which it is pushed to and pulled from.
+        The name for pushes and pulls.
     width
-        How many numbers a row has, at least 1.
+        Length of a row, at least 1.
     dtype
         "float32" or "float64".
     initial
-        What a row is before its first update: `Zeros()`, `Uniform(limit)` or `Normal(std)`. One
-        that nobody has pushed to reads like that too. To give rows from the start, use an array
-        (keys, width) of the rows with keys 0, 1, 2, …, or `Given(rows, keys)`.
+        The values of a row before its first update: `Zeros()`, `Uniform(limit)` or `Normal(std)`.
+        For rows that exist from the start, an array (keys, width) of the rows with keys 0, 1, 2, …,
+        or `Given(rows, keys)`.
 
-    Raises
-    ------
-    ConfigurationError
-        A value is none of these.
+    Examples
+    --------
+    >>> SparseSpec("embedding", width=16, initial=Normal(0.01)).row_nbytes
+    64
     """
 
     name: str
@@ -170,38 +188,32 @@ class SparseSpec:
         if isinstance(self.initial, np.ndarray):
             object.__setattr__(self, "initial", Given(self.initial))
         if not isinstance(self.initial, Initial):
-            raise ranges.refused(
-                f"{what}: initial",
-                self.initial,
-                "Zeros(), Uniform(limit), Normal(std), an array of rows, or Given(rows, keys)",
-            )
+            known = "Zeros(), Uniform(limit), Normal(std), an array of rows, or Given(rows, keys)"
+            raise ranges.refused(f"{what}: initial", self.initial, known)
         object.__setattr__(self, "width", width)
         object.__setattr__(self, "dtype", dtype)
 
     @property
     def row_nbytes(self) -> int:
-        """Bytes of the numbers of one row."""
+        """Size of one row in bytes."""
         return self.width * np.dtype(self.dtype).itemsize
 
     def initial_rows(self, keys: np.ndarray) -> np.ndarray:
-        """What the rows of these keys are before their first update, one below the other.
-
-        Those that are there from the start are asked for of nobody: a group's tables have them.
-        """
+        """Return the rows of these keys before their first update."""
         initial = self.initial
         assert isinstance(initial, Zeros | Uniform | Normal)
         return initial.rows(keys, self.width, self.dtype)
 
 
 def _draws(seed: int, keys: np.ndarray, width: int, count: int) -> list[np.ndarray]:
-    """Return `count` random uint64 for each key and column, as arrays of (keys, width)."""
+    """Return `count` arrays (keys, width) of random uint64."""
     start = mix64(keys.view(np.uint64) ^ mix64(np.array([seed], np.uint64)))[:, None]
     steps = np.arange(width * count, dtype=np.uint64) * _GOLDEN
     return [mix64(start + steps[i * width : (i + 1) * width]) for i in range(count)]
 
 
 def _scaled(numbers: np.ndarray, mean: float, scale: float, dtype: str) -> np.ndarray:
-    """Return (numbers - mean) · scale; the numbers are whole and below 2⁵³."""
+    """Return (numbers - mean) · scale of integers below 2⁵³."""
     values = numbers.astype(np.float64)
     values -= mean
     values *= scale
@@ -209,7 +221,7 @@ def _scaled(numbers: np.ndarray, mean: float, scale: float, dtype: str) -> np.nd
 
 
 def _dtype_name(dtype: Any) -> str:
-    """What NumPy calls a dtype, or nothing if it is none."""
+    """Return numpy's name of a dtype, or "" if it is invalid."""
     try:
         return np.dtype(dtype).name if isinstance(dtype, str | type | np.dtype) else ""
     except (TypeError, ValueError):

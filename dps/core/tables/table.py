@@ -1,9 +1,8 @@
-"""The state of a sparse table: rows by key, in levels of sorted keys that are never changed.
+"""The state of a sparse table: rows by key, in immutable levels of sorted keys.
 
-A table is a log-structured merge tree without files (O'Neil et al. 1996): what a push writes is a
-small new level in front of the older ones, and a level is merged with the next while that is less
-than twice as long. So a push copies what it touches, and a logarithm of the table's length times
-that on the average, never the whole of it; whoever holds the table before still has it.
+A table is a log-structured merge tree in memory (O'Neil et al. 1996). A push adds a small level in
+front of the others, and a level is merged with the next while that is less than twice as long. So a
+push of k rows copies O(k log n) of n rows on average, and the table before it stays valid.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from dps.core.tables.spec import SparseSpec
 
-GROWTH = 2  # how many times longer than the level before it a level is at least
+GROWTH = 2  # least ratio of the lengths of a level and the one before
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,27 +45,19 @@ class Level:
         return self.keys.nbytes + self.values.nbytes + sum(s.nbytes for s in self.slots.values())
 
     def between(self, start: int, stop: int) -> Level:
-        """The rows with keys from `start` to below `stop`, which may be none; without a copy."""
-        if start >= stop:
-            return self._cut(slice(0))
-        # Either may be 2⁶³, which is no int64: it would be compared as a float.
-        first, last = self.keys.searchsorted(start), self.keys.searchsorted(stop - 1, "right")
-        return self._cut(slice(int(first), int(last)))
-
-    def _cut(self, cut: slice) -> Level:
+        """The rows with keys from `start` to below `stop`, without a copy."""
+        cut = slice(0)
+        if start < stop:
+            # Either may be 2⁶³, which is no int64 and would be compared as a float.
+            first, last = self.keys.searchsorted(start), self.keys.searchsorted(stop - 1, "right")
+            cut = slice(int(first), int(last))
         slots = {name: slot[cut] for name, slot in self.slots.items()}
         return Level(self.keys[cut], self.values[cut], slots)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseTable:
-    """The rows of a sparse table that lie on one shard. Never changed; thread-safe for that reason.
-
-    Attributes
-    ----------
-    levels
-        Newest first. Where several have a row of the same key, that in the newest counts.
-    """
+    """The rows of a sparse table on one shard, in levels, newest first. Immutable."""
 
     levels: tuple[Level, ...] = ()
 
@@ -76,14 +67,11 @@ class SparseTable:
         return sum(level.nbytes for level in self.levels)
 
     def values(self, spec: SparseSpec, keys: np.ndarray) -> np.ndarray:
-        """Return the rows of these keys, as a fresh array; what is not there reads as it begins.
-
-        The keys are int64, 0 or above, in any order; it is quicker if they are sorted.
-        """
+        """Return the rows of int64 keys, in any order, as a fresh array."""
         return self.rows(spec, keys).values
 
     def between(self, start: int, stop: int, spec: SparseSpec) -> Level:
-        """Return the rows that exist with keys from `start` to below `stop`, without slots."""
+        """Return the existing rows with keys from `start` to below `stop`, without slots."""
         bare = [Level(level.keys, level.values) for level in self.levels]
         cut = [part for level in bare if len(part := level.between(start, stop))]
         if not cut:
@@ -91,12 +79,12 @@ class SparseTable:
         return reduce(merged, cut)
 
     def rows(self, spec: SparseSpec, keys: np.ndarray, slots: tuple[str, ...] = ()) -> Level:
-        """Return the rows of these keys, with these slots of theirs, as fresh arrays.
+        """Return the rows of these keys and some slots, as fresh arrays.
 
-        Rows that are not there are as they begin, with slots of zeros. The keys may be in any
-        order, and repeated; it is quicker if they are sorted.
+        Missing rows have their initial values, and slots of zeros. The keys may be in any order,
+        and repeated; sorted keys are faster.
         """
-        left = np.arange(len(keys))  # which of the keys were not found yet
+        left = np.arange(len(keys))  # indices of the keys that were not found yet
         found: list[tuple[np.ndarray, Level, np.ndarray]] = []
         for level in self.levels:
             wanted = keys if len(left) == len(keys) else keys[left]
@@ -112,37 +100,6 @@ class SparseTable:
             _, level, at = found[0]
             taken = {name: level.slots[name].take(at, 0) for name in slots}
             return Level(keys, level.values.take(at, 0), taken)
-        return self._put_together(spec, keys, slots, found, left)
-
-    def written(self, level: Level) -> SparseTable:
-        """Return the table with these rows in it."""
-        older = self.levels
-        while older and len(older[0]) < GROWTH * len(level):
-            level, older = merged(level, older[0]), older[1:]
-        return SparseTable((level, *older))
-
-    def copied(self, rows: int) -> int:
-        """How many rows are copied at most when so many are written."""
-        length = total = rows
-        for level in self.levels:
-            if len(level) >= GROWTH * length:
-                break
-            length += len(level)
-            total += length
-        return total
-
-    def compacted(self) -> Level | None:
-        """All rows as one level; None if there are none."""
-        return reduce(merged, self.levels) if self.levels else None
-
-    def _put_together(
-        self,
-        spec: SparseSpec,
-        keys: np.ndarray,
-        slots: tuple[str, ...],
-        found: list[tuple[np.ndarray, Level, np.ndarray]],
-        left: np.ndarray,
-    ) -> Level:
         if len(left) == len(keys):
             values = spec.initial_rows(keys)
         else:
@@ -154,6 +111,27 @@ class SparseTable:
             for name, slot in state.items():
                 slot[where] = level.slots[name].take(at, 0)
         return Level(keys, values, state)
+
+    def written(self, level: Level) -> SparseTable:
+        """Return the table with these rows."""
+        older = self.levels
+        while older and len(older[0]) < GROWTH * len(level):
+            level, older = merged(level, older[0]), older[1:]
+        return SparseTable((level, *older))
+
+    def copied(self, rows: int) -> int:
+        """Return how many rows are copied, at most, to write a number of rows."""
+        length = total = rows
+        for level in self.levels:
+            if len(level) >= GROWTH * length:
+                break
+            length += len(level)
+            total += length
+        return total
+
+    def compacted(self) -> Level | None:
+        """All rows as one level; None if there are none."""
+        return reduce(merged, self.levels) if self.levels else None
 
 
 EMPTY = SparseTable()
@@ -167,7 +145,7 @@ def merged(newer: Level, older: Level) -> Level:
     kept[inside[older.keys[inside] == newer.keys]] = False
     if not kept.any():
         return newer
-    before = np.concatenate(([0], np.cumsum(kept)))  # how many are kept before each place
+    before = np.concatenate(([0], np.cumsum(kept)))  # number of kept rows before each place
     places = before[at] + np.arange(len(newer))
     length = len(newer) + int(before[-1])
     is_older = np.ones(length, bool)
@@ -177,7 +155,7 @@ def merged(newer: Level, older: Level) -> Level:
 
     def joined(new: np.ndarray, old: np.ndarray) -> np.ndarray:
         out = np.empty((length, *new.shape[1:]), new.dtype)
-        # Rows of the newer level are filled with any of the older first: it saves a copy of these.
+        # Filling the places of the newer rows with any older row first saves a copy of these.
         old.take(source, 0, out=out, mode="clip")
         out[places] = new
         return out
@@ -187,12 +165,12 @@ def merged(newer: Level, older: Level) -> Level:
 
 
 def table_of(tables: Mapping[str, SparseTable], name: str) -> SparseTable:
-    """The table of that name; one without rows until it was first pushed to."""
+    """Return a table, which is empty before its first push."""
     return tables.get(name, EMPTY)
 
 
 def _places(present: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where each wanted key is among the sorted ones that are present, and whether it is there."""
+    """Return the place of each wanted key among sorted ones, and whether it is there."""
     at = np.searchsorted(present, wanted)
     np.minimum(at, len(present) - 1, out=at)
     return at, present[at] == wanted

@@ -17,7 +17,7 @@ from typing import Any
 
 from dps.core.consistency import ASP
 from dps.core.names import STORE_ROLES
-from dps.core.placement.rebalancing import Move
+from dps.core.placement import Move
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, NotServing, TrainingStopped
 from dps.events import (

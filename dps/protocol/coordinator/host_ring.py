@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dps.core.names import original
-from dps.core.placement.hash_ring import ConsistentHash, HashRing, apart
+from dps.core.placement import ConsistentHash, HashRing, apart
 from dps.protocol.messages import HostInfo
 from dps.protocol.transport import Endpoint
 

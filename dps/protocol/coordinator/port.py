@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from dps.core.placement.rebalancing import Move
+from dps.core.placement import Move
 from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.messages import Brought, HostInfo, Seed, View

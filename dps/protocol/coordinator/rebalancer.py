@@ -2,7 +2,7 @@
 
 As long as nobody has asked for a number of servers, hosts are meant for certain shards (their home)
 and nothing is moved. From then on replicas are kept evenly spread over that many hosts, whichever
-have come and gone, by one move at a time (`dps.core.placement.rebalancing`,
+have come and gone, by one move at a time (`dps.core.placement`,
 `dps.protocol.coordinator.shard_controller`). A host that is drained is emptied, and is made no more
 use of. With consistent hashing they are kept where the ring has them instead
 (`dps.protocol.coordinator.host_ring`).
@@ -16,7 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from dps.core.names import STORE_ROLES
-from dps.core.placement.rebalancing import Move, moves, moves_to
+from dps.core.placement import Move, moves, moves_to
 from dps.errors import CapacityError, NotServing
 from dps.protocol.coordinator.host_ring import HostRing
 from dps.protocol.coordinator.membership import Membership

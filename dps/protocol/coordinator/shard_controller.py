@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from dps.core.placement.rebalancing import Move
+from dps.core.placement import Move
 from dps.errors import (
     CheckpointCorrupt,
     DpsError,

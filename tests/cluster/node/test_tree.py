@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused_by_its_path(plain: Client) -> None:
     assert "only the gradients have 'more'" in told[1]
     assert "the gradient of 'z/a' is [2], expected []" in told[2]
     assert "'z/a' of the tree is complex128[], expected floats" in told[3]
-    assert "the tree has 'z', float64[3], and the parameter server nothing of that path" in told[4]
+    assert "the tree has 'z', float64[3], and the parameter server nothing of that name" in told[4]
 
 
 def step_when_closed(worker: Worker) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from dps.core.placement.hash_ring import ConsistentHash, HashRing
+from dps.core.placement import ConsistentHash, HashRing
 from dps.events import Moved, Restored
 from dps.protocol.messages import Drain, Scale, Table
 from dps.recovery.chain import Chain

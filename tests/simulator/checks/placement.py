@@ -1,7 +1,7 @@
 """The checks of placement: who is chosen, who holds what, and that a loss moves no other shards.
 
 Who is to hold a shard on a ring is computed from the definition of the ring, by other means than
-in `dps.core.placement.hash_ring`.
+in `dps.core.placement`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from dps.core.names import original
-from dps.core.placement.rebalancing import Move
+from dps.core.placement import Move
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.coordinator.rebalancer import Rebalancer

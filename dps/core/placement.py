@@ -1,0 +1,247 @@
+"""Placement: blocks on shards, shards on a hash ring of servers, and moves of replicas.
+
+On a hash ring, each server has as many points as virtual nodes; a key belongs to the server whose
+point comes next, so a server that joins or leaves moves only its own keys. Points are hashes of
+names, the same in every process. The fewer virtual nodes and keys, the further the largest load is
+above the mean: with v virtual nodes for each server, a server's part of the ring has a coefficient
+of variation of about 1/√v.
+
+Without a ring, a host is to hold the mean number of replicas, rounded down or up. Replicas on hosts
+that may hold none move; then replicas move from the fullest host to the emptiest until these differ
+by at most one, preferably those that have to move anyway.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from dps.core import ranges
+from dps.errors import ConfigurationError, require
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
+
+BALANCED, CONSISTENT_HASH = "balanced", "consistent_hash"
+VIRTUAL_NODES = 64
+MOST_VIRTUAL_NODES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Balanced:
+    """The server with the fewest shards gets the next shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHash:
+    """Shards go to servers by consistent hashing: each to the server that comes next on a ring.
+
+    Replicas go to the servers after that. If a server is lost or leaves, only its own shards move;
+    if one joins, only those that become its own.
+
+    Parameters
+    ----------
+    virtual_nodes
+        Points of the ring for each server, 1 to 10,000: more points spread shards more evenly.
+
+    Examples
+    --------
+    >>> ConsistentHash(virtual_nodes=128)
+    ConsistentHash(virtual_nodes=128)
+    """
+
+    virtual_nodes: int = VIRTUAL_NODES
+
+    def __post_init__(self) -> None:
+        ranges.count(self, "virtual_nodes", 1, "points")
+        require(
+            self.virtual_nodes <= MOST_VIRTUAL_NODES,
+            f"ConsistentHash: virtual_nodes={self.virtual_nodes}, expected at most "
+            f"{MOST_VIRTUAL_NODES:,}",
+        )
+
+
+@dataclass(frozen=True)
+class HashRing:
+    """Servers on an immutable ring: sorted hashes of virtual nodes, and the server of each."""
+
+    points: np.ndarray
+    owners: np.ndarray
+
+    @classmethod
+    def of(cls, servers: Sequence[str], virtual_nodes: int) -> HashRing:
+        """Put each server at `virtual_nodes` points."""
+        points = hashes([f"{server}#{i}" for server in servers for i in range(virtual_nodes)])
+        order = np.argsort(points, kind="stable")
+        return cls(points[order], np.repeat(np.arange(len(servers)), virtual_nodes)[order])
+
+    def owner(self, keys: np.ndarray) -> np.ndarray:
+        """Return the number of the server of each hash of a key."""
+        owners: np.ndarray = self.owners[np.searchsorted(self.points, keys) % len(self.points)]
+        return owners
+
+    def successors(self, key: str) -> list[int]:
+        """Return the numbers of all servers, each once, in the order of the ring from a key on."""
+        start = int(np.searchsorted(self.points, hashes([key])[0]))
+        around = np.roll(self.owners, -start)
+        _, firsts = np.unique(around, return_index=True)
+        return [int(around[first]) for first in np.sort(firsts)]
+
+
+def hashes(names: Sequence[str]) -> np.ndarray:
+    """Return the place of each name on the ring."""
+    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)
+
+
+def apart(hosts: Sequence[T], machine: Callable[[T], str], count: int) -> list[T]:
+    """Return hosts in order, but the first `count` on different machines where possible.
+
+    A host with an unknown machine, "", counts as alone on it.
+    """
+    chosen: list[T] = []
+    taken: set[str] = set()
+    for host in hosts:
+        if len(chosen) < count and machine(host) not in taken:
+            chosen.append(host)
+            taken |= {machine(host)} - {""}
+    return [*chosen, *(host for host in hosts if host not in chosen)]
+
+
+def checked_placement(placement: object, servers: int | None) -> ConsistentHash | None:
+    """Return the hash that places shards, if any; it needs a number of servers."""
+    if isinstance(placement, Balanced) or (isinstance(placement, str) and placement == BALANCED):
+        return None
+    by_name = isinstance(placement, str) and placement == CONSISTENT_HASH
+    chosen = ConsistentHash() if by_name else placement
+    if not isinstance(chosen, ConsistentHash):
+        known = f"{BALANCED!r}, {CONSISTENT_HASH!r} or ConsistentHash(virtual_nodes=...)"
+        raise ranges.refused("placement", placement, known)
+    if servers is None:
+        raise ConfigurationError(
+            "consistent hashing needs servers=..., over how many nodes the shards are shared out; "
+            "without it each replica of each shard has a node of its own"
+        )
+    return chosen
+
+
+def place(weights: Mapping[str, int], shards: int) -> dict[str, int]:
+    """Return the shard of each block, whose sizes are given by its key.
+
+    It does not depend on the order of the blocks or on the process.
+    """
+    mean = sum(weights.values()) / shards
+    loads = [0] * shards
+    homes: dict[str, int] = {}
+    for key, weight in sorted(weights.items(), key=lambda item: (-item[1], item[0])):
+        empty = [shard for shard in range(shards) if not loads[shard]]
+        # The remaining blocks may be just enough to give every shard one.
+        open_to = empty if len(weights) - len(homes) <= len(empty) else range(shards)
+        ranked = sorted(open_to, key=lambda shard: _score(key, shard), reverse=True)
+        fitting = (s for s in ranked if loads[s] + weight <= mean)
+        home = next(fitting, min(ranked, key=loads.__getitem__))
+        homes[key] = home
+        loads[home] += weight
+    return homes
+
+
+def _score(key: str, shard: int) -> bytes:
+    return hashlib.blake2b(f"{shard}/{key}".encode(), digest_size=8).digest()
+
+
+# -- moves of replicas -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Move(Generic[H]):
+    """A move of a replica to a host; `source` None: the shard lacks a replica."""
+
+    shard: int
+    source: H | None
+    target: H
+
+
+def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> tuple[Move[H], ...]:
+    """Return the moves that spread the replicas of shards evenly over hosts.
+
+    Parameters
+    ----------
+    chains
+        The hosts of each shard's replicas, no host twice.
+    hosts
+        Those that may hold replicas; the first of several equal ones is preferred.
+    replicas
+        Wanted replicas of each shard, on different hosts; without a place, a replica stays. With
+        one, the moves are the fewest; with several, shards that lack one may cost a few more.
+    """
+    plan = _Plan(chains, hosts)
+    for shard, chain in enumerate(chains):
+        lacking = [None] * (replicas - len(chain))
+        for source in [*(host for host in chain if host not in plan.loads), *lacking]:
+            plan.find_place(shard, source)
+    while plan.level():
+        pass
+    found = ((s, source, target) for (s, target), source in plan.sources.items())
+    return tuple(Move(*move) for move in sorted(found, key=lambda move: move[0]))
+
+
+def moves_to(owners: Sequence[Sequence[H]], chains: Sequence[Sequence[H]]) -> tuple[Move[H], ...]:
+    """Return the moves that bring each shard's replicas to its owners.
+
+    Replicas of a shard with fewer owners than replicas stay where they are.
+    """
+    found = []
+    for shard, (wanted, chain) in enumerate(zip(owners, chains, strict=True)):
+        leaving = [host for host in chain if host not in wanted]
+        coming = [host for host in wanted if host not in chain]
+        pairs = zip(leaving, coming, strict=False)
+        found += [Move(shard, source, target) for source, target in pairs]
+    return tuple(found)
+
+
+class _Plan(Generic[H]):
+    """The hosts of all replicas after the moves, and the source of each move."""
+
+    def __init__(self, chains: Sequence[Sequence[H]], hosts: Sequence[H]) -> None:
+        self.loads = dict.fromkeys(hosts, 0)
+        self.held = [{host for host in chain if host in self.loads} for chain in chains]
+        self.sources: dict[tuple[int, H], H | None] = {}
+        for of_shard in self.held:
+            for host in of_shard:
+                self.loads[host] += 1
+
+    def find_place(self, shard: int, source: H | None) -> None:
+        """Move a replica to the emptiest host that has none of the shard, if there is one."""
+        able = [host for host in self.loads if host not in self.held[shard]]
+        if able:
+            self._put(shard, min(able, key=self.loads.__getitem__), source)
+
+    def level(self) -> bool:
+        """Move a replica from the fullest host to the emptiest; return False if they are even."""
+        if not self.loads:
+            return False
+        fullest = max(self.loads, key=self.loads.__getitem__)
+        emptiest = min(self.loads, key=self.loads.__getitem__)
+        if self.loads[fullest] - self.loads[emptiest] <= 1:
+            return False
+        # The fullest host has more shards, so at least one of them is not on the other.
+        able = [
+            shard
+            for shard, held in enumerate(self.held)
+            if fullest in held and emptiest not in held
+        ]
+        shard = min(able, key=lambda s: (s, fullest) not in self.sources)
+        source = self.sources.pop((shard, fullest), fullest)
+        self.held[shard].discard(fullest)
+        self.loads[fullest] -= 1
+        self._put(shard, emptiest, source)
+        return True
+
+    def _put(self, shard: int, host: H, source: H | None) -> None:
+        self.held[shard].add(host)
+        self.loads[host] += 1
+        self.sources[shard, host] = source

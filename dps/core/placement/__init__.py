@@ -1,1 +1,0 @@
-"""Where things are: blocks on shards, and replicas of shards on hosts."""
