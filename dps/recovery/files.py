@@ -87,8 +87,9 @@ def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
 
 def make_folder(fs: Any, folder: str) -> None:
     """Make a folder and its parents, and sync the name of each that is new."""
+    syncs = isinstance(fs, LocalFileSystem | Synced)
     made = []
-    if isinstance(fs, LocalFileSystem | Synced):
+    if syncs:
         at = folder
         while at != posixpath.dirname(at) and not fs.exists(at):
             made.append(at)
