@@ -18,7 +18,7 @@ from dps.core.filters.filter import Filter
 from dps.core.updates import UpdateId
 from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol import wire
-from dps.protocol.client.copy import Copy
+from dps.protocol.client.read_point import Copy
 from dps.protocol.durabilities.chain import Chain
 from dps.protocol.durabilities.checkpoint import Checkpoint
 from dps.protocol.durability import Durability
