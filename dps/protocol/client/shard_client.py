@@ -36,12 +36,12 @@ from dps.errors import (
     StoreUnavailable,
     TransportError,
 )
-from dps.protocol.client.key_cache import KnownKeys
 from dps.protocol.client.read_point import Copy, ShardRead
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
+from dps.protocol.key_cache import KnownKeys
 from dps.protocol.messages import (
     Account,
     Deposit,
