@@ -290,10 +290,7 @@ class Client:
         rows: Gradients = NO_ROWS,
         computed_on: ReadPoint | None = None,
     ) -> int:
-        """Push gradients of some or all arrays, and of rows of sparse tables, as one update.
-
-        See `Encoder.split` and `push_parts`.
-        """
+        """Push gradients as one update: `Encoder.split`, then `push_parts`."""
         self.may_go_on()
         return await self.push_parts(self.encoder.split(gradients, rows), pull, computed_on)
 
@@ -461,16 +458,9 @@ class Client:
             read = reader == self._reader and not (self._given_up or self._evicted)
 
     async def pull_rows(self, table: str, keys: object) -> np.ndarray:
-        """Read the rows of these keys, in their order.
+        """Read the rows of these keys, in their order; raises `ShapeMismatch` for invalid keys.
 
         The rows of a shard are of one version, not older than the last read of that shard.
-
-        Raises
-        ------
-        ShapeMismatch
-            An unknown table, or keys that are no whole numbers from 0 to 2⁶³ - 1.
-        ShardUnavailable
-            A shard stayed down for too long.
         """
         question = asked(self.group.layout, table, keys)
         of = partial(PullRows, epoch=0, worker=self.worker, incarnation=0, seen=0, patience=0.0)
@@ -479,15 +469,7 @@ class Client:
         return question.answer({shard: each.values for shard, each in rows.items()})
 
     async def pull_range(self, table: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
-
-        Returns
-        -------
-        keys
-            int64, sorted.
-        rows
-            One for each key.
-        """
+        """Read the rows with keys from `start` to below `stop`; return sorted keys, and rows."""
         self.group.layout.shards[0].table(table)
         start, stop = as_range(start, stop)
         of = partial(PullRange, epoch=0, worker=self.worker, incarnation=0, seen=0, patience=0.0)
@@ -552,8 +534,6 @@ class Client:
             It failed on some shards, which it left as they were.
         Evicted
             A later incarnation of this worker has called functions.
-        ShardUnavailable
-            A shard stayed down for too long.
         """
         call = known_call(self.group.functions, function, arguments)
         async with self._turn:
@@ -568,14 +548,9 @@ class Client:
     # -- the end of a training --------------------------------------------------------------------
 
     def may_go_on(self) -> None:
-        """Raise an error if this worker may push and pull no more.
+        """Raise why this client may push and pull no more, if it may not.
 
-        Raises
-        ------
-        TrainingStopped, UpdatesLost
-            The training has ended.
-        InternalError
-            A background task of this client has failed.
+        That is `TrainingStopped`, `UpdatesLost`, or `InternalError` after a background task failed.
         """
         if self._is_cancelled():
             self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
@@ -628,9 +603,8 @@ class Client:
     async def _at_once(self, requests: Sequence[Awaitable[T]]) -> list[T]:
         """Wait for requests to shards.
 
-        With one shard, the usual case, a task would take longer than the rest. Otherwise each
-        request has a task, also a single one: it must not overtake others whose tasks have not
-        begun.
+        With one shard, a task would take longer than the rest. Otherwise each request has a task,
+        also a single one: it must not overtake others whose tasks have not begun.
         """
         if len(self._shards) == 1 and not self.group.restores_together:
             return [await request for request in requests]

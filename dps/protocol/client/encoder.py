@@ -130,10 +130,8 @@ class Encoder:
         Filters run in a thread if the gradients are large. Until this returns, or is cancelled,
         which changes nothing, no other method may be called.
 
-        Raises
-        ------
-        NonFiniteGradient
-            Gradients and what was withheld before are too large together; nothing has changed.
+        Raises `NonFiniteGradient`, and changes nothing, if a gradient together with what was
+        withheld before is too large.
         """
         made = dict.fromkeys(parts.rows, operation)
         if self._outboxes:

@@ -122,16 +122,9 @@ class Router:
     async def call(
         self, view: View, to: Endpoint, request: Any, deadline: float, link: str = "control"
     ) -> Any:
-        """Call a replica of a shard, for as long as it is the one to ask.
+        """Call a replica of a shard; raise `TimeoutError` once it is no longer the one to ask.
 
-        A replica is that until it leaves the chain; the head, until another one is the head.
-
-        Raises
-        ------
-        TimeoutError
-            The replica is not the one to ask any more.
-        DpsError
-            What `Transport.call` raises.
+        That is when it leaves the chain or, for the head, when another replica is the head.
         """
         async with asyncio.timeout(None) as scope:
             self._calls[scope] = view.shard, to, to == view.chain[0]
