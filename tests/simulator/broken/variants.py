@@ -393,7 +393,7 @@ async def _(right, self, operation, parts, point):
     def filtered(shard):
         return self._committed(self._prepared(operation, parts.dense, point))[shard]
 
-    class FilteredAgain(dict):
+    class FilteredAgain(dict[int, object]):
         def __getitem__(self, shard):
             return filtered(shard)
 
