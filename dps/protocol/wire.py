@@ -1,9 +1,9 @@
-"""The form of messages on the wire: a JSON header and the arrays, without pickle.
+"""The wire format of messages: a JSON header and the arrays, without pickle.
 
 A message is a frozen dataclass of plain values, tuples, dicts, arrays and other such dataclasses.
-It travels as a list of numpy arrays: first the header as bytes, then each array as it is, so that
-large gradients are neither copied nor interpreted. Whatever is not registered, here or by an entry
-point of an installed package, cannot cross.
+It is sent as a list of numpy arrays: first the header as bytes, then each array as it is, so that
+large gradients are neither copied nor interpreted. A class must be registered, here or by an entry
+point of an installed package.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dps.protocol.transport import Endpoint, Watched
 
 Frames = list[np.ndarray]
 
-# The groups of entry points by which packages register classes that may cross, too.
+# The groups of entry points by which packages register classes.
 GROUPS = ("dps.durabilities", "dps.filters", "dps.rules")
 
 _TYPES: dict[str, type] = {}
-# The values of a message of a type, in the order of its fields.
+# Returns the values of a message of a type, in the order of its fields.
 _VALUES: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 _NBYTES = attrgetter("nbytes")
 _PLAIN = (str, int, float, bool, type(None))
 _EXACTLY_PLAIN = frozenset(_PLAIN)
-# Made once: `json.dumps` makes an encoder for each call that is not to its defaults.
+# Made once: `json.dumps` makes an encoder for each call that does not use its defaults.
 _JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-# What is raised at the other end. A name in a message picks one of these, and nothing else.
+# The errors that may be raised at the other end, by the name that a message has for one.
 _ERRORS: dict[str, type[DpsError]] = {
     name: cls
     for name, cls in vars(errors).items()
@@ -48,12 +48,19 @@ _ERRORS: dict[str, type[DpsError]] = {
 
 
 def message(cls: type) -> type:
-    """Register a frozen dataclass or named tuple as one that may cross the wire.
+    """Register a frozen dataclass or named tuple, so that it can be sent.
+
+    >>> @message
+    ... @dataclasses.dataclass(frozen=True)
+    ... class Greeting:
+    ...     text: str
+    >>> decode(encode(Greeting("hello")))
+    Greeting(text='hello')
 
     Raises
     ------
     ConfigurationError
-        Another class of this name is registered, from another place.
+        A class of this name is registered from another place.
     """
     known = _TYPES.get(cls.__name__, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -80,14 +87,14 @@ for _cls in (
 
 
 def encode(value: Any) -> Frames:
-    """Return the frames of a message, or of a `DpsError` that is to be raised at the other end."""
+    """Return the frames of a message, or of a `DpsError` to raise at the other end."""
     arrays: Frames = []
     header = _JSON.encode(_plain(value, arrays)).encode()
     return [np.frombuffer(header, np.uint8), *arrays]
 
 
 def decode(frames: Frames) -> Any:
-    """Return the message of these frames; raises the error if they carry one."""
+    """Return the message of these frames, or raise the error that they hold."""
     value = _rebuilt(json.loads(frames[0].tobytes().decode()), frames)
     if isinstance(value, DpsError):
         raise value
@@ -95,7 +102,7 @@ def decode(frames: Frames) -> Any:
 
 
 def size(frames: Frames) -> int:
-    """Number of bytes in the frames."""
+    """Return the number of bytes in the frames."""
     return sum(map(_NBYTES, frames))
 
 
@@ -105,7 +112,7 @@ def _plain(value: Any, arrays: Frames) -> Any:
         return value
     values = _VALUES.get(kind)
     if values is not None:
-        # Most values of a message are plain: a call for each would take longer than all the rest.
+        # Most values are plain, and a call for each would take longer than all the rest.
         parts = [v if type(v) in _EXACTLY_PLAIN else _plain(v, arrays) for v in values(value)]
         return {"@": kind.__name__, "v": parts}
     if kind is tuple or kind is list:  # a named tuple that is not registered is refused
@@ -165,7 +172,7 @@ def _type(name: str) -> type:
 
 
 def _by_entry_points(name: str) -> Iterator[type]:
-    """The classes of this name that installed packages register."""
+    """Yield the classes of this name that installed packages register."""
     for point in (point for group in GROUPS for point in entry_points(group=group)):
         if point.attr == name:
             try:

@@ -18,7 +18,7 @@ from dps.core.consistency import ASP
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.client.parts import prepared
+from dps.protocol.client.encoder import split
 from dps.protocol.group import Group
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint
@@ -178,7 +178,7 @@ def _step(
 
 def _after(layout: Layout, rule: UpdateRule, shard: int, state: ShardState, seq: int) -> ShardState:
     """The state after one push of a worker, as it is sent."""
-    parts = prepared(layout, rule, PUSHES[seq - 1], {}, np.empty, values=True)
+    parts = split(layout, rule, PUSHES[seq - 1])
     if shard not in parts.dense:
         return state
     buffer, pieces = parts.dense[shard]

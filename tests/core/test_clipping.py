@@ -13,7 +13,7 @@ from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.rules.wrappers import Clipped, norm_of
 from dps.core.tables.spec import SparseSpec
 from dps.errors import NonFiniteGradient
-from dps.protocol.client.parts import Parts, prepared
+from dps.protocol.client.encoder import Parts, split
 
 Array = np.ndarray
 
@@ -29,7 +29,7 @@ def clipped(rule: Clipped, parts: Sequence[Array]) -> Sequence[Array]:
 
 def sent(rule: UpdateRule, shards: int) -> Parts:
     layout = Layout.of(PUSH, shards, tables=[SPEC])
-    return prepared(layout, rule, PUSH, {"emb": ROWS}, np.empty, values=True)
+    return split(layout, rule, PUSH, {"emb": ROWS})
 
 
 def together(parts: Parts, shards: int) -> tuple[dict[str, Array], dict[int, Array]]:
@@ -93,4 +93,4 @@ def test_what_is_not_finite_is_not_made_to_look_fine(rule: Clipped, wrong: float
     layout = Layout.of(PUSH, 2)
     push = {**PUSH, "b": np.full(7, wrong)}
     with pytest.raises(NonFiniteGradient, match="'b' holds NaN or infinity"):
-        prepared(layout, rule, push, {}, np.empty, values=True)
+        split(layout, rule, push)

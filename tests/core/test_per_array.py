@@ -25,7 +25,7 @@ from dps.core.shard import ShardState, apply, initial_state
 from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
-from dps.protocol.client.parts import prepared
+from dps.protocol.client.encoder import split
 
 Array = np.ndarray
 Arrays = dict[str, Array]
@@ -57,7 +57,7 @@ def trained(
     states = [initial_state(layout.gather(s, params)[0].copy(), rule) for s in range(shards)]
     for seq, push in enumerate(PUSHES, 1):
         own = {name: gradient for name, gradient in push.items() if name in keep}
-        parts = prepared(layout, rule, own, {}, np.empty, values=True)
+        parts = split(layout, rule, own)
         for shard, (buffer, pieces) in parts.dense.items():
             op = Operation("gradient", UpdateId("a", 1, seq), pieces=pieces, gradient=buffer)
             states[shard] = apply(layout.shards[shard], rule, states[shard], op).state
@@ -83,7 +83,7 @@ def test_each_array_is_stepped_as_if_it_were_alone(
 def test_what_is_frozen_stays_and_is_not_sent() -> None:
     rule = as_rule({"a.*": Frozen(), "*": WeightDecay(SGD(0.1), 0.5)})
     layout = Layout.of(PARAMS, 1)
-    parts = prepared(layout, rule, PUSHES[0], {}, np.empty, values=True)
+    parts = split(layout, rule, PUSHES[0])
     assert parts.dense[0][0].nbytes == PARAMS["b.weight"].nbytes + PARAMS["b.bias"].nbytes
     found = trained(rule, PARAMS, 2, frozenset(PARAMS))
     for name in PARAMS:
@@ -118,7 +118,7 @@ ROWS: dict[str, tuple[Array, Array]] = {
 def test_rows_of_what_is_frozen_are_not_sent(rules: object, sent: set[str]) -> None:
     layout = Layout.of({"a.bias": PARAMS["a.bias"]}, 2, tables=TABLES)
     gradients = {"a.bias": PUSHES[0]["a.bias"]}
-    parts = prepared(layout, as_rule(rules), gradients, ROWS, np.empty, values=True)
+    parts = split(layout, as_rule(rules), gradients, ROWS)
     found: dict[str, float] = {}
     for each in (each for tables in parts.rows.values() for each in tables):
         found[each.table] = found.get(each.table, 0.0) + float(each.gradient.sum())
@@ -132,7 +132,7 @@ def test_a_table_has_the_state_of_its_own_rule_alone() -> None:
     params = {"w": np.zeros(4)}
     layout = Layout.of(params, 1, tables=[spec])
     rows = {"emb": (np.array([4, 9]), np.ones((2, 3), np.float32))}
-    parts = prepared(layout, rule, {"w": np.ones(4)}, rows, np.empty, values=True)
+    parts = split(layout, rule, {"w": np.ones(4)}, rows)
     state = initial_state(np.zeros(4).view(np.uint8), rule)
     number = UpdateId("a", 1, 1)
     op = Operation("gradient", number, gradient=parts.dense[0][0], rows=parts.rows[0])

@@ -31,7 +31,7 @@ from dps.core.blocks import Layout
 from dps.core.rules.rule import learning_rate_at
 from dps.core.shard import ShardState, apply, initial_state
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.client.parts import prepared
+from dps.protocol.client.encoder import split
 from tests.support.needs_torch import needs_torch
 
 pytestmark = needs_torch
@@ -118,7 +118,7 @@ def served(rule: UpdateRule, params: Arrays, pushes: Sequence[Arrays]) -> Arrays
     layout = Layout.of(params, SHARDS)
     states = [initial_state(layout.gather(s, params)[0].copy(), rule) for s in range(SHARDS)]
     for seq, push in enumerate(pushes, 1):
-        parts = prepared(layout, rule, push, {}, np.empty, values=True)
+        parts = split(layout, rule, push)
         for shard, (buffer, pieces) in parts.dense.items():
             number = UpdateId("a", 1, seq)
             op = Operation("gradient", number, seq - 1, pieces=pieces, gradient=buffer)
@@ -271,7 +271,7 @@ def test_rows_of_a_table_and_arrays_are_clipped_by_one_norm_each_by_its_own_rule
     params = {"w": weights}
     layout = Layout.of(params, 2, tables=[spec])
     push, pushed_rows = {"w": weights * 2}, {"emb": (keys, rows)}
-    parts = prepared(layout, rule, push, pushed_rows, np.empty, values=True)
+    parts = split(layout, rule, push, pushed_rows)
     states: list[ShardState] = []
     for shard in range(2):
         state = initial_state(layout.gather(shard, params)[0].copy(), rule)

@@ -12,7 +12,7 @@ from dps import Chain, Checkpoint, Recovery, SharedStore
 from dps.errors import InternalError
 from dps.events import Detected, Restored, TaskFailed
 from dps.protocol.client.client import Client
-from dps.protocol.client.routing_table import Router
+from dps.protocol.client.receipts import Receipts
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.lease import Lease
@@ -131,7 +131,7 @@ def test_the_coordinator_restarts_what_fails(
 def test_a_client_raises_what_its_tasks_have_failed_by(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
-        failing(monkeypatch, Router, "ask_once")
+        failing(monkeypatch, Receipts, "sent")
         with pytest.raises(InternalError, match="a background task has failed: Unforeseen"):
             await s.all_of(process.run(push_for_ever(client)), within=5.0)
 

@@ -13,7 +13,7 @@ from dps.core.rules.rule import Adam
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import CheckpointFailed, CheckpointWritten, Event, Restored
-from dps.protocol.client.save_all import save_all
+from dps.protocol.client.driver import save_all
 from dps.protocol.messages import Push
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
@@ -73,8 +73,7 @@ def test_optimizer_and_dedupe_table_come_back_with_the_weights() -> None:
         _, client = await s.enter("a")
         for _ in range(12):
             await client.push(ONES)
-        router, transport = s.world._router, s.world._transport
-        await save_all(s.world.group, router, transport, 5.0)
+        await save_all(s.world._router, 5.0)
         before = (await s.states())[0]
         await lose_all(s)
         view = (await s.world.complete()).views[0]

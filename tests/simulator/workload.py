@@ -665,7 +665,7 @@ class CountingWorker:
             if update.seq not in self._on_the_way:
                 self._remainders.add((shard, update))
             own = {cell for seq, cell in self._on_the_way.items() if seq == update.seq}
-            withheld = self.client.withheld(shard).values()
+            withheld = self.client.encoder.withheld(shard).values()
             kept = {cell for values in withheld for cell in cells_in(values)}
             self._brought[shard, update] = (self._kept[shard] | own) - kept
             self._kept[shard] = kept

@@ -20,8 +20,8 @@ import numpy as np
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, NotServing
 from dps.events import Event
-from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client
+from dps.protocol.client.driver import Bootstrap
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck
 from dps.protocol.coordinator.coordinator import Coordinator
@@ -112,9 +112,7 @@ class World:
         self._router = Router(group, self._transport)
         self._coordinator = self._scheduler.do(self._make_coordinator)
         self._scheduler.services[COORDINATOR.key] = self._coordinator.handle
-        self._seeding = self.driver.run(
-            Bootstrap(group, initial, self._transport, self._router, saved).run()
-        )
+        self._seeding = self.driver.run(Bootstrap(self._router, initial, saved).run())
 
     async def start(self, extra: Sequence[str] = ()) -> None:
         """Bring up every node that the group needs, and others; return when all is served."""

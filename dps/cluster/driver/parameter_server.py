@@ -70,10 +70,9 @@ from dps.errors import (
 from dps.events import Failover, Sink
 from dps.observe.history import History
 from dps.observe.tracking import MlflowRun
-from dps.protocol.client.bootstrap import Bootstrap
 from dps.protocol.client.client import Client
+from dps.protocol.client.driver import Bootstrap, save_all
 from dps.protocol.client.routing_table import Router
-from dps.protocol.client.save_all import save_all
 from dps.protocol.messages import (
     AuditReply,
     CloseGroup,
@@ -836,8 +835,7 @@ class ParameterServer(Observable):
             await client.register_plugin(CoordinatorPlugin(self.group, client.id))
         start = self._start_with
         await start.leave_description(platform_of(client).clock.now())
-        how = self._transport, self._router, start.states, start.tables
-        seeder = Bootstrap(self.group, start.initial, *how)
+        seeder = Bootstrap(self._router, start.initial, start.states, start.tables)
         self._seeding.append(asyncio.create_task(seeder.run()))
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -854,7 +852,7 @@ class ParameterServer(Observable):
             ) from None
 
     async def _checkpoint(self, limit: float) -> None:
-        await save_all(self.group, self._router, self._transport, limit)
+        await save_all(self._router, limit)
         if not self._training.holding():
             self._news.unsaved = ""
 

@@ -44,9 +44,6 @@ async def _of_head(
         view = await router.view(shard)
         if not view.serving:
             return None
-        async with asyncio.timeout(None) as scope:
-            head = view.chain[0]
-            with router.while_asked(view, head, scope):
-                return await transport.call(head, kind(shard, view.epoch), deadline)
+        return await router.call(view, view.chain[0], kind(shard, view.epoch), deadline)
     except (DpsError, TimeoutError):
         return None

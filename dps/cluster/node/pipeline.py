@@ -1,8 +1,7 @@
-"""A loop that computes while it sends: at most so many updates of a worker are under way at once.
+"""A training loop that computes while it sends: a bounded number of updates is under way at once.
 
-What a worker computes on then lacks its own last updates. The consistency model bounds how many:
-weights say how many more gradients may be computed from them, and the loop waits for newer ones
-before it would compute more.
+The weights that a worker computes on then lack its own last updates. The consistency model bounds
+how many gradients may be computed from the same weights; after these the loop waits for newer ones.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from dps.errors import GroupClosed
 
 
 class Closing(ABC):
-    """Something of a training loop that has updates under way."""
+    """A context manager for updates that are under way."""
 
     @abstractmethod
     def close(self) -> Any:
-        """Take no more updates, and wait for all that is under way."""
+        """Take no more updates, and wait for those that are under way."""
 
     @abstractmethod
     def abandon(self) -> None:
-        """Take no more updates, and wait for nothing."""
+        """Take no more updates, and do not wait."""
 
     def __enter__(self) -> Self:
-        """Return this object itself."""
+        """Return this object."""
         return self
 
     def __exit__(
@@ -41,7 +40,7 @@ class Closing(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close it; if something has failed, without waiting for what is under way."""
+        """Close it, or abandon it after an exception."""
         if kind is None:
             self.close()
         else:
@@ -57,18 +56,16 @@ class Pipeline(Closing):
     Parameters
     ----------
     worker
-        Whose updates; nobody else pushes them meanwhile.
+        The worker, which pushes nothing else meanwhile.
     ahead
-        How many of its own last updates the weights may lack on which it computes.
-
+        How many of the worker's own last updates `weights` may lack.
     into
-        Arrays that the weights are written into, which are then the same ones all the time; see
-        `Worker.pull_into`.
+        Your own arrays to write all weights into (see `Worker.pull_into`); None: new arrays.
 
     Attributes
     ----------
     weights
-        Those to compute the next gradients on: name → array, read-only if not the caller's own.
+        The weights to compute the next gradients on: name → array.
 
     Raises
     ------
@@ -90,27 +87,30 @@ class Pipeline(Closing):
             worker.pull_into(into)
 
     def push_pull(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Arrays:
-        """Send gradients that were computed on `weights`; return those for the next.
+        """Send gradients that were computed on `weights`; return the weights for the next.
 
-        Returns at once if no more than `ahead` updates are under way, else once the oldest is
-        acknowledged. The gradients must not be changed before `ahead` further calls, or `drain`,
-        have returned.
+        Waits for the oldest update if more than `ahead` updates are under way. The gradients must
+        not be changed before `ahead` further calls, or `drain`, have returned.
 
         Raises
         ------
         DpsError
-            What `Worker.push_pull` raises, of this update or of the first that failed before.
+            What `Worker.push_pull` raises, for this update or the first earlier one that failed.
         GroupClosed
             This pipeline was closed; nothing was sent.
         """
         self.require_open()
-        self._under_way.append(self._sent(gradients, rows))
+        if self._into is None:
+            sent: Handle[Any] = self._worker.push_pull_async(gradients, rows)
+        else:
+            sent = self._worker.push_pull_into(self._into, gradients, rows)
+        self._under_way.append(sent)
         while self._under_way and (len(self._under_way) > self._room or self._under_way[0].done()):
             self._take_oldest()
         return self.weights
 
     def drain(self) -> Arrays:
-        """Wait for all that is under way; return the weights after it. Errors as `push_pull`."""
+        """Wait for all updates under way; return the weights after them. Errors as `push_pull`."""
         while self._under_way:
             self._take_oldest()
         return self.weights
@@ -121,12 +121,12 @@ class Pipeline(Closing):
         return self.drain()
 
     def abandon(self) -> None:
-        """Take no more gradients, and wait for nothing."""
+        """Take no more gradients, and do not wait."""
         self._open = False
 
     @property
     def is_open(self) -> bool:
-        """Whether it was neither closed nor its `with` block left."""
+        """Whether it takes gradients: not after `close`, nor after its `with` block."""
         return self._open
 
     def require_open(self) -> None:
@@ -143,15 +143,10 @@ class Pipeline(Closing):
         slack = self._worker.slack
         return self._ahead if slack is None else min(self._ahead, slack)
 
-    def _sent(self, gradients: Arrays, rows: Gradients) -> Handle[Any]:
-        if self._into is None:
-            return self._worker.push_pull_async(gradients, rows)
-        return self._worker.push_pull_into(self._into, gradients, rows)
-
     def _take_oldest(self) -> None:
         try:
-            found = self._under_way.popleft().wait()
-            self.weights = self._into if self._into is not None else found
+            weights = self._under_way.popleft().wait()
         except BaseException:
-            self._under_way.clear()  # the first error is the one that counts
+            self._under_way.clear()  # only the first error counts
             raise
+        self.weights = self._into if self._into is not None else weights

@@ -1,7 +1,7 @@
-"""What a training function is given: a `Worker` that pulls weights and pushes gradients.
+"""The worker, as its training function sees it: it pulls weights and pushes gradients.
 
-The training function runs in a thread of a Dask node as one long task; the protocol's client runs
-on the node's event loop, so a push goes on while the function computes.
+The training function runs in a thread of a Dask node as one long task. The protocol's client runs
+on the node's event loop, so a push continues while the function computes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,21 @@ T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-MOST_LAYOUTS = 64  # that are kept, of choices of arrays to compute the gradients of
+MOST_LAYOUTS = 64  # of choices of arrays in `gradients`, that are kept
 
 
 class Handle(Generic[T]):
-    """A request that is under way, as in ps-lite: made by the `…_async` methods. Thread-safe."""
+    """A request that is under way, returned by the `…_async` methods of `Worker`. Thread-safe.
+
+    >>> from concurrent.futures import Future
+    >>> sent = Future()
+    >>> handle = Handle(sent, lambda reply: reply + 1)
+    >>> handle.done()
+    False
+    >>> sent.set_result(1)
+    >>> handle.wait()
+    2
+    """
 
     def __init__(self, future: Future[Any], result: Callable[[Any], T]) -> None:
         self._future = future
@@ -56,23 +66,23 @@ class Handle(Generic[T]):
         Raises
         ------
         TimeoutError
-            It did not end within `timeout` seconds; it goes on.
+            It did not end within `timeout` seconds, and continues.
         DpsError
-            Whatever the blocking method raises.
+            What the blocking method raises.
         ConfigurationError
-            `timeout` is no number, 0 or above.
+            `timeout` is not a number, 0 or above.
         """
         limit = None if timeout is None else _seconds("timeout", timeout)
         return self._result(self._future.result(limit))
 
 
 def as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
-    """Return gradients as plain arrays of the parameters' dtypes, such as they are where possible.
+    """Return gradients as plain arrays of the parameters' dtypes, without a copy where possible.
 
     Raises
     ------
     ShapeMismatch
-        They are no mapping, or one is masked, or cannot be read as an array where it is.
+        They are no mapping, or one is masked, or cannot be read as an array in place.
     """
     if not isinstance(gradients, Mapping):
         raise ShapeMismatch(
@@ -81,7 +91,7 @@ def as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
         )
     if isinstance(gradients, FlatArrays):
         return gradients
-    known = layout.names  # what has another name is for the layout to refuse
+    known = layout.names  # the layout refuses other names
     return {
         name: as_gradient(repr(name), value, known[name].dtype, ShapeMismatch)
         if name in known
@@ -91,7 +101,7 @@ def as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
 
 
 def check_worker(worker: object) -> None:
-    """Refuse what is no worker; raises `ConfigurationError`."""
+    """Raise `ConfigurationError` unless it is a `Worker`."""
     if not isinstance(worker, Worker):
         raise refused("worker", worker, "the Worker that a training function is called with")
 
@@ -113,8 +123,8 @@ def _check_flat(weights: object) -> None:
 class Worker:
     """One worker of a parameter server, as its training function sees it.
 
-    Requests to one shard are carried out in the order in which they were made. Not thread-safe:
-    for one training function.
+    Requests to a shard are carried out in the order in which they were made. Not thread-safe: for
+    one training function.
 
     Attributes
     ----------
@@ -123,32 +133,33 @@ class Worker:
     index, workers
         Its number, and how many workers were started with it.
     done
-        How many updates of a worker of this name the weights held when it began: 0 at the start of
-        a training. After `ParameterServer.resume`, or when it is started again in the place of a
-        worker that was lost, its data can go on from there. Where a shard has fewer than another,
-        as it was restored from an older checkpoint, it is the number of the one that has most.
+        How many updates of this worker the weights held when it began: 0 at the start of a
+        training. After `ParameterServer.resume`, or after a restart of a lost worker, the training
+        function can continue with the data after these. If a shard was restored from an older
+        checkpoint than the others, it is the highest number of any shard.
     """
 
     def __init__(
         self,
         client: Client,
+        platform: Platform,
         loop: asyncio.AbstractEventLoop,
+        *,
         reports: ReportColumns,
         leave: Leave,
         index: int,
         workers: int,
-        platform: Platform,
-        done: int = 0,
+        done: int,
     ) -> None:
         self.name = client.worker
         self.index = index
         self.workers = workers
         self.done = done
         self._client = client
+        self._platform = platform
         self._loop = loop
         self._reports = reports
         self._leave = leave
-        self._platform = platform
         self._given: ReadPoint | None = None
         self._buffered = 0
         self._pushed = 0
@@ -157,28 +168,28 @@ class Worker:
 
     @property
     def layout(self) -> Layout:
-        """The parameters, and where they are."""
-        return self._client.layout
+        """The parameters, and how they are placed on shards."""
+        return self._client.group.layout
 
     @property
     def consistency(self) -> Consistency:
         """The consistency model of the parameter server."""
-        return self._client.consistency
+        return self._client.group.consistency
 
     @property
     def read_point(self) -> ReadPoint | None:
-        """Which weights this worker was given last; None: it has not pulled yet.
+        """The weights that a method of this worker returned last; None before the first pull.
 
-        Only those that a method has returned, such as `pull`, or `wait` of a handle: what has come
-        since is not what the function computes on. `push` takes the point as `computed_on`.
+        Weights that have arrived, but that no method, nor `wait` of a handle, has returned yet do
+        not count. `push` takes the point as `computed_on`.
         """
         return self._given
 
     @property
     def slack(self) -> int | None:
-        """How many more gradients than one it may compute on the weights that it was given last.
+        """How many gradients, besides one, it may compute on the weights that were returned last.
 
-        That is what SSP leaves of its bound; None: there is none, or it has not pulled yet.
+        That is the rest of the bound of SSP; None: there is no bound, or it has not pulled yet.
         """
         slack = self._given.slack if self._given is not None else None
         return None if slack is None else max(0, slack - self._buffered)
@@ -187,9 +198,9 @@ class Worker:
     def dropped(self) -> int:
         """How many updates of this worker were refused as too stale, on one shard or more.
 
-        That happens under BSP and SSP only, to a worker that was stopped, unreachable, or busy for
-        longer than `Timings.patience`: the others did not wait for it. The driver issues an
-        `UpdatesDroppedWarning`; if most updates of a worker were dropped, its future fails with
+        That happens only under BSP and SSP, to a worker that was stopped, unreachable, or busy for
+        longer than `Timings.patience`, because the others did not wait for it. The driver issues an
+        `UpdatesDroppedWarning`. If most updates of a worker were dropped, its future fails with
         `UpdatesDropped`.
         """
         return self._client.dropped
@@ -201,43 +212,42 @@ class Worker:
 
     @property
     def losses(self) -> list[Loss]:
-        """What was lost of this worker's acknowledged updates, one entry for each failure.
+        """The losses of this worker's acknowledged updates, one entry for each failure.
 
-        It is known when the next request returns. The updates are gone from the shard: a training
-        that must have them has to push them again.
+        They are known when the next request returns. The shard lacks these updates: a training that
+        needs them has to push them again.
         """
         return list(self._client.losses)
 
     @property
     def leaving(self) -> bool:
-        """Whether this worker, or its node, is asked to leave: its function should return soon."""
+        """Whether this worker, or its node, was asked to leave: its function should return soon."""
         return self._client.leaving or self._leave.why is not None
 
     def __repr__(self) -> str:
-        client, dropped = self._client, f", dropped {self.dropped:,}" if self.dropped else ""
+        dropped = f", dropped {self.dropped:,}" if self.dropped else ""
         return (
-            f"<Worker {self.name} of {self.workers}, incarnation {client.incarnation}, done before "
-            f"{self.done:,}, pushed {self._pushed:,}{dropped}, consistency "
-            f"{brief(client.consistency)}>"
+            f"<Worker {self.name} of {self.workers}, incarnation {self._client.incarnation}, "
+            f"done before {self.done:,}, pushed {self._pushed:,}{dropped}, "
+            f"consistency {brief(self.consistency)}>"
         )
 
     def gradients(self, names: Iterable[str] = ()) -> FlatArrays:
         """Return arrays to compute gradients into, so that they can be pushed without a copy.
 
-        They are the same ones until they are pushed; then they are the parameter server's, and the
-        next call returns others, and these are read-only. So a gradient that is on its way is never
-        written to.
+        Repeated calls return the same arrays until these are pushed. Then they become read-only,
+        and the next call returns others, so no gradient is written to while it is sent.
 
         Parameters
         ----------
         names
-            Of which parameters; empty: of all.
+            Names of parameters; empty: all.
 
         Returns
         -------
         gradients
-            Name → array with the shape and dtype of the parameter, views of one `buffer`. What they
-            hold is arbitrary: write all of it. The mapping cannot be changed, but its arrays.
+            Name → array with the shape and dtype of the parameter, a view of one `buffer`. Its
+            values are arbitrary: write all of them. The arrays cannot be replaced by others.
 
         Raises
         ------
@@ -253,24 +263,24 @@ class Worker:
                 self._flat.clear()
             self._flat[wanted] = self.layout.flat(wanted or None)
         if wanted not in self._computing:
-            self._computing[wanted] = self._client.empty(self._flat[wanted])
+            flat, empty = self._flat[wanted], self._client.router.transport.empty
+            self._computing[wanted] = flat.over(empty((flat.nbytes,), "uint8"))
         return self._computing[wanted]
 
     def pull(self) -> dict[str, np.ndarray]:
-        """Return the weights: name → array with the shape and dtype of the parameters.
+        """Return the weights: name → array with the shape and dtype of the parameter.
 
-        They are the caller's own: what is written into them goes nowhere else. Waits as the
-        consistency model says.
+        They are the caller's own and may be written to. Waits as the consistency model requires.
         """
         return self.pull_async().wait()
 
     def pull_into(self, weights: FlatArrays) -> None:
-        """Like `pull`, but write the weights into arrays of one's own.
+        """Like `pull`, but write the weights into your own arrays.
 
         Parameters
         ----------
         weights
-            Of all parameters or of some: `worker.layout.flat(names).over(buffer)`.
+            Arrays for some or all parameters: `worker.layout.flat(names).over(buffer)`.
         """
         _check_flat(weights)
         Handle(self._begin(self._client.pull()), partial(self._write, weights)).wait()
@@ -281,24 +291,23 @@ class Worker:
         rows: Gradients = NOTHING,
         computed_on: ReadPoint | None = None,
     ) -> None:
-        """Push gradients and wait until they are durable to the recovery strategy's promise.
+        """Push gradients and wait until they are as durable as the recovery strategy promises.
 
-        Where the consistency model refuses them as too stale, they are counted in `dropped`.
+        If the consistency model refuses them as too stale, they are counted in `dropped`.
 
         Parameters
         ----------
         gradients
-            Name → array of floats of the parameter's shape, which is cast to its dtype; of some or
-            all parameters. What is no numpy array, but can be read as one where it is, such as a
-            tensor of torch on the CPU, is taken as well.
+            Name → array of floats of the parameter's shape, cast to its dtype, for some or all
+            parameters. An object that numpy can read in place, such as a torch tensor on the CPU,
+            will do.
         rows
-            Name of a sparse table → keys, and an array (keys, width) of floats with the gradient of
-            each key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; the
-            gradients of one that is repeated are summed. They are one update with `gradients`, of
-            each shard that holds some of them.
+            Name of a sparse table → keys, and a float array (keys, width) with the gradient of each
+            key's row. Keys are whole numbers from 0 to 2⁶³ - 1, in any order; gradients of a
+            repeated key are summed. Together with `gradients` they are one update.
         computed_on
-            The `read_point` of the weights that the gradients were computed on, which their
-            staleness is counted from. None: of those that were given last.
+            The `read_point` of the weights that the gradients were computed on, for their
+            staleness; None: `worker.read_point`.
 
         Raises
         ------
@@ -329,8 +338,8 @@ class Worker:
     def pull_rows(self, table: str, keys: Keys) -> np.ndarray:
         """Return rows of a sparse table by their keys.
 
-        Waits as the consistency model says, as `pull` does. There are no last rows to go on with
-        while a shard is down, so this waits then, whatever the outage policy is.
+        Waits as the consistency model requires, and for a shard that is down, under every outage
+        policy.
 
         Parameters
         ----------
@@ -342,12 +351,12 @@ class Worker:
         Returns
         -------
         rows
-            (keys, width), in the order asked for. A row that nobody has pushed to is as it begins.
+            (keys, width), in the order of `keys`. Rows without updates have their initial values.
 
         Raises
         ------
         ShapeMismatch
-            An unknown table, or keys that are none; nothing was sent.
+            An unknown table, or invalid keys; nothing was sent.
         ShardUnavailable
             A shard stayed down for too long.
         """
@@ -356,19 +365,19 @@ class Worker:
     def pull_range(
         self, table: str, start: int = 0, stop: int = KEYS
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that exist with keys from `start` to below `stop`, else as `pull_rows`.
+        """Return the rows that exist with keys from `start` to below `stop`; else as `pull_rows`.
 
         Returns
         -------
         keys
-            int64, sorted: those that were pushed to.
+            int64, sorted: the keys with updates or initial rows.
         rows
             (keys, width).
         """
         return self.pull_range_async(table, start, stop).wait()
 
     def pull_async(self) -> Handle[dict[str, np.ndarray]]:
-        """Like `pull`, but return at once with a handle to wait on."""
+        """Like `pull`, but return a handle at once."""
         return Handle(self._begin(self._client.pull()), self._give)
 
     def push_async(
@@ -377,7 +386,7 @@ class Worker:
         rows: Gradients = NOTHING,
         computed_on: ReadPoint | None = None,
     ) -> Handle[None]:
-        """Like `push`, but return at once with a handle to wait on.
+        """Like `push`, but return a handle at once.
 
         The gradients must not be changed before the handle is done.
         """
@@ -389,7 +398,7 @@ class Worker:
         rows: Gradients = NOTHING,
         computed_on: ReadPoint | None = None,
     ) -> Handle[dict[str, np.ndarray]]:
-        """Like `push_pull`, but return at once with a handle to wait on.
+        """Like `push_pull`, but return a handle at once.
 
         The gradients must not be changed before the handle is done.
         """
@@ -408,25 +417,25 @@ class Worker:
         return Handle(pushed, partial(self._write, weights))
 
     def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
-        """Like `pull_rows`, but return at once with a handle to wait on."""
+        """Like `pull_rows`, but return a handle at once."""
         return Handle(self._begin(self._client.pull_rows(table, keys)), self._give_rows)
 
     def pull_range_async(
         self, table: str, start: int = 0, stop: int = KEYS
     ) -> Handle[tuple[np.ndarray, np.ndarray]]:
-        """Like `pull_range`, but return at once with a handle to wait on."""
+        """Like `pull_range`, but return a handle at once."""
         return Handle(self._begin(self._client.pull_range(table, start, stop)), self._give_rows)
 
     def apply(self, function: str, *args: Any) -> list[Any]:
         """Run a registered function on every shard, once on each: see `ParameterServer.apply`.
 
-        What this worker has pushed before is there when the function runs. It is no update of this
-        worker's: under BSP it is part of no round, under SSP it moves no clock on.
+        It runs after this worker's earlier updates. It is no update itself: under BSP it is part of
+        no round, and under SSP it does not advance the worker's clock.
         """
         return self.apply_async(function, *args).wait()
 
     def apply_async(self, function: str, *args: Any) -> Handle[list[Any]]:
-        """Like `apply`, but return at once with a handle to wait on."""
+        """Like `apply`, but return a handle at once."""
         return Handle(self._begin(self._client.apply(function, args)), list)
 
     def now(self) -> float:
@@ -434,20 +443,19 @@ class Worker:
         return self._platform.clock.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds, of the same time that `now` tells.
+        """Wait for a number of seconds, by the clock of `now`.
 
-        A training function that waits by this and not by `time.sleep` runs on virtual time as well
-        (`dps.testing.VirtualCluster`).
+        Unlike `time.sleep`, it also works on virtual time (`dps.testing.VirtualCluster`).
         """
         self._platform.sleep(_seconds("seconds", seconds))
 
     def report(self, **metrics: float) -> None:
-        """Record numbers about this step, such as `loss`; steps count up from 1.
+        """Record numbers about this step, such as `loss`; steps are numbered from 1.
 
         Raises
         ------
         ConfigurationError
-            One is no number, nor an array or tensor of one; NaN and infinity are.
+            A value is not a number, nor an array or tensor of one; NaN and infinity are allowed.
         """
         for name in metrics:
             if not is_name(name):
@@ -469,25 +477,24 @@ class Worker:
             )
         if not isinstance(computed_on, ReadPoint | None):
             raise refused("computed_on", computed_on, "a worker.read_point")
-        point = computed_on or self._given
-        # Here, not on the event loop: that has to renew the worker's lease meanwhile.
+        # Here, not on the event loop, which has to renew the worker's lease meanwhile.
         try:
-            parts = self._client.parts(arrays, rows)
-        except DpsError as error:  # the handle's to raise
+            parts = self._client.encoder.split(arrays, rows)
+        except DpsError as error:  # raised by the handle
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
         self._pushed += 1
-        return self._begin(self._client.push_parts(parts, pull, point))
+        return self._begin(self._client.push_parts(parts, pull, computed_on or self._given))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.own_weights(self._newest(pushed), private)
 
     def _write(self, weights: FlatArrays, pushed: int | None) -> None:
-        self._client.write_weights(weights, self._newest(pushed))
+        self.layout.scatter_into(self._newest(pushed).buffers, weights)
 
     def _newest(self, pushed: int | None) -> ReadPoint:
-        """What was read by now, after that update: it is given, so it will be computed on."""
+        """Return the last read, which is returned to the function that computes on it."""
         self._given = self._client.read_point()
         self._buffered = 0 if pushed is None else self._given.lacks(pushed)
         return self._given

@@ -192,9 +192,15 @@ class _Task:
             done = await _done_before(self._name, self._group, client, self._transport)
         if not isinstance(self._group.consistency, ASP):
             await _until_joined(self._peers, self._group, client, self._transport)
-        leave, workers = leave_of(self._dask_worker), len(self._peers)
         return Worker(
-            client, self._loop, self._reports, leave, self._index, workers, self._platform, done
+            client,
+            self._platform,
+            self._loop,
+            reports=self._reports,
+            leave=leave_of(self._dask_worker),
+            index=self._index,
+            workers=len(self._peers),
+            done=done,
         )
 
     async def end(

@@ -1,1 +1,1 @@
-"""A client of the shards: routing, one client per shard, encoding of gradients, offered copies."""
+"""The client: routing, a client for each shard, encoding of gradients, and what was read."""

@@ -1,50 +1,40 @@
 """The client: how a worker, an evaluator or a driver pushes to and pulls from the shards.
 
-It has one shard client for each shard (`dps.protocol.client.shard_client`), numbers a worker's
-updates, and keeps the worker a member of the group: it renews its lease, and enters again if it was
-given up.
+It has a shard client for each shard (`dps.protocol.client.shard_client`), numbers a worker's
+updates, and keeps the worker a member of the group: it renews the worker's lease, and enters again
+after an eviction.
 """
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import (
-    Awaitable,
-    Callable,
-    Collection,
-    Iterable,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
-from dps.core.blocks import Arrays, Layout
-from dps.core.consistency import ASP, Consistency
+from dps.core.blocks import Arrays
+from dps.core.consistency import ASP
 from dps.core.filters.outbox import Counts
-from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.functions import unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
     DpsError,
+    InternalError,
     NotServing,
     TrainingStopped,
     TransportError,
     UpdatesLost,
 )
-from dps.protocol.client.barrier import together
-from dps.protocol.client.encoder import Encoder, FilterState, basis
-from dps.protocol.client.parts import Parts, prepared
+from dps.protocol.client.encoder import NO_ROWS, Encoder, FilterState, Parts
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
-from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
+from dps.protocol.client.shard_client import OnAck, Outcome, Session, ShardClient
 from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_call
 from dps.protocol.group import Group
 from dps.protocol.lease import repeat_forever
@@ -70,9 +60,6 @@ from dps.recovery.durability import WorkerContext
 
 T = TypeVar("T")
 
-# What makes the operation for each shard that an update touches; it may be sent more than once.
-Made = Mapping[int, Callable[[], Operation]]
-
 
 class Client:
     """Pushes to and pulls from all shards. Used from one event loop.
@@ -81,21 +68,27 @@ class Client:
     ----------
     worker
         The name under which updates are pushed; "" for a client that pushes none.
+    on_ack
+        Called with the outcome of each update on each shard.
     incarnation
-        That of a client which is no worker, and calls functions.
+        The incarnation of a caller of functions that is no worker.
     on_loss
         Called with each loss of updates of this client, and again if it turns out to be larger.
     stops
         How often the training had been stopped when this worker was started.
     is_cancelled
-        Tells whether whoever started this worker does not want it any more.
+        Returns whether this worker was cancelled.
     watched
         Returns by which monitor this process is watched; None: by none.
 
     Attributes
     ----------
+    group, router
+        The group, and the routing table of its shards.
+    encoder
+        Makes the operations of an update.
     leaving
-        Whether the worker has been asked to leave.
+        Whether the worker was asked to leave.
     """
 
     def __init__(
@@ -106,55 +99,54 @@ class Client:
         on_ack: OnAck | None = None,
         incarnation: int = 0,
         *,
-        on_loss: Callable[[Loss], None] | None = None,
+        on_loss: Callable[[Loss], None] = lambda loss: None,
         stops: int = 0,
-        is_cancelled: Callable[[], bool] | None = None,
+        is_cancelled: Callable[[], bool] = lambda: False,
         watched: Callable[[], Watched | None] = lambda: None,
     ) -> None:
+        self.group = group
         self.worker = worker
         self.incarnation = incarnation
-        self._incarnations: tuple[int, ...] = (incarnation,)
+        self.leaving = False
+        self.router = Router(group, transport)
+        self.encoder = Encoder(group, transport.empty)
+        self._on_ack = on_ack
+        self._on_loss = on_loss
         self._stops = stops
-        self._is_cancelled = is_cancelled or _never
+        self._is_cancelled = is_cancelled
         self._watched = watched
-        self._on_loss = on_loss or _ignore_loss
-        self._known = -1
+        self._is_gated = not isinstance(group.consistency, ASP)
+        # Whether a worker's clock must be the same on all shards, whatever its updates change.
+        self._ticks = self._is_gated or group.restores_together
+        self._incarnations: tuple[int, ...] = (incarnation,)
+        self._known = -1  # the version of the table that losses are known from
         self._ended: DpsError | None = None
         self._ending: asyncio.Task[None] | None = None
         self._tasks = Tasks(self._fail)
-        self._failure: Exception | None = None
-        self._receipts = Receipts(group.restores_together, self._lost)
-        self.router = Router(group, transport)
-        self._group = group
-        self._transport = transport
         self._part: tuple[Callable[[Table], None], Tasks] | None = None
         self._seq = 0
         self._calls = 0
         self._home = ("", "")
         self._task = ""
-        # Held while a request is prepared, and while the worker enters. Whoever lets go of it sends
-        # at once what it has prepared, so requests reach each shard in the order they were made in.
+        # Held while a request is prepared, and while the worker enters. Whoever releases it sends
+        # the request at once, so requests reach each shard in the order they were made in.
         self._turn = asyncio.Lock()
         self._given_up = False
-        self.leaving = False
         self._renewing: asyncio.Task[None] | None = None
         self._dropped: set[tuple[int, UpdateId]] = set()
         self._rows_read_as: set[int] = set()  # incarnations, since the last push
-        self._on_ack = on_ack or _ignore
-        self._shard_clients = [
-            ShardClient(
-                *(shard, group, transport, self.router, self._acked, self._receipts),
-                *(self.may_go_on, self._tasks),
-            )
-            for shard in range(len(group.layout.shards))
-        ]
-        self._encoder = Encoder(group)
+        self._receipts = Receipts(group.restores_together, self._lost)
+        session = Session(self.router, self._receipts, self._tasks, self._acked, self.may_go_on)
+        self._shards = range(len(group.layout.shards))
+        self._shard_clients = [ShardClient(shard, session) for shard in self._shards]
         self.router.listen(self._heard)
 
-    async def enter(self, address: str, node: str, task: str = "") -> Returned | None:
-        """Take part in the training under this client's name, as a Dask task.
+    # -- membership -------------------------------------------------------------------------------
 
-        If its training function has returned before, return what is known of that instead.
+    async def enter(self, address: str, node: str, task: str = "") -> Returned | None:
+        """Join the training under this client's name, as a Dask task.
+
+        If the task's training function has returned before, return what is known of its result.
         """
         await self.router.table()
         self.may_go_on()
@@ -164,38 +156,44 @@ class Client:
 
     async def _enter(self) -> Returned | None:
         """Begin a new incarnation of the worker, in turn: others wait until all shards know it."""
-        self.may_go_on()  # else others would wait for one that pushes no more
+        self.may_go_on()  # otherwise others would wait for a worker that pushes no more
         token, watched = uuid.uuid4().hex, self._watched()
-        request = EnterWorker(self.worker, *self._home, token, self._stops, self._task, watched)
-        reply: Entered = await self.router.ask(request)
+        address, node = self._home
+        reply: Entered = await self.router.ask(
+            EnterWorker(
+                self.worker,
+                address,
+                node,
+                token=token,
+                stops=self._stops,
+                task=self._task,
+                watched=watched,
+            )
+        )
         if reply.returned is not None:
             return reply.returned
         self.incarnation, self._given_up = reply.incarnation, False
         self._incarnations = (*self._incarnations, self.incarnation)
-        await self._take_part()
+        await self._start_part()
         if self._renewing is None:
-            every = self._group.timings.renewal
+            every = self.group.timings.renewal
             renewing = repeat_forever(every, self._renew, self._tasks)
             self._renewing = self._tasks.start(renewing)
-        join = Operation("join", UpdateId(self.worker, self.incarnation, 0))
         for shard_client in self._shard_clients:
             shard_client.incarnation = self.incarnation
-        await self._to_all(
-            {s: partial(shard_client.push, join, False) for s, shard_client in self._numbered}
-        )
+        await self._push_to(self._shards, Operation("join", self._reader))
+        # All shards begin with the same clock: some may be a round behind the others.
         self._seq = max(shard_client.clock for shard_client in self._shard_clients)
-        await self._catch_up()
+        clocks = enumerate(shard_client.clock for shard_client in self._shard_clients)
+        behind = [shard for shard, clock in clocks if self._ticks and clock < self._seq]
+        await self._push_to(behind, Operation("tick", self._reader._replace(seq=self._seq)))
         return None
 
-    async def _catch_up(self) -> None:
-        """Begin with the same clock on all shards: some may be a round behind the others."""
-        tick = Operation("tick", UpdateId(self.worker, self.incarnation, self._seq))
-        jobs = {s: partial(client.push, tick, False) for s, client in self._numbered}
-        behind = [s for s, client in self._numbered if self._ticks and client.clock < self._seq]
-        await self._to_all(jobs, behind)
+    async def _push_to(self, shards: Sequence[int], op: Operation) -> None:
+        await self._to_all(shards, lambda shard: self._shard_clients[shard].push(op, False))
 
     async def _enter_if_given_up(self) -> None:
-        """Enter again, in turn, if the worker was given up meanwhile."""
+        """Enter again, in turn, if the worker was evicted meanwhile."""
         if self._given_up or self._evicted:
             await self._enter()
 
@@ -206,11 +204,10 @@ class Client:
     async def _renew(self) -> None:
         if self.router.closed:
             return
-        statement = self._statement
-        request = RenewWorker(self.worker, self.incarnation, statement, self._watched())
-        incarnation, deadline = self.incarnation, self._group.timings.lease
+        incarnation, statement = self.incarnation, self._statement
+        request = RenewWorker(self.worker, incarnation, statement, self._watched())
         try:
-            reply = await self.router.ask_once(request, deadline)
+            reply = await self.router.ask_once(request, self.group.timings.lease)
         except (TransportError, NotServing):
             return  # the next one is on its way
         self._receipts.sent(statement.accounts)
@@ -218,20 +215,10 @@ class Client:
         if self.worker and not reply.granted and incarnation == self.incarnation:
             self._given_up = True
 
-    @property
-    def layout(self) -> Layout:
-        """The group's parameters, and where they are."""
-        return self._group.layout
-
-    @property
-    def consistency(self) -> Consistency:
-        """The group's consistency model."""
-        return self._group.consistency
-
     async def leave(self, reason: str, returned: Returned | None = None) -> None:
-        """Take part no longer; what is still buffered or withheld here is applied first.
+        """Leave the training, once the gradients that are buffered or withheld here are applied.
 
-        `returned` is recorded by the coordinator, so that the same Dask task trains only once.
+        The coordinator records `returned`, so that the same Dask task trains only once.
         """
         try:
             if reason == "finished" and self._ended is None:
@@ -249,63 +236,79 @@ class Client:
                 await self._exit(reason, returned)
 
     async def _exit(self, reason: str, returned: Returned | None = None) -> None:
-        """Have nobody wait for this worker any more."""
+        """Tell the coordinator to wait for this worker no more."""
         if self.router.closed and self._is_cancelled():
             return  # the group has been closed, so no coordinator needs the report
-        called, statement = self._calls > 0, self._statement
-        request = ExitWorker(self.worker, self.incarnation, reason, called, statement, returned)
+        request = ExitWorker(
+            self.worker,
+            self.incarnation,
+            reason,
+            called=self._calls > 0,
+            statement=self._statement,
+            returned=returned,
+        )
         await self.router.ask(request)
 
     async def close(self) -> None:
-        """End the client's tasks; it is of no use afterwards."""
+        """End the client's tasks; it cannot be used afterwards."""
         self.router.unlisten(self._heard)
         await self._tasks.close()
-        await self._leave_part()
-        await self._all_shard_clients(lambda shard_client: shard_client.close())
+        await self._close_part()
+        await self._at_once([shard_client.close() for shard_client in self._shard_clients])
         await self.router.close()
+
+    async def _start_part(self) -> None:
+        """Start what the durability has workers do."""
+        await self._close_part()
+        shard_clients = self._shard_clients
+        tasks = Tasks(self._fail)
+        context = WorkerContext(
+            name=donor_name(self.worker, self.incarnation),
+            rule=self.group.rule,
+            timings=self.group.timings,
+            transport=self.router.transport,
+            ask=self.router.ask,
+            tasks=tasks,
+            held=lambda shard: shard_clients[shard].read.weights,
+        )
+        on_table = self.group.recovery.durability.worker_part(context)
+        if on_table is not None:
+            self._part = on_table, tasks
+            self.router.listen(on_table)
+
+    async def _close_part(self) -> None:
+        part, self._part = self._part, None  # once, also if this is cancelled half-way
+        if part is not None:
+            on_table, tasks = part
+            self.router.unlisten(on_table)
+            await tasks.close()
+
+    @property
+    def _reader(self) -> UpdateId:
+        return UpdateId(self.worker, self.incarnation, 0)
+
+    # -- pushing ----------------------------------------------------------------------------------
 
     async def push(
         self,
         gradients: Arrays,
         pull: bool = False,
-        rows: Gradients = MappingProxyType({}),
+        rows: Gradients = NO_ROWS,
         computed_on: ReadPoint | None = None,
     ) -> int:
-        """Push gradients of some or all arrays, and of rows of sparse tables, as one update.
-
-        See `parts` and `push_parts`.
-        """
+        """Push gradients as one update: `Encoder.split`, then `push_parts`."""
         self.may_go_on()
-        return await self.push_parts(self.parts(gradients, rows), pull, computed_on)
-
-    def parts(self, gradients: Arrays, rows: Gradients = MappingProxyType({})) -> Parts:
-        """Check an update and take it apart, which takes a while if it is large. Thread-safe.
-
-        `rows` has, for each table, keys and as many rows of a gradient; those of a key that is
-        repeated are summed. What the update rule does not train is left out, and the rest clipped
-        if the rule says so.
-
-        Raises
-        ------
-        ShapeMismatch, NonFiniteGradient
-            The gradients do not fit, or hold NaN or infinity.
-        """
-        layout = self._group.layout
-        # What one shard refuses must not be applied by another; a single one checks for itself.
-        looked_at = len(layout.shards) > 1 or self._encoder.filters
-        rule, empty = self._group.rule, self._transport.empty
-        return prepared(layout, rule, gradients, rows, empty, looked_at)
+        return await self.push_parts(self.encoder.split(gradients, rows), pull, computed_on)
 
     async def push_parts(
         self, parts: Parts, pull: bool = False, computed_on: ReadPoint | None = None
     ) -> int:
-        """Push an update that was taken apart by `parts`; return its number.
+        """Push an update that was cut by `Encoder.split`; return its number.
 
-        The gradients were computed from what had been read by `computed_on`, or by now. With
-        `pull`, the weights are read in the same round trip and then found by `weights`. A worker
-        that was not heard of for a lease or more may find its gradients refused as too stale; they
-        are dropped and counted, and it takes part again. So are those that it computed from what it
-        read before it entered again.
+        The gradients were computed from `computed_on`, or else from the last read. With `pull`, the
+        weights are read in the same round trip, and returned by `weights`. The gradients of a
+        worker that was evicted meanwhile may be dropped as too stale, and counted, and it enters
+        again. So are gradients that it computed from weights that it read before it entered again.
 
         Raises
         ------
@@ -321,98 +324,120 @@ class Client:
         read_as = point.incarnations | self._rows_read_as
         self._rows_read_as = set()
         async with self._turn:
-            operation = Operation("gradient", self._reader._replace(seq=self.next_seq))
+            update = self._reader._replace(seq=self.next_seq)
+            operations: dict[int, Operation] = {}
             if self._is_gated and read_as - {self.incarnation}:
-                made = self._nothing_of(operation.id, parts)
+                # Others may be any number of updates ahead of what was computed from an earlier
+                # incarnation's read. The round continues without it.
+                for shard in parts.touched:
+                    self._acked(shard, update, 0, "dropped")
             else:
-                made = await self._operations(operation, parts, point)
+                operation = Operation("gradient", update)
+                operations = await self.encoder.operations(operation, parts, point)
             self._seq += 1
-        await self._send(operation, made, pull)
+        await self._send(update, operations, pull)
         self.may_go_on()
         if self._evicted:
             async with self._turn:
                 await self._enter_if_given_up()
             if pull:
                 await self.pull()
-        return operation.id.seq
-
-    async def _operations(self, operation: Operation, parts: Parts, point: ReadPoint) -> Made:
-        """Filter an update, in turn; return what makes its operation for each shard it touches."""
-        dense = await self._encoder.operations(operation, parts.dense, point)
-
-        def made(shard: int) -> Operation:
-            op = dense(shard) if shard in parts.dense else operation
-            op = basis(self._group, point.shards[shard], shard)(op)
-            return replace(op, rows=parts.rows[shard]) if shard in parts.rows else op
-
-        return {shard: partial(made, shard) for shard in parts.touched}
-
-    def _nothing_of(self, update: UpdateId, parts: Parts) -> Made:
-        """Drop an update that was computed from what another incarnation read, which was evicted.
-
-        Others may be any number of updates further by now. The round goes on without its gradients.
-        """
-        for shard in parts.touched:
-            self._acked(shard, update, 0, "dropped")
-        return {}
+        return update.seq
 
     async def _send(
-        self,
-        operation: Operation,
-        made: Made,
-        pull: bool,
+        self, update: UpdateId, operations: Mapping[int, Operation], pull: bool
     ) -> None:
-        """Send an update to the shards that it touches, and to the others what goes with it."""
+        """Send an update to the shards that it changes; to the others a tick, or a pull."""
+        reader = update._replace(seq=0)
 
         async def send(shard: int) -> None:
-            await self._shard_clients[shard].push(made[shard](), pull)
-
-        jobs: dict[int, Callable[[], Awaitable[None]]] = {}
-        for shard, shard_client in self._numbered:
-            if shard in made:
-                jobs[shard] = partial(send, shard)
+            shard_client = self._shard_clients[shard]
+            if shard in operations:
+                await shard_client.push(operations[shard], pull)
             elif self._ticks:
-                jobs[shard] = partial(shard_client.push, replace(operation, kind="tick"), pull)
-            elif pull:
-                jobs[shard] = partial(shard_client.pull, self._reader)
-        await self._to_all(jobs)
+                await shard_client.push(Operation("tick", update), pull)
+            else:
+                await shard_client.pull(reader)
+
+        await self._to_all(self._shards if self._ticks or pull else sorted(operations), send)
+
+    async def _to_all(
+        self, lacking: Sequence[int], send: Callable[[int], Coroutine[Any, Any, None]]
+    ) -> None:
+        """Send something to the shards that lack it, and wait until every shard has it.
+
+        Where shards go back together, a shard that goes back before all of them have it is sent it
+        again. Otherwise it would miss what the others get afterwards, and no cut could be taken. A
+        shard that has it refuses it as a duplicate. Nothing is sent again once a shard has refused
+        it because the worker was evicted, or once it could not be sent to a shard.
+        """
+        if not self.group.restores_together:
+            await self._at_once([send(shard) for shard in lacking])
+            return
+        missing, all_have_it = set(lacking), asyncio.Event()
+
+        async def is_missing(shard: int) -> bool:
+            """Whether a shard lacks it; else wait for a shard to go back, or for all to have it."""
+            while shard not in missing and not all_have_it.is_set():
+                table = await self.router.table()
+                if table.views[shard].epoch > self._shard_clients[shard].acked_in:
+                    missing.add(shard)
+                else:
+                    await _either(all_have_it.wait(), self.router.newer(table.version))
+            return shard in missing
+
+        async def send_again(shard: int) -> None:
+            while await is_missing(shard):
+                try:
+                    await send(shard)
+                except BaseException:
+                    missing.clear()
+                    all_have_it.set()  # not all will have it: the others must not wait for that
+                    raise
+                missing.discard(shard)
+                if self._evicted:
+                    missing.clear()
+                if not missing:  # nothing is sent again, so this ack counts, also after a refusal
+                    all_have_it.set()
+                    self._receipts.all_acked()
+
+        if missing:
+            await asyncio.gather(*(send_again(shard) for shard in self._shards))
 
     async def _push_withheld(self) -> None:
-        """Send all that filters have withheld as one last update, again where it is refused."""
+        """Send all that filters withhold as one last update, again where it is refused."""
         async with self._turn:  # after what is still being filtered
-            left = await self._encoder.remainders(Operation("gradient", self._reader))
-        point = self.read_point()
-        left = {s: basis(self._group, point.shards[s], s)(op) for s, op in left.items()}
+            operation = Operation("gradient", self._reader)
+            left = await self.encoder.remainders(operation, self.read_point())
         while left:
             async with self._turn:
                 await self._enter_if_given_up()
                 self._seq += 1
                 last = self._reader._replace(seq=self._seq)
             left = {shard: replace(op, id=last) for shard, op in left.items()}
-            made = {shard: partial(replace, op) for shard, op in left.items()}
-            await self._send(Operation("gradient", last), made, False)
+            await self._send(last, left, False)
             await self._drain()  # what is buffered here may be refused yet
             left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}
 
     async def _drain(self) -> None:
-        await self._all_shard_clients(lambda shard_client: shard_client.drain())
+        await self._at_once([shard_client.drain() for shard_client in self._shard_clients])
+
+    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        if outcome == "dropped":
+            self._dropped.add((shard, update))
+        if self._on_ack is not None:
+            self._on_ack(shard, update, version, outcome)
 
     @property
     def filtered(self) -> FilterState:
         """What the filters have done to this client's gradients so far."""
-        state, saved = (
-            self._encoder.state,
-            sum(shard_client.keys.saved_bytes for shard_client in self._shard_clients),
-        )
+        state = self.encoder.state
+        saved = sum(shard_client.keys.saved_bytes for shard_client in self._shard_clients)
         return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
-
-    def withheld(self, shard: int) -> dict[str, np.ndarray]:
-        """What the filters withhold from a shard now, by array; for reading only."""
-        return self._encoder.withheld(shard)
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """What was lost of this client's acknowledged updates."""
+        """The losses of this client's acknowledged updates."""
         return self._receipts.losses
 
     @property
@@ -425,78 +450,87 @@ class Client:
         """The number that the next update will have, if the worker need not enter again."""
         return self._seq + 1
 
+    # -- reading ----------------------------------------------------------------------------------
+
     async def pull(self) -> None:
-        """Read all weights; they are then found by `weights`. Errors are those of `push`."""
+        """Read all weights, which `weights` returns; errors as `push_parts`."""
         read = False
         while not read:
             async with self._turn:
                 await self._enter_if_given_up()
                 reader = self._reader
-            await self._all_shard_clients(partial(ShardClient.pull, reader=reader))
+            await self._at_once([client.pull(reader) for client in self._shard_clients])
             self.may_go_on()
             read = reader == self._reader and not (self._given_up or self._evicted)
 
     async def pull_rows(self, table: str, keys: object) -> np.ndarray:
-        """Read the rows of these keys, in the order in which they are given.
+        """Read the rows of these keys, in their order; raises `ShapeMismatch` for invalid keys.
 
-        Each shard's are those of one version, not older than what this client has seen of it.
-
-        Raises
-        ------
-        ShapeMismatch
-            An unknown table, or keys that are no whole numbers from 0 to 2⁶³ - 1.
-        ShardUnavailable
-            A shard stayed down for too long.
+        The rows of a shard are of one version, not older than the last read of that shard.
         """
-        question = asked(self._group.layout, table, keys)
-
-        def of(shard: int) -> PullRows:
-            reader = (self.worker, self.incarnation)
-            return PullRows(shard, 0, *reader, 0, 0.0, table, question.keys[shard])
-
-        read = await self._rows(list(question.keys), of)
-        return question.answer({shard: rows.values for shard, rows in read.items()})
+        question = asked(self.group.layout, table, keys)
+        of = partial(PullRows, epoch=0, worker=self.worker, incarnation=0, seen=0, patience=0.0)
+        requests = {s: of(shard=s, table=table, keys=some) for s, some in question.keys.items()}
+        rows = await self._rows(requests)
+        return question.answer({shard: each.values for shard, each in rows.items()})
 
     async def pull_range(self, table: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
-
-        Returns
-        -------
-        keys
-            int64, sorted.
-        rows
-            One for each key.
-        """
-        layout = self._group.layout
-        layout.shards[0].table(table)
+        """Read the rows with keys from `start` to below `stop`; return sorted keys, and rows."""
+        self.group.layout.shards[0].table(table)
         start, stop = as_range(start, stop)
-
-        def of(shard: int) -> PullRange:
-            reader = (self.worker, self.incarnation)
-            return PullRange(shard, 0, *reader, 0, 0.0, table, start, stop)
-
-        read = (await self._rows(range(len(layout.shards)), of)).values()
-        keys = np.concatenate([rows.keys for rows in read if rows.keys is not None])
+        of = partial(PullRange, epoch=0, worker=self.worker, incarnation=0, seen=0, patience=0.0)
+        requests = {s: of(shard=s, table=table, start=start, stop=stop) for s in self._shards}
+        rows = (await self._rows(requests)).values()
+        keys = np.concatenate([each.keys for each in rows if each.keys is not None])
         order = keys.argsort()
-        return keys[order], np.concatenate([rows.values for rows in read])[order]
+        return keys[order], np.concatenate([each.values for each in rows])[order]
 
-    async def _rows(
-        self, shards: Sequence[int], of: Callable[[int], RowsAsked]
-    ) -> dict[int, RowsRead]:
+    async def _rows(self, requests: Mapping[int, RowsAsked]) -> dict[int, RowsRead]:
         """Ask shards for rows, again as another incarnation if this one was evicted."""
         while True:
             async with self._turn:
                 await self._enter_if_given_up()
                 incarnation = self.incarnation
-            read = await self._at_once([self._shard_clients[s].pull_rows(of(s)) for s in shards])
-            whole = {s: rows for s, rows in zip(shards, read, strict=True) if rows is not None}
+            asking = [
+                self._shard_clients[shard].pull_rows(replace(request, incarnation=incarnation))
+                for shard, request in requests.items()
+            ]
+            replies = zip(requests, await self._at_once(asking), strict=True)
+            rows = {shard: reply for shard, reply in replies if reply is not None}
             self.may_go_on()
-            if len(whole) == len(shards):
+            if len(rows) == len(requests):
                 self._rows_read_as.add(incarnation)
-                return whole
+                return rows
+
+    def read_point(self) -> ReadPoint:
+        """Return the last read of each shard. Thread-safe."""
+        return ReadPoint(tuple(shard_client.read for shard_client in self._shard_clients))
+
+    def weights(self) -> dict[str, np.ndarray]:
+        """Return the weights of the last read, as read-only arrays. Thread-safe."""
+        return self.group.layout.scatter(self.read_point().buffers)
+
+    def own_weights(
+        self, point: ReadPoint, private: Callable[[np.ndarray], np.ndarray]
+    ) -> dict[str, np.ndarray]:
+        """Return the weights of a read, as arrays of the caller's own. Thread-safe.
+
+        `private` maps a shard's buffer to memory that only the caller sees, or returns a read-only
+        view of it.
+        """
+        buffers = {shard: private(buffer) for shard, buffer in point.buffers.items()}
+        arrays = self.group.layout.scatter(buffers, frozen=False)
+        return {n: each if each.flags.writeable else each.copy() for n, each in arrays.items()}
+
+    def versions(self) -> tuple[int, ...]:
+        """The version of each shard's weights at the last read; -1 before it."""
+        reads = [shard_client.read.weights for shard_client in self._shard_clients]
+        return tuple(-1 if weights is None else weights.version for weights in reads)
+
+    # -- functions --------------------------------------------------------------------------------
 
     async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
-        """Have a function run on every shard, once on each; return the results, shard by shard.
+        """Run a function on every shard, once on each; return the results, shard by shard.
 
         Raises
         ------
@@ -506,137 +540,35 @@ class Client:
             It failed on some shards, which it left as they were.
         Evicted
             A later incarnation of this worker has called functions.
-        ShardUnavailable
-            A shard stayed down for too long.
         """
-        call = known_call(self._group.functions, function, arguments)
+        call = known_call(self.group.functions, function, arguments)
         async with self._turn:
             self._calls += 1
             # Calls have numbers of their own: under BSP they are part of no round.
             number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
-        came = await self._at_once([_outcome(shard.call(op)) for shard in self._shard_clients])
+        outcomes = await self._at_once([_outcome(shard.call(op)) for shard in self._shard_clients])
         self.may_go_on()
-        return [unpack(result) for result in all_succeeded(came)]
+        return [unpack(result) for result in all_succeeded(outcomes)]
 
-    def read_point(self) -> ReadPoint:
-        """What was read by now. Thread-safe."""
-        return ReadPoint(tuple(shard_client.read for shard_client in self._shard_clients))
+    # -- the end of a training --------------------------------------------------------------------
 
-    def weights(self, point: ReadPoint | None = None) -> dict[str, np.ndarray]:
-        """The weights that were read last by `point`, or by now, as read-only arrays.
+    def may_go_on(self) -> None:
+        """Raise why this client may push and pull no more, if it may not.
 
-        Thread-safe.
+        That is `TrainingStopped`, `UpdatesLost`, or `InternalError` after a background task failed.
         """
-        reads = (point or self.read_point()).shards
-        return self._group.layout.scatter(
-            {s: read.weights.values for s, read in enumerate(reads) if read.weights is not None}
-        )
-
-    def own_weights(
-        self, point: ReadPoint, private: Callable[[np.ndarray], np.ndarray]
-    ) -> dict[str, np.ndarray]:
-        """The weights that were read last by `point`, as arrays of the caller's own. Thread-safe.
-
-        `private` makes memory that only the caller sees of a shard's buffer, or a read-only view.
-        """
-        reads = enumerate(point.shards)
-        buffers = {s: private(r.weights.values) for s, r in reads if r.weights is not None}
-        arrays = self._group.layout.scatter(buffers, frozen=False)
-        return {n: each if each.flags.writeable else each.copy() for n, each in arrays.items()}
-
-    def write_weights(self, out: FlatArrays, point: ReadPoint) -> None:
-        """Write the weights that were read last by `point` into flat arrays. Thread-safe."""
-        buffers = {s: r.weights.values for s, r in enumerate(point.shards) if r.weights is not None}
-        self._group.layout.scatter_into(buffers, out)
-
-    def empty(self, flat: FlatLayout) -> FlatArrays:
-        """Return flat arrays to compute gradients into, not filled. Thread-safe."""
-        return flat.over(self._transport.empty((flat.nbytes,), "uint8"))
-
-    def versions(self) -> tuple[int, ...]:
-        """The version of each shard's weights that were read last; -1 where none were."""
-        return tuple(
-            shard_client.base.version if shard_client.base else -1
-            for shard_client in self._shard_clients
-        )
-
-    async def _take_part(self) -> None:
-        """Do what the durability has workers do."""
-        await self._leave_part()
-        name, shard_clients = donor_name(self.worker, self.incarnation), self._shard_clients
-        tasks = Tasks(self._fail)
-        heard = self._group.recovery.durability.worker_part(
-            WorkerContext(
-                name,
-                self._group.rule,
-                self._group.timings,
-                self._transport,
-                self.router.ask,
-                tasks,
-                lambda shard: shard_clients[shard].base,
-            )
-        )
-        if heard is not None:
-            self._part = heard, tasks
-            self.router.listen(heard)
-
-    async def _leave_part(self) -> None:
-        part, self._part = self._part, None  # once, also if this is cancelled half-way
-        if part is not None:
-            heard, tasks = part
-            self.router.unlisten(heard)
-            await tasks.close()
-
-    @property
-    def _reader(self) -> UpdateId:
-        return UpdateId(self.worker, self.incarnation, 0)
-
-    @property
-    def _is_gated(self) -> bool:
-        return not isinstance(self._group.consistency, ASP)
-
-    @property
-    def _ticks(self) -> bool:
-        """Whether a worker's clock must be the same on all shards, whatever its updates touch."""
-        return self._is_gated or self._group.restores_together
-
-    @property
-    def _numbered(self) -> Iterable[tuple[int, ShardClient]]:
-        return enumerate(self._shard_clients)
-
-    async def _to_all(
-        self,
-        jobs: Mapping[int, Callable[[], Awaitable[None]]],
-        lacking: Collection[int] | None = None,
-    ) -> None:
-        """Send something to those shards that lack it (None: all), and wait until all have it."""
-        lacking = jobs if lacking is None else lacking
-        if self._group.restores_together:
-            await together(
-                jobs,
-                lacking,
-                self.router,
-                acked_in=lambda shard: self._shard_clients[shard].acked_in,
-                refused=lambda: self._evicted,
-                complete=self._receipts.all_acked,
-            )
-        else:
-            await self._at_once([jobs[shard]() for shard in lacking])
-
-    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
-        if outcome == "dropped":
-            self._dropped.add((shard, update))
-        self._on_ack(shard, update, version, outcome)
-
-    # -- the end of a training -------------------------------------------------------------------
+        if self._is_cancelled():
+            self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
+        if self._ended is not None:
+            raise type(self._ended)(str(self._ended)) from self._ended.__cause__
 
     def _heard(self, table: Table) -> None:
-        """Take note of what the table says of losses, and of the end."""
+        """Take from a new table what it reports of losses, and of the end."""
         self._known = table.version
         entered = self.worker and self.incarnation
         if self._receipts.heard(table.restorations) and (entered or self._receipts.accounts):
-            self._tasks.start(self._renew())  # the coordinator waits for what this client was told
+            self._tasks.start(self._renew())  # the coordinator waits for this client's statement
         if table.stops > self._stops:
             self._end(TrainingStopped(STOPPED))
         elif table.losses:
@@ -647,20 +579,24 @@ class Client:
         self._end_if_wanted(f"of the updates of {self.worker}, {loss}")
 
     def _end_if_wanted(self, why: str) -> None:
-        if self._group.on_loss == "raise":
+        if self.group.on_loss == "raise":
             self._end(UpdatesLost(f"{why}. The training ends, as on_loss='raise' says"))
 
-    def _end(self, error: DpsError) -> None:
-        """Push and pull no more; have nobody wait for this worker as soon as that is certain.
+    def _fail(self, error: Exception) -> None:
+        self._end(internal_error(error))
 
-        A client that is no worker goes on.
+    def _end(self, error: DpsError) -> None:
+        """Push and pull no more; a worker leaves as soon as nothing is under way.
+
+        A client that is no worker continues, unless a background task has failed.
         """
-        if self.worker and self._ended is None:
+        if self._ended is None and (self.worker or isinstance(error, InternalError)):
             self._ended = error
-            self._ending = self._tasks.start(self._end_in_order())
+            if self.worker:
+                self._ending = self._tasks.start(self._end_in_order())
 
     async def _end_in_order(self) -> None:
-        await self._all_shard_clients(lambda shard_client: shard_client.at_rest())
+        await self._at_once([shard_client.at_rest() for shard_client in self._shard_clients])
         if self.incarnation:
             await self._exit(self._end_reason)
 
@@ -668,62 +604,36 @@ class Client:
     def _end_reason(self) -> str:
         return "stopped" if isinstance(self._ended, TrainingStopped) else "failed"
 
-    def may_go_on(self) -> None:
-        """Raise an error if this worker is to push and pull no more.
-
-        Raises
-        ------
-        TrainingStopped, UpdatesLost
-            The training has ended.
-        InternalError
-            A background task of this client has failed.
-        """
-        if self._is_cancelled():
-            self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
-        if self._ended is not None:
-            raise type(self._ended)(str(self._ended))
-        if self._failure is not None:
-            raise internal_error(self._failure)
-
-    def _fail(self, error: Exception) -> None:
-        """Have a failure of a background task raised by the next request, and end the worker."""
-        self._failure = error
-        self._end(internal_error(error))
-
     @property
     def _statement(self) -> Statement:
         known = 0 if self._receipts.undecided else self._known
         return Statement(known, self._incarnations, self._receipts.accounts)
 
-    async def _all_shard_clients(self, request: Callable[[ShardClient], Awaitable[None]]) -> None:
-        await self._at_once([request(shard_client) for shard_client in self._shard_clients])
-
     async def _at_once(self, requests: Sequence[Awaitable[T]]) -> list[T]:
         """Wait for requests to shards.
 
-        Where there is one shard, as most have, a task would take longer than the rest. Else each
-        has one, also if it is alone: it would overtake others whose tasks are still to begin.
+        With one shard, a task would take longer than the rest. Otherwise each request has a task,
+        also a single one: it must not overtake others whose tasks have not begun.
         """
-        if len(self._shard_clients) == 1 and not self._group.restores_together:
+        if len(self._shards) == 1 and not self.group.restores_together:
             return [await request for request in requests]
         return list(await asyncio.gather(*requests))
 
 
 async def _outcome(request: Awaitable[T]) -> T | Exception:
-    """What comes of a request, be it an error."""
+    """Return the result of a request, or its error, to be raised when all have ended."""
     try:
         return await request
-    except Exception as error:  # noqa: BLE001 - raised when all have come
+    except Exception as error:  # noqa: BLE001 - raised by `all_succeeded`
         return error
 
 
-def _never() -> bool:
-    return False
-
-
-def _ignore_loss(loss: Loss) -> None:
-    pass
-
-
-def _ignore(shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
-    pass
+async def _either(*works: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of these ends, and cancel the others."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,28 +1,58 @@
-"""The encoder of a client's gradients: what goes to its shard clients, filtered or as it is.
+"""From a worker's gradients to one operation for each shard: checked, clipped, cut, filtered.
 
-A gradient is filtered exactly once, in the order in which gradients are pushed, and carries what it
-was computed from. Whatever is sent again later is the operation that came out of that.
+Checking, clipping and cutting read all of the gradients, so a worker does them in the thread of the
+training function. Filters run in order, one update after the other, and each gradient passes them
+once: whatever is sent again is the same operation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
+from types import MappingProxyType
 
 import numpy as np
 
-from dps.core.blocks import Gathered
+from dps.core.blocks import Arrays, Gathered, Layout
+from dps.core.filters.encoding import stretches
 from dps.core.filters.outbox import Counts, Outbox, Prepared
-from dps.core.rules.rule import needs_base
+from dps.core.flat import Empty
+from dps.core.rules.per_array import frozen
+from dps.core.rules.rule import UpdateRule, needs_base
+from dps.core.rules.wrappers import Clipped, clipping_of
+from dps.core.tables.key_routing import Gradients, check_rows, dealt
+from dps.core.tables.row_gradients import Rows
 from dps.core.updates import Operation
-from dps.protocol.client.read_point import ReadPoint, ShardRead
+from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.compression import packed
 from dps.protocol.executor import offload
 from dps.protocol.group import Group
 
-PASSES = 8  # how often filters go through a gradient, if they do little
+PASSES = 8  # how often filters read a gradient, for the estimate of how long they take
+NO_ROWS: Gradients = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One update, cut by shard.
+
+    Attributes
+    ----------
+    dense
+        The part of the arrays' gradients, for each shard that holds some of these arrays.
+    rows
+        The gradients of rows, one entry per table, for each shard that holds some of these rows.
+    """
+
+    dense: Mapping[int, Gathered]
+    rows: Mapping[int, tuple[Rows, ...]]
+
+    @property
+    def touched(self) -> set[int]:
+        """The shards that the update changes."""
+        return {*self.dense, *self.rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,63 +63,98 @@ class FilterState:
     residual_norm: float
 
 
-def basis(group: Group, read: ShardRead, shard: int) -> Callable[[Operation], Operation]:
-    """Return what notes on a gradient from which weights it was computed.
+def split(
+    layout: Layout,
+    rule: UpdateRule,
+    gradients: Arrays,
+    rows: Gradients = NO_ROWS,
+    *,
+    values: bool = True,
+    empty: Empty = np.empty,
+) -> Parts:
+    """Check an update, clip it as the rule says, and cut it by shard. Thread-safe.
 
-    The gradient may be sent after more was read, and again after that.
+    Arrays and tables that the rule does not train are left out. The parts are read-only, so that
+    they can be sent without a copy.
+
+    Parameters
+    ----------
+    values
+        Whether to look for NaN and infinity.
+    empty
+        Allocates a part, unless it is a view of one of the gradients.
+
+    Raises
+    ------
+    ShapeMismatch, NonFiniteGradient
+        The gradients do not fit, or hold NaN or infinity.
     """
-    seen, base, layout = read.seen, read.weights, group.layout.shards[shard]
-
-    def noted(op: Operation) -> Operation:
-        if seen is not None and seen != (op.based_on, op.based_at):
-            op = replace(op, based_on=seen[0], based_at=seen[1])
-        if base is None or op.gradient is None or not needs_base(group.rule):
-            return op
-        return replace(op, base=layout.taken(base.values, op.pieces))
-
-    return noted
+    if still := frozen(rule, [*gradients, *rows]):
+        layout.check(gradients, values=False)
+        check_rows(layout, {name: each for name, each in rows.items() if name in still})
+        gradients = {name: array for name, array in gradients.items() if name not in still}
+        rows = {name: each for name, each in rows.items() if name not in still}
+    layout.check(gradients, values)
+    dense = {shard: layout.gather(shard, gradients, empty) for shard in layout.shards_of(gradients)}
+    parts = Parts(dense, dealt(layout, rows, values))
+    clipping = clipping_of(rule)
+    if clipping is not None:
+        parts = _clipped(layout, parts, clipping, empty)
+    for buffer, _ in parts.dense.values():
+        buffer.flags.writeable = False
+    return parts
 
 
 class Encoder:
-    """Makes a client's operations, one for each shard that a gradient touches. Not thread-safe."""
+    """Makes a client's operations. Not thread-safe, except for `split`."""
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: Group, empty: Empty) -> None:
         self._layout = group.layout
+        self._rule = group.rule
+        self._needs_base = needs_base(group.rule)
+        self._empty = empty
         shards = range(len(group.layout.shards)) if group.filters else ()
         self._outboxes = [Outbox(group.layout, shard, group.filters) for shard in shards]
 
-    @property
-    def filters(self) -> bool:
-        """Whether any array has filters."""
-        return bool(self._outboxes)
+    def split(self, gradients: Arrays, rows: Gradients = NO_ROWS) -> Parts:
+        """Check, clip and cut an update (see the function `split`). Thread-safe."""
+        # If a shard refused an update, another might have applied it. One shard checks for itself.
+        values = len(self._layout.shards) > 1 or bool(self._outboxes)
+        return split(self._layout, self._rule, gradients, rows, values=values, empty=self._empty)
 
     async def operations(
-        self, operation: Operation, parts: Mapping[int, Gathered], point: ReadPoint
-    ) -> Callable[[int], Operation]:
-        """Return what makes the operation for each of the shards; any number of times the same.
+        self, operation: Operation, parts: Parts, point: ReadPoint
+    ) -> dict[int, Operation]:
+        """Filter an update, computed from `point`; return its operation for each shard it changes.
 
-        `parts` has each shard's part of the gradients, which were computed from what was read by
-        `point`. Filters take long, so the event loop goes on meanwhile; nothing else may be called
-        until this returns, or is cancelled, which leaves everything as it was.
+        Filters run in a thread if the gradients are large. Until this returns, or is cancelled,
+        which changes nothing, no other method may be called.
 
-        Raises
-        ------
-        NonFiniteGradient
-            Gradients and what was withheld before are too large together; nothing has changed.
+        Raises `NonFiniteGradient`, and changes nothing, if a gradient together with what was
+        withheld before is too large.
         """
-        if not self.filters:
-            return partial(_plain, operation, parts, point)
-        work = partial(self._prepared, operation, parts, point)
-        prepared = await offload(work, PASSES * sum(part.nbytes for part, _ in parts.values()))
-        return self._committed(prepared).__getitem__
+        made = dict.fromkeys(parts.rows, operation)
+        if self._outboxes:
+            work = partial(self._prepared, operation, parts.dense, point)
+            nbytes = sum(gradient.nbytes for gradient, _ in parts.dense.values())
+            made |= self._committed(await offload(work, PASSES * nbytes))
+        else:
+            made |= {shard: _plain(operation, part) for shard, part in parts.dense.items()}
+        made |= {s: replace(made[s], rows=rows) for s, rows in parts.rows.items()}
+        return self._based(made, point)
 
-    async def remainders(self, operation: Operation) -> dict[int, Operation]:
-        """Return all that is withheld as one more update, for the shards that it touches.
+    async def remainders(self, operation: Operation, point: ReadPoint) -> dict[int, Operation]:
+        """Return all that is withheld as one more update, for the shards that it changes.
 
-        As for `operations`, nothing else may be called meanwhile.
+        No other method may be called until this returns.
         """
         nbytes = sum(outbox.nbytes for outbox in self._outboxes)
-        return self._committed(await offload(partial(self._left, operation), PASSES * nbytes))
+
+        def work() -> dict[int, Prepared]:
+            left = {s: outbox for s, outbox in enumerate(self._outboxes) if outbox.withheld()}
+            return {shard: _packed(outbox.remainder(operation)) for shard, outbox in left.items()}
+
+        return self._based(self._committed(await offload(work, PASSES * nbytes)), point)
 
     def withheld(self, shard: int) -> dict[str, np.ndarray]:
         """What is withheld from a shard, by array (see `Outbox.withheld`)."""
@@ -102,21 +167,27 @@ class Encoder:
         norms = (outbox.residual_norm for outbox in self._outboxes)
         return FilterState(counts, math.hypot(*norms))
 
+    def _based(self, operations: Mapping[int, Operation], point: ReadPoint) -> dict[int, Operation]:
+        """Note what gradients were computed from: more may be read before they are sent."""
+        based = {}
+        for shard, op in operations.items():
+            read, base = point.shards[shard], None
+            on, at = read.seen or (op.based_on, op.based_at)
+            if read.weights is not None and op.gradient is not None and self._needs_base:
+                base = self._layout.shards[shard].taken(read.weights.values, op.pieces)
+            based[shard] = replace(op, based_on=on, based_at=at, base=base)
+        return based
+
     def _prepared(
-        self, operation: Operation, parts: Mapping[int, Gathered], point: ReadPoint
+        self, operation: Operation, dense: Mapping[int, Gathered], point: ReadPoint
     ) -> dict[int, Prepared]:
-        """Put a gradient through its filters, in any thread; nothing changes here."""
-        found = {}
-        for shard in parts:
+        """Filter a gradient for all shards, in any thread; nothing changes if one refuses it."""
+        filtered = {}
+        for shard, part in dense.items():
             base = point.shards[shard].weights
             values = base.values if base is not None else None
-            op = _plain(operation, parts, point, shard)
-            found[shard] = self._outboxes[shard].prepared(op, values)
-        return {shard: _packed(prepared) for shard, prepared in found.items()}
-
-    def _left(self, operation: Operation) -> dict[int, Prepared]:
-        left = {s: outbox for s, outbox in enumerate(self._outboxes) if outbox.withheld()}
-        return {shard: _packed(outbox.remainder(operation)) for shard, outbox in left.items()}
+            filtered[shard] = self._outboxes[shard].prepared(_plain(operation, part), values)
+        return {shard: _packed(prepared) for shard, prepared in filtered.items()}
 
     def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:
         for shard, one in prepared.items():
@@ -125,13 +196,38 @@ class Encoder:
         return {shard: one.operation for shard, one in prepared.items()}
 
 
-def _plain(
-    operation: Operation, parts: Mapping[int, Gathered], point: ReadPoint, shard: int
-) -> Operation:
-    gradient, pieces = parts[shard]
-    version, at = point.shards[shard].seen or (operation.based_on, operation.based_at)
-    return replace(operation, gradient=gradient, pieces=pieces, based_on=version, based_at=at)
+def _plain(operation: Operation, part: Gathered) -> Operation:
+    gradient, pieces = part
+    return replace(operation, gradient=gradient, pieces=pieces)
 
 
 def _packed(prepared: Prepared) -> Prepared:
     return replace(prepared, operation=packed(prepared.operation, prepared.lossless))
+
+
+def _clipped(layout: Layout, parts: Parts, clipping: Clipped, empty: Empty) -> Parts:
+    """Clip an update as a whole; the clipped gradients are in memory of their own."""
+    before = _arrays(layout, parts)
+    copy = cache(partial(_like, parts, empty))
+    after = clipping.clipped(before, lambda: _arrays(layout, copy()))
+    return parts if after is before else copy()
+
+
+def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
+    """The gradients in the parts, array by array, without a copy."""
+    dense = [
+        buffer[stretch.begin : stretch.end].view(stretch.dtype)
+        for shard, (buffer, pieces) in parts.dense.items()
+        for stretch in stretches(layout.shards[shard], pieces)
+    ]
+    return [*dense, *(rows.gradient for tables in parts.rows.values() for rows in tables)]
+
+
+def _like(parts: Parts, empty: Empty) -> Parts:
+    """Parts of the same form, not filled."""
+    dense = {s: (empty(buffer.shape, "uint8"), at) for s, (buffer, at) in parts.dense.items()}
+    rows = {
+        s: tuple(replace(each, gradient=np.empty_like(each.gradient)) for each in tables)
+        for s, tables in parts.rows.items()
+    }
+    return Parts(dense, rows)

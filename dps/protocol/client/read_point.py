@@ -1,31 +1,41 @@
-"""What a client has read of the shards by some moment: what a gradient is computed from.
+"""What a client has read of the shards: its read point, and the cache of filtered pulls.
 
-A worker that computes while it sends has newer weights before it has pushed what it computed from
-older ones. The read point goes with these weights, so that the gradient is said to be as stale as
-it is, and is dropped if another incarnation of the worker has read them.
+A worker that computes while it sends receives newer weights before it pushes the gradients of older
+ones. The read point of the older weights goes with that push, so that the staleness of the gradient
+is right, and the gradient is dropped if an earlier incarnation of the worker read them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
-from dps.protocol.messages import RowsRead, Weights
+import numpy as np
+
+from dps.core.blocks import ShardLayout
+from dps.core.filters.encoding import Section, assembled, taken_apart
+from dps.core.updates import Operation, UpdateId
+from dps.errors import ShapeMismatch
+from dps.protocol.compression import updated
+from dps.protocol.executor import offload
+from dps.protocol.key_cache import digest_of, is_cached
+from dps.protocol.messages import CopyId, RowsRead, Weights
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRead:
-    """What was read of one shard last.
+    """The last read of one shard.
 
     Attributes
     ----------
     weights
-        None: none were.
+        None before the first read.
     incarnation
-        That of the worker as which the weights were read; None: they never were.
+        The worker's incarnation that read the weights; None before the first read.
     number
-        That of the worker's last update that was sent before the weights were read.
+        Number of the worker's last update that was sent before the weights were read.
     seen
-        Version, and time in seconds since the Unix epoch, of what was read last, weights or rows.
+        Version, and time in seconds since the Unix epoch, of the last read of weights or rows.
     """
 
     weights: Weights | None = None
@@ -33,52 +43,107 @@ class ShardRead:
     number: int = 0
     seen: tuple[int, float] | None = None
 
-    def with_weights(self, incarnation: int, number: int, weights: Weights) -> ShardRead:
-        """What it is after weights were read."""
-        return ShardRead(weights, incarnation, number, (weights.version, weights.at))
-
     def with_rows(self, rows: RowsRead) -> ShardRead:
-        """What it is after rows of a table were read."""
+        """Return the state after a read of rows."""
         return replace(self, seen=(rows.version, rows.at))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPoint:
-    """What was read of each shard by some moment; opaque to who trains, and passed on with a push.
+    """The last read of each shard at some moment: opaque to training code, and passed with a push.
 
-    It keeps the weights in memory that it is about. Thread-safe: it never changes.
+    It keeps these weights in memory. Thread-safe, because it never changes.
     """
 
     shards: tuple[ShardRead, ...]
 
     @property
+    def buffers(self) -> dict[int, np.ndarray]:
+        """The weights as a uint8 buffer for each shard that was read."""
+        read = {shard: read.weights for shard, read in enumerate(self.shards)}
+        return {shard: weights.values for shard, weights in read.items() if weights is not None}
+
+    @property
     def incarnations(self) -> set[int]:
-        """The incarnations of the worker as which the weights were read."""
+        """The incarnations of the worker that read the weights."""
         return {read.incarnation for read in self.shards if read.incarnation is not None}
 
     @property
     def updates(self) -> int:
-        """How many updates every shard had applied when its weights were read; 0: none were."""
+        """How many updates every shard had applied when it was read; 0 before the first read."""
         return min((0 if r.weights is None else r.weights.version for r in self.shards), default=0)
 
     @property
     def version(self) -> int | None:
-        """The version of what was read last, weights or rows, on the mean of the shards."""
+        """Mean version of the shards at their last read of weights or rows."""
         seen = [read.seen[0] for read in self.shards if read.seen is not None]
         return round(sum(seen) / len(seen)) if seen else None
 
     @property
     def slack(self) -> int | None:
-        """How many more gradients than one may be computed from them; None: there is no bound."""
+        """How many gradients, besides one, may be computed from these weights; None: any number."""
         bounds = [read.weights.slack for read in self.shards if read.weights is not None]
         return min((bound for bound in bounds if bound >= 0), default=None)
 
     def lacks(self, number: int) -> int:
-        """How many of the worker's updates up to this one the weights lack: they are buffered."""
+        """How many of the worker's updates, up to this number, the weights lack."""
         numbers = (read.number for read in self.shards if read.weights is not None)
         return max(0, number - min(numbers, default=number))
 
     def with_rows(self, later: ReadPoint) -> ReadPoint:
-        """These weights, with rows of tables that were read since, by the time of `later`."""
+        """Return these weights with the rows that were read by the time of `later`."""
         pairs = zip(self.shards, later.shards, strict=True)
         return ReadPoint(tuple(replace(mine, seen=theirs.seen) for mine, theirs in pairs))
+
+
+class Copy:
+    """Cache of one shard's weights on a worker, updated by filtered pulls. For one event loop.
+
+    Each read names the cached weights. The reply holds the changes since then, or all weights.
+    Arrays that were returned never change: each read makes a new buffer.
+    """
+
+    def __init__(self, layout: ShardLayout) -> None:
+        self._layout = layout
+        self._weights: Weights | None = None
+        self._lists: dict[str, np.ndarray] = {}  # of indices, of the last reply, by digest
+
+    @property
+    def has(self) -> CopyId | None:
+        """The name of the cached weights; None: there are none, or pulls are not filtered."""
+        return self._weights.copy if self._weights is not None else None
+
+    async def whole(self, weights: Weights) -> Weights | None:
+        """Return all weights after a reply; None if it updates another copy: read again."""
+        cached, self._weights = self._weights, None
+        if weights.since is None:
+            self._lists = {}
+        elif cached is None or cached.copy != weights.since:
+            return None
+        else:
+            work = partial(self._updated, cached.values, weights)
+            values, self._lists = await offload(work, cached.values.nbytes)
+            weights = replace(weights, values=values, since=None, codec=())
+        self._weights = weights if weights.copy is not None else None
+        return weights
+
+    def _updated(
+        self, values: np.ndarray, reply: Weights
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Return the updated weights, and the lists of indices that the reply stands for.
+
+        A reply leaves out the lists that the reply before had too.
+        """
+        number = UpdateId("", 0, reply.copy.number if reply.copy is not None else 0)
+        op = Operation("gradient", number, gradient=reply.values, codec=reply.codec)
+        sections = [self._with_list(section) for section in taken_apart(op)]
+        lists = {digest_of(s.keys): s.keys.copy() for s in sections if is_cached(s.keys)}
+        return updated(self._layout, values, assembled(op, sections)), lists
+
+    def _with_list(self, section: Section) -> Section:
+        if not section.part.cached:
+            return section
+        keys = self._lists.get(section.part.cached)
+        if keys is None:
+            raise ShapeMismatch("weights were sent without a list of indices that is not here")
+        return Section(replace(section.part, cached=""), keys, section.values)

@@ -1,4 +1,4 @@
-"""A client's count of the acknowledgements that it got, by shard and epoch."""
+"""A client's count of the acknowledgements that it received, by shard and epoch."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dps.protocol.messages.losses import loss_after
 
 
 class Receipts:
-    """What one client was told is durable, and what of it was lost since. Used from one event loop.
+    """The acknowledged updates of one client, and which of them were lost. For one event loop.
 
     Parameters
     ----------
     together
-        Whether shards go back together. An update that one of them has acknowledged is sent to it
-        again if it goes back before all have, and is not lost: it counts when all have, or when one
-        has refused it.
+        Whether shards go back together. An update that a shard has acknowledged is then sent to it
+        again if the shard goes back before all have the update. So it is not lost, and it counts
+        when all have it, or when one has refused it.
     on_loss
         Called with each loss, and again if it turns out to be larger.
     """
@@ -33,12 +33,12 @@ class Receipts:
 
     @property
     def losses(self) -> tuple[Loss, ...]:
-        """This client's updates that were lost, one entry for each restoration that cost any."""
+        """This client's lost updates, one entry for each restoration that lost some."""
         return tuple(self._losses.values())
 
     @property
     def accounts(self) -> tuple[Account, ...]:
-        """What the coordinator is to be told."""
+        """What to report to the coordinator."""
         return (*self._kept, *self._counts.values())
 
     @property
@@ -48,40 +48,39 @@ class Receipts:
         return any(n in lasts and a.epoch < lasts[n].epoch for (n, _), a in self._staged.items())
 
     def sent(self, accounts: Iterable[Account]) -> None:
-        """Take note that the coordinator has these."""
+        """Note that the coordinator has received these."""
         for account in accounts:
             self._kept.pop(account, None)
 
     def acked(self, account: Account) -> None:
-        """Take note of an acknowledgement."""
+        """Count an acknowledgement."""
         if self._together:
             self._staged[account.shard, account.name] = account
         else:
             self._enter([account])
 
     def all_acked(self) -> None:
-        """Take note that what was sent to all shards is sent again to none of them."""
+        """Note that the update will not be sent again to any shard."""
         staged, self._staged = self._staged, {}
         self._enter(staged.values())
 
     def heard(self, restorations: Iterable[Restoration]) -> bool:
-        """Compare with what shards were restored with; return whether any is new."""
+        """Compare with what shards were restored with; return whether any restoration is new."""
         new = [r for r in restorations if r.number > self._number(r.shard)]
         for restoration in new:
-            # Of one that was not heard of, only what is left of it by now is known here.
+            # After a restoration that was not heard of, only a lower bound is known here.
             next_one = restoration.number == self._number(restoration.shard) + 1
             certain = restoration.certain and next_one
             self._last[restoration.shard] = replace(restoration, certain=certain)
-        concerned = {restoration.shard for restoration in new}
-        self._enter([a for a in self._counts.values() if a.shard in concerned])
+        restored = {restoration.shard for restoration in new}
+        self._enter([a for a in self._counts.values() if a.shard in restored])
         return bool(new)
 
     def _number(self, shard: int) -> int:
         return self._last[shard].number if shard in self._last else 0
 
     def _enter(self, accounts: Iterable[Account]) -> None:
-        """Take how many updates under a name a shard has acknowledged in an epoch."""
-        found: dict[tuple[int, int], Loss] = {}
+        losses: dict[tuple[int, int], Loss] = {}
         for account in accounts:
             at, last = (account.shard, account.name), self._last.get(account.shard)
             if last is None or account.epoch >= last.epoch:
@@ -95,6 +94,6 @@ class Receipts:
                 known = self._losses.get((account.shard, last.epoch))
                 workers = {**(known.workers if known else {}), account.name: account.count - there}
                 loss = loss_after(last, workers, last.certain)
-                found[account.shard, last.epoch] = self._losses[account.shard, last.epoch] = loss
-        for loss in found.values():
+                losses[account.shard, last.epoch] = self._losses[account.shard, last.epoch] = loss
+        for loss in losses.values():
             self._on_loss(loss)

@@ -1,16 +1,15 @@
-"""A client's copy of the routing table, and keeps it fresh while the client lives.
+"""A client's copy of the routing table, kept up to date while the client lives.
 
-One request waits at the coordinator for the next change, so a client knows of a loss as soon as the
-coordinator does. A call to a server that is no longer the one to ask is then given up at once: the
-next connection to a dead process may take seconds to fail.
+One request waits at the coordinator for the next change, so a client knows of a recovery as soon as
+the coordinator does. A call to a replica that was replaced is then given up at once: the next
+connection to a dead process may take seconds to fail.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +23,17 @@ _log = logging.getLogger("dps.client")
 
 
 class Router:
-    """Knows who serves what. Used from one event loop; `close` ends its task."""
+    """Finds the coordinator and the replicas of each shard. Used from one event loop.
+
+    Attributes
+    ----------
+    group, transport
+        The group that is called, and by what.
+    """
 
     def __init__(self, group: Group, transport: Transport) -> None:
-        self._group = group
-        self._transport = transport
+        self.group = group
+        self.transport = transport
         self._table: Table | None = None
         self._news = asyncio.Event()
         self._tasks = Tasks(self._fail)
@@ -43,25 +48,30 @@ class Router:
         await self._tasks.close()
 
     def listen(self, listener: Callable[[Table], None]) -> None:
-        """Have each new table passed on, beginning with the one that is known."""
+        """Call a function with the table, and with each newer one."""
         self._listeners.append(listener)
         if self._table is not None:
             listener(self._table)
 
     def unlisten(self, listener: Callable[[Table], None]) -> None:
-        """Undo `listen`, if that was not undone before."""
+        """Undo `listen`; no effect if repeated."""
         if listener in self._listeners:
             self._listeners.remove(listener)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the group is known to be closed; its coordinator has ended or soon will."""
+        return self._table is not None and self._table.closed
+
     async def table(self) -> Table:
-        """The table, as far as is known here.
+        """Return the latest table that is known here.
 
         Raises
         ------
         GroupClosed
             The group is closed.
         InternalError
-            The table is not kept up to date any more, as that has failed.
+            The table is no longer kept up to date, because that has failed.
         """
         if self._failure is not None:
             raise internal_error(self._failure)
@@ -74,15 +84,15 @@ class Router:
         return table
 
     async def view(self, shard: int) -> View:
-        """Who serves the shard, as far as is known here."""
+        """Return the replicas of a shard, as far as is known here; errors as `table`."""
         return (await self.table()).views[shard]
 
     async def newer(self, than: int) -> Table:
-        """Wait for a table of a version above `than`, for a moment at most."""
+        """Wait for a table of a version above `than`, for `Timings.hold` at most."""
         table = await self.table()
         if table.version <= than:
             try:
-                async with asyncio.timeout(self._group.timings.hold):
+                async with asyncio.timeout(self.group.timings.hold):
                     await self._news.wait()
             except TimeoutError:
                 return table
@@ -90,86 +100,81 @@ class Router:
 
     async def fetch(self) -> Table:
         """Ask the coordinator for the table."""
-        return self._keep(await self.ask(GetTable(-1, self._group.timings.hold)))
+        return self._keep(await self.ask(GetTable(-1, self.group.timings.hold)))
 
     async def ask(self, request: Any) -> Any:
-        """Ask the coordinator, again if need be, for as long as a shard may be unavailable."""
-        timings = self._group.timings
+        """Ask the coordinator, repeatedly if need be, for up to `Timings.unavailable`."""
+        timings = self.group.timings
         until = asyncio.get_running_loop().time() + timings.unavailable
         while True:
             try:
-                return await self._ask(request)
+                return await self.ask_once(request)
             except TransportError:
                 if asyncio.get_running_loop().time() >= until:
                     raise
                 await asyncio.sleep(timings.retry)
 
-    async def ask_once(self, request: Any, deadline: float) -> Any:
-        """Ask the coordinator, without trying again."""
-        return await self._transport.call(self._group.coordinator, request, deadline)
+    async def ask_once(self, request: Any, deadline: float | None = None) -> Any:
+        """Ask the coordinator once, for up to `deadline` seconds; None: `Timings.call`."""
+        deadline = deadline or self.group.timings.call
+        return await self.transport.call(self.group.coordinator, request, deadline)
+
+    async def call(
+        self, view: View, to: Endpoint, request: Any, deadline: float, link: str = "control"
+    ) -> Any:
+        """Call a replica of a shard; raise `TimeoutError` once it is no longer the one to ask.
+
+        That is when it leaves the chain or, for the head, when another replica is the head.
+        """
+        async with asyncio.timeout(None) as scope:
+            self._calls[scope] = view.shard, to, to == view.chain[0]
+            try:
+                return await self.transport.call(to, request, deadline, link)
+            finally:
+                del self._calls[scope]
 
     def report(self, host: Endpoint, request: ReportLink | None = None) -> None:
-        """Tell the coordinator that a call to the host failed; what follows comes as a new table.
+        """Report to the coordinator that a call to a host failed, and receive the table after it.
 
-        The coordinator takes its time to check, so the reply is not awaited. `request` says that
-        it has failed for long.
+        The coordinator takes its time to check, so the reply is not awaited. `request` reports that
+        calls have failed for a while.
         """
         if host not in self._reported:
             self._reported.add(host)
             self._tasks.start(self._report(host, request or ReportFailure(host)))
 
-    @contextmanager
-    def while_asked(self, view: View, to: Endpoint, scope: asyncio.Timeout) -> Iterator[None]:
-        """Have the scope time out as soon as the replica is no longer the one to ask.
-
-        That is when it leaves the chain; for the head, also when another one is.
-        """
-        self._calls[scope] = view.shard, to, to == view.chain[0]
+    async def _report(self, host: Endpoint, request: ReportFailure | ReportLink) -> None:
         try:
-            yield
+            self._keep(await self.ask_once(request))
+        except (TransportError, NotServing, GroupClosed):
+            return  # the coordinator is unreachable; the next failed call is reported again
         finally:
-            del self._calls[scope]
-
-    @property
-    def closed(self) -> bool:
-        """Whether the group is known to be closed; its coordinator has ended or soon will."""
-        return self._table is not None and self._table.closed
+            self._reported.discard(host)
 
     def _fail(self, error: Exception) -> None:
         self._failure = error
         self._news.set()
 
     async def _watch(self) -> None:
+        timings = self.group.timings
         while not self.closed:
             version = self._table.version if self._table else -1
             try:
-                self._keep(await self._ask(GetTable(version, self._group.timings.hold)))
+                self._keep(await self.ask_once(GetTable(version, timings.hold)))
             except CoordinatorGone:
                 if self._table is not None:
                     self._keep(replace(self._table, version=version + 1, closed=True))
                 return
             except (TransportError, NotServing):
-                await asyncio.sleep(self._group.timings.retry)
+                await asyncio.sleep(timings.retry)
             except GroupClosed as error:
                 _log.warning(
                     "dps: parameter server %s was not closed: %s. Leave its `with`, or call "
                     "ps.close(), before that",
-                    self._group.name,
+                    self.group.name,
                     error,
                 )
                 return
-
-    async def _report(self, host: Endpoint, request: ReportFailure | ReportLink) -> None:
-        try:
-            self._keep(await self._ask(request))
-        except (TransportError, NotServing, GroupClosed):
-            return  # the coordinator is out of reach; whoever meets the failure again reports again
-        finally:
-            self._reported.discard(host)
-
-    async def _ask(self, request: Any) -> Any:
-        timings = self._group.timings
-        return await self._transport.call(self._group.coordinator, request, timings.call)
 
     def _keep(self, table: Table) -> Table:
         known = self._table

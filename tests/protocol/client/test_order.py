@@ -39,7 +39,7 @@ def test_an_update_of_one_shard_does_not_overtake_one_of_several() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a", lambda *told: outcomes.append(told[-1]))
         whole = {"w": np.ones(ENTRIES), "one": np.ones(1)}
-        assert len(client.layout.shards_of(["one"])) == 1
+        assert len(client.group.layout.shards_of(["one"])) == 1
         pushes = [process.run(client.push(of)) for of in (whole, {"one": np.ones(1)}) * PUSHES]
         await s.all_of(*pushes, within=20)
         assert outcomes == ["applied"] * (3 * PUSHES)
@@ -58,7 +58,7 @@ def test_updates_are_filtered_once_and_in_the_order_in_which_they_were_pushed() 
         process, client = await s.enter("a", note)
         pushes = [process.run(client.push(some(n), pull=n % 3 == 0)) for n in range(PUSHES)]
         assert await s.all_of(*pushes, within=20) == list(range(1, PUSHES + 1))
-        before = [client.withheld(shard)["w"].tobytes() for shard in range(2)]
+        before = [client.encoder.withheld(shard)["w"].tobytes() for shard in range(2)]
         await process.run(client.leave("finished"))
         states = await s.states()
         found = s.world.group.layout.scatter({i: state.values for i, state in enumerate(states)})
@@ -69,7 +69,7 @@ def test_updates_are_filtered_once_and_in_the_order_in_which_they_were_pushed() 
         process, client = await s.enter("a")
         for number in range(PUSHES):
             await process.run(client.push(some(number)))
-        return [client.withheld(shard)["w"].tobytes() for shard in range(2)]
+        return [client.encoder.withheld(shard)["w"].tobytes() for shard in range(2)]
 
     params = {"w": np.zeros(ENTRIES)}
     together = in_world(scenario, params=params, filters=FEW)

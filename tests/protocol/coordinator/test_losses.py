@@ -114,7 +114,7 @@ def test_no_shard_waits_for_another_one_that_refuses_the_update() -> None:
 
     def left() -> list[str]:
         names = (getattr(task.get_coro(), "__qualname__", "") for task in asyncio.all_tasks())
-        return [name for name in names if name.startswith("together.")]
+        return [name for name in names if name.startswith("Client._to_all.")]
 
     async def scenario(s: Setting) -> None:
         process, a = await s.enter("a")

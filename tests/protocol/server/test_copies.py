@@ -18,7 +18,7 @@ from dps.core.filters.filter import Filter
 from dps.core.updates import UpdateId
 from dps.errors import ConfigurationError, ShapeMismatch
 from dps.protocol import wire
-from dps.protocol.client.copy import Copy
+from dps.protocol.client.read_point import Copy
 from dps.protocol.messages import Weights
 from dps.protocol.server import copies
 from dps.protocol.server.copies import SentCopies

@@ -388,7 +388,14 @@ def _(right, a, b):
 
 @instead_of(Encoder, "operations", "filtered again when sent again", "filters cuts")
 async def _(right, self, operation, parts, point):
-    return lambda shard: self._committed(self._prepared(operation, parts, point))[shard]
+    def filtered(shard):
+        return self._committed(self._prepared(operation, parts.dense, point))[shard]
+
+    class FilteredAgain(dict[int, object]):
+        def __getitem__(self, shard):
+            return filtered(shard)
+
+    return FilteredAgain.fromkeys(parts.dense)
 
 
 @instead_of(FilterChain, "filtered", "residual dropped", "filters")

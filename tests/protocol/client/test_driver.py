@@ -12,8 +12,8 @@ import pytest
 
 from dps.errors import GroupClosed, ShardUnavailable
 from dps.events import CheckpointWritten
+from dps.protocol.client.driver import save_all
 from dps.protocol.client.routing_table import Router
-from dps.protocol.client.save_all import save_all
 from dps.protocol.messages import CloseGroup
 from dps.recovery.checkpoint import Checkpoint, CheckpointPersistence
 from dps.recovery.strategy import Recovery
@@ -35,14 +35,11 @@ class Driver:
     """A process that asks for checkpoints, and what it knows."""
 
     def __init__(self, s: Setting) -> None:
-        self._group = s.world.group
         self._process = s.network.process("asking")
-        self._transport = SimTransport(s.network, self._process)
-        self._router = Router(self._group, self._transport)
+        self._router = Router(s.world.group, SimTransport(s.network, self._process))
 
     async def save(self, limit: float = 5.0) -> tuple[int, ...]:
-        work = save_all(self._group, self._router, self._transport, limit)
-        return await self._process.run(work)
+        return await self._process.run(save_all(self._router, limit))
 
     async def hear(self) -> None:
         """Follow the table until that is refused."""
