@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from dps.protocol.functions import names_of
-from dps.protocol.messages import Account, Brought, Loss, Restoration, Statement
-from dps.protocol.messages.losses import loss_after
+from dps.protocol.messages import Account, Brought, Loss, Restoration, Statement, loss_after
 
 
 @dataclass(slots=True)
