@@ -3,7 +3,7 @@
 The coordinator is asked for the routing table, told of hosts, workers and failures, and grants
 leases. What follows for a shard is its controller's business
 (`dps.protocol.coordinator.shard_controller`); which hosts can be counted on is decided in
-`dps.protocol.coordinator.membership`.
+`dps.protocol.coordinator.liveness`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dps.events import (
 )
 from dps.protocol.coordinator.failovers import Failovers
 from dps.protocol.coordinator.failure_count import FailureCount
+from dps.protocol.coordinator.liveness import Membership
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.membership import Membership
 from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.snapshots import Snapshots

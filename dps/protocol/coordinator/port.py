@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dps.core.placement.rebalancing import Move
-from dps.protocol.coordinator.membership import Membership
+from dps.protocol.coordinator.liveness import Membership
 from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.durability import CoordinatorPart
 from dps.protocol.messages import Brought, HostInfo, Seed, View

@@ -19,7 +19,7 @@ from dps.core.names import STORE_ROLES
 from dps.core.placement.rebalancing import Move, moves, moves_to
 from dps.errors import CapacityError, NotServing
 from dps.protocol.coordinator.host_ring import HostRing
-from dps.protocol.coordinator.membership import Membership
+from dps.protocol.coordinator.liveness import Membership
 from dps.protocol.group import Group
 from dps.protocol.messages import HostInfo
 from dps.protocol.recovery import as_servers

@@ -28,8 +28,8 @@ from dps.protocol.client.shard_client import ShardClient
 from dps.protocol.coordinator import rebalancer
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.host_ring import HostRing
+from dps.protocol.coordinator.liveness import Membership, _Member
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.membership import Membership, _Member
 from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
