@@ -11,11 +11,10 @@ from typing import ClassVar
 from dps.core import ranges
 from dps.core.shard import ShardState
 from dps.errors import StoreUnavailable, TransportError
-from dps.protocol.answers import answers_of
 from dps.protocol.durability import Durability, NoPersistence, Persistence, ServerContext
 from dps.protocol.messages import GetState, LookUp, PutSince, PutState
 from dps.protocol.storage.state_store import without
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message
 
 
