@@ -1,7 +1,6 @@
-"""The messages of the protocol, by subject. Each is a frozen dataclass, and names its reply.
+"""The messages of the protocol, by subject: frozen dataclasses that may cross the wire.
 
-Without a "Reply", a message is answered by `Done`, or is itself the reply to another one. Any call
-may be answered by an error instead.
+A request names its reply, unless that is `Done`. Any request may be answered by an error instead.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def _message(cls: type[T]) -> type[T]:
 
 
 @_message
-class ToShard:
-    """A message about a shard; a replica refuses it if it is in another epoch."""
+class OfShard:
+    """A message about a shard as it is configured in `epoch`; a replica refuses any other epoch."""
 
     shard: int
     epoch: int
@@ -53,20 +52,18 @@ class Done:
 
 
 @_message
-class View:
-    """The replicas of a shard in an epoch, from head to tail; unused unless it is `serving`."""
+class View(OfShard):
+    """The replicas of a shard, from head to tail; they are used only while it is `serving`."""
 
-    shard: int
-    epoch: int
     chain: tuple[Endpoint, ...]
     serving: bool
 
 
 @_message
 class Keepers:
-    """The nodes that keep states (`stores`) and buffered gradients (`mailboxes`) in an epoch.
+    """The nodes that keep the states and the buffered gradients of all shards in an epoch.
 
-    Each of them keeps all shards. The first `whole` stores have all that was acked before.
+    The first `whole` stores have all that was acked before.
     """
 
     stores: tuple[Endpoint, ...] = ()
@@ -75,11 +72,9 @@ class Keepers:
 
 
 @_message
-class Seed:
+class Seed(OfShard):
     """A shard that `host` must be given: the copy of worker `donor`, or ("") initial values."""
 
-    shard: int
-    epoch: int
     host: Endpoint
     keepers: Keepers
     donor: str = ""
@@ -89,26 +84,10 @@ class Seed:
 class Table:
     """The routing table, which the coordinator publishes; `version` grows with every change.
 
-    Attributes
-    ----------
-    seeds
-        The shards that wait for their values.
-    complete
-        Whether every shard is served by all its replicas.
-    closed
-        Whether the group is being closed, so that nothing more may be asked.
-    wanted
-        What the coordinator's part of the durability asks of all workers.
-    leaving
-        The hosts from which replicas or states are still to be moved.
-    restorations
-        The last restoration of each shard that was lost.
-    losses
-        The revision of the losses (`GetIncidents`).
-    stops
-        How often the training was stopped: workers that started before the last stop must end.
-    failovers
-        How many there have been.
+    It is `complete` if all replicas of every shard serve, and `closed` if the group is closing. The
+    durability asks workers for what is `wanted`. Hosts are `leaving` while something is to be moved
+    from them. `restorations` are the last of each lost shard, `losses` the revision of their cost,
+    and `failovers` a number. Workers that started before the last of `stops` must end.
     """
 
     version: int
@@ -142,11 +121,8 @@ class ReportFailure:
 
 
 @_message
-class ReportLink(ToShard):
-    """A process has not reached a host that it needs for `seconds`, over a lease. Reply: Table.
-
-    The host is a replica's successor, a store, or the mailbox of a worker.
-    """
+class ReportLink(OfShard):
+    """A successor, store or mailbox was out of reach for `seconds`, over a lease. Reply: Table."""
 
     host: Endpoint
     seconds: float
@@ -184,9 +160,9 @@ class RenewLease:
 
 @_message
 class Renewed:
-    """Whether the lease was granted; if not, the holder was given up. A worker may have to leave.
+    """Whether the lease was `granted`; if not, the holder was given up. A worker may have to leave.
 
-    `history` is what the group has seen of failures; only hosts receive it.
+    Hosts receive the `history` of failures.
     """
 
     granted: bool
@@ -203,7 +179,7 @@ class Sighted:
 
 
 @_message
-class Release(ToShard):
+class Release(OfShard):
     """A host forgets a replica that has been replaced since `epoch`."""
 
 
@@ -248,9 +224,9 @@ class Entered:
 
 @_message
 class RenewWorker:
-    """A worker asks for its lease, and states what was acknowledged. Reply: Renewed.
+    """A worker, or a caller of functions, states its acks; the worker's lease is renewed.
 
-    A client that is no worker, but calls functions, only states.
+    Reply: Renewed.
     """
 
     worker: str
@@ -272,7 +248,7 @@ class ExitWorker:
 
 
 @_message
-class Evict(ToShard):
+class Evict(OfShard):
     """Remove workers that are gone from a shard's clock table. Reply: Durable."""
 
     workers: tuple[UpdateId, ...]
@@ -357,7 +333,7 @@ class Incidents:
 
 
 @_message
-class Install(ToShard):
+class Install(OfShard):
     """Hold a state, whose version `saved` is durable, as a replica in a chain of these members."""
 
     chain: tuple[Endpoint, ...]
@@ -368,18 +344,11 @@ class Install(ToShard):
 
 
 @_message
-class Restore(ToShard):
-    """Restore the shard by its durability, and serve it alone. Reply: Brought.
+class Restore(OfShard):
+    """Restore the shard by its durability (in `cut`), and serve it alone. Reply: Brought.
 
-    Attributes
-    ----------
-    cut
-        The cut to go back to, where all shards go back together.
-    since
-        If not 0: no store has the state any more; continue from what the host received in this
-        epoch or later.
-    from_below
-        No store and no host has the state; continue from the checkpoints below.
+    `since`: no store has it any more; continue from what the host received in that epoch or later.
+    `from_below`: no host received it either; continue from the layer of checkpoints.
     """
 
     host: Endpoint
@@ -390,7 +359,7 @@ class Restore(ToShard):
 
 
 @_message
-class Configure(ToShard):
+class Configure(OfShard):
     """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it.
 
     With `kept`, all that may have been acked is durable already.
@@ -403,7 +372,7 @@ class Configure(ToShard):
 
 
 @_message
-class Extend(ToShard):
+class Extend(OfShard):
     """Copy the state to `host`, which acknowledges every operation from now on."""
 
     host: Endpoint
@@ -411,7 +380,7 @@ class Extend(ToShard):
 
 
 @_message
-class Replicate(ToShard):
+class Replicate(OfShard):
     """Operations from `first` on for the successor; a newcomer is told what is `committed`."""
 
     first: int
@@ -420,14 +389,14 @@ class Replicate(ToShard):
 
 
 @_message
-class CanReach(ToShard):
+class CanReach(OfShard):
     """Call a store that could not be reached; answered if that answers."""
 
     store: Endpoint
 
 
 @_message
-class Seeded(ToShard):
+class Seeded(OfShard):
     """A `Seed` was carried out."""
 
     brought: Brought
@@ -438,17 +407,14 @@ class Seeded(ToShard):
 
 @_message
 class CopyId:
-    """A unique name of a worker's copy of a shard's weights, where pulls are filtered.
-
-    `holder` is the replica that sent it, `number` counts what that one has sent.
-    """
+    """Unique name of a worker's copy of a shard's weights: the `number`-th that `holder` sent."""
 
     holder: str
     number: int
 
 
 @_message
-class Push(ToShard):
+class Push(OfShard):
     """Apply an operation. Reply: Pushed, with weights to read next if `pull`.
 
     The reply is `Waiting` if the consistency model makes it wait for more than `patience` seconds.
@@ -479,10 +445,10 @@ class Pushed:
 
 @_message
 class Waiting:
-    """The update is not durable yet, or the consistency model makes the worker wait; ask again.
+    """Ask again: the consistency model makes the worker wait, or the update is not durable yet.
 
-    `reason` is why it could not be made durable. `for_workers` is whether only other workers, which
-    may be slow, are waited for.
+    `reason` is why it could not be made durable, `for_workers` whether only slow workers are waited
+    for.
     """
 
     reason: str = ""
@@ -490,7 +456,7 @@ class Waiting:
 
 
 @_message
-class ReplayBuffered(ToShard):
+class ReplayBuffered(OfShard):
     """Apply gradients that a worker buffered while the shard was down, oldest first."""
 
     operations: tuple[Operation, ...]
@@ -500,7 +466,7 @@ class ReplayBuffered(ToShard):
 
 
 @_message
-class _Read(ToShard):
+class _Read(OfShard):
     """Read something at version `seen` or later, unless what was read before is lost.
 
     The consistency model may make the `worker` wait, for `patience` seconds; "" never waits.
@@ -557,17 +523,9 @@ class ShardMetadata:
 class Weights:
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
-    Attributes
-    ----------
-    slack
-        How many more gradients the worker may compute from them without reading again; -1: any
-        number.
-    metadata
-        Sent if workers' copies may restore the shard.
-    copy
-        The copy that the worker has with this, where pulls are filtered.
-    since
-        The copy that `values`, encoded as `codec` describes, turns into `copy`.
+    The worker may compute `slack` more gradients from them without reading again; -1: any number.
+    `metadata` is sent if workers' copies may restore the shard. Where pulls are filtered, `copy` is
+    what the worker has now: `values`, or its copy `since` changed by them as `codec` describes.
     """
 
     version: int
@@ -601,14 +559,14 @@ Reach = dict[str, tuple[int, int]]
 
 
 @_message
-class WantCut(ToShard):
+class WantCut(OfShard):
     """A checkpoint is due: the coordinator takes a cut that holds `version` of this shard soon."""
 
     version: int
 
 
 @_message
-class HoldCut(ToShard):
+class HoldCut(OfShard):
     """Admit no gradients until a cut is taken, or for `patience` seconds at most. Reply: Held."""
 
     cut: int
@@ -623,7 +581,7 @@ class Held:
 
 
 @_message
-class TakeCut(ToShard):
+class TakeCut(OfShard):
     """Write the state in which each worker is as far as `upto`. Reply: Taken, once written."""
 
     cut: int
@@ -638,7 +596,7 @@ class Taken:
 
 
 @_message
-class EndCut(ToShard):
+class EndCut(OfShard):
     """The cut is complete, or given up; cuts before `oldest` are no longer needed."""
 
     cut: int
@@ -647,7 +605,7 @@ class EndCut(ToShard):
 
 
 @_message
-class Save(ToShard):
+class Save(OfShard):
     """To a tail: write all that is acknowledged by now to a checkpoint. Reply: SavedAt."""
 
 
@@ -662,14 +620,14 @@ class SavedAt:
 
 
 @_message
-class PutState(ToShard):
+class PutState(OfShard):
     """Keep this state; refused if a server of a later epoch has used the store."""
 
     state: ShardState
 
 
 @_message
-class PutSince(ToShard):
+class PutSince(OfShard):
     """Like `PutState`, without what the store has already, in its state of index `base`.
 
     `kept` are how many of the oldest levels of each table are left out.
@@ -681,7 +639,7 @@ class PutSince(ToShard):
 
 
 @_message
-class LookUp(ToShard):
+class LookUp(OfShard):
     """Refuse servers of earlier epochs from now on. Reply: StoredAt."""
 
 
@@ -693,19 +651,19 @@ class StoredAt:
 
 
 @_message
-class GetState(ToShard):
+class GetState(OfShard):
     """Refuse servers of earlier epochs from now on. Reply: the shard's state."""
 
 
 @_message
-class Deposit(ToShard):
+class Deposit(OfShard):
     """Keep a gradient for a shard that is down in `epoch`."""
 
     operation: Operation
 
 
 @_message
-class TakeMail(ToShard):
+class TakeMail(OfShard):
     """Close the shard's mailbox for `epoch`. Reply: Mail."""
 
 
@@ -717,7 +675,7 @@ class Mail:
 
 
 @_message
-class ClearMail(ToShard):
+class ClearMail(OfShard):
     """Forget what was taken from the shard's mailbox: it is served in this epoch, and has it."""
 
 
@@ -793,25 +751,14 @@ class Brought:
 
 
 @_message
-class Restoration:
-    """The restoration of a shard that had been served, in `epoch`.
+class Restoration(OfShard):
+    """The restoration of a shard that had been served, because of `cause`; `number` counts them.
 
-    Attributes
-    ----------
-    number
-        Counts the shard's restorations.
-    applied
-        The updates of each worker, or caller of functions, in the state, without those that an
-        earlier restoration had lost and that an older copy has brought back.
-    certain
-        False if some of these may have entered in an earlier attempt to restore the shard, so that
-        they are not those that the worker was told of.
-    cause
-        Why the shard had to be restored.
+    `applied` are the updates of each worker, or caller of functions, in the state, without those
+    that an earlier restoration had lost and an older copy has brought back. It is not `certain` if
+    some may have entered in a failed attempt to restore the shard, without an acknowledgement.
     """
 
-    shard: int
-    epoch: int
     number: int
     at: float
     source: str
@@ -866,7 +813,7 @@ def loss_after(restoration: Restoration, workers: dict[str, int], certain: bool)
 
 
 @_message
-class Audit(ToShard):
+class Audit(OfShard):
     """Get the numbers of a shard's state. Reply: AuditReply."""
 
 
@@ -881,16 +828,15 @@ class AuditReply:
 
 
 @_message
-class Describe(ToShard):
+class Describe(OfShard):
     """Get the status of a shard, for a view of the training. Reply: Description."""
 
 
 @_message
 class Description:
-    """A shard's version and size; the updates of each worker, and the clocks of active ones.
+    """A shard's version and size, the updates of each worker, and the clocks of active ones.
 
-    `updates` are those that this replica has applied on its node, and `missed` the sum of their
-    staleness, in versions.
+    This replica has applied `updates` itself; `missed` is the sum of their staleness, in versions.
     """
 
     version: int
