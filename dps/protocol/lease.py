@@ -47,15 +47,10 @@ class Lease:
         return self._clock.monotonic() < self._until
 
     async def renew_forever(self, ask: Callable[[float], Awaitable[bool]], tasks: Tasks) -> None:
-        """Renew the lease until cancelled.
+        """Renew the lease in background `tasks` until cancelled.
 
-        Parameters
-        ----------
-        ask
-            Asks the coordinator, with a deadline in seconds; returns whether the lease was granted.
-            Calls may overlap, so that one lost answer does not end the lease.
-        tasks
-            The holder's background tasks, which run the renewals.
+        `ask` asks the coordinator, with a deadline in seconds, and returns whether the lease was
+        granted. Calls may overlap, so that one lost answer does not end the lease.
         """
         await repeat_forever(self._every, lambda: self._renew(ask), tasks)
 
@@ -112,9 +107,8 @@ class Leases(Generic[Holder]):
 
     def end(self, holder: Holder) -> None:
         """Forget a holder."""
-        self._until.pop(holder, None)
-        self._heard.pop(holder, None)
-        self._since.pop(holder, None)
+        for times in (self._heard, self._since, self._until):
+            times.pop(holder, None)
 
     def overdue(self, holder: Holder) -> float:
         """Seconds since the holder's lease ended; negative before that."""
@@ -132,7 +126,8 @@ class Leases(Generic[Holder]):
     def is_heard_after(self, holder: Holder, other: Holder) -> bool:
         """Whether a holder has renewed its lease since the lease of another one ended.
 
-        While the other lease still lasts: whether the holder's lease lasts, too.
+        While the other lease still lasts: whether the holder's lease lasts, too. So two holders
+        that become silent at once cannot replace each other, in whatever order their leases end.
         """
         now = self._clock.monotonic()
         until, others = self._until.get(holder, -math.inf), self._until.get(other, -math.inf)

@@ -1,8 +1,13 @@
-"""Background tasks of a server, client or coordinator, whose exceptions never go unnoticed.
+"""Background tasks, and what happens when one ends: its exception never goes unnoticed.
 
-A task handles the errors that it foresees. Any other exception is passed to the owner of the task.
-A server stops serving and starts over, the coordinator restarts the task, and a client raises the
-error in its caller.
+A task handles the errors that it foresees. Any other exception goes to the owner of the task, which
+records it (`TaskFailed`), and then:
+
+===========  =======================================================================================
+server       drops its shards and starts over, empty; the coordinator restores them as after a kill
+coordinator  restarts the task, and looks at all shards again (`Tasks.keep`)
+client       raises `InternalError` in its caller, and the worker leaves
+===========  =======================================================================================
 """
 
 from __future__ import annotations
@@ -22,13 +27,7 @@ MOST_DOUBLINGS = 8
 
 
 class Tasks:
-    """The background tasks of one owner. Used from one event loop.
-
-    Parameters
-    ----------
-    on_failure
-        Called with the exception that has ended a task.
-    """
+    """Background tasks of one owner, which gets the exceptions. Used from one event loop."""
 
     def __init__(self, on_failure: Callable[[Exception], None]) -> None:
         self._on_failure = on_failure

@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar, get_args
 
 import numpy as np
 
-# By what processes of a group call each other: the best that works, or one that was chosen, where
-# it works; "dask" always does.
+from dps.errors import NotServing, TransportError
+
+T = TypeVar("T")
+
+# How processes of a group call each other: the best way that works, or a chosen one, where that
+# works; "dask" always does.
 TransportChoice = Literal["auto", "shared_memory", "stream", "dask"]
 TRANSPORTS: tuple[TransportChoice, ...] = get_args(TransportChoice)
 
@@ -47,23 +53,54 @@ class Transport(Protocol):
         ...
 
     async def gone(self, address: str) -> bool:
-        """Whether it is proven that the process at `address` has ended: nobody listens there.
+        """Whether it is proven that the process at `address` has ended: its port is closed.
 
-        False says nothing: the process may be cut off, paused, or alive. Takes a moment at most.
+        False proves nothing: the process may be cut off, paused, or alive. Takes a moment at most.
         """
         ...
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array that can be sent without a copy, if there is such memory; not filled.
 
-        Thread-safe. It is written to until it is sent, and never again: whoever has more to send
-        takes another one.
+        Thread-safe. It must not be written to after it was sent.
         """
         ...
 
 
+async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> list[T]:
+    """Return the answers to calls of several processes, of which some may be unreachable.
+
+    They are in the order of the calls. After the first answer, the others have `grace` seconds.
+
+    Raises
+    ------
+    TransportError, NotServing
+        No call is answered; this is the error of the first.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    waiting, limit = set(tasks), None
+    try:
+        while waiting:
+            ended, waiting = await asyncio.wait(
+                waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not ended:
+                break
+            if any(task.exception() is None for task in ended):
+                limit = grace
+    finally:
+        for task in waiting:
+            task.cancel()
+    over = [task for task in tasks if task not in waiting]
+    errors = [error for task in over if (error := task.exception()) is not None]
+    for error in errors:
+        if len(errors) == len(over) or not isinstance(error, TransportError | NotServing):
+            raise error
+    return [task.result() for task in over if task.exception() is None]
+
+
 class Clock(Protocol):
-    """Tells the time. Waiting is asyncio's; a simulation runs on a loop of its own."""
+    """The time. Waiting is asyncio's; a simulation runs on a loop of its own."""
 
     def now(self) -> float:
         """Seconds since the Unix epoch."""
@@ -88,11 +125,11 @@ class Monitors(Protocol):
     """
 
     def follow(self, monitor: str) -> None:
-        """Pass reports of a monitor to the coordinator, from now on; no effect if repeated."""
+        """Pass reports of a monitor to the coordinator from now on; no effect if repeated."""
         ...
 
     async def kill(self, watched: Watched, stopped: float) -> None:
-        """Have a process killed that has been stopped for `stopped` seconds, and still is.
+        """Make a monitor kill a process that has been stopped for `stopped` seconds, and still is.
 
         Raises
         ------

@@ -18,9 +18,8 @@ from dps.core import ranges
 from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
 from dps.errors import StaleEpoch, StoreUnavailable, TransportError
-from dps.protocol.answers import answers_of
 from dps.protocol.messages import Done, GetState, LookUp, PutSince, PutState, StoredAt
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message
 from dps.recovery.durability import Durability, Persistence, ServerContext
 

@@ -26,7 +26,7 @@ from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.rebalancer import Rebalancer
+from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.group import Group
 from dps.protocol.messages import AddHosts, Drain, HostInfo, Table, View
 from dps.protocol.server.shard_server import ShardServer
@@ -204,9 +204,9 @@ class World:
     def counts_on(self, process: Process) -> bool:
         """Whether the coordinator waits for a process, though it need not for what it holds."""
         if process.name.startswith("worker"):
-            return self._coordinator.workers.get(process.name) == (process.address, True)
+            return self._coordinator.workers.places.get(process.name) == (process.address, True)
         host = Endpoint(process.address, HOST)
-        return not self.has_given_up(process) and not self._coordinator._holds_only_copy(host)
+        return not self.has_given_up(process) and not self._coordinator.holds_only_copy(host)
 
     @property
     def workers(self) -> list[str]:
@@ -264,7 +264,7 @@ class World:
     @property
     def scaling(self) -> Rebalancer:
         """What the coordinator knows of how many hosts are to hold shards."""
-        return self._coordinator.scaling
+        return self._coordinator.rebalancer
 
     @property
     def losses(self) -> Losses:
@@ -284,11 +284,11 @@ class World:
 
     def view(self, shard: int) -> View:
         """Who serves a shard, as the coordinator knows it now."""
-        return self._coordinator._controllers[shard].view
+        return self._coordinator.controllers[shard].view
 
     def stored(self, shard: int) -> tuple[Endpoint, ...]:
         """The stores that have all that was acked of a shard, as the coordinator knows it."""
-        return self._coordinator._controllers[shard]._stored
+        return self._coordinator.controllers[shard]._stored
 
     def hears(self, host: Endpoint) -> bool:
         """Whether the coordinator counts on a host, which is not silent."""

@@ -111,7 +111,7 @@ def _workers(
             {"loss": losses[name]} if name in losses else {},
             str(scheduler.workers[address].name) if address in scheduler.workers else "",
         )
-        for name, (address, active) in coordinator.workers.items()
+        for name, (address, active) in coordinator.workers.places.items()
     )
 
 

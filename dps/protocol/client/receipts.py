@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from dps.protocol.messages import Account, Loss, Restoration
-from dps.protocol.messages.losses import loss_after
+from dps.protocol.messages import Account, Loss, Restoration, loss_after
 
 
 class Receipts:

@@ -1,4 +1,1 @@
-"""The coordinator: membership, placement, rebalancing, checkpoints of all shards.
-
-`shard_controller` decides what becomes of a shard, and begins its epochs.
-"""
+"""The coordinator: who is alive, which hosts serve which shards, and what failures cost."""

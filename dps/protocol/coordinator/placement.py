@@ -1,65 +1,280 @@
-"""The choice of the host for one more replica of a shard."""
+"""Which hosts hold which shards: where a replica is placed, and which one is moved next.
+
+Until a number of servers is asked for, hosts are meant for certain shards (their home) and nothing
+is moved. From then on replicas are kept evenly spread over that many hosts, by one move at a time
+(`dps.core.placement`), or with consistent hashing where the ring has them. A host that
+is drained is emptied, and no longer used.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
 
-from dps.protocol.coordinator.port import CoordinatorPort
+from dps.core.names import STORE_ROLES, original
+from dps.core.placement import ConsistentHash, HashRing, Move, apart, moves, moves_to
+from dps.errors import CapacityError, NotServing
 from dps.protocol.messages import HostInfo
 from dps.protocol.transport import Endpoint
+from dps.recovery.strategy import as_servers
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
+
+
+class Rebalancer:
+    """How many hosts hold shards, and what is to move. All calls come from one event loop.
+
+    `servers` is how many hosts are to hold shards; None: any number. Something is still to be moved
+    from the hosts that are `leaving`.
+    """
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        group = coordinator.group
+        self.servers = group.servers
+        self.leaving: tuple[Endpoint, ...] = ()
+        self._group = group
+        self._coordinator = coordinator
+        self._members = coordinator.members
+        self._controllers = coordinator.controllers
+        self._drained: dict[Endpoint, int] = {}
+        self._ring = HostRing(group.placement, group.replicas) if group.placement else None
+
+    # -- what is asked for -----------------------------------------------------------------------
+
+    def scale(self, servers: int) -> None:
+        """Keep the shards on this many hosts from now on.
+
+        Raises `ConfigurationError` for an impossible number, `CapacityError` if there are fewer.
+        """
+        servers = as_servers(servers, len(self._controllers), self._group.recovery)
+        able = self._able()
+        if len(able) < servers:
+            raise CapacityError(
+                f"servers={servers}, but there are {len(able)} nodes that can hold shards; start "
+                "more Dask workers for servers, or ask for fewer"
+            )
+        self.servers = servers
+
+    def drain(self, host: Endpoint) -> None:
+        """Empty a host, unless it has ended, and use it no more.
+
+        Raises `ConfigurationError` if shards cannot move under this recovery, `CapacityError` if
+        the other hosts are too few, and `NotServing` if a shard is down that needs what it keeps.
+        """
+        self._group.recovery.must_allow("moves")
+        info = self._members.info(host)
+        if info is None or host in self._drained:
+            return
+        if info.role in STORE_ROLES:
+            self._check_keeper(info)
+        else:
+            self._check_server(info)
+            if self.servers is None:  # during an outage, fewer may hold shards than are needed
+                loaded = sum(load > 0 for load in self._loads().values())
+                self.servers = max(loaded, self._group.replicas)
+        self._drained[host] = len(self._drained)
+
+    def _check_server(self, info: HostInfo) -> None:
+        # A node may be here twice for a while: as what it was before it was lost, and as it is now.
+        others = {other.node for other in self._able()} - {info.node}
+        if len(others) < self._group.replicas:
+            raise CapacityError(
+                f"{info.node} cannot be drained: that would leave {len(others)} nodes to hold "
+                f"shards, and {self._group.replicas} are needed; start another one for servers "
+                "before"
+            )
+
+    def _check_keeper(self, info: HostInfo) -> None:
+        if info.host not in self._coordinator.keepers:
+            return
+        stores = {o.node for o in self.usable.values() if o.role == "store"} - {info.node}
+        if info.role == "store" and len(stores) < self._group.recovery.stores:
+            raise CapacityError(
+                f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
+                "other node for a store; start one with the Dask resource 'store' before"
+            )
+        if self._coordinator.any_down:
+            raise NotServing(
+                f"{info.node} cannot be drained now: a shard is down that needs what it keeps; "
+                "try again when every shard is served"
+            )
+
+    # -- which hosts may hold what ---------------------------------------------------------------
+
+    @property
+    def usable(self) -> dict[Endpoint, HostInfo]:
+        """The hosts that are not to be emptied."""
+        return {h: i for h, i in self._members.hosts.items() if h not in self._drained}
+
+    @property
+    def drained(self) -> list[Endpoint]:
+        """The hosts that are to be emptied, and may still be used for that."""
+        return [host for host in self._members.hosts if host in self._drained]
+
+    def may_hold(self, info: HostInfo, shard: int) -> bool:
+        """Whether a host may have a replica of a shard."""
+        if info.role in STORE_ROLES or info.host in self._drained:
+            return False
+        return self.servers is not None or info.home in (-1, shard)
+
+    def is_reserve(self, host: Endpoint) -> bool:
+        """Whether a host is more than the wanted number of servers."""
+        return self.servers is not None and host not in self._in_use()
+
+    def preferred(self, shard: int) -> list[Endpoint]:
+        """The hosts that are to hold a shard, the best first; none: all are alike."""
+        return self._ring.order(shard, self._infos_in_use()) if self._ring is not None else []
+
+    def load(self, host: Endpoint) -> int:
+        """How many replicas a host has, or is about to have."""
+        return self._loads()[host]
+
+    def _able(self) -> list[HostInfo]:
+        """The hosts that can hold any shard."""
+        infos = self.usable.values()
+        return [
+            i for i in infos if i.role not in STORE_ROLES and not self._members.is_silent(i.host)
+        ]
+
+    def _in_use(self) -> list[Endpoint]:
+        """The hosts that are to hold shards."""
+        return [info.host for info in self._infos_in_use()]
+
+    def _infos_in_use(self) -> list[HostInfo]:
+        """Those that are on the ring, if there is one, then those that hold most already."""
+        loads = self._loads()
+        kept = self._ring.members if self._ring is not None else ()
+
+        def rank(info: HostInfo) -> tuple[bool, int, str]:
+            return info.host not in kept, -loads[info.host], info.node
+
+        return sorted(self._able(), key=rank)[: self.servers]
+
+    def _loads(self) -> Counter[Endpoint]:
+        loads: Counter[Endpoint] = Counter()
+        for each in self._controllers:
+            loads.update(each.view.chain)
+            if each.reserved is not None and each.reserved not in each.view.chain:
+                loads[each.reserved] += 1
+        return loads
+
+    # -- moves -----------------------------------------------------------------------------------
+
+    def consider(self) -> None:
+        """Begin the next move, if it is time for one."""
+        if all(each.view.serving and each.moving is None for each in self._controllers):
+            if self._ring is not None:
+                self._ring.members = frozenset(self._in_use())
+            ready = (m for m in self._plan() if self._controllers[m.shard].can_move_to(m.target))
+            for move in islice(ready, 1):
+                self._controllers[move.shard].move(move)
+
+    def look(self) -> bool:
+        """Update `leaving`; return whether it has changed."""
+        loads, keepers = self._loads(), self._coordinator.keepers
+        left = {
+            host
+            for host in self._drained
+            if loads[host]
+            or host in keepers
+            or any(each.keeps_state_at(host) for each in self._controllers)
+        }
+        under_way = [each.moving for each in self._controllers if each.moving is not None]
+        left |= {m.source for m in (*under_way, *self._plan()) if m.source is not None}
+        before, self.leaving = self.leaving, tuple(sorted(left, key=str))
+        return self.leaving != before
+
+    def _plan(self) -> list[Move[Endpoint]]:
+        if self.servers is None:
+            return []
+        chains = [controller.view.chain for controller in self._controllers]
+        if self._ring is None:
+            planned = moves(chains, self._in_use(), self._group.replicas)
+        else:
+            infos = self._infos_in_use()
+            planned = moves_to([self._ring.owners(s, infos) for s in range(len(chains))], chains)
+        ready = [move for move in planned if move.source is not None]
+        return sorted(ready, key=self._urgency)
+
+    def _urgency(self, move: Move[Endpoint]) -> int:
+        """The host that was drained first has the least time left, so it is emptied first."""
+        last = len(self._drained)
+        return last if move.source is None else self._drained.get(move.source, last)
+
+
+class HostRing:
+    """The hosts in use, on a ring for consistent hashing. Used from one event loop.
+
+    A host is on the ring by the name of its node, so that a lost node's successor gets what that
+    one had. A shard's replicas go to the hosts that follow it, on machines of their own where there
+    are enough. The `members` were on it when all shards were last served; they stay as long as they
+    can be used, even if another host holds more.
+    """
+
+    def __init__(self, placement: ConsistentHash, replicas: int) -> None:
+        self.members: frozenset[Endpoint] = frozenset()
+        self._virtual_nodes = placement.virtual_nodes
+        self._replicas = replicas
+        self._names: list[str] = []
+        self._ring = HashRing.of([], self._virtual_nodes)
+
+    def owners(self, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
+        """Return which of these hosts are to hold a shard."""
+        return self.order(shard, hosts)[: self._replicas]
+
+    def order(self, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
+        """Return these hosts in the order in which they are to hold a shard."""
+        around = sorted(hosts, key=lambda info: (info.node, str(info.host)))
+        names = [original(info.node) for info in around]
+        if names != self._names:
+            self._names, self._ring = names, HashRing.of(names, self._virtual_nodes)
+        following = [around[i] for i in self._ring.successors(str(shard))] if names else []
+        chosen = apart(following, lambda info: info.machine, self._replicas)
+        return [info.host for info in chosen]
 
 
 class ReplicaPlacement:
-    """The hosts that one shard may go to. Used from one event loop.
+    """The hosts that one shard may go to; calls `wake` when a host is no longer avoided."""
 
-    Parameters
-    ----------
-    lease
-        For how many seconds a host is avoided on which something has failed.
-    wake
-        Called when that is over.
-    """
-
-    def __init__(
-        self, shard: int, port: CoordinatorPort, lease: float, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, shard: int, coordinator: Coordinator, wake: Callable[[], None]) -> None:
         self._shard = shard
-        self._port = port
-        self._lease = lease
+        self._coordinator = coordinator
         self._wake = wake
         self._avoided: dict[Endpoint, float] = {}
 
     def best(self, chain: tuple[Endpoint, ...], last: Endpoint | None) -> Endpoint | None:
-        """The best host for one more replica: meant for this shard, else with the fewest.
+        """Return the best host for one more replica; None: there is none.
 
-        With consistent hashing it is the one that comes first on the ring. Among equals it is one
-        on another machine than those that have a replica, `chain`. `last` is where the shard was
-        before; None: there is none.
+        It is the next on the ring, if there is one; else one meant for this shard, else the one
+        with the fewest replicas. Of equals, it is on another machine than the members of `chain`.
+        `last` is where the shard was before.
         """
-        hosts = self._port.members.hosts
+        members, rebalancer = self._coordinator.members, self._coordinator.rebalancer
+        hosts = members.hosts
         machines = {hosts[member].machine for member in chain if member in hosts} - {""}
         candidates = [
             info
             for host, info in hosts.items()
             if host not in chain
-            and self._port.may_hold(info, self._shard)
+            and rebalancer.may_hold(info, self._shard)
             and not (chain and self.is_avoided(host))
         ]
-
-        preferred = self._port.preferred(self._shard)
-        places = {host: place for place, host in enumerate(preferred)}
+        places = {host: place for place, host in enumerate(rebalancer.preferred(self._shard))}
 
         def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
-            around, host = self._port, info.host
+            host = info.host
             return (
                 self.is_avoided(host),
-                not around.members.answers(host),
-                around.is_reserve(host),
+                not members.answers(host),
+                rebalancer.is_reserve(host),
                 host != last,
                 places.get(host, len(places)),
                 info.home != self._shard,
-                around.load(host),
+                rebalancer.load(host),
                 info.machine in machines,
                 (info.role == "replica") != bool(chain),  # it is meant for another role
                 info.node,
@@ -68,10 +283,10 @@ class ReplicaPlacement:
         return min(candidates, key=rank).host if candidates else None
 
     def avoid(self, host: Endpoint) -> None:
-        """Try others before this host for a while: it may be out of reach of what it needs."""
-        loop = asyncio.get_running_loop()
-        self._avoided[host] = loop.time() + self._lease
-        loop.call_later(self._lease, self._wake)
+        """Prefer others for a lease: this host may not reach what it needs."""
+        loop, lease = asyncio.get_running_loop(), self._coordinator.group.timings.lease
+        self._avoided[host] = loop.time() + lease
+        loop.call_later(lease, self._wake)
 
     def is_avoided(self, host: Endpoint) -> bool:
         """Whether others are to be tried before this host."""

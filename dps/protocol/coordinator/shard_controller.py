@@ -1,8 +1,8 @@
-"""How one shard is brought to what is wanted: served by a chain of the wanted length.
+"""How one shard gets what is wanted: a chain of the wanted length that serves it.
 
-A task takes one step after another: have what is left of a chain enter a new epoch, else restore
-the shard on a free host, else lengthen its chain, else go on with a move: the newcomer is added at
-the tail, then the old holder leaves. Whatever fails is tried again with what is known then. Every
+A task takes one step at a time. It makes what is left of a chain enter a new epoch; or it restores
+the shard on a free host; or it lengthens the chain; or it continues a move: the newcomer is added
+at the tail, then the old holder leaves. A step that fails is retried with what is known then. Every
 change of a shard's members begins a new epoch.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.core.placement import Move
 from dps.errors import (
@@ -24,9 +24,8 @@ from dps.errors import (
     StaleEpoch,
     TransportError,
 )
+from dps.events import Decided, Moved
 from dps.protocol.coordinator.placement import ReplicaPlacement
-from dps.protocol.coordinator.port import CoordinatorPort
-from dps.protocol.group import Group
 from dps.protocol.messages import (
     Brought,
     CanReach,
@@ -39,9 +38,12 @@ from dps.protocol.messages import (
     Seed,
     View,
 )
-from dps.protocol.transport import Endpoint, Transport
+from dps.protocol.transport import Endpoint
 
-DONOR_SECONDS = 0.05  # how often to look whether a donor still takes part
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
+
+DONOR_SECONDS = 0.05  # how often to look whether a donor is still active
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +59,28 @@ class _Stopped:
 class ShardController:
     """One shard's members, and the task that looks after them. Used from one event loop.
 
-    Attributes
-    ----------
-    view
-        Who serves the shard.
-    begun
-        Whether the shard has ever been served: its state is more than the initial values.
-    reserved
-        A host that is about to become a replica.
-    moving
-        The move that is under way, if one is.
+    The shard has `begun` once it was served: its state is more than the initial values. The host
+    that is `reserved` is about to become a replica.
     """
 
-    def __init__(
-        self, shard: int, group: Group, transport: Transport, port: CoordinatorPort
-    ) -> None:
+    def __init__(self, shard: int, coordinator: Coordinator) -> None:
         self.view = View(shard, 0, (), serving=False)
         self.begun = False
         self.reserved: Endpoint | None = None
         self.moving: Move[Endpoint] | None = None
-        self._group = group
-        self._durability = group.recovery.durability
-        self._transport = transport
-        self._port = port
+        self._coordinator = coordinator
+        self._members = coordinator.members
+        self._group = coordinator.group
+        self._timings = coordinator.group.timings
+        self._durability = coordinator.group.recovery.durability
         self._last_epoch = 0
         self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
         self._stored: tuple[Endpoint, ...] = ()  # the stores that have the state that was acked
         self._unreached: set[Endpoint] = set()  # the stores that the shard is served without
-        # Who was to get the state from the store since the shard was lost, and from which epoch on.
+        # Hosts that may have got the state from a store since the shard was lost, from which epoch.
         self._tried: dict[Endpoint, int] = {}
-        self._placement = ReplicaPlacement(shard, port, group.timings.lease, self.wake)
+        self._placement = ReplicaPlacement(shard, coordinator, self.wake)
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
@@ -95,21 +88,26 @@ class ShardController:
         self._failed_attempts = 0
         self._began_moving = 0.0
         self._stopped: _Stopped | None = None
-        port.tasks.keep(self._tend, group.timings.retry)
+        coordinator.tasks.keep(self._tend, self._timings.retry)
 
     def wake(self) -> None:
         """Look whether there is something to do."""
         self._awake.set()
 
     def interrupt(self) -> None:
-        """Have the step given up that is under way: it counts on what is no longer so."""
+        """Give up the step that is under way: it relies on what has changed."""
         if self._step is not None and not self._step.expired():
             self._step.reschedule(asyncio.get_running_loop().time())
 
-    def unsettle(self, without: Endpoint | None = None, also: Endpoint | None = None) -> None:
-        """Let nobody use the shard until what is left of its chain has entered a new epoch.
+    def look_again(self) -> None:
+        """Give up the step that is under way, and choose another."""
+        self.interrupt()
+        self.wake()
 
-        `also` is a newcomer that is to be its tail.
+    def unsettle(self, without: Endpoint | None = None, also: Endpoint | None = None) -> None:
+        """Stop serving the shard until what is left of its chain has entered a new epoch.
+
+        `also` is a newcomer that becomes its tail.
         """
         chain = tuple(member for member in self.view.chain if member != without)
         chain += (also,) if also is not None else ()
@@ -120,24 +118,23 @@ class ShardController:
         if self.view.chain:
             self._last_host, self._forsaken = self.view.chain[0], self.view.chain
         self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
-        self.interrupt()
-        self.wake()
+        self.look_again()
 
     def seeded(self, epoch: int, brought: Brought) -> None:
-        """Take note that the initial values are installed, or a worker's copy."""
+        """Note that the initial values are installed, or a worker's copy."""
         if self._seeded is not None and epoch == self.view.epoch:
             self._brought = brought
             self._seeded.set()
 
     def store_lost(self, host: Endpoint) -> None:
-        """Take note that no state is kept on a host: it may come back, but empty."""
+        """Note that no state is kept on a host: it may come back, but empty."""
         self._stored = tuple(store for store in self._stored if store != host)
         self._unreached.discard(host)
 
     def do_without(self, store: Endpoint) -> bool:
-        """Do without a store that the shard's server cannot reach, if another can be used.
+        """Drop a store that the shard's server cannot reach, if another can be used.
 
-        Another one has the state, or is given it by the server.
+        Another one has the state, or receives it from the server.
         """
         others = {*self._stores} - {store}
         if store not in self._stores or not (
@@ -147,12 +144,11 @@ class ShardController:
         self._unreached.add(store)
         self._placement.avoid(store)
         self.unsettle()
-        self.interrupt()
-        self.wake()
+        self.look_again()
         return True
 
     def cannot_reach(self, store: Endpoint) -> bool:
-        """Whether the shard's server has reported that it cannot reach a store."""
+        """Whether the shard's server cannot reach a store."""
         return store in self._unreached
 
     @property
@@ -160,15 +156,15 @@ class ShardController:
         """Whether the shard is served, with as many copies as it is to have."""
         if not self.view.serving or len(self.view.chain) < self._group.replicas:
             return False
-        return not self._durability.needs_store or set(self._stored) == set(self._port.stores)
+        return not self._durability.needs_store or set(self._stored) == {*self._coordinator.stores}
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host.
 
-        A replica does not count that is stopped, or of which nothing was heard lately.
+        A replica does not count that is stopped, or that was silent lately.
         """
         chain = self.view.chain
-        others = [m for m in chain if m != host and self._port.members.is_live(m)]
+        others = [m for m in chain if m != host and self._members.is_live(m)]
         alone = host in chain and not others
         restorable = not self.begun or self._is_kept
         return self._durability.is_last_copy(alone, host in self._tried, restorable)
@@ -178,7 +174,7 @@ class ShardController:
         return host in self._stored
 
     def can_move_to(self, host: Endpoint) -> bool:
-        """Whether a replica may be moved now: nothing is wrong with the shard, nor was with it."""
+        """Whether a replica may be moved now: the shard is whole, and the host has not failed."""
         whole = self.view.serving and len(self.view.chain) == self._group.replicas
         return whole and not self._lacks_store and not self._placement.is_avoided(host)
 
@@ -188,7 +184,6 @@ class ShardController:
         self.wake()
 
     def _next_epoch(self) -> int:
-        """A number that no configuration of this shard has had."""
         self._last_epoch += 1
         return self._last_epoch
 
@@ -196,7 +191,7 @@ class ShardController:
 
     async def _tend(self) -> None:
         # A task before this one may have failed between a decision and its announcement.
-        await self._port.publish()
+        await self._coordinator.publish()
         self.wake()
         while True:
             await self._awake.wait()
@@ -207,7 +202,7 @@ class ShardController:
                 self.wake()
             except DpsError:
                 # A host did not do as asked: it is going, or is not ready. Look again soon.
-                await asyncio.sleep(self._group.timings.retry)
+                await asyncio.sleep(self._timings.retry)
                 self.wake()
 
     async def _advance_far(self) -> None:
@@ -216,8 +211,8 @@ class ShardController:
             async with asyncio.timeout(None) as self._step:
                 while await self._advance():
                     pass
-                await self._port.evict_absent(self.view.shard)
-                await self._port.came_to_rest()
+                await self._coordinator.workers.evict_absent(self)
+                await self._coordinator.came_to_rest()
         finally:
             self._step = None
 
@@ -237,27 +232,27 @@ class ShardController:
         return await self._move_on(view)
 
     async def _reconfigure(self, view: View) -> bool:
-        """Have what is left of a chain enter the new epoch, then serve."""
-        served = replace(view, chain=self._going_on, serving=True)
-        silent = any(self._port.members.is_silent(member) for member in served.chain)
+        """Make what is left of a chain enter the new epoch, then serve."""
+        served = replace(view, chain=self._remaining, serving=True)
+        silent = any(self._members.is_silent(member) for member in served.chain)
         if silent or self._lacks_store:
             return False
         keepers = self._keepers
-        self._port.decided(view, served.chain[0], "reconfigure")
+        self._decide(view, served.chain[0], "reconfigure")
         await self._configure(served)
         if self.view == view and self._keepers == keepers:
             self._note_stored(keepers)
             self._serve(served)
-            await self._port.publish()
+            await self._coordinator.publish()
             self._end_move()
         return True
 
     @property
-    def _going_on(self) -> tuple[Endpoint, ...]:
-        """Who of the chain is to serve on.
+    def _remaining(self) -> tuple[Endpoint, ...]:
+        """The members of the chain that will serve.
 
-        Whoever stopped for a move may lack what the others have committed since: it comes back only
-        if they are all lost.
+        One that stopped for a move may lack what the others have committed since, so it comes back
+        only if they are all lost.
         """
         stopped = self._stopped.holder if self._stopped is not None else None
         others = tuple(member for member in self.view.chain if member != stopped)
@@ -279,12 +274,12 @@ class ShardController:
     async def _restore_on(self, host: Endpoint) -> None:
         self.unsettle()
         view, keepers = self.view, self._keepers
-        self._port.decided(view, host, "restore")
+        self._decide(view, host, "restore")
         served = False
         try:
             brought = await self._bring_back(view, host)
-            await self._port.admit_present(view, host)
-            # Who is told of lost keepers uses them for as long as the epoch lasts.
+            await self._coordinator.workers.admit_active(view, host)
+            # A server that was told of lost keepers uses them for as long as the epoch lasts.
             served = (self.view, self._keepers) == (view, keepers) and self._is_coming(host)
         except DpsError:
             self._placement.avoid(host)
@@ -295,7 +290,7 @@ class ShardController:
                 if self.begun:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
                     mail = self._failed_attempts and self._group.recovery.uses_mailbox
-                    self._port.restored(self.view, brought, certain=not mail)
+                    self._coordinator.failovers.restored(self.view, brought, certain=not mail)
                 self.begun, self._forsaken = True, ()
                 self._note_stored(keepers)
                 self._stopped = None
@@ -304,18 +299,22 @@ class ShardController:
             else:
                 self.unsettle()  # the host may have closed the mailbox for its epoch
                 self._failed_attempts += 1
-            await self._port.publish()
+            await self._coordinator.publish()
+
+    def _decide(self, view: View, head: Endpoint, how: str) -> None:
+        now, node = self._coordinator.clock.now(), self._members.node(head)
+        self._coordinator.emit(Decided(now, view.shard, view.epoch, node, how))
 
     def _serve(self, view: View) -> None:
-        """Let everybody use the shard, with what was in its mailbox: nobody needs that any more."""
+        """Let clients use the shard, which has what was in its mailbox, and clear that."""
         self.view = view
         if self._group.recovery.uses_mailbox:
             clear = ClearMail(view.shard, view.epoch)
-            for mailbox in self._port.mailboxes:
+            for mailbox in self._coordinator.mailboxes:
                 self._send(clear, partial(self._while_at, view, mailbox))
 
     def _while_at(self, view: View, mailbox: Endpoint) -> Endpoint | None:
-        return mailbox if self.view == view and mailbox in self._port.mailboxes else None
+        return mailbox if self.view == view and mailbox in self._coordinator.mailboxes else None
 
     @property
     def _free_host(self) -> Endpoint | None:
@@ -323,23 +322,22 @@ class ShardController:
 
     @property
     def _holder(self) -> Endpoint | None:
-        """Who may have got the state from a store that was lost before the shard was served."""
-        there = [host for host in self._tried if host in self._port.members]
+        """A host that may have got the state from a store that was lost before it served."""
+        there = [host for host in self._tried if host in self._members]
         return min(there, key=self._placement.is_avoided) if there and not self._is_kept else None
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
-        """Before another host has the shard, take others out of the epoch in which clients know it.
+        """Before another host has the shard, take others out of the epoch that clients know.
 
-        They live, and their leases are not over: but for this they would go on to answer. What the
-        host itself has is out when it restores the shard; if it does not, the next one is to know.
+        They live, and their leases are not over, so they would go on to answer. The host itself is
+        out when it restores the shard; if it does not, the next one has to fence it.
         """
         for forsaken in self._forsaken:
-            if forsaken != host and forsaken in self._port.members:
-                alone = (forsaken,)
-                fence = self.view.shard, self._next_epoch(), alone, forsaken
-                request = Configure(*fence, keepers=self._keepers)
+            if forsaken != host and forsaken in self._members:
+                shard, epoch = self.view.shard, self._next_epoch()
+                fence = Configure(shard, epoch, (forsaken,), forsaken, keepers=self._keepers)
                 try:
-                    await self._call(forsaken, request)
+                    await self._call(forsaken, fence)
                 except LeaseExpired:
                     raise  # it may renew its lease, and serve on
                 except NotServing:
@@ -347,56 +345,47 @@ class ShardController:
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
     async def _bring_back(self, view: View, host: Endpoint) -> Brought:
-        part = self._port.part
+        part, cuts = self._coordinator.part, self._coordinator.cuts
+        restore = Restore(view.shard, view.epoch, host, self._keepers)
         if self.begun and part is not None:
             install = partial(self._install, view, host)
-            restored: Brought = await part.restore(view.shard, view.epoch, host, install)
-            return restored
-        if self.begun and self._port.cuts is not None:
-            return await self._restore_cut(view, host, self._port.cuts.newest)
-        if self._is_kept:
+            brought: Brought = await part.restore(view.shard, view.epoch, host, install)
+        elif self.begun and cuts is not None:
+            cut = cuts.newest
+            try:
+                brought = await self._call(host, replace(restore, cut=cut))
+            except CheckpointCorrupt:  # all shards have to do with the one before
+                self._coordinator.refuse_cut(view.shard, cut)
+                raise
+        elif self._is_kept:
             self._tried.setdefault(host, view.epoch)
-            return await self._restored(host, Restore(view.shard, view.epoch, host, self._keepers))
-        if host in self._tried:
-            return await self._restore_got(view, host)
-        if self.begun and self._durability.has_layer_below:
-            request = Restore(view.shard, view.epoch, host, self._keepers, from_below=True)
-            return await self._restored(host, request)
-        return await self._install(view, host)
-
-    async def _restore_cut(self, view: View, host: Endpoint, cut: int) -> Brought:
-        """Go back to a cut; if it is damaged here, all shards have to do with the one before."""
-        try:
-            restore = Restore(view.shard, view.epoch, host, self._keepers, cut)
-            return await self._restored(host, restore)
-        except CheckpointCorrupt:
-            self._port.refuse_cut(view.shard, cut)
-            raise
-
-    async def _restore_got(self, view: View, host: Endpoint) -> Brought:
-        """Go on from what an earlier attempt has brought to a host, if it has come that far."""
-        since = self._tried[host]
-        try:
-            restore = Restore(view.shard, view.epoch, host, self._keepers, since=since)
-            return await self._restored(host, restore)
-        except StaleEpoch:
-            del self._tried[host]
-            raise
+            brought = await self._call(host, restore)
+        elif host in self._tried:
+            try:
+                brought = await self._call(host, replace(restore, since=self._tried[host]))
+            except StaleEpoch:  # the earlier attempt has brought nothing to it
+                del self._tried[host]
+                raise
+        elif self.begun and self._durability.has_layer_below:
+            brought = await self._call(host, replace(restore, from_below=True))
+        else:
+            brought = await self._install(view, host)
+        return brought
 
     @property
     def _is_kept(self) -> bool:
-        """Whether the shard's state can be restored from where its durability keeps it."""
         return self.begun and self._durability.is_restorable(self._stored, self._stores)
 
     @property
     def _stores(self) -> tuple[Endpoint, ...]:
-        """The stores to use: those in reach of the shard's server, if any of them has its state."""
-        reached = tuple(store for store in self._port.stores if store not in self._unreached)
+        """The stores to use: those that the server reaches, if any of them has the state."""
+        stores = self._coordinator.stores
+        reached = tuple(store for store in stores if store not in self._unreached)
         has_state = bool(self.view.chain) or any(store in self._stored for store in reached)
-        return reached if reached and has_state else self._port.stores
+        return reached if reached and has_state else stores
 
     def _note_stored(self, keepers: Keepers) -> None:
-        """Take note that the stores of an epoch have what the shard is served with."""
+        """Note that the stores of an epoch have what the shard is served with."""
         self._stored = keepers.stores
         self._unreached.difference_update(keepers.stores)
 
@@ -404,33 +393,29 @@ class ShardController:
         """Use a store again that was out of reach, if the shard's server reaches it now."""
         self._placement.avoid(store)  # else it is asked again after a while
         request = CanReach(view.shard, view.epoch, store)
-        await self._transport.call(view.chain[-1], request, self._group.timings.call)
+        await self._coordinator.transport.call(view.chain[-1], request, self._timings.call)
         self._unreached.discard(store)
         if self.view == view:
             self.unsettle()
-            await self._port.publish()
+            await self._coordinator.publish()
         return True
 
     @property
     def _stays_durable(self) -> bool:
-        """Whether a new tail can go on where the old one is, without anything being written."""
+        """Whether a new tail can continue without anything being written."""
         same = set(self._stored) == set(self._stores)
         return same and self._durability.seconds is None
 
     @property
     def _lacks_store(self) -> bool:
-        return self._durability.needs_store and not self._port.stores
+        return self._durability.needs_store and not self._coordinator.stores
 
     @property
     def _keepers(self) -> Keepers:
-        """Who keeps states and mail in the next epoch; who has the state comes first."""
+        """The stores and mailboxes of the next epoch; stores that have the state come first."""
         stores = sorted(self._stores, key=lambda store: store not in self._stored)
         whole = sum(store in self._stored for store in stores)
-        return Keepers(tuple(stores), self._port.mailboxes, whole)
-
-    async def _restored(self, host: Endpoint, request: Restore) -> Brought:
-        brought: Brought = await self._call(host, request)
-        return brought
+        return Keepers(tuple(stores), self._coordinator.mailboxes, whole)
 
     async def _install(
         self,
@@ -439,27 +424,29 @@ class ShardController:
         donor: str = "",
         stands: Callable[[], bool] | None = None,
     ) -> Brought:
-        """Ask whoever has the state to install it, and wait until that is done.
+        """Publish that a host must be given the state, and wait until it has it.
 
-        Raises
-        ------
-        NotServing
-            It is a worker's, which does not stand any more.
+        Raises `NotServing` if a worker's copy is wanted that does not stand any more.
         """
-        self._seeded = asyncio.Event()
-        self._port.seeds[view.shard] = Seed(view.shard, view.epoch, host, self._keepers, donor)
-        await self._port.publish()
+        self._seeded = installed = asyncio.Event()
+        seed = Seed(view.shard, view.epoch, host, self._keepers, donor)
+        self._coordinator.seeds[view.shard] = seed
+        await self._coordinator.publish()
         try:
-            patience = self._group.timings.call if stands is None else DONOR_SECONDS
-            while not await _is_set(self._seeded, patience):
+            patience = self._timings.call if stands is None else DONOR_SECONDS
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(patience):
+                        await installed.wait()
+                        break
                 gone = stands is not None and not stands()
                 if stands is None or gone:
-                    self._port.members.suspect(host.address, "coordinator")
+                    self._members.suspect(host.address, "coordinator")
                 if gone:
                     raise NotServing(f"shard {view.shard}: {donor} cannot give its copy")
         finally:
             self._seeded = None
-            del self._port.seeds[view.shard]
+            del self._coordinator.seeds[view.shard]
         assert self._brought is not None
         return self._brought
 
@@ -474,7 +461,7 @@ class ShardController:
             await self._configure(longer, kept=self._stays_durable)
             joined = self.view == view and self._is_coming(host)
         except DpsError:
-            self._port.members.suspect(host.address, "coordinator")
+            self._members.suspect(host.address, "coordinator")
             self._placement.avoid(host)
             raise
         finally:
@@ -486,12 +473,11 @@ class ShardController:
                 # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
                 # more that it does not have: it may be the last one that has it.
                 self.unsettle(also=host if there else None)
-            await self._port.publish()
+            await self._coordinator.publish()
         return True
 
     def _is_coming(self, host: Endpoint) -> bool:
-        """Whether a host has not been lost since it was reserved."""
-        return self.reserved == host and host in self._port.members
+        return self.reserved == host and host in self._members
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -503,19 +489,19 @@ class ShardController:
         source, target = move.source, move.target
         if target in view.chain and source is not None and len(view.chain) > self._group.replicas:
             return await self._switch(view, move, source)
-        info = self._port.members.hosts.get(target)
-        able = info is not None and self._port.may_hold(info, view.shard)
+        info = self._members.hosts.get(target)
+        able = info is not None and self._coordinator.rebalancer.may_hold(info, view.shard)
         if able and target not in view.chain and source in view.chain and self.can_move_to(target):
             return await self._extend(view, target)
         self.moving = None
         return True
 
     async def _switch(self, view: View, move: Move[Endpoint], source: Endpoint) -> bool:
-        """Have the old holder leave: whoever is left has acknowledged all that it has.
+        """Remove the old holder: the others have acknowledged all that it has.
 
-        It stops before they go on, so that nobody is answered by both, but has to come back if they
-        are lost before they serve: so it is let go only then. Once it has stopped there is no other
-        way than on, since the others may commit something without it at any time.
+        It stops before they serve, so that both never answer, but has to come back if they are lost
+        before that: so it is let go only then. Once it has stopped there is no way back, because
+        the others may commit something without it at any time.
         """
         left = tuple(member for member in view.chain if member != source)
         fence = self._next_epoch()  # nothing that it still passes on is of their epoch
@@ -534,60 +520,63 @@ class ShardController:
                 self._serve(shorter)
             else:
                 self.unsettle()
-            await self._port.publish()
+            await self._coordinator.publish()
         self._end_move()
         return True
 
     def _end_move(self) -> None:
-        """Let whoever stopped for a move go, now that others serve."""
+        """Release the host that stopped for a move, now that others serve."""
         stopped, self._stopped = self._stopped, None
         if stopped is None or stopped.holder in self.view.chain:
             return
         self.moving = None
         if stopped.move.target in self.view.chain:
-            now = asyncio.get_running_loop().time()
-            took = now - self._began_moving, now - stopped.at
-            self._port.moved(self.view, stopped.move, *took)
-        self._let_go(stopped.holder, stopped.fence)
+            self._record_move(stopped)
+        # Until the host does it, that only costs memory.
+        release = Release(self.view.shard, stopped.fence)
+        self._send(release, lambda: stopped.holder if stopped.holder in self._members else None)
 
-    def _let_go(self, host: Endpoint, fence: int) -> None:
-        """Have a host forget a replica; until it does, that only costs memory."""
-        release = Release(self.view.shard, fence)
-        self._send(release, lambda: host if host in self._port.members else None)
+    def _record_move(self, stopped: _Stopped) -> None:
+        now = asyncio.get_running_loop().time()
+        self._coordinator.emit(
+            Moved(
+                self._coordinator.clock.now(),
+                self.view.shard,
+                self.view.epoch,
+                source=self._members.node(stopped.move.source),
+                target=self._members.node(stopped.move.target),
+                nbytes=self._group.layout.shards[self.view.shard].nbytes,
+                seconds=now - self._began_moving,
+                pause_seconds=now - stopped.at,
+            )
+        )
 
     # -- requests --------------------------------------------------------------------------------
 
     async def _configure(self, view: View, kept: bool = False) -> None:
-        """Have the members of a view enter its epoch: the tail first, so that each can pass on."""
-        entered = view.shard, view.epoch, view.chain
+        """Make the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
-            await self._call(member, Configure(*entered, member, kept, self._keepers))
+            enter = Configure(
+                view.shard, view.epoch, view.chain, member, kept, keepers=self._keepers
+            )
+            await self._call(member, enter)
 
     def _send(self, request: Any, whom: Callable[[], Endpoint | None]) -> None:
-        """Have a request carried out that nobody waits for, while there is somebody to do it."""
+        """Repeat a request in the background until it is carried out, or `whom` returns None."""
 
         async def send() -> None:
             while (host := whom()) is not None:
                 with suppress(DpsError):
-                    await self._transport.call(host, request, self._group.timings.call)
+                    await self._coordinator.transport.call(host, request, self._timings.call)
                     return
-                await asyncio.sleep(self._group.timings.retry)
+                await asyncio.sleep(self._timings.retry)
 
-        self._port.tasks.start(send())
+        self._coordinator.tasks.start(send())
 
     async def _call(self, host: Endpoint, request: Any) -> Any:
         try:
-            return await self._transport.call(host, request, self._group.timings.copy)
+            return await self._coordinator.transport.call(host, request, self._timings.copy)
         except TransportError:
-            # It may have been lost before it was added, so that nobody will tell of it again.
-            self._port.members.suspect(host.address, "coordinator")
+            # If it was lost before it was added, nothing else will report that.
+            self._members.suspect(host.address, "coordinator")
             raise
-
-
-async def _is_set(event: asyncio.Event, patience: float) -> bool:
-    """Wait until an event happens, for so many seconds at most."""
-    try:
-        async with asyncio.timeout(patience):
-            return await event.wait()
-    except TimeoutError:
-        return False

@@ -1,9 +1,9 @@
 """Consistent cuts: checkpoints of all shards that hold the same updates of every worker.
 
-The coordinator takes a cut in two steps. First every head admits no further gradients and tells how
-far each worker is. Then each admits just those that another shard has already, keeps a reference to
-its state, lets everything go on, and writes the state. The cut is complete when all have written.
-When a shard is lost, all of them go back to the newest complete cut.
+The coordinator takes a cut in two steps. First every head stops admitting gradients and returns how
+far each worker is. Then each admits only those that another shard has already, keeps a reference to
+its state, resumes, and writes the state. The cut is complete when all have written. When a shard is
+lost, all of them go back to the newest complete cut.
 """
 
 from __future__ import annotations
@@ -11,56 +11,35 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dps.errors import DpsError, NotServing
-from dps.events import CutTaken, RolledBack, Sink
-from dps.protocol.group import Group
+from dps.events import CutTaken, RolledBack
 from dps.protocol.messages import EndCut, HoldCut, Reach, TakeCut, View
-from dps.protocol.tasks import Tasks
-from dps.protocol.transport import Clock, Transport
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
 
 
 class Snapshots:
-    """The coordinator's part: it takes cuts, and knows which are complete.
+    """Takes cuts, and knows which are complete. Used from one event loop."""
 
-    Parameters
-    ----------
-    views
-        Returns who serves the shards.
-
-    Attributes
-    ----------
-    newest
-        The newest complete cut: what all shards go back to when one is lost.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        transport: Transport,
-        clock: Clock,
-        emit: Sink,
-        views: Callable[[], list[View]],
-        tasks: Tasks,
-    ) -> None:
-        self._keep = group.recovery.durability.keep
-        self._timings = group.timings
-        self._shortest = min(group.timings.lease, group.timings.call)
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._clock = coordinator.clock
+        self._timings = coordinator.group.timings
+        self._keep = coordinator.group.recovery.durability.keep
+        self._shortest = min(self._timings.lease, self._timings.call)
         self._patience = self._shortest
-        self._transport = transport
-        self._clock = clock
-        self._emit = emit
-        self._views = views
-        self._complete = [0]  # the first states of all shards are one
+        self._complete = [0]  # the initial states of all shards are one
         self._last = 0
         self._versions: dict[int, int] = {}  # what a cut is to hold, by shard
         self._wanted = asyncio.Event()
-        tasks.keep(self._take_forever, group.timings.retry)
+        coordinator.tasks.keep(self._take_forever, self._timings.retry)
 
     @property
     def newest(self) -> int:
-        """The number of the newest cut that is complete."""
+        """The number of the newest complete cut: what all shards go back to if one is lost."""
         return self._complete[-1]
 
     def want(self, shard: int, version: int) -> None:
@@ -69,7 +48,7 @@ class Snapshots:
         self._wanted.set()
 
     def refuse(self, cut: int) -> bool:
-        """Do without a cut that is damaged; return whether there is one before it."""
+        """Drop a damaged cut; return whether there is one before it."""
         before = [other for other in self._complete if other < cut]
         if before:
             self._complete = before
@@ -78,7 +57,7 @@ class Snapshots:
     def roll_back(self, shard: int) -> None:
         """Record that all shards go back, because this one was lost."""
         self._versions = {}
-        self._emit(RolledBack(self._clock.now(), shard, self.newest))
+        self._coordinator.emit(RolledBack(self._clock.now(), shard, self.newest))
 
     async def _take_forever(self) -> None:
         while True:
@@ -94,7 +73,7 @@ class Snapshots:
                 self._wanted.set()
 
     async def _take(self) -> None:
-        views, before = self._views(), self.newest
+        views, before = self._coordinator.views, self.newest
         if not all(view.serving for view in views):
             raise NotServing("a cut needs all shards")
         self._last += 1
@@ -108,13 +87,13 @@ class Snapshots:
             taken = await self._ask_all(
                 lambda v: TakeCut(v.shard, v.epoch, cut, upto), views, self._timings.copy
             )
-            complete = self._views() == views and self.newest == before
+            complete = self._coordinator.views == views and self.newest == before
             self._satisfy({v.shard: t.version for v, t in zip(views, taken, strict=True)})
         finally:
             if complete:
                 self._complete = [*self._complete, cut][-self._keep :]
                 took = self._clock.monotonic() - began
-                self._emit(CutTaken(self._clock.now(), cut, took))
+                self._coordinator.emit(CutTaken(self._clock.now(), cut, took))
             oldest = self._complete[0]
             with suppress(DpsError):
                 await self._ask_all(
@@ -124,7 +103,7 @@ class Snapshots:
                 )
 
     def _satisfy(self, versions: Mapping[int, int]) -> None:
-        """Want nothing more that these versions hold."""
+        """Drop the requests that these versions satisfy."""
         left = {s: version for s, version in self._versions.items() if version > versions[s]}
         self._versions = left
         if not left:
@@ -133,8 +112,8 @@ class Snapshots:
     async def _ask_all(
         self, request: Callable[[View], Any], views: Iterable[View], deadline: float
     ) -> list[Any]:
-        """Ask the head of every shard, and wait for all, whatever becomes of one."""
-        calls = (self._transport.call(v.chain[0], request(v), deadline) for v in views)
+        """Ask the head of every shard, and wait for all, even if one fails."""
+        calls = (self._coordinator.transport.call(v.chain[0], request(v), deadline) for v in views)
         replies = await asyncio.gather(*calls, return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException):

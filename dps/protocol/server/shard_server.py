@@ -17,7 +17,6 @@ from dps.core.checkpoint_interval import FailureHistory
 from dps.core.shard import Each, ShardState, in_turn
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored, Sink
-from dps.protocol.answers import answers_of
 from dps.protocol.executor import offload
 from dps.protocol.group import Group
 from dps.protocol.lease import Lease
@@ -68,7 +67,7 @@ from dps.protocol.server.metrics import ReplicaMetrics
 from dps.protocol.server.reach import Reach
 from dps.protocol.server.replica import Replica
 from dps.protocol.tasks import Tasks, task_failed
-from dps.protocol.transport import Clock, Endpoint, Transport, Watched
+from dps.protocol.transport import Clock, Endpoint, Transport, Watched, answers_of
 from dps.recovery.durability import Persistence, ServerContext
 from dps.recovery.mailboxes import Mailboxes
 from dps.recovery.shared_store import StateStore

@@ -42,7 +42,7 @@ def test_a_renewal_that_fails_costs_a_host_nothing() -> None:
 def test_a_shard_whose_controller_keeps_failing_holds_up_no_other() -> None:
     async def scenario(s: Setting) -> None:
         views = (await s.world.complete()).views
-        first, second = coordinator(s)._controllers
+        first, second = coordinator(s).controllers
 
         async def fail() -> None:
             raise Unforeseen("always")

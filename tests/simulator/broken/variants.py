@@ -25,14 +25,13 @@ from dps.protocol.client.encoder import Encoder
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import ShardClient
-from dps.protocol.coordinator import rebalancer
+from dps.protocol.coordinator import placement
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.coordinator.host_ring import HostRing
+from dps.protocol.coordinator.liveness import Membership, _Member
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.membership import Membership, _Member
-from dps.protocol.coordinator.placement import ReplicaPlacement
-from dps.protocol.coordinator.rebalancer import Rebalancer
+from dps.protocol.coordinator.placement import HostRing, Rebalancer, ReplicaPlacement
 from dps.protocol.coordinator.shard_controller import ShardController
+from dps.protocol.coordinator.workers import Workers
 from dps.protocol.functions import CALLS
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import ClearMail, Done, Install, Keepers, Pull, Pushed, TakeMail, Weights
@@ -69,17 +68,17 @@ always(Lease, "held", True, "zombie not fenced")
 always(ShardServer, "_must_still_be_in_epoch", None, "epoch not checked again")
 always(Rebalancer, "look", False, "released before it is empty")
 always(ShardServer, "_take_mail", None, "mailbox left", "mailboxes")
-always(Coordinator, "admit_present", None, "workers forgotten after a loss", "gated")
+always(Workers, "admit_active", None, "workers forgotten after a loss", "gated")
 always(Receipts, "heard", False, "workers not told what they lost")
 always(Losses, "restored", [], "losses reported to nobody")
 always(Losses, "left", [], "lost workers asked what they were told")
-always(rebalancer, "moves_to", (), "nothing moves on the ring", "rings")
+always(placement, "moves_to", (), "nothing moves on the ring", "rings")
 always(Client, "_push_withheld", None, "residual lost on leaving", "filters")
 always(files, "_sync", None, "bytes not synced", "checkpoints wide")
 always(files, "_sync_folder", None, "folder not synced", "checkpoints wide")
 always(Saved, "incarnations", {}, "incarnations begin again", "checkpoints wide")
 always(Leases, "vouch", None, "busy taken for dead", "watched")
-always(Coordinator, "_worker_sighted", None, "busy worker evicted", "gated watched")
+always(Workers, "sighted", None, "busy worker evicted", "gated watched")
 always(NoDurability, "is_last_copy", False, "busy server without a copy replaced", "alone watched")
 always(StorePersistence, "begin", None, "new store counted before its copy is there", "two_stores")
 always(ShardController, "do_without", False, "store out of reach waited for", "two_stores wide")
@@ -221,12 +220,12 @@ async def _(right, self, ask):
 
 @instead_of(Membership, "renew", "given up, but renewed")
 async def _(right, self, host, life, watched=None):
-    self._leases.grant(host)
+    self.leases.grant(host)
     member = self._known.get(host)
     if member is not None:
         member.watched = watched
         member.given_up = member.excluded = member.silent = False
-    await self._on_found()
+    await self._coordinator.use_hosts()
     return True
 
 
@@ -495,17 +494,17 @@ def _(right, self, table):
 # -- who is who ------------------------------------------------------------------------------------
 
 
-@instead_of(Coordinator, "_enter_worker", "a second start for the same request", "wide")
+@instead_of(Workers, "_enter", "a second start for the same request", "wide")
 async def _(right, self, m):
     return await right(self, replace(m, token=f"{m.token} {id(object())}"))
 
 
-@instead_of(Coordinator, "_enter_worker", "no lease on entering", "gated wide")
+@instead_of(Workers, "_enter", "no lease on entering", "gated wide")
 async def _(right, self, m):
-    before = self._workers.get(m.worker)
+    before = self._known.get(m.worker)
     entered = await right(self, m)
-    if self._workers.get(m.worker) is not before:
-        self._worker_leases.end(m.worker)
+    if self._known.get(m.worker) is not before:
+        self._leases.end(m.worker)
     return entered
 
 
@@ -556,7 +555,7 @@ def _(right, self, info, shard):
 
 @instead_of(ReplicaPlacement, "best", "replicas share a machine", "chains wide")
 def _(right, self, chain, last):
-    known = self._port.members._known
+    known = self._coordinator.members._known
     infos = {host: known[host].info for host in chain if host in known}
     for host, info in infos.items():
         known[host].info = replace(info, machine="")
@@ -645,7 +644,7 @@ async def _(right, self, host):
 
 @instead_of(Membership, "_have_stopped", "last copy killed", "watched")
 async def _(right, self, watched, hosts):
-    await self._monitors.kill(watched, self._timings.stopped)
+    await self._coordinator.monitors.kill(watched, self._timings.stopped)
 
 
 @instead_of(Monitor, "may_kill", "killed though it runs again", "watched")
@@ -673,7 +672,7 @@ async def _(right, self, watched, sighting):
 
 @instead_of(Coordinator, "_report_link", "busy successor excluded", "chains watched")
 async def _(right, self, m):
-    view = self._controllers[m.shard].view
+    view = self.controllers[m.shard].view
     if m.epoch == view.epoch and m.host in view.chain[1:]:
         self.members.exclude(m.host)
     return self._table()
@@ -715,7 +714,7 @@ async def _(right, self, epoch, state):
 
 @instead_of(ShardController, "_keepers", "restored from the newest store", "two_stores")
 def _(right, self):
-    return Keepers(tuple(reversed(self._port.stores)), self._port.mailboxes, whole=1)
+    return Keepers(tuple(reversed(self._coordinator.stores)), self._coordinator.mailboxes, whole=1)
 
 
 @instead_of(ShardController, "do_without", "last store let go as out of reach", "two_stores wide")
@@ -731,7 +730,7 @@ def _(right, self, store):
 
 @instead_of(ShardController, "_note_stored", "store out of reach counted on", "two_stores wide")
 def _(right, self, keepers):
-    self._stored = self._port.stores
+    self._stored = self._coordinator.stores
 
 
 @instead_of(ShardClient, "_deposit_in", "mail left in one of two mailboxes", "two_stores mailboxes")
@@ -747,14 +746,14 @@ async def _(right, self, replica, epoch):
 
 @instead_of(Coordinator, "came_to_rest", "no second mailbox after outages", "two_stores mailboxes")
 async def _(right, self):
-    self.scaling.consider()
-    if self.scaling.look():
+    self.rebalancer.consider()
+    if self.rebalancer.look():
         await self.publish()
 
 
 @instead_of(Coordinator, "_not_replaced_by", "drained store let go by one shard", "stores wide")
 def _(right, self, stores):
-    copied = any(all(map(each.keeps_state_at, stores)) for each in self._controllers)
+    copied = any(all(map(each.keeps_state_at, stores)) for each in self.controllers)
     return [] if stores and copied else right(self, stores)
 
 

@@ -15,8 +15,7 @@ from weakref import WeakKeyDictionary
 from dps.core.names import original
 from dps.core.placement import Move
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.coordinator.placement import ReplicaPlacement
-from dps.protocol.coordinator.rebalancer import Rebalancer
+from dps.protocol.coordinator.placement import Rebalancer, ReplicaPlacement
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.messages import HostInfo, View
 from dps.protocol.transport import Endpoint
@@ -48,7 +47,7 @@ def placing(
         chosen = best(self, chain, last)
         if chosen is not None:
             _reported(report, lambda: _check_machine(self, chain, last, chosen, drained()))
-        if chosen is not None and _has_ring(self._port):
+        if chosen is not None and _has_ring(self._coordinator):
             _reported(report, lambda: _check_choice(self, chain, chosen))
         return chosen
 
@@ -61,13 +60,13 @@ def placing(
         return rest.settle(self)
 
     def look_at_move(self: ShardController, to: Move[Endpoint]) -> None:
-        if _has_ring(self._port):
-            scaling = _coordinator(self._port).scaling
+        if _has_ring(self._coordinator):
+            scaling = self._coordinator.rebalancer
             _reported(report, lambda: rests.setdefault(scaling, _Rest()).check(scaling, to))
 
     def note_loss(self: Coordinator, controller: Any, info: HostInfo, by: str) -> None:
         # It may be back at the same address, in another life, before anybody looks.
-        rests.setdefault(self.scaling, _Rest()).changed.add(info.host)
+        rests.setdefault(self.rebalancer, _Rest()).changed.add(info.host)
 
     return [
         Patch(ReplicaPlacement, "best", best_and_look),
@@ -121,8 +120,8 @@ def _check_choice(
     placement: ReplicaPlacement, chain: tuple[Endpoint, ...], chosen: Endpoint
 ) -> None:
     """Of the hosts that can be chosen, and answer, it is the first on the ring."""
-    answers = placement._port.members.answers
-    scaling, shard = _coordinator(placement._port).scaling, placement._shard
+    answers = placement._coordinator.members.answers
+    scaling, shard = placement._coordinator.rebalancer, placement._shard
     order = _order(scaling, shard, scaling._infos_in_use())
     before = order[: order.index(chosen)] if chosen in order else order
     passed_over = [
@@ -170,13 +169,8 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big")
 
 
-def _has_ring(port: Any) -> bool:
-    return _coordinator(port)._group.placement is not None
-
-
-def _coordinator(port: Any) -> Coordinator:
-    assert isinstance(port, Coordinator)
-    return port
+def _has_ring(coordinator: Coordinator) -> bool:
+    return coordinator.group.placement is not None
 
 
 def _reported(report: Callable[[Violation], None], check: Callable[[], None]) -> None:
@@ -197,8 +191,8 @@ def _check_machine(
     chosen: Endpoint,
     drained: set[Endpoint],
 ) -> None:
-    around, shard = candidates._port, candidates._shard
-    hosts = around.members.hosts
+    members, shard = candidates._coordinator.members, candidates._shard
+    scaling, hosts = candidates._coordinator.rebalancer, members.hosts
     node = hosts[chosen].node
     text = f"{node} is chosen for shard {shard}, though it is to be emptied"
     require(chosen not in drained, "drained, but chosen", text)
@@ -207,19 +201,19 @@ def _check_machine(
         return
 
     def as_good(host: Endpoint) -> tuple[object, ...]:
-        reserve = around.is_reserve(host)
+        reserve = scaling.is_reserve(host)
         home = hosts[host].home == shard
         # Those on a ring are never as good as each other: see `_check_choice`.
-        place = [*around.preferred(shard), host].index(host)
-        avoided, answers = candidates.is_avoided(host), around.members.answers(host)
-        return avoided, answers, reserve, host == last, place, home, around.load(host)
+        place = [*scaling.preferred(shard), host].index(host)
+        avoided, answers = candidates.is_avoided(host), members.answers(host)
+        return avoided, answers, reserve, host == last, place, home, scaling.load(host)
 
     elsewhere = [
         info.node
         for host, info in hosts.items()
         if host not in chain
         and host not in drained
-        and around.may_hold(info, shard)
+        and scaling.may_hold(info, shard)
         and info.machine not in machines
         and as_good(host) == as_good(chosen)
     ]

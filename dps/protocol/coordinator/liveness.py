@@ -1,39 +1,46 @@
-"""The hosts of a group and their liveness, by their own messages and by reports of monitors.
+"""Who is alive: the state of every process, the evidence for it, and what follows.
 
 ==============  ==========================================  ========================================
 state           evidence                                    what follows
 ==============  ==========================================  ========================================
 dead            its port refuses connections, or the        it is given up at once
                 monitor of its host has seen it end
-stopped         the monitor sees it stopped for             the monitor kills it: then it is dead
-                `Timings.stopped` seconds
+stopped         the monitor sees it stopped for             a host is killed by its monitor, so that
+                `Timings.stopped` seconds                   it is dead; a worker is evicted
 busy            it does not answer, and the monitor sees    its lease is extended, up to
                 it running                                  `Timings.patience` seconds
 unreachable     neither it nor its monitor answers          it is given up when its lease is over
 ==============  ==========================================  ========================================
 
-A host that holds the only copy of a state is never killed. It is waited for as long as its monitor
-sees its process, and for `Timings.last_copy` seconds if it is unreachable.
+A host is given up only when its end is proven or its lease is over, so it never serves beside its
+replacement (`dps.protocol.lease` is the lease on both sides, `dps.protocol.monitor` what a monitor
+sees). A host that holds the only copy of a state is never killed. It is waited for as long as its
+monitor sees its process, and for `Timings.last_copy` seconds if it is unreachable.
 
 A host that was given up, but lives, learns that when it renews its lease. Then it drops all that it
 held and starts over in a new *life*, as an empty host.
+
+`Membership` holds this table for hosts; `dps.protocol.coordinator.workers` does for workers, whose
+process may be gone without harm.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dps.errors import DpsError, TransportError
-from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.messages import HostInfo, LookUp
 from dps.protocol.monitor import Sighting
-from dps.protocol.tasks import Tasks
-from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
+from dps.protocol.transport import Endpoint, Watched
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
 
 # A process that was killed may hold its port for a moment longer than its connections.
 FIRST_PROBE = 0.002
@@ -57,60 +64,24 @@ class _Member:
         return self.info is not None and not self.given_up and not self.excluded
 
 
+_UNKNOWN = _Member(life=0, given_up=True)  # never changed
+
+
 class Membership:
-    """The hosts of a group. All calls come from one event loop.
+    """The hosts of a group, and their `leases`. All calls come from one event loop."""
 
-    Parameters
-    ----------
-    holds_anything
-        Whether a host has a replica or keeps states, or is about to.
-    holds_only_copy
-        Whether a host must be waited for, although its lease is over.
-    copies_beside
-        The hosts that may have a copy of what a host has.
-    on_lost
-        Called with a host that is given up, and with what noticed that.
-    on_silent
-        Called with a host that is stopped, or whose lease is over, but that is waited for, and
-        with what noticed that.
-    on_found
-        Called when there is a new host, or a silent one answers again.
-    """
-
-    def __init__(
-        self,
-        group: Group,
-        transport: Transport,
-        clock: Clock,
-        monitors: Monitors,
-        tasks: Tasks,
-        *,
-        holds_anything: Callable[[Endpoint], bool],
-        holds_only_copy: Callable[[Endpoint], bool],
-        copies_beside: Callable[[Endpoint], Collection[Endpoint]],
-        on_lost: Callable[[HostInfo, str], Awaitable[None]],
-        on_silent: Callable[[HostInfo, str], Awaitable[None]],
-        on_found: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._timings = group.timings
-        self._transport = transport
-        self._clock = clock
-        self._monitors = monitors
-        self._tasks = tasks
-        self._holds_anything = holds_anything
-        self._holds_only_copy = holds_only_copy
-        self._copies_beside = copies_beside
-        self._on_lost = on_lost
-        self._on_silent = on_silent
-        self._on_found = on_found
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._timings = coordinator.group.timings
+        self._clock = coordinator.clock
         self._known: dict[Endpoint, _Member] = {}
-        self._leases = Leases[Endpoint](group.timings, clock)
+        self.leases = Leases[Endpoint](self._timings, self._clock)
         self._ended: set[Endpoint] = set()
         self._ended_at: set[str] = set()
         self._probed: set[str] = set()
         self._seen_alive: dict[Watched, float] = {}
         self._killed: set[Watched] = set()
-        tasks.keep(lambda: self._leases.watch(self._over), group.timings.retry)
+        coordinator.tasks.keep(lambda: self.leases.watch(self._over), self._timings.retry)
 
     @property
     def hosts(self) -> dict[Endpoint, HostInfo]:
@@ -119,17 +90,14 @@ class Membership:
 
     def info(self, host: Endpoint) -> HostInfo | None:
         """Return the role of a host that has not ended, even if it may not be used now."""
-        member = self._known.get(host)
-        return member.info if member is not None else None
+        return self._member(host).info
 
     def __contains__(self, host: Endpoint | None) -> bool:
-        member = self._known.get(host) if host is not None else None
-        return member is not None and member.listed
+        return host is not None and self._member(host).listed
 
     def is_lost(self, host: Endpoint) -> bool:
         """Whether a host was given up, or has ended, so that its lease does not matter."""
-        member = self._known.get(host)
-        return member is None or member.given_up
+        return self._member(host).given_up
 
     def node(self, host: Endpoint | None) -> str:
         """Return the name of a host's node; "" if the host may not be used."""
@@ -137,30 +105,18 @@ class Membership:
 
     def is_silent(self, host: Endpoint) -> bool:
         """Whether a host is waited for, although its lease is over."""
-        member = self._known.get(host)
-        return member is not None and member.silent
+        return self._member(host).silent
 
     def answers(self, host: Endpoint) -> bool:
         """Whether a host has recently asked for its lease, and was not seen stopped since."""
-        return self._leases.silence(host) < self._timings.lease / 2 and not self._is_halted(host)
-
-    def answered_for(self, host: Endpoint) -> float:
-        """Seconds for which a host has answered without a long gap."""
-        return self._leases.answered_for(host)
+        halted = self._member(host).halted
+        return self.leases.silence(host) < self._timings.lease / 2 and not halted
 
     def is_live(self, host: Endpoint) -> bool:
         """Whether a host answers, or was recently seen running."""
-        member = self._known.get(host)
-        seen = self._unseen_for(member) < self._timings.lease / 2 if member is not None else False
-        return self.answers(host) or (seen and not self._is_halted(host))
-
-    def is_heard_after(self, host: Endpoint, other: Endpoint) -> bool:
-        """Whether a host has renewed its lease since the lease of another one ended.
-
-        Two hosts that become silent at once cannot replace each other, in whatever order their
-        leases end.
-        """
-        return self._leases.is_heard_after(host, other)
+        member = self._member(host)
+        seen = self._unseen_for(member) < self._timings.lease / 2
+        return self.answers(host) or (seen and not member.halted)
 
     async def add(self, infos: Iterable[HostInfo]) -> None:
         """Add hosts, except those that are known to have ended.
@@ -174,8 +130,8 @@ class Membership:
                 member = self._known.setdefault(info.host, _Member(life=0))
                 member.info = info
                 if not member.given_up:
-                    self._leases.grant(info.host)
-        await self._on_found()
+                    self.leases.grant(info.host)
+        await self._coordinator.use_hosts()
 
     async def renew(self, host: Endpoint, life: int, watched: Watched | None = None) -> bool:
         """Renew a lease; False if the host was given up and has to start over."""
@@ -188,13 +144,13 @@ class Membership:
         elif life < member.life or member.given_up:
             return False
         elif member.excluded:
-            if not self._holds_only_copy(host):
+            if not self._coordinator.holds_only_copy(host):
                 return False
             member.excluded = False  # the others were lost before it knew
-        self._leases.grant(host)
+        self.leases.grant(host)
         if member.silent:
             member.silent = False
-            await self._on_found()
+            await self._coordinator.use_hosts()
         return host not in self._ended  # it may have been seen to end meanwhile
 
     async def sighted(self, watched: Watched, sighting: Sighting) -> None:
@@ -209,7 +165,7 @@ class Membership:
             self._known[host].halted = sighting.state == "stopped"
         if sighting.state == "running":
             for host in hosts:
-                self._leases.vouch(host)
+                self.leases.vouch(host)
         elif sighting.seconds >= self._timings.stopped:
             await self._have_stopped(watched, hosts)
 
@@ -217,7 +173,7 @@ class Membership:
         """Check whether the process at an address has ended; if so, give its hosts up."""
         if address not in self._probed:
             self._probed.add(address)
-            self._tasks.start(self._probe(address, by))
+            self._coordinator.tasks.start(self._probe(address, by))
 
     def exclude(self, host: Endpoint) -> None:
         """Stop using a host in its present life: when it learns that, or its lease ends."""
@@ -231,8 +187,8 @@ class Membership:
         held = member.info is not None and not member.given_up
         member.life, member.given_up, member.excluded, member.silent = life, False, False, False
         if held and member.info is not None:
-            await self._on_lost(member.info, "host")
-        await self._on_found()
+            await self._coordinator.lose_host(member.info, "host")
+        await self._coordinator.use_hosts()
 
     async def _probe(self, address: str, by: str) -> None:
         pause = FIRST_PROBE
@@ -247,7 +203,7 @@ class Membership:
 
     async def _end_if_gone(self, address: str, by: str) -> bool:
         """Give up the hosts at an address if its process has ended; return whether it has."""
-        gone = await self._transport.gone(address)
+        gone = await self._coordinator.transport.gone(address)
         if gone:
             self._ended_at.add(address)
             hosts = [host for host in self._known if host.address == address]
@@ -260,38 +216,39 @@ class Membership:
         self._ended_at.update(host.address for host in hosts)
         members = [member for host in hosts if (member := self._known.pop(host, None))]
         for host in hosts:
-            self._leases.end(host)
+            self.leases.end(host)
         for member in members:
             if member.info is not None and not member.given_up:
-                await self._on_lost(member.info, by)
+                await self._coordinator.lose_host(member.info, by)
 
     async def _have_stopped(self, watched: Watched, hosts: Iterable[Endpoint]) -> None:
         """Kill a stopped process, unless it has the only copy of a state, or holds nothing."""
         listed = [host for host in hosts if self._known[host].listed]
-        if any(self._holds_only_copy(host) for host in listed):
+        if any(self._coordinator.holds_only_copy(host) for host in listed):
             for host in listed:
                 await self._fall_silent(host, "monitor")
-        elif any(self._holds_anything(host) for host in listed):
+        elif any(self._coordinator.holds_anything(host) for host in listed):
             if watched not in self._killed:
                 self._killed.add(watched)
-                self._tasks.start(self._kill(watched, listed))
+                self._coordinator.tasks.start(self._kill(watched, listed))
         else:
             for host in listed:
-                if host in self and not self._holds_anything(host):  # it may have changed
+                # It may have changed while another one was given up.
+                if host in self and not self._coordinator.holds_anything(host):
                     await self._give_up(host, "monitor")
 
     async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
-        """Have a process killed, unless its hosts turn out to have the only copy of a state.
+        """Kill a process, unless its hosts turn out to have the only copy of a state.
 
-        If the coordinator itself was paused, others may have ended or stopped since they were heard
-        of, so each is called first.
+        If the coordinator itself was paused, other hosts may have ended or stopped unnoticed, so
+        each is called first.
         """
-        others = {other for host in hosts for other in self._copies_beside(host)}
+        others = {other for host in hosts for other in self._coordinator.copies_beside(host)}
         try:
             await asyncio.gather(*(self._check(other) for other in others))
-            if not any(self._holds_only_copy(host) for host in hosts):
+            if not any(self._coordinator.holds_only_copy(host) for host in hosts):
                 with suppress(DpsError):
-                    await self._monitors.kill(watched, self._timings.stopped)
+                    await self._coordinator.monitors.kill(watched, self._timings.stopped)
                 await asyncio.sleep(self._timings.stopped)  # until its end is reported
         finally:
             self._killed.discard(watched)
@@ -302,7 +259,7 @@ class Membership:
             return
         began = self._clock.monotonic()
         try:
-            await self._transport.call(host, LookUp(0, 0), self._timings.stopped)
+            await self._coordinator.transport.call(host, LookUp(0, 0), self._timings.stopped)
         except TransportError:
             member = self._known.get(host)
             if member is not None and self._unseen_for(member) > self._clock.monotonic() - began:
@@ -311,9 +268,9 @@ class Membership:
             pass  # it refuses, so it runs
 
     async def _over(self, host: Endpoint) -> None:
-        member = self._known.get(host)
-        if member is None or member.info is None or member.given_up:
-            self._leases.end(host)
+        member = self._member(host)
+        if member.info is None or member.given_up:
+            self.leases.end(host)
         elif self._must_wait_for(host, member):
             self.suspect(host.address, "coordinator")  # it may have ended unnoticed
             await self._fall_silent(host, "lease")
@@ -321,26 +278,25 @@ class Membership:
             await self._give_up(host, "lease")
 
     async def _fall_silent(self, host: Endpoint, by: str) -> None:
-        member = self._known.get(host)
-        if member is not None and not member.silent and member.info is not None:
+        member = self._member(host)
+        if not member.silent and member.info is not None:
             member.silent = True
-            await self._on_silent(member.info, by)
+            await self._coordinator.suspend_host(member.info, by)
 
     async def _give_up(self, host: Endpoint, by: str) -> None:
         member = self._known[host]
-        self._leases.end(host)
+        self.leases.end(host)
         member.given_up, member.silent = True, False
         if member.info is not None:
-            await self._on_lost(member.info, by)
+            await self._coordinator.lose_host(member.info, by)
 
     def _must_wait_for(self, host: Endpoint, member: _Member) -> bool:
         lives = self._unseen_for(member) < self._timings.lease
-        in_time = lives or self._leases.overdue(host) < self._timings.last_copy
-        return in_time and self._holds_only_copy(host)
+        in_time = lives or self.leases.overdue(host) < self._timings.last_copy
+        return in_time and self._coordinator.holds_only_copy(host)
 
-    def _is_halted(self, host: Endpoint) -> bool:
-        member = self._known.get(host)
-        return member is not None and member.halted
+    def _member(self, host: Endpoint) -> _Member:
+        return self._known.get(host, _UNKNOWN)
 
     def _unseen_for(self, member: _Member) -> float:
         """Seconds since a monitor has last seen the process of a host alive."""

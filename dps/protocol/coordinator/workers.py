@@ -1,0 +1,267 @@
+"""The workers of a group: which are active, and how shards learn that one is not any more.
+
+Shards wait for a worker as long as it is in their clock table. It enters there with its first
+request, and is evicted from all shards when it leaves or is given up (see the table in
+`dps.protocol.coordinator.liveness`). A worker that was given up, but lives, learns that when it
+renews its lease, and enters again as a new *incarnation*.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dps.core.consistency import ASP
+from dps.core.updates import Operation, UpdateId
+from dps.errors import DpsError, TrainingStopped
+from dps.events import WorkerJoined, WorkerLeft
+from dps.protocol.functions import CALLS, names_of
+from dps.protocol.lease import Leases
+from dps.protocol.messages import (
+    STOPPED,
+    Dismiss,
+    Durable,
+    Ending,
+    Entered,
+    EnterWorker,
+    Evict,
+    ExitWorker,
+    Push,
+    Renewed,
+    RenewWorker,
+    Returned,
+    StopTraining,
+    View,
+    donor_name,
+)
+from dps.protocol.monitor import Sighting
+from dps.protocol.transport import Endpoint, Watched
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
+    from dps.protocol.coordinator.shard_controller import ShardController
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    incarnation: int
+    address: str = ""
+    token: str = ""
+    active: bool = True
+    stops: int = 0
+    watched: Watched | None = None
+    silent: bool = False  # given up, though its process may live
+
+
+class Workers:
+    """The workers so far, and the `stops` of the training. All calls come from one event loop."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        group = coordinator.group
+        self.stops = 0
+        self._coordinator = coordinator
+        self._group = group
+        self._known = {
+            name: _Worker(incarnation, active=False)
+            for name, incarnation in group.incarnations.items()
+        }
+        self._leases = Leases[str](group.timings, coordinator.clock)
+        self._returned: dict[str, Returned] = {}  # by the Dask task of the training function
+        self._dismissed: set[str] = set()
+        self._departed = asyncio.Condition()
+        coordinator.tasks.keep(lambda: self._leases.watch(self._fall_silent), group.timings.retry)
+
+    @property
+    def services(self) -> Mapping[type, Callable[[Any], Awaitable[Any]]]:
+        """What carries out the requests that concern workers, by type."""
+        return {
+            EnterWorker: self._enter,
+            RenewWorker: self._renew,
+            ExitWorker: self._exit,
+            Dismiss: self._dismiss,
+            StopTraining: self._stop_training,
+        }
+
+    @property
+    def places(self) -> dict[str, tuple[str, bool]]:
+        """The address of each worker that there has been, and whether it is active."""
+        return {name: (worker.address, worker.active) for name, worker in self._known.items()}
+
+    @property
+    def active(self) -> dict[str, int]:
+        """The active workers, with their incarnations."""
+        return {name: worker.incarnation for name, worker in self._known.items() if worker.active}
+
+    @property
+    def donors(self) -> set[str]:
+        """The active workers, by their names as holders of copies."""
+        return {donor_name(name, incarnation) for name, incarnation in self.active.items()}
+
+    @property
+    def by_process(self) -> Mapping[Watched | None, list[str]]:
+        """The names of workers, by the process that a monitor watches."""
+        names = defaultdict[Watched | None, list[str]](list)
+        for name, worker in self._known.items():
+            names[worker.watched].append(name)
+        return names
+
+    # -- requests --------------------------------------------------------------------------------
+
+    async def _enter(self, m: EnterWorker) -> Entered:
+        before = self._known.get(m.worker)
+        if before is not None and before.token == m.token:
+            return Entered(before.incarnation)
+        if m.task in self._returned:
+            return Entered(0, self._returned[m.task])
+        if m.stops < self.stops:  # it was under way when the training was stopped
+            raise TrainingStopped(STOPPED)
+        incarnation = before.incarnation + 1 if before else 1
+        self._coordinator.follow(m.watched)
+        self._known[m.worker] = _Worker(
+            incarnation, m.address, m.token, stops=m.stops, watched=m.watched
+        )
+        self._leases.grant(m.worker)
+        now = self._coordinator.clock.now()
+        self._coordinator.emit(WorkerJoined(now, m.worker, incarnation, m.node))
+        if before is not None and before.active:  # another process has taken the name
+            await self._coordinator.losses.left(m.worker, before.incarnation)
+        return Entered(incarnation)
+
+    async def _renew(self, m: RenewWorker) -> Renewed:
+        await self._coordinator.losses.stated(m.worker, m.incarnation, m.statement)
+        worker = self._known.get(m.worker)
+        if worker is None or worker.incarnation != m.incarnation or not worker.active:
+            return Renewed(granted=False)
+        self._leases.grant(m.worker)
+        self._coordinator.follow(m.watched)
+        if m.watched != worker.watched:
+            self._known[m.worker] = replace(worker, watched=m.watched)
+        return Renewed(granted=True, leaving=m.worker in self._dismissed)
+
+    async def _exit(self, m: ExitWorker) -> None:
+        self._dismissed.discard(m.worker)
+        worker = self._known.get(m.worker)
+        if m.returned is not None and worker is not None and worker.incarnation == m.incarnation:
+            self._returned[m.returned.task] = m.returned
+        losses = self._coordinator.losses
+        await losses.stated(m.worker, m.incarnation, m.statement, final=True)
+        await self._remove(m.worker, m.incarnation, m.reason)
+        if m.called:  # it asks for no result again, as one might that is only silent
+            await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
+
+    async def _dismiss(self, m: Dismiss) -> None:
+        worker = self._known.get(m.worker)
+        if worker is None or worker.active:
+            self._dismissed.add(m.worker)
+
+    async def _stop_training(self, m: StopTraining) -> Ending:
+        self.stops = max(self.stops, m.number)
+        await self._coordinator.publish()
+
+        def left() -> tuple[str, ...]:
+            return tuple(name for name, w in self._known.items() if w.active and w.stops < m.number)
+
+        with suppress(TimeoutError):
+            async with asyncio.timeout(m.patience), self._departed:
+                await self._departed.wait_for(lambda: not left())
+        return Ending(left())
+
+    # -- liveness --------------------------------------------------------------------------------
+
+    async def lose(self, address: str) -> None:
+        """Give up the workers at an address: they are not waited for any more."""
+        for name, worker in list(self._known.items()):
+            if worker.address == address and worker.active:
+                await self._remove(name, worker.incarnation, "lost")
+
+    async def sighted(self, name: str, watched: Watched, sighting: Sighting) -> None:
+        """Process a monitor's report on a worker, unless another process has its name."""
+        worker = self._known[name]
+        if worker.watched != watched or not worker.active:
+            return
+        if sighting.state == "gone":
+            await self._remove(name, worker.incarnation, "lost")
+        elif sighting.state == "running":
+            self._leases.vouch(name)
+        elif sighting.seconds >= self._group.timings.stopped:
+            await self._fall_silent(name)
+
+    async def _fall_silent(self, name: str) -> None:
+        self._leases.end(name)
+        incarnation = self._known[name].incarnation
+        self._coordinator.tasks.start(self._remove(name, incarnation, "silent"))
+
+    async def _remove(self, name: str, incarnation: int, reason: str) -> None:
+        worker = self._known.get(name)
+        if worker is None or worker.incarnation != incarnation or not worker.active:
+            return
+        self._known[name] = replace(worker, active=False, silent=reason == "silent")
+        self._leases.end(name)
+        left = WorkerLeft(self._coordinator.clock.now(), name, incarnation, reason)
+        self._coordinator.emit(left)
+        if left.was_lost:
+            await self._coordinator.losses.left(name, incarnation)
+        await self._evict_from_all(UpdateId(name, incarnation, 0))
+        async with self._departed:
+            self._departed.notify_all()
+
+    # -- the clock tables of shards --------------------------------------------------------------
+
+    async def admit_active(self, view: View, host: Endpoint) -> None:
+        """Enter every active worker in a shard's clock table before it is served again.
+
+        The restored state may be older than a worker's first request, so that no other worker
+        would wait for it.
+        """
+        if isinstance(self._group.consistency, ASP):
+            return
+        timings = self._group.timings
+        ids = (UpdateId(name, incarnation, 0) for name, incarnation in self.active.items())
+        joins = (
+            Push(view.shard, view.epoch, Operation("join", id), False, timings.hold) for id in ids
+        )
+        calls = (self._coordinator.transport.call(host, join, timings.call) for join in joins)
+        await asyncio.gather(*calls)
+
+    async def evict_absent(self, controller: ShardController) -> None:
+        """Remove all workers that are gone from a shard's clock table."""
+        absent = [
+            UpdateId(name, worker.incarnation, 0)
+            for name, worker in self._known.items()
+            if not worker.active
+        ]
+        if absent:
+            await self._evict(controller, absent)
+
+    async def _evict_from_all(self, gone: UpdateId) -> None:
+        controllers = self._coordinator.controllers
+        await asyncio.gather(*(self._evict(controller, [gone]) for controller in controllers))
+
+    async def _evict(self, controller: ShardController, workers: Sequence[UpdateId]) -> None:
+        view = controller.view
+        if not view.serving:
+            return
+        request = Evict(view.shard, view.epoch, tuple(workers))
+        deadline = self._group.timings.call
+        try:
+            call = self._coordinator.transport.call(view.chain[0], request, deadline)
+            durable: Durable = await call
+        except DpsError:
+            controller.wake()  # the shard is changing; it evicts again when it is settled
+            return
+        # What it has of workers that are gone is what they were told, or would have been.
+        for gone in workers:
+            if not self._may_push_on(gone):
+                known = durable.applied
+                counts = {name: known[name] for name in names_of(gone.worker) if name in known}
+                await self._coordinator.losses.has(view, gone.incarnation, counts)
+
+    def _may_push_on(self, gone: UpdateId) -> bool:
+        """Whether shards take further updates of a worker that was given up: asynchronous ones."""
+        worker = self._known.get(gone.worker)
+        silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
+        return silent and isinstance(self._group.consistency, ASP)

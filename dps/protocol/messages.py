@@ -1,0 +1,852 @@
+"""The messages of the protocol, by subject: frozen dataclasses that may cross the wire.
+
+A request names its reply, unless that is `Done`. Any request may be answered by an error instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, dataclass_transform
+
+import numpy as np
+
+from dps.core.checkpoint_interval import FailureHistory
+from dps.core.names import restored_from
+from dps.core.shard import Progress, ShardState
+from dps.core.updates import Encoding, Operation, UpdateId
+from dps.events import Failover
+from dps.protocol import wire
+from dps.protocol.monitor import Sighting
+from dps.protocol.transport import Endpoint, Watched
+
+T = TypeVar("T")
+
+STOPPED = "the training was stopped by ParameterServer.stop()"
+
+wire.message(FailureHistory)
+wire.message(Failover)
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def _message(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass that may cross the wire."""
+    made = dataclass(frozen=True, slots=True)(cls)
+    wire.message(made)
+    return made
+
+
+@_message
+class OfShard:
+    """A message about a shard as it is configured in `epoch`; a replica refuses any other epoch."""
+
+    shard: int
+    epoch: int
+
+
+@_message
+class Done:
+    """Reply to a request that returns nothing."""
+
+
+# -- the routing table -----------------------------------------------------------------------------
+
+
+@_message
+class View(OfShard):
+    """The replicas of a shard, from head to tail; they are used only while it is `serving`."""
+
+    chain: tuple[Endpoint, ...]
+    serving: bool
+
+
+@_message
+class Keepers:
+    """The nodes that keep the states and the buffered gradients of all shards in an epoch.
+
+    The first `whole` stores have all that was acked before.
+    """
+
+    stores: tuple[Endpoint, ...] = ()
+    mailboxes: tuple[Endpoint, ...] = ()
+    whole: int = 0
+
+
+@_message
+class Seed(OfShard):
+    """A shard that `host` must be given: the copy of worker `donor`, or ("") initial values."""
+
+    host: Endpoint
+    keepers: Keepers
+    donor: str = ""
+
+
+@_message
+class Table:
+    """The routing table, which the coordinator publishes; `version` grows with every change.
+
+    It is `complete` if all replicas of every shard serve, and `closed` if the group is closing. The
+    durability asks workers for what is `wanted`. Hosts are `leaving` while something is to be moved
+    from them. `restorations` are the last of each lost shard, `losses` the revision of their cost,
+    and `failovers` a number. Workers that started before the last of `stops` must end.
+    """
+
+    version: int
+    views: tuple[View, ...]
+    stores: tuple[Endpoint, ...]
+    mailboxes: tuple[Endpoint, ...]
+    seeds: tuple[Seed, ...]
+    complete: bool
+    closed: bool
+    wanted: tuple[Any, ...] = ()
+    leaving: tuple[Endpoint, ...] = ()
+    restorations: tuple[Restoration, ...] = ()
+    losses: int = 0
+    stops: int = 0
+    failovers: int = 0
+
+
+@_message
+class GetTable:
+    """Get the table when it is newer than version `after`, or after `patience` s. Reply: Table."""
+
+    after: int
+    patience: float
+
+
+@_message
+class ReportFailure:
+    """A call to `host` failed; the coordinator checks that before it acts. Reply: Table."""
+
+    host: Endpoint
+
+
+@_message
+class ReportLink(OfShard):
+    """A successor, store or mailbox was out of reach for `seconds`, over a lease. Reply: Table."""
+
+    host: Endpoint
+    seconds: float
+
+
+# -- hosts -----------------------------------------------------------------------------------------
+
+
+@_message
+class HostInfo:
+    """A server, replica, spare, store or mailbox; `home` is the shard it is meant for, or -1."""
+
+    host: Endpoint
+    node: str
+    role: str
+    home: int
+    machine: str = ""
+
+
+@_message
+class AddHosts:
+    """Use these hosts. All those of the start come in one message."""
+
+    hosts: tuple[HostInfo, ...]
+
+
+@_message
+class RenewLease:
+    """A host asks for its lease; `life` is how often it has started over. Reply: Renewed."""
+
+    host: Endpoint
+    life: int
+    watched: Watched | None = None
+
+
+@_message
+class Renewed:
+    """Whether the lease was `granted`; if not, the holder was given up. A worker may have to leave.
+
+    Hosts receive the `history` of failures.
+    """
+
+    granted: bool
+    leaving: bool = False
+    history: FailureHistory = field(default_factory=FailureHistory)
+
+
+@_message
+class Sighted:
+    """What a monitor sees of the processes on its host."""
+
+    monitor: str
+    sightings: tuple[Sighting, ...]
+
+
+@_message
+class Release(OfShard):
+    """A host forgets a replica that has been replaced since `epoch`."""
+
+
+# -- workers ---------------------------------------------------------------------------------------
+
+
+@_message
+class EnterWorker:
+    """A worker loop starts, in the process at `address`. Reply: Entered.
+
+    A request that is resent has the same `token`. The loop runs in the Dask task `task`, which was
+    submitted after `stops` stops of the training.
+    """
+
+    worker: str
+    address: str
+    node: str
+    token: str
+    stops: int
+    task: str = ""
+    watched: Watched | None = None
+
+
+@_message
+class Returned:
+    """The training function of a Dask task has returned; `result` is packed, None: not kept."""
+
+    task: str
+    result: np.ndarray | None
+
+
+@_message
+class Entered:
+    """The worker's incarnation: how often a worker of that name has entered.
+
+    It has not entered if its training function has `returned` before.
+    """
+
+    incarnation: int
+    returned: Returned | None = None
+
+
+@_message
+class RenewWorker:
+    """A worker, or a caller of functions, states its acks; the worker's lease is renewed.
+
+    Reply: Renewed.
+    """
+
+    worker: str
+    incarnation: int
+    statement: Statement
+    watched: Watched | None = None
+
+
+@_message
+class ExitWorker:
+    """A worker ends, for a `reason` as in `WorkerLeft`; `called` is whether it called functions."""
+
+    worker: str
+    incarnation: int
+    reason: str
+    called: bool
+    statement: Statement
+    returned: Returned | None = None
+
+
+@_message
+class Evict(OfShard):
+    """Remove workers that are gone from a shard's clock table. Reply: Durable."""
+
+    workers: tuple[UpdateId, ...]
+
+
+@_message
+class Durable:
+    """How many updates of the evicted workers a shard has durably, by the names of `names_of`.
+
+    A name under which a later incarnation has pushed is left out: that one is told itself.
+    """
+
+    applied: dict[str, int]
+
+
+def donor_name(worker: str, incarnation: int) -> str:
+    """Return the name of a worker as the holder of a copy."""
+    return f"{worker}/{incarnation}"
+
+
+# -- from the driver to the coordinator ------------------------------------------------------------
+
+
+@_message
+class Scale:
+    """Spread the shards over this many hosts from now on; answered at once."""
+
+    servers: int
+
+
+@_message
+class Drain:
+    """Empty a host, and use it no more; answered at once."""
+
+    host: Endpoint
+
+
+@_message
+class Dismiss:
+    """Ask a worker to leave; answered at once."""
+
+    worker: str
+
+
+@_message
+class StopTraining:
+    """End all workers that started before this stop, the `number`-th. Reply: Ending.
+
+    The reply comes when all of them have left, or after `patience` seconds.
+    """
+
+    number: int
+    patience: float
+
+
+@_message
+class Ending:
+    """The workers that have not left yet, though they have to."""
+
+    left: tuple[str, ...]
+
+
+@_message
+class CloseGroup:
+    """Let every client know that the group is being closed."""
+
+
+@_message
+class GetIncidents:
+    """Get what has happened to the shards so far. Reply: Incidents."""
+
+
+@_message
+class Incidents:
+    """One loss for each restoration that cost updates, and the last failovers."""
+
+    losses: tuple[Loss, ...]
+    failovers: tuple[Failover, ...]
+
+
+# -- replicas --------------------------------------------------------------------------------------
+
+
+@_message
+class Install(OfShard):
+    """Hold a state, whose version `saved` is durable, as a replica in a chain of these members."""
+
+    chain: tuple[Endpoint, ...]
+    state: ShardState
+    source: str
+    saved: int = 0
+    keepers: Keepers = Keepers()
+
+
+@_message
+class Restore(OfShard):
+    """Restore the shard by its durability (in `cut`), and serve it alone. Reply: Brought.
+
+    `since`: no store has it any more; continue from what the host received in that epoch or later.
+    `from_below`: no host received it either; continue from the layer of checkpoints.
+    """
+
+    host: Endpoint
+    keepers: Keepers
+    cut: int = 0
+    since: int = 0
+    from_below: bool = False
+
+
+@_message
+class Configure(OfShard):
+    """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it.
+
+    With `kept`, all that may have been acked is durable already.
+    """
+
+    chain: tuple[Endpoint, ...]
+    me: Endpoint
+    kept: bool = False
+    keepers: Keepers = Keepers()
+
+
+@_message
+class Extend(OfShard):
+    """Copy the state to `host`, which acknowledges every operation from now on."""
+
+    host: Endpoint
+    keepers: Keepers
+
+
+@_message
+class Replicate(OfShard):
+    """Operations from `first` on for the successor; a newcomer is told what is `committed`."""
+
+    first: int
+    operations: tuple[Operation, ...]
+    committed: int = -1
+
+
+@_message
+class CanReach(OfShard):
+    """Call a store that could not be reached; answered if that answers."""
+
+    store: Endpoint
+
+
+@_message
+class Seeded(OfShard):
+    """A `Seed` was carried out."""
+
+    brought: Brought
+
+
+# -- pushes, to a shard's head ---------------------------------------------------------------------
+
+
+@_message
+class CopyId:
+    """Unique name of a worker's copy of a shard's weights: the `number`-th that `holder` sent."""
+
+    holder: str
+    number: int
+
+
+@_message
+class Push(OfShard):
+    """Apply an operation. Reply: Pushed, with weights to read next if `pull`.
+
+    The reply is `Waiting` if the consistency model makes it wait for more than `patience` seconds.
+    `has` is as in `Pull`.
+    """
+
+    operation: Operation
+    pull: bool
+    patience: float
+    has: CopyId | None = None
+
+
+@_message
+class Pushed:
+    """The update is as durable as the strategy promises; `outcome` is "applied" or "duplicate".
+
+    `clock` is the worker's clock on this shard, `result` the packed result of a call, `applied` the
+    number of the worker's, or caller's, updates in the state.
+    """
+
+    outcome: str
+    version: int
+    clock: int
+    weights: Weights | None
+    result: np.ndarray | None = None
+    applied: int = 0
+
+
+@_message
+class Waiting:
+    """Ask again: the consistency model makes the worker wait, or the update is not durable yet.
+
+    `reason` is why it could not be made durable, `for_workers` whether only slow workers are waited
+    for.
+    """
+
+    reason: str = ""
+    for_workers: bool = False
+
+
+@_message
+class ReplayBuffered(OfShard):
+    """Apply gradients that a worker buffered while the shard was down, oldest first."""
+
+    operations: tuple[Operation, ...]
+
+
+# -- pulls, to the replica that serves reads -------------------------------------------------------
+
+
+@_message
+class _Read(OfShard):
+    """Read something at version `seen` or later, unless what was read before is lost.
+
+    The consistency model may make the `worker` wait, for `patience` seconds; "" never waits.
+    """
+
+    worker: str
+    incarnation: int
+    seen: int
+    patience: float
+
+
+@_message
+class Pull(_Read):
+    """Read the weights. Reply: Weights.
+
+    `has` is the copy that the worker has, where pulls are filtered.
+    """
+
+    has: CopyId | None = None
+
+
+@_message
+class PullRows(_Read):
+    """Read rows of a table by their keys, int64 and sorted. Reply: RowsRead."""
+
+    table: str
+    keys: np.ndarray
+
+
+@_message
+class PullRange(_Read):
+    """Read the rows that exist with keys from `start` to below `stop`. Reply: RowsRead."""
+
+    table: str
+    start: int
+    stop: int
+
+
+RowsAsked = PullRows | PullRange
+
+
+@_message
+class ShardMetadata:
+    """A shard's state besides its weights, and the epoch in which they were read."""
+
+    epoch: int
+    index: int
+    steps: int
+    workers: dict[str, Progress]
+    results: dict[str, np.ndarray]
+
+
+@_message
+class Weights:
+    """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
+
+    The worker may compute `slack` more gradients from them without reading again; -1: any number.
+    `metadata` is sent if workers' copies may restore the shard. Where pulls are filtered, `copy` is
+    what the worker has now: `values`, or its copy `since` changed by them as `codec` describes.
+    """
+
+    version: int
+    at: float
+    slack: int
+    values: np.ndarray
+    metadata: ShardMetadata | None = None
+    copy: CopyId | None = None
+    since: CopyId | None = None
+    codec: tuple[Encoding, ...] = ()
+
+
+@_message
+class RowsRead:
+    """Rows of a table at a shard's `version`, read at `at` (seconds since the Unix epoch).
+
+    `keys` are those in the range, sorted; None: those that were asked for.
+    """
+
+    version: int
+    at: float
+    keys: np.ndarray | None
+    values: np.ndarray
+
+
+# -- checkpoints, and cuts of all shards -----------------------------------------------------------
+
+# How far each active worker is: its incarnation, and its clock, which is the number of its last
+# update, or that of the round in which it entered.
+Reach = dict[str, tuple[int, int]]
+
+
+@_message
+class WantCut(OfShard):
+    """A checkpoint is due: the coordinator takes a cut that holds `version` of this shard soon."""
+
+    version: int
+
+
+@_message
+class HoldCut(OfShard):
+    """Admit no gradients until a cut is taken, or for `patience` seconds at most. Reply: Held."""
+
+    cut: int
+    patience: float
+
+
+@_message
+class Held:
+    """How far each active worker is on a shard that admits no gradients."""
+
+    reach: Reach
+
+
+@_message
+class TakeCut(OfShard):
+    """Write the state in which each worker is as far as `upto`. Reply: Taken, once written."""
+
+    cut: int
+    upto: Reach
+
+
+@_message
+class Taken:
+    """The shard's version in the cut."""
+
+    version: int
+
+
+@_message
+class EndCut(OfShard):
+    """The cut is complete, or given up; cuts before `oldest` are no longer needed."""
+
+    cut: int
+    complete: bool
+    oldest: int
+
+
+@_message
+class Save(OfShard):
+    """To a tail: write all that is acknowledged by now to a checkpoint. Reply: SavedAt."""
+
+
+@_message
+class SavedAt:
+    """A version of a shard; its checkpoint holds that one or a later one."""
+
+    version: int
+
+
+# -- to stores and mailboxes -----------------------------------------------------------------------
+
+
+@_message
+class PutState(OfShard):
+    """Keep this state; refused if a server of a later epoch has used the store."""
+
+    state: ShardState
+
+
+@_message
+class PutSince(OfShard):
+    """Like `PutState`, without what the store has already, in its state of index `base`.
+
+    `kept` are how many of the oldest levels of each table are left out.
+    """
+
+    state: ShardState
+    base: int
+    kept: dict[str, int]
+
+
+@_message
+class LookUp(OfShard):
+    """Refuse servers of earlier epochs from now on. Reply: StoredAt."""
+
+
+@_message
+class StoredAt:
+    """The index of the state that a store has of a shard; -1: it has none."""
+
+    index: int
+
+
+@_message
+class GetState(OfShard):
+    """Refuse servers of earlier epochs from now on. Reply: the shard's state."""
+
+
+@_message
+class Deposit(OfShard):
+    """Keep a gradient for a shard that is down in `epoch`."""
+
+    operation: Operation
+
+
+@_message
+class TakeMail(OfShard):
+    """Close the shard's mailbox for `epoch`. Reply: Mail."""
+
+
+@_message
+class Mail:
+    """Buffered gradients, in the order in which they were deposited."""
+
+    operations: tuple[Operation, ...]
+
+
+@_message
+class ClearMail(OfShard):
+    """Forget what was taken from the shard's mailbox: it is served in this epoch, and has it."""
+
+
+# -- losses of acknowledged updates ----------------------------------------------------------------
+
+
+@_message
+class Loss:
+    """Updates that were acknowledged, and that a shard has lost.
+
+    Attributes
+    ----------
+    shard
+        Which shard it was.
+    time
+        When the shard was restored, in seconds since the Unix epoch.
+    updates
+        How many are lost; of a worker's own losses, of that worker's updates.
+    exact
+        Whether that is their number. If not, there are at least that many: a worker that had pushed
+        them was lost too, so its last acknowledgements are unknown.
+    source
+        What the shard was restored from: "initial" values, "checkpoint", "store" or "worker", or
+        the name that another durability gives it.
+    version
+        How many updates the restored state has.
+    epoch
+        The shard's epoch since then.
+    workers
+        The name of each worker that lost updates, and how many.
+    cause
+        Why the shard had to be restored.
+    """
+
+    shard: int
+    time: float
+    updates: int
+    exact: bool
+    source: str
+    version: int
+    epoch: int
+    workers: dict[str, int] = field(default_factory=dict, hash=False)
+    cause: str = ""
+
+    @property
+    def restored_from(self) -> str:
+        """What the shard was restored from, in words."""
+        return restored_from(self.source, self.version)
+
+    def __str__(self) -> str:
+        if not self.updates:
+            many = "may have lost acknowledged updates of a worker that was lost too"
+        else:
+            some = "" if self.exact else "at least "
+            plural = "update" if self.updates == 1 else "updates"
+            many = f"has lost {some}{self.updates} acknowledged {plural}"
+        because = f", because {self.cause}" if self.cause else ""
+        return f"shard {self.shard} {many}: it was restored from {self.restored_from}{because}"
+
+
+@_message
+class Brought:
+    """What a shard was restored with; reply to `Restore`, and part of `Seeded`.
+
+    `applied` are the updates of each worker, or caller of functions, in the state. `based_on` is
+    the epoch in which it was read, if it is a worker's copy.
+    """
+
+    source: str
+    version: int
+    applied: dict[str, int] = field(hash=False)
+    based_on: int | None = None
+
+
+@_message
+class Restoration(OfShard):
+    """The restoration of a shard that had been served, because of `cause`; `number` counts them.
+
+    `applied` are the updates of each worker, or caller of functions, in the state, without those
+    that an earlier restoration had lost and an older copy has brought back. It is not `certain` if
+    some may have entered in a failed attempt to restore the shard, without an acknowledgement.
+    """
+
+    number: int
+    at: float
+    source: str
+    version: int
+    applied: dict[str, int] = field(hash=False)
+    certain: bool
+    cause: str = ""
+
+
+@_message
+class Account:
+    """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`.
+
+    It was given to an `incarnation`; `count` includes what earlier ones were told of.
+    """
+
+    shard: int
+    name: str
+    epoch: int
+    count: int
+    incarnation: int
+
+
+@_message
+class Statement:
+    """All that was acknowledged to a client, as of version `known` of the table.
+
+    It covers the `incarnations` of the worker that this client has been, and no others: another
+    process may have the same name. `known` is 0 while an ack from before a restoration may yet
+    count.
+    """
+
+    known: int
+    incarnations: tuple[int, ...]
+    accounts: tuple[Account, ...]
+
+
+def brought(source: str, state: ShardState, based_on: int | None = None) -> Brought:
+    """Return what a shard is restored with that receives this state."""
+    applied = {name: p.applied for name, p in state.workers.items() if p.applied}
+    return Brought(source, state.version, applied, based_on)
+
+
+def loss_after(restoration: Restoration, workers: dict[str, int], certain: bool) -> Loss:
+    """Return what a restoration cost: updates by worker; a lower bound if that is not `certain`."""
+    r = restoration
+    total = sum(workers.values())
+    return Loss(r.shard, r.at, total, certain, r.source, r.version, r.epoch, workers, r.cause)
+
+
+# -- to look at a shard ----------------------------------------------------------------------------
+
+
+@_message
+class Audit(OfShard):
+    """Get the numbers of a shard's state. Reply: AuditReply."""
+
+
+@_message
+class AuditReply:
+    """The numbers of a shard's state (see `dps.events.Audited`)."""
+
+    node: str
+    version: int
+    applied: dict[str, int]
+    duplicates: int
+
+
+@_message
+class Describe(OfShard):
+    """Get the status of a shard, for a view of the training. Reply: Description."""
+
+
+@_message
+class Description:
+    """A shard's version and size, the updates of each worker, and the clocks of active ones.
+
+    This replica has applied `updates` itself; `missed` is the sum of their staleness, in versions.
+    """
+
+    version: int
+    nbytes: int
+    applied: dict[str, int]
+    clocks: dict[str, int]
+    updates: int
+    missed: int
+
+
+@_message
+class Flush:
+    """Record all events that are not recorded yet."""
