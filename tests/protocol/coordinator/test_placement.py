@@ -18,6 +18,7 @@ from dps.events import Moved, Restored
 from dps.protocol.client.client import Client
 from dps.protocol.messages import Drain, Install, Scale, Table
 from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
 from dps.recovery.strategy import Recovery
 from tests.simulator.disk import SCHEME, disk
 from tests.simulator.network import Process
