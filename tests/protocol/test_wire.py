@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass, is_dataclass, make_dataclass
+from dataclasses import dataclass, fields, is_dataclass, make_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,11 @@ def plain(value: Any) -> Any:
     if is_dataclass(value):
         return (
             type(value).__name__,
-            [plain(getattr(value, f)) for f in value.__dataclass_fields__],
+            [plain(getattr(value, field.name)) for field in fields(value)],
         )
-    if isinstance(value, tuple):
-        return (type(value).__name__, [plain(item) for item in value])
+    if isinstance(value, tuple | list):  # a list, as a field of any type may hold, becomes a tuple
+        name = "tuple" if isinstance(value, list) else type(value).__name__
+        return (name, [plain(item) for item in value])
     if isinstance(value, dict):
         return ("dict", [(plain(k), plain(v)) for k, v in value.items()])
     return (type(value).__name__, repr(value))
