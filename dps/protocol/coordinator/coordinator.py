@@ -81,13 +81,13 @@ class Coordinator:
         self.seeds: dict[int, Seed] = {}
         self.version = 0
         self.members = Membership(self)
-        self.workers = Workers(self)
         self.part = group.recovery.durability.coordinator_part(
             CoordinatorContext(lambda: self.workers.donors, self.publish, clock, emit)
         )
         self.controllers = [ShardController(s, self) for s in range(len(group.layout.shards))]
         self.rebalancer = Rebalancer(self)
         self.cuts = Snapshots(self) if group.restores_together else None
+        self.workers = Workers(self)
         self.losses = Losses(self)
         self.failovers = Failovers(self)
         self._closed = False
