@@ -229,7 +229,8 @@ def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, 
     cuts: Sequence[int | None] = [None]
     if run.recovery.durability.restores_together:
         numbers = [{each.cut for each in of_shard.published()} for of_shard in files]
-        cuts = sorted((c for c in set.intersection(*numbers) if c is not None), reverse=True)
+        complete = sorted(c for c in set.intersection(*numbers) if c is not None)
+        cuts = complete[::-1]
     for cut in cuts:
         newest = [_newest(*shard, cut, refused) for shard in shards]
         whole = tuple(state for state in newest if state is not None)
