@@ -87,13 +87,11 @@ def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
 
 def make_folder(fs: Any, folder: str) -> None:
     """Make a folder and its parents, and sync the name of each that is new."""
-    syncs = isinstance(fs, LocalFileSystem | Synced)
-    made = []
-    if syncs:
-        at = folder
-        while at != posixpath.dirname(at) and not fs.exists(at):
-            made.append(at)
-            at = posixpath.dirname(at)
+    made, at = [], folder
+    can_sync = isinstance(fs, LocalFileSystem | Synced)
+    while can_sync and at != posixpath.dirname(at) and not fs.exists(at):
+        made.append(at)
+        at = posixpath.dirname(at)
     fs.makedirs(folder, exist_ok=True)
     for each in made:
         _sync_folder(fs, posixpath.dirname(each))
