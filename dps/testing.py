@@ -1,7 +1,7 @@
-"""A virtual cluster for tests of one's own training: in place of a Dask client, with faults.
+"""A virtual cluster for tests of your own training: in place of a Dask client, with faults.
 
-`ParameterServer`, its servers, workers and coordinator are the same code as on a real cluster, and
-so is the injector that carries the faults out. Only Dask, the network and the clock are simulated.
+`ParameterServer`, its servers, workers and coordinator run the same code as on a real cluster, and
+so does the injector of faults. Only Dask, the network and the clock are simulated.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 from dps.cluster.driver.roles import by_resources
@@ -29,44 +28,56 @@ from dps.faults.targets import obstacles
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import AuditReply, Table
-from dps.virtual.client import TaskFuture, VirtualClient, VirtualNodes
+from dps.virtual.client import TaskFuture, VirtualClient
 from dps.virtual.threads import VirtualFuture
 
 
 class VirtualCluster(VirtualClient):
     """Nodes on virtual time; used in a ``with`` statement, and given to `ParameterServer`.
 
-    Training functions run as they are, each on a node of its own, and the whole is over as soon as
-    it is computed: nothing waits but the virtual clock. The same program with the same seed comes
-    to the same end, bit by bit. A training function waits by `worker.sleep`; `time.sleep` is
-    refused. Not thread-safe.
+    Training functions run unchanged, each on a node of its own. Only the virtual clock waits, so a
+    training takes as long as its computations. The same program with the same seed has the same
+    results, bit by bit. A training function waits by `worker.sleep`; `time.sleep` is refused. Not
+    thread-safe.
 
     Parameters
     ----------
     servers, workers, stores
-        How many nodes there are of each kind: "server-0", "server-1" and so on; "worker-0" and so
-        on. Any server may hold any shard. Stores, from "store-0" on, keep the states of stateless
-        servers.
+        Numbers of nodes, which are named "server-0", "server-1" and so on. Any server may hold any
+        shard. Stores keep the states of stateless servers.
     seed
-        How long each message and each bit of work takes is drawn from it, and whom a fault hits
-        where that is left open.
+        Seed of the durations of messages and work, and of choices that faults leave open.
     faults
-        What happens to whom, such as ``Kill("server-0", AtUpdates(300))``. Seconds count from the
-        moment at which the first worker is started; when the last one has ended, so have the
-        faults.
+        Faults such as ``Kill("server-0", AtUpdates(300))``. Seconds count from the start of the
+        first worker; faults end when the last worker has ended. The methods `kill`, `pause` and
+        `resume` break a node at once.
 
     Attributes
     ----------
     events
-        What the faults did, and what `note` was given.
-    nodes
-        The nodes, to be broken by hand as well.
+        Events of the faults, and those that `note` received.
 
     Raises
     ------
     ConfigurationError
         A fault cannot be simulated, such as a full disk. On leaving the ``with`` block: a fault did
-        not happen, so what was tested was something else.
+        not happen, so the program has not tested it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dps import SGD, ParameterServer
+    >>> from dps.faults import AtUpdates, Kill
+    >>> def train(worker):
+    ...     for _ in range(10):
+    ...         worker.push({"w": np.ones(4)})
+    >>> with VirtualCluster(servers=2, faults=[Kill("server-0", AtUpdates(5))]) as cluster:
+    ...     start = {"w": np.zeros(4)}
+    ...     with ParameterServer(cluster, start, recovery="chain", optimizer=SGD(1.0)) as ps:
+    ...         futures = ps.run(train)
+    ...         results = cluster.gather(futures)
+    ...         ps.pull()["w"]
+    array([-10., -10., -10., -10.])
     """
 
     def __init__(
@@ -88,23 +99,22 @@ class VirtualCluster(VirtualClient):
         self._faults = expand(faults, seed, names)
         super().__init__([NodeSpec(name, role_of(name)) for name in names], seed)
         self.events: list[Event] = []
-        self.nodes = VirtualNodes(self)
         self._seed = seed
         self._injector: Injector | None = None
         self._ending: Running | None = None
         self._training = 0
-        for number, reason in obstacles(self._faults, self.nodes, names):
+        for number, reason in obstacles(self._faults, self, names):
             self.close()
             raise ConfigurationError(f"fault {number} cannot be simulated: {reason}")
 
     def note(self, event: Event) -> None:
-        """Keep an event; ``ParameterServer(..., on_event=cluster.note)`` has all of them here."""
+        """Add an event to `events`; ``ParameterServer(..., on_event=cluster.note)`` adds all."""
         self.events.append(event)
         if self._injector is not None:
             self._injector.note(event)
 
     def submit(self, function: Callable[..., Any], *args: Any, **how: Any) -> TaskFuture[Any]:
-        """Have a task run; the faults begin with the first worker."""
+        """Run a task; the faults begin with the first worker."""
         if function is not run_worker:
             return super().submit(function, *args, **how)
         if self._injector is None:
@@ -129,23 +139,20 @@ class VirtualCluster(VirtualClient):
             self._ending.join()
         return super().gather(waited)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, trace)
+    def __exit__(self, *exc_info: object) -> None:
+        super().__exit__(*exc_info)
+        if exc_info[0] is not None:
+            return
         missed = [event for event in self.events if isinstance(event, FaultMissed)]
-        if kind is None and missed:
-            told = "; ".join(f"fault {e.fault} on {e.target}: {e.reason}" for e in missed)
-            raise ConfigurationError(f"not everything happened that was planned: {told}")
-        if kind is None and self._faults and self._injector is None:
+        if missed:
+            reasons = "; ".join(f"fault {e.fault} on {e.target}: {e.reason}" for e in missed)
+            raise ConfigurationError(f"planned faults did not happen: {reasons}")
+        if self._faults and self._injector is None:
             warnings.warn("no worker was started, so no fault happened", stacklevel=2)
 
     def _begin_faults(self, group: Group) -> None:
         seen: Any = _Observed(self, group)
-        self._injector = Injector(self._faults, self.nodes, seen, self.note, self._seed)
+        self._injector = Injector(self._faults, self, seen, self.note, self._seed)
         self._injector.__enter__()
 
     def _one_ended(self, future: Future[Any]) -> None:
@@ -160,17 +167,11 @@ class VirtualCluster(VirtualClient):
     def _add(self, spec: NodeSpec) -> None:
         super()._add(spec)
         if spec.resource == "server":
-            self.started[spec.name].more_resources[ANY_SHARD] = 1
+            self._workers[spec.name].more_resources[ANY_SHARD] = 1
 
 
 class _Observed:
-    """What the injector has to know of a parameter server, found out as any client does.
-
-    Attributes
-    ----------
-    group
-        Its group.
-    """
+    """What the injector asks of a `ParameterServer`, as another client of the group finds it."""
 
     def __init__(self, cluster: VirtualCluster, group: Group) -> None:
         self.group = group
@@ -181,16 +182,13 @@ class _Observed:
 
     @property
     def nodes(self) -> list[Node]:
-        """The nodes that are there, each with its role."""
         return by_resources({w.address: w.describe() for w in self._cluster.alive()})
 
     def table(self) -> Table:
-        """Who serves what at this moment."""
         table: Table = self._cluster.sync(self._router.fetch)
         return table
 
     def audit(self) -> list[AuditReply | None]:
-        """The numbers of each shard's state, None for one that does not answer."""
         asked = self._cluster.sync(audit_all, self.group, self._router, self._transport)
         replies: list[AuditReply | None] = asked
         return replies

@@ -1,9 +1,8 @@
 """A Dask client on virtual time, with the cluster behind it: what `ParameterServer` is given.
 
-It does what dps asks of Dask: it knows the nodes, makes actors and runs tasks on them, carries
-events to who listens, and notices that a node is gone. Everything else is dps's own code, as on a
-real cluster. The program that uses it runs outside of virtual time, which passes while the program
-waits for something.
+It provides what dps uses of Dask: it knows the nodes, creates actors and runs tasks on them,
+delivers events, and notices lost nodes. Everything else is dps's own code, as on a real cluster.
+The program that uses it runs outside of virtual time, which passes while the program waits.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import asyncio
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
+from inspect import signature
 from itertools import count
 from random import Random
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 from distributed import KilledWorker, Security
 from greenlet import getcurrent
@@ -30,14 +29,12 @@ from dps.errors import ConfigurationError
 from dps.virtual.disk import SCHEME, disk
 from dps.virtual.loop import Process, only_errors
 from dps.virtual.network import Network
-from dps.virtual.node import Peer, Place, VirtualScheduler, VirtualWorker, result_of, takes_worker
-from dps.virtual.platform import VirtualMonitor
+from dps.virtual.node import Peer, VirtualScheduler, VirtualWorker, result_of
+from dps.virtual.platform import Shared, VirtualMonitor, VirtualPlatform
 from dps.virtual.profile import PLENTY, Profile
-from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread
+from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread, settle
 
 T = TypeVar("T")
-
-FIRST_PID = 100
 
 # Clusters that a program has at once must not share files; one after the other have the same name,
 # which is part of the paths in their events.
@@ -45,30 +42,35 @@ _disks = count()
 _free_disks: list[int] = []
 
 
-class VirtualClient:
-    """A client, and the virtual nodes that it is connected to; used in a ``with`` statement.
+class VirtualClient(Cluster):
+    """Virtual nodes, and the Dask client that is connected to them; used in a ``with`` statement.
 
-    Not thread-safe: the thread that made it is the one in which everything runs.
+    Faults take effect at once. Not thread-safe: everything runs in the thread that made it.
 
     Parameters
     ----------
     nodes
         The nodes that are there from the start.
     seed
-        All that happens by chance is drawn from it.
+        Seed of all random numbers.
     profile
-        What costs how much time.
+        How much time each operation takes.
     """
 
+    NO_QUEUE = (
+        "to requeue a job or take a host away, nodes must be jobs of Slurm, which nodes on virtual "
+        "time are not; plan a kill by signal"
+    )
     asynchronous = False
     id = "virtual-client"
 
     def __init__(self, nodes: Sequence[NodeSpec], seed: int = 0, profile: Profile = PLENTY) -> None:
+        super().__init__()
+        self.client: Any = self
+        self.profile = profile
         self._loop = BlockingLoop(Random(f"{seed}/work"), profile.work)
         self._loop.files = self._files_take
-        self.profile = profile
         self._loop.set_exception_handler(only_errors)
-        self._numbers = count(FIRST_PID)
         self._handlers: dict[str, list[Callable[[Any], Any]]] = defaultdict(list)
         self._workers: dict[str, VirtualWorker] = {}  # all that were started, by name
         self._closed = False
@@ -78,35 +80,23 @@ class VirtualClient:
         self.security = Security()
         self.loop = SimpleNamespace(asyncio_loop=self._loop, add_callback=self._add_callback)
         self._loop.run_until_complete(self._build(seed))
-        self.dps_platform = self._place.platform(self._driver, next(self._numbers))
+        self.dps_platform = VirtualPlatform(self._shared, self._driver)
         for spec in nodes:
             self._add(spec)
 
     async def _build(self, seed: int) -> None:
         self.network = Network(Random(f"{seed}/network"), self.profile, Process)
         self._loop.probe = self.network.refuses
-        monitor = VirtualMonitor(lambda process: self.kill(process.name))
-        shared = count(), self._tell, self._files, monitor
-        self._place = Place(self._loop, self.network, *shared)
+        monitor = VirtualMonitor[Process](lambda process: self.kill(process.name))
+        self._shared = Shared(self._loop, self.network, self._tell, self._files, monitor)
         self._driver = self.network.process("driver")
         process = self.network.process("scheduler")
-        self._tasks = Tasks(self._loop, self.profile, self.network.nowhere, self.alive)
-        self._scheduler = VirtualScheduler(self._place, process, next(self._numbers))
+        self._tasks = Tasks(self._loop, self.network, self.profile, self.alive)
+        self._scheduler = VirtualScheduler(self._shared, process)
         self.scheduler = SimpleNamespace(address=process.address, identity=self._identity)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
-        """End everything that still runs; no time passes any more."""
+        """End everything that still runs; no more time passes."""
         if self._closed:
             return
         self._closed = True
@@ -128,23 +118,22 @@ class VirtualClient:
         """Virtual seconds since the cluster was made."""
         return self._loop.time()
 
-    # -- what dps asks of Dask's client ----------------------------------------------------------
+    # -- what dps uses of Dask's client ----------------------------------------------------------
 
     def sync(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Have something done in the driver's process, and return what comes of it."""
+        """Call a function or coroutine function in the driver's process; return its result."""
 
         async def call() -> Any:
             return await result_of(function(*args, **kwargs))
 
-        current = getcurrent()
-        if isinstance(current, VirtualThread):
+        if isinstance(getcurrent(), VirtualThread):
             return self.dps_platform.begin(call(), self._loop).result()
         task = self._driver.do(lambda: self._loop.create_task(call()))
         return self._loop.drive(task)
 
-    def rpc(self, address: str) -> Any:
+    def rpc(self, address: str) -> Peer:
         """Connect to a process."""
-        return Peer(self._place, self._driver, address)
+        return Peer(self.network, self._driver, address)
 
     def submit(
         self,
@@ -156,22 +145,25 @@ class VirtualClient:
         actor: bool = False,
         **_: Any,
     ) -> TaskFuture[Any]:
-        """Have a task run, or an actor made, on one of some nodes: the one that is least busy."""
-        work = partial(function, *args)
-        if actor:
-            return self._tasks.make(work, key, workers)
-        return self._tasks.run(work, key, workers, takes_a_thread=resources is not None)
+        """Run a task, or create an actor, on the least busy of some nodes."""
+        takes_thread = resources is not None and not actor
+        job = Job(key, partial(function, *args), workers, actor, takes_thread)
+        return self._tasks.add(job)
 
     def gather(self, futures: Iterable[VirtualFuture[Any]]) -> list[Any]:
-        """Wait for all, and return their results in order; raises the first error among them."""
+        """Wait for all, and return their results in order; raise the first error among them."""
         return [future.result() for future in futures]
 
     async def cancel(self, futures: Iterable[TaskFuture[Any]]) -> None:
-        """Have tasks end: dps asks now and then whether its own is wanted still."""
-        self._tasks.cancel(futures)
+        """Cancel tasks; those that run end when they next ask for their state."""
+        for future in futures:
+            worker = future.worker
+            if worker is not None and future.key in worker.state.tasks:
+                worker.state.tasks[future.key].state = "cancelled"
+            future.cancel()
 
     async def register_plugin(self, plugin: Any) -> None:
-        """Have a plugin of the scheduler."""
+        """Add a plugin to the scheduler."""
         await self._hop()
         self._scheduler.plugins[plugin.name] = plugin
         await self._scheduler.process.run(plugin.start(self._scheduler))
@@ -181,9 +173,9 @@ class VirtualClient:
         """Run a function in the scheduler's process."""
         work = result_of(function(*args, dask_scheduler=self._scheduler))
         await self._hop()
-        found = await self._scheduler.process.run(work)
+        result = await self._scheduler.process.run(work)
         await self._hop()
-        return found
+        return result
 
     async def run(
         self,
@@ -192,98 +184,120 @@ class VirtualClient:
         workers: Sequence[str] | None = None,
         on_error: str = "raise",
     ) -> dict[str, Any]:
-        """Run a function on nodes, and return what each has returned, by its address."""
+        """Run a function on nodes, and return each result by the node's address."""
         alive = [w for w in self.alive() if workers is None or w.address in workers]
         await self._hop()
-        running = {w.address: w.process.run(_asked(w, function, args)) for w in alive}
+        running = {w.address: w.process.run(_call_on(w, function, args)) for w in alive}
         await asyncio.wait(running.values()) if running else None
         await self._hop()
-        found = {}
+        results = {}
         for address, task in running.items():
             error = OSError(f"{address} is gone") if task.cancelled() else task.exception()
             if error is None:
-                found[address] = task.result()
+                results[address] = task.result()
             elif on_error == "raise":
                 raise error
-        return found
+        return results
 
     def subscribe_topic(self, topic: str, handler: Callable[[Any], Any]) -> None:
-        """Have a handler called with every event of a topic."""
+        """Call a handler with every event of a topic."""
         self._handlers[topic].append(handler)
 
     def unsubscribe_topic(self, topic: str) -> None:
-        """Have nobody called any more."""
+        """Remove the handlers of a topic."""
         self._handlers.pop(topic, None)
 
     async def log_event(self, topic: str, message: Any) -> None:
-        """Send an event to whoever listens to the topic."""
+        """Send an event to the handlers of its topic."""
         self._tell(self._driver, topic, message)
 
     async def _identity(self, n_workers: int = -1) -> dict[str, Any]:
         await self._hop()
-        found = {worker.address: worker.describe() for worker in self.alive()}
+        workers = {worker.address: worker.describe() for worker in self.alive()}
         await self._hop()
-        return {"workers": found}
+        return {"workers": workers}
 
-    # -- nodes -----------------------------------------------------------------------------------
-
-    def node(self, name: str) -> VirtualWorker:
-        """The node of this name, which may be gone; `KeyError`: none was started."""
-        return self._workers[name]
+    # -- nodes, as of any `Cluster` --------------------------------------------------------------
 
     @property
-    def started(self) -> dict[str, VirtualWorker]:
-        """All nodes that were started, by name."""
-        return self._workers
+    def pids(self) -> dict[str, int]:
+        """A number for each node that was started."""
+        return {name: node.dps_platform.pid for name, node in self._workers.items()}
 
-    def start(self, spec: NodeSpec) -> None:
-        """Have one more node; it joins when it is up."""
-        if spec.name in self._workers:
-            raise ConfigurationError(f"there is a node {spec.name!r} already")
-        self._as_nobody(lambda: self._loop.call_later(self.profile.start, self._add, spec))
+    def spec(self, name: str) -> NodeSpec:
+        """What the node of this name was started as."""
+        return self._workers[name].spec
 
-    def kill(self, name: str) -> None:
+    def start(self, node: NodeSpec) -> None:
+        """Start a node; it joins when it is up."""
+        if node.name in self._workers:
+            raise ConfigurationError(f"there is a node {node.name!r} already")
+        self.network.later(self.profile.start, self._add, node)
+
+    def kill(self, name: str) -> int:
         """End a node's process at once; the scheduler notices a little later."""
-        worker = self._workers[name]
-        if not worker.process.alive:
-            raise ProcessLookupError(f"{name}: there is no such process")
+        worker = self._live(name)
         worker.end()
         self.network.crash(worker.process)
-        self._as_nobody(
-            lambda: self._loop.call_later(self.profile.detection, self._noticed, worker)
-        )
+        self.network.later(self.profile.detection, self._noticed, worker)
+        return worker.dps_platform.pid
 
-    def _add(self, spec: NodeSpec) -> None:
-        process = self.network.process(spec.name)
-        self._workers[spec.name] = VirtualWorker(self._place, process, next(self._numbers), spec)
-        self._scheduler.joined(process.address)
-        self._tasks.look_for_nodes()
+    def gone(self, name: str, deadline: float) -> bool:
+        """Whether a node's process has ended."""
+        return not self._workers[name].process.alive
 
-    def _noticed(self, worker: VirtualWorker) -> None:
-        """A node is gone: so is all that was to come of it."""
-        self._scheduler.lost(worker.address)
-        self._tasks.lost(worker)
+    def stopped(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is stopped."""
+        return self._workers[name].process.is_stopped
+
+    def running(self, name: str, deadline: float) -> bool:
+        """Whether a node's process is there and not stopped."""
+        return not (self.gone(name, deadline) or self.stopped(name, deadline))
+
+    def obstacle(self, name: str, act: Act) -> str | None:
+        """Why something cannot be done to a node's process; None: it can."""
+        if act == "limit":
+            return f"{name} is a node on virtual time, whose disk is in memory and never full"
+        return self.NO_QUEUE if act in ("requeue", "host") else None
 
     def alive(self) -> list[VirtualWorker]:
         """The nodes whose processes have not ended, in the order in which they were started."""
         return [worker for worker in self._workers.values() if worker.process.alive]
 
+    def _live(self, name: str) -> VirtualWorker:
+        worker = self._workers[name]
+        if not worker.process.alive:
+            raise ProcessLookupError(f"{name}: there is no such process")
+        return worker
+
+    def _signal(self, name: str, number: int) -> int:
+        worker = self._live(name)
+        if number == signal.SIGSTOP:
+            self.network.pause(worker.process)
+        else:
+            self.network.resume(worker.process)
+        return worker.dps_platform.pid
+
+    def _add(self, spec: NodeSpec) -> None:
+        process = self.network.process(spec.name)
+        self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
+        self._scheduler.joined(process.address)
+        self._tasks.look_for_nodes()
+
+    def _noticed(self, worker: VirtualWorker) -> None:
+        self._scheduler.lost(worker.address)
+        self._tasks.lost(worker)
+
     def _files_take(self) -> Callable[[], float]:
         before = self._disk.moved
         return lambda: self.profile.disk.seconds(self._disk.moved - before)
 
-    @property
-    def _latency(self) -> float:
-        return self.profile.link.latency
-
     # -- events ----------------------------------------------------------------------------------
 
     def _tell(self, process: Process, topic: str, message: Any) -> None:
-        """Bring an event to the driver, if its process is there to send it."""
+        """Deliver an event to the driver, if the process that sends it is alive."""
         if process.alive and topic in self._handlers:
-            self._as_nobody(
-                lambda: self._loop.call_later(2 * self._latency, self._receive, topic, message)
-            )
+            self.network.later(2 * self.profile.link.latency, self._receive, topic, message)
 
     def _receive(self, topic: str, message: Any) -> None:
         for handler in self._handlers.get(topic, ()):
@@ -293,19 +307,15 @@ class VirtualClient:
         self._driver.do(lambda: self._loop.call_soon(_begin, callback, args))
 
     async def _hop(self) -> None:
-        await asyncio.sleep(self._latency)
-
-    def _as_nobody(self, act: Callable[[], object]) -> None:
-        """Do something that goes on whatever becomes of the process that asks for it."""
-        self.network.nowhere.run(act)
+        await asyncio.sleep(self.profile.link.latency)
 
 
 async def _called(handler: Callable[[Any], Any], event: Any) -> None:
     await result_of(handler(event))
 
 
-async def _asked(worker: VirtualWorker, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    given = {"dask_worker": worker} if takes_worker(function, "dask_worker") else {}
+async def _call_on(worker: VirtualWorker, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    given = {"dask_worker": worker} if "dask_worker" in signature(function).parameters else {}
     return await result_of(function(*args, **given))
 
 
@@ -319,88 +329,35 @@ async def _ended(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _begin(callback: Callable[..., Any], args: Sequence[Any]) -> None:
-    found = callback(*args)
-    if isinstance(found, Coroutine):
-        asyncio.ensure_future(found)  # noqa: RUF006 - the network's process keeps it
+    work = callback(*args)
+    if isinstance(work, Coroutine):
+        asyncio.ensure_future(work)  # noqa: RUF006 - the network's process keeps it
 
 
-class VirtualNodes(Cluster):
-    """The nodes of a virtual client. What is done to one has its effect at once."""
+@dataclass(frozen=True)
+class Job:
+    """What `work` does on one of some nodes: it makes an actor, or it is a task."""
 
-    NO_QUEUE = (
-        "to requeue a job or take a host away, nodes must be jobs of Slurm, which nodes on virtual "
-        "time are not; plan a kill by signal"
-    )
-
-    def __init__(self, client: VirtualClient) -> None:
-        super().__init__()
-        self._stack.callback(client.close)
-        self._virtual = client
-        dask: Any = client  # it has what dps uses of one
-        self.client = dask
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """A number for each node that was started."""
-        return {name: node.dps_platform.pid for name, node in self._virtual.started.items()}
-
-    def spec(self, name: str) -> NodeSpec:
-        """What the node of this name was started as."""
-        return self._virtual.node(name).spec
-
-    def start(self, node: NodeSpec) -> None:
-        """Have one more node; it joins when it is up."""
-        self._virtual.start(node)
-
-    def kill(self, name: str) -> int:
-        """Kill a node's process; return its number."""
-        self._virtual.kill(name)
-        return self.pids[name]
-
-    def gone(self, name: str, deadline: float) -> bool:
-        """Whether a node's process has ended."""
-        return not self._process(name).alive
-
-    def stopped(self, name: str, deadline: float) -> bool:
-        """Whether a node's process is stopped."""
-        return self._process(name).paused_at is not None
-
-    def running(self, name: str, deadline: float) -> bool:
-        """Whether a node's process is there and not stopped."""
-        process = self._process(name)
-        return process.alive and process.paused_at is None
-
-    def obstacle(self, name: str, act: Act) -> str | None:
-        """Why something cannot be done to a node's process; None: it can."""
-        if act == "limit":
-            return f"{name} is a node on virtual time, whose disk is in memory and never full"
-        return self.NO_QUEUE if act in ("requeue", "host") else None
-
-    def _process(self, name: str) -> Process:
-        return self._virtual.node(name).process
-
-    def _signal(self, name: str, number: int) -> int:
-        process = self._process(name)
-        if not process.alive:
-            raise ProcessLookupError(f"{name}: there is no such process")
-        if number == signal.SIGSTOP:
-            self._virtual.network.pause(process)
-        else:
-            self._virtual.network.resume(process)
-        return self.pids[name]
+    key: str
+    work: Callable[[], Any]
+    addresses: Sequence[str]
+    is_actor: bool
+    takes_thread: bool
 
 
 class TaskFuture(VirtualFuture[T]):
-    """What becomes of a task or an actor: Dask's `Future`, as far as dps uses it."""
+    """The result of a task, or an actor: Dask's `Future`, as far as dps uses it."""
 
-    def __init__(self, loop: BlockingLoop, key: str, let_go: Callable[[str], None]) -> None:
+    def __init__(self, loop: BlockingLoop, job: Job, release: Callable[[str], None]) -> None:
         super().__init__(loop)
-        self.key = key
-        self._let_go = let_go
+        self.job = job
+        self.key = job.key
+        self.worker: VirtualWorker | None = None  # None: it waits for one
+        self._release = release
 
     @property
     def status(self) -> str:
-        """Dask's word for how it stands."""
+        """The state, as Dask names it."""
         if not self.done():
             return "pending"
         if self.cancelled():
@@ -408,170 +365,104 @@ class TaskFuture(VirtualFuture[T]):
         return "error" if self.exception() is not None else "finished"
 
     def release(self) -> None:
-        """Have no more interest in it."""
-        self._let_go(self.key)
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """What waits for a node: how it begins there, which ones may have it, if they have a thread."""
-
-    begin: Callable[[VirtualWorker], None]
-    addresses: Sequence[str]
-    takes_a_thread: bool
+        """Give up the task or actor."""
+        self._release(self.key)
 
 
 class Tasks:
-    """All tasks and actors of a cluster that somebody holds the futures of.
+    """All tasks and actors of a cluster whose futures are held.
 
     Parameters
     ----------
-    loop, profile
-        On which time passes, and what takes how much of it.
-    nowhere
-        The context of what goes on whatever becomes of the process that asks for it.
+    loop, network, profile
+        On which time passes, and how much each operation takes.
     alive
-        Says which nodes there are.
+        Returns the live nodes.
     """
 
     def __init__(
         self,
         loop: BlockingLoop,
+        network: Network[Process],
         profile: Profile,
-        nowhere: Context,
         alive: Callable[[], list[VirtualWorker]],
     ) -> None:
         self._loop = loop
-        self._profile = profile
-        self._nowhere = nowhere
+        self._later = network.later
+        self._latency = profile.link.latency
+        self._actor_seconds = profile.actor
         self._alive = alive
-        self._futures: dict[str, tuple[VirtualWorker | None, TaskFuture[Any]]] = {}
-        self._queue: list[_Waiting] = []
+        self._futures: dict[str, TaskFuture[Any]] = {}
+        self._queue: list[TaskFuture[Any]] = []
 
-    def make(self, make: Callable[[], Any], key: str, addresses: Sequence[str]) -> TaskFuture[Any]:
-        """Have an actor made on the least busy of some nodes."""
-        future = self._future(key)
-        self._wait(_Waiting(lambda worker: self._make(make, future, worker), addresses, False))
+    def add(self, job: Job) -> TaskFuture[Any]:
+        """Run a job on the least busy of its nodes, once one of them can."""
+        future: TaskFuture[Any] = TaskFuture(self._loop, job, self._forget)
+        self._futures[job.key] = future
+        self._queue.append(future)
+        self.look_for_nodes()
         return future
-
-    def run(
-        self, work: Callable[[], Any], key: str, addresses: Sequence[str], takes_a_thread: bool
-    ) -> TaskFuture[Any]:
-        """Have a task run on the least busy of some nodes; it may need one of a node's threads."""
-        future = self._future(key)
-
-        def begin(worker: VirtualWorker) -> None:
-            self._run(work, future, takes_a_thread, worker)
-
-        self._wait(_Waiting(begin, addresses, takes_a_thread))
-        return future
-
-    def cancel(self, futures: Iterable[TaskFuture[Any]]) -> None:
-        """Have tasks end, as soon as they ask whether they are wanted still."""
-        for future in futures:
-            worker, _ = self._futures.get(future.key, (None, None))
-            if worker is not None and future.key in worker.state.tasks:
-                worker.state.tasks[future.key].state = "cancelled"
-            future.cancel()
 
     def lost(self, worker: VirtualWorker) -> None:
-        """Tell whoever waits for something of a node that the node is gone."""
-        for key, (at, future) in list(self._futures.items()):
-            if at is worker and not future.done():
-                future.set_exception(KilledWorker(key, SimpleNamespace(address=at.address), 0))
+        """Fail everything that is to come from a node that is gone."""
+        for key, future in list(self._futures.items()):
+            if future.worker is worker and not future.done():
+                future.set_exception(KilledWorker(key, SimpleNamespace(address=worker.address), 0))
 
     def look_for_nodes(self) -> None:
         """Look soon whether there is a node for what waits for one."""
         self._loop.call_soon(self._place)
 
-    def _future(self, key: str) -> TaskFuture[Any]:
-        future: TaskFuture[Any] = TaskFuture(self._loop, key, self._forget)
-        self._futures[key] = (None, future)
-        return future
-
-    def _wait(self, waiting: _Waiting) -> None:
-        self._queue.append(waiting)
-        self.look_for_nodes()
-
     def _place(self) -> None:
-        """Begin what there is a node for; the rest waits for one."""
-        left, self._queue = self._queue, []
-        for waiting in left:
-            able = [w for w in self._alive() if w.address in waiting.addresses]
-            if waiting.takes_a_thread:
+        waiting, self._queue = self._queue, []
+        for future in waiting:
+            job = future.job
+            able = [w for w in self._alive() if w.address in job.addresses]
+            if job.takes_thread:
                 able = [w for w in able if w.busy < w.spec.threads]
-            if able:
-                waiting.begin(min(able, key=lambda w: w.busy))
-            else:
-                self._queue.append(waiting)
+            if not able:
+                self._queue.append(future)
+                continue
+            worker = future.worker = min(able, key=lambda w: w.busy)
+            worker.busy += job.takes_thread
+            begin = self._make if job.is_actor else self._run
+            self._later(2 * self._latency, begin, future, worker)
 
-    def _make(
-        self, make: Callable[[], Any], future: TaskFuture[Any], worker: VirtualWorker
+    def _make(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
+        if not worker.process.alive or future.done():
+            return  # the future fails when the loss is noticed
+        key = future.key
+        try:
+            worker.make_actor(future.job.work, key)
+        except Exception as error:  # noqa: BLE001 - raised where the actor is waited for
+            future.set_exception(error)
+        else:
+            self._later(self._actor_seconds, self._made, future, worker, worker.state.actors[key])
+
+    def _made(self, future: TaskFuture[Any], worker: VirtualWorker, actor: Any) -> None:
+        if worker.process.alive and not future.done():
+            future.set_result(actor)
+
+    def _run(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
+        if worker.process.alive and not future.done():
+            thread = worker.run(future.job.work, future.key)
+            thread.future.add_done_callback(partial(self._ended, future, worker))
+        else:  # it was cancelled on the way, or while it waited for a node
+            self._leave(future, worker)
+
+    def _ended(
+        self, future: TaskFuture[Any], worker: VirtualWorker, ended: VirtualFuture[Any]
     ) -> None:
-        self._futures[future.key] = (worker, future)
+        worker.forget(future.key)
+        if not ended.cancelled():  # of a killed process, nothing comes
+            self._later(self._latency, settle, future, ended)
+        self._leave(future, worker)
 
-        def done() -> None:
-            if not worker.process.alive or future.done():
-                return  # whoever waits is told when that is noticed
-            try:
-                worker.make_actor(make, future.key)
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the actor
-                future.set_exception(error)
-            else:
-                actor = worker.state.actors[future.key]
-                self._later(self._profile.actor, tell, actor)
-
-        def tell(actor: Any) -> None:
-            if worker.process.alive and not future.done():
-                future.set_result(actor)
-
-        self._later(2 * self._latency, done)
-
-    def _run(
-        self,
-        work: Callable[[], Any],
-        future: TaskFuture[Any],
-        takes_a_thread: bool,
-        worker: VirtualWorker,
-    ) -> None:
-        self._futures[future.key] = (worker, future)
-        worker.busy += takes_a_thread
-
-        def begin() -> None:
-            if worker.process.alive and not future.done():
-                thread = worker.run(work, future.key)
-                thread.future.add_done_callback(end)
-            else:  # it was cancelled on the way, or while it waited for a node
-                leave()
-
-        def end(ended: Any) -> None:
-            worker.forget(future.key)
-            self._later(self._latency, tell, ended)
-            leave()
-
-        def leave() -> None:
-            worker.busy -= takes_a_thread
-            self._place()
-
-        def tell(ended: Any) -> None:
-            if future.done() or ended.cancelled():
-                return
-            if (error := ended.exception()) is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(ended.result())
-
-        self._later(2 * self._latency, begin)
+    def _leave(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
+        worker.busy -= future.job.takes_thread
+        self._place()
 
     def _forget(self, key: str) -> None:
-        worker, _ = self._futures.pop(key, (None, None))
-        if worker is not None:
-            worker.forget(key)
-
-    def _later(self, seconds: float, act: Callable[..., None], *args: Any) -> None:
-        """Do something later, whatever becomes of the process that asks for it."""
-        self._nowhere.run(lambda: self._loop.call_later(seconds, act, *args))
-
-    @property
-    def _latency(self) -> float:
-        return self._profile.link.latency
+        future = self._futures.pop(key, None)
+        if future is not None and future.worker is not None:
+            future.worker.forget(key)

@@ -21,12 +21,7 @@ SCHEME = "virtualdisk"
 class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
     """The files below `virtualdisk://<name>`. `fsspec` creates one object for each name.
 
-    Attributes
-    ----------
-    files
-        What is in each file.
-    moved
-        How many bytes were read and written so far.
+    `files` has the content of each; `moved` is the number of bytes read and written so far.
     """
 
     protocol = SCHEME
@@ -51,7 +46,7 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
         return {"name": cls._strip_protocol(path).split("/")[1]}
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        """What lies directly below a path."""
+        """The entries directly below a path."""
         folder = self._strip_protocol(path)
         if folder in self.files:
             return [self.info(folder)] if detail else [folder]
@@ -82,7 +77,7 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
             self._make(folder)
 
     def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
-        """Make a folder, and those above it."""
+        """Create a folder and its missing parents."""
         self.makedirs(path, exist_ok=True)
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
@@ -100,7 +95,7 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
             file.write(value)
 
     def mv(self, path1: str, path2: str, **options: Any) -> None:
-        """Rename a file; what had the new name is replaced."""
+        """Rename a file; an existing file of the new name is replaced."""
         source, target = self._strip_protocol(path1), self._strip_protocol(path2)
         self._change(source, target)
         self.files[target] = self.files.pop(source)
@@ -122,7 +117,7 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
         return Writer(self, path)
 
     def append(self, path: str, data: bytes) -> None:
-        """Take what a writer gives."""
+        """Append data from a writer."""
         must_live(path)
         self.moved += len(data)
         self.files[path] += data

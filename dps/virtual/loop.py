@@ -15,6 +15,7 @@ from asyncio.events import TimerHandle
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
+from functools import cached_property
 from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
@@ -22,8 +23,8 @@ from typing import Any, TypeVar, TypeVarTuple
 from dps.protocol import wire
 
 HOPELESS = 3600.0  # nothing in the protocol waits for so many seconds
-FRANTIC = 100_000  # turns of the loop during which the time stands still
-TIDY = 200  # timers; most are deadlines that were met, and cancelled long before they are due
+FRANTIC = 100_000  # turns of the loop without progress in time
+TIDY = 200  # timers; most are of deadlines that were met, and cancelled long before they are due
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -53,21 +54,29 @@ class Process:
         self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.expected: dict[asyncio.Future[wire.Frames | None], None] = {}
-        self._context: Context | None = None
+
+    @cached_property
+    def context(self) -> Context:
+        """Copies of it are the contexts of everything that runs in this process."""
+        context = copy_context()
+        context.run(here.set, self)
+        return context
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it seems stopped to a monitor."""
+        return self.paused_at is not None
 
     def do(self, function: Callable[[], T]) -> T:
         """Call a function as this process; the tasks that it creates belong to the process."""
-        return self._own_context().run(function)
+        return self.context.copy().run(function)
 
     def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a task in this process."""
-        return asyncio.get_running_loop().create_task(work, context=self._own_context())
+        return asyncio.get_running_loop().create_task(work, context=self.context.copy())
 
-    def _own_context(self) -> Context:
-        if self._context is None:
-            self._context = copy_context()
-            self._context.run(here.set, self)
-        return self._context.copy()
+
+P = TypeVar("P", bound=Process)
 
 
 class VirtualClock:
@@ -86,14 +95,14 @@ class VirtualClock:
 
 
 class Deadlock(RuntimeError):
-    """Every task waits for something that nothing is left to bring about."""
+    """Every task waits, and no event is left that could end the waiting."""
 
 
 class _Call(TimerHandle):
-    """What is to be called, and whether it still is.
+    """A callback that is due, or will be.
 
-    Asyncio's own handles also keep what is needed to debug them, which takes longer than most
-    callbacks of a simulation.
+    Asyncio's own handles also collect debugging information, which takes longer than most callbacks
+    of a simulation.
     """
 
     __slots__ = ()
@@ -107,7 +116,7 @@ class _Call(TimerHandle):
         self._cancelled = False
 
     def cancel(self) -> None:
-        """Pass over it when its time comes, and keep nothing alive until then."""
+        """Skip it when its time comes, and keep nothing alive until then."""
         self._cancelled = True
         self._callback = self._args = None  # type: ignore[assignment]
 
@@ -115,12 +124,7 @@ class _Call(TimerHandle):
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop on virtual time.
 
-    Parameters
-    ----------
-    random
-        Draws how long work takes that is given to an executor.
-    work
-        The longest time that such work takes, in virtual seconds; it may be changed.
+    `random` draws the duration of work in an executor, at most `work` virtual seconds.
     """
 
     def __init__(self, random: Random, work: float) -> None:
@@ -168,7 +172,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> _Call:
-        """Call a function at a time; those of the same time in the order in which they came."""
+        """Call a function at a time; callbacks of the same time run in the order of these calls."""
         call = _Call(callback, args, context)
         heapq.heappush(self._timers, (when, next(self._numbers), call))
         return call
@@ -176,9 +180,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def run_in_executor(
         self, executor: Any, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run the work inline, at the end of the time that it is taken to need.
+        """Run the work inline, at the end of a duration that is drawn.
 
-        Work whose waiter is cancelled before (its process is gone) is never done.
+        Work whose waiter is cancelled before that, because its process is gone, is not done.
         """
         done: asyncio.Future[T] = self.create_future()
         self.call_later(self._random.uniform(0, self.work), _do, done, lambda: func(*args))
@@ -189,23 +193,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._parked.setdefault(process, [])
 
     def resume(self, process: Process) -> None:
-        """Run what became due while the process was paused, and go on with it."""
+        """Run the callbacks that became due while the process was paused."""
         self._ready.extend(self._parked.pop(process, ()))
 
     def resume_all(self) -> None:
-        """Let every process go on."""
+        """Resume every process."""
         for process in list(self._parked):
             self.resume(process)
 
     def _run_once(self) -> None:
-        """Let the time pass until something is due, then call all that is due by then."""
+        """Let the time pass until a callback is due, then call all that are due."""
         timers, ready = self._timers, self._ready
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)
         if ready:
             self._rounds += 1
             if self._rounds > FRANTIC:
-                raise Deadlock(f"something goes round in circles at {self._now:.6f} s")
+                raise Deadlock(f"{FRANTIC} turns of the loop without progress at {self._now:.6f} s")
         elif not self._stopping:
             if not timers or timers[0][0] > self._now + HOPELESS:
                 raise Deadlock(f"nothing is left to run at {self._now:.6f} s; {_waiting(self)}")
@@ -251,10 +255,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float = 0.02) -> T:
     """Run a coroutine, and whatever it starts, on a `VirtualLoop`; return its result.
 
-    Raises
-    ------
-    Deadlock
-        It waits for something that can never happen.
+    `Deadlock` if it waits for an event that can never occur.
     """
     loop = VirtualLoop(random, work)
     loop.set_exception_handler(only_errors)
@@ -266,7 +267,7 @@ def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float 
 
 
 def only_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Say nothing of tasks that are forgotten: what a dropped replica was asked has no answer."""
+    """Ignore tasks that were destroyed while they waited, such as requests to a dropped replica."""
     if "exception" in context:
         loop.default_exception_handler(context)
 
@@ -276,7 +277,7 @@ def _do(done: asyncio.Future[T], work: Callable[[], T]) -> None:
         return
     try:
         result = work()
-    except Exception as error:  # noqa: BLE001 - it belongs to whoever waits for the work
+    except Exception as error:  # noqa: BLE001 - raised where the work is waited for
         if not done.done():
             done.set_exception(error)
     else:

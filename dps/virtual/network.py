@@ -17,20 +17,19 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from dps.errors import DpsError, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
-from dps.virtual.loop import Process, VirtualLoop, here
+from dps.virtual.loop import P, Process, VirtualLoop, here
 from dps.virtual.profile import Profile
-
-P = TypeVar("P", bound=Process)
 
 Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused or lost
 
 PORT = 8700
 PER_NET = 250
+LONGEST_CALL = 3600.0  # seconds; callers have deadlines of their own
 APPLIED = ("train", "replicate")  # links whose requests carry gradients
 SMALL_BYTES = 1 << 14  # smaller messages pass between others, as packets do
 
@@ -50,14 +49,9 @@ class _Transfer:
 
 
 class Ports:
-    """One outgoing and one incoming port for each host. Used from one loop.
+    """One outgoing and one incoming port for each host, of some bytes per second each.
 
-    Parameters
-    ----------
-    bandwidth
-        Bytes per second of each port, in each direction.
-    context
-        Context in which transfers run.
+    Used from one loop. Transfers run in the `context`.
     """
 
     def __init__(self, loop: AbstractEventLoop, bandwidth: float, context: Context) -> None:
@@ -70,10 +64,7 @@ class Ports:
     def send(
         self, source: str, target: str, nbytes: int, delay: float, done: Callable[[], None]
     ) -> None:
-        """Send bytes from one host to another; call `done` when the last byte has arrived.
-
-        The last byte arrives `delay` seconds after it has passed both ports.
-        """
+        """Send bytes; call `done` `delay` seconds after the last one has passed both ports."""
         if nbytes < SMALL_BYTES or math.isinf(self._bandwidth):
             self._later(nbytes / self._bandwidth + delay, done)
             return
@@ -104,14 +95,12 @@ class Ports:
         return self._loop.call_later(seconds, call, *args, context=self._context)
 
 
+@dataclass(slots=True)
 class Link:
-    """One direction between two names: its mean delay and its random generator."""
+    """One direction between two names: its random generator and its mean delay."""
 
-    __slots__ = ("mean", "random")
-
-    def __init__(self, random: Random, mean: float) -> None:
-        self.random = random
-        self.mean = mean
+    random: Random
+    mean: float
 
     def delay(self) -> float:
         """Draw the delay of a message: half of the mean or more, so messages may overtake."""
@@ -178,7 +167,7 @@ class Network(Generic[P]):
 
     def _refuse_all(self, process: P) -> None:
         for reply in process.expected:
-            self._later(self._link(process.name, process.name).delay(), refuse, reply)
+            self.later(self._link(process.name, process.name).delay(), refuse, reply)
 
     def pause(self, process: P) -> None:
         """Stop a process until it is resumed; messages to it wait."""
@@ -195,22 +184,15 @@ class Network(Generic[P]):
 
     # -- messages --------------------------------------------------------------------------------
 
-    async def request(
-        self, source: P, to: Endpoint, link: str, frames: wire.Frames, deadline: float
-    ) -> wire.Frames:
-        """Send frames to a service and return its reply.
+    async def request(self, source: P, to: Endpoint, link: str, frames: wire.Frames) -> wire.Frames:
+        """Send frames to a service; return its reply, or raise the error that it replies with.
 
-        Raises
-        ------
-        OSError
-            The connection was refused or lost.
-        KeyError
-            The process does not have the service.
+        `OSError` if the connection was refused or lost; `KeyError` if there is no such service.
         """
         if to.address not in self._processes:
             raise ConnectionRefusedError(f"no process listens at {to.address}")
         try:
-            reply: Any = await self.ask(source, to, link, to.key, carried(frames), deadline)
+            reply: Any = await self.ask(source, to, link, to.key, carried(frames), LONGEST_CALL)
         except Unreachable as error:
             raise ConnectionResetError(str(error)) from None
         if isinstance(reply, BaseException):
@@ -220,13 +202,7 @@ class Network(Generic[P]):
     async def ask(
         self, source: P, to: Endpoint, link: str, message: Any, frames: Any, deadline: float
     ) -> wire.Frames:
-        """Send a request to its service and return the reply.
-
-        Raises
-        ------
-        TimeoutError
-            No reply arrived within the deadline.
-        """
+        """Send a request to its service; return the reply, or raise `TimeoutError`."""
         if not source.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
         target = self._processes[to.address]
@@ -256,10 +232,7 @@ class Network(Generic[P]):
         arrive: Callable[[], None],
         back: bool = False,
     ) -> None:
-        """Send frames through the ports and the link, and queue them at the target.
-
-        The frames are a request to a process, or with `back` the reply to one.
-        """
+        """Send a request, or with `back` a reply, through ports and link to the target's queue."""
         link = self._link(source.name, target.name)
         delay = link.delay()
         nbytes = 0 if isinstance(frames, BaseException) else wire.size(frames)
@@ -274,12 +247,10 @@ class Network(Generic[P]):
         if not takes:
             arrive()
             return
-        now = self._loop.time()
-        ready = self._free_at[target.address] = (
-            max(now, self._free_at.get(target.address, 0.0)) + takes
-        )
-        self.busy[target.address] += takes
-        self._later(ready - now, arrive)
+        now, address = self._loop.time(), target.address
+        ready = self._free_at[address] = max(now, self._free_at.get(address, 0.0)) + takes
+        self.busy[address] += takes
+        self.later(ready - now, arrive)
 
     async def serve(self, target: P, key: str, link: str, frames: wire.Frames) -> Any:
         """Execute a request at its target; return the reply or the error."""
@@ -305,7 +276,8 @@ class Network(Generic[P]):
             return True
         return await self.probe(self._processes[source.address], address)
 
-    def _later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
+    def later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
+        """Call a function after some seconds, even if the current process has ended by then."""
         self._loop.call_later(delay, callback, *args, context=self.nowhere)
 
     def _link(self, source: str, target: str) -> Link:
@@ -336,36 +308,22 @@ class Network(Generic[P]):
         return None if task.cancelled() else task.exception()
 
 
+@dataclass(slots=True, eq=False)
 class Request(Generic[P]):
     """A request in transit and its reply; it is in no reference cycle, so it needs no gc."""
 
-    __slots__ = (
-        *("expired", "frames", "key", "link", "message", "network", "reply", "source", "target"),
-    )
-
-    def __init__(
-        self,
-        network: Network[P],
-        source: P,
-        target: P,
-        key: str,
-        link: str,
-        message: Any,
-        frames: wire.Frames,
-        reply: Reply,
-    ) -> None:
-        self.network = network
-        self.source = source
-        self.target = target
-        self.key = key
-        self.link = link
-        self.message = message
-        self.frames = frames
-        self.reply = reply
-        self.expired = False
+    network: Network[P]
+    source: P
+    target: P
+    key: str
+    link: str
+    message: Any
+    frames: wire.Frames
+    reply: Reply
+    expired: bool = False
 
     def arrive(self) -> None:
-        """Make the target process the request, which may arrive more than once."""
+        """Start the request at its target; it may arrive more than once."""
         if self.target.alive:
             self.target.run(self.carry_out()).add_done_callback(self._answer)
         else:

@@ -1,18 +1,18 @@
 """The processes of a virtual cluster as dps knows them: Dask workers, and the scheduler.
 
-Each offers what dps uses of the real one, and no more. An actor or a task in it runs in its
-simulated process: it ends with that, and stands still while that is paused.
+Each provides what dps uses of the real one, and no more. An actor or a task in it runs in its
+simulated process: it ends with the process, and stands still while that is paused.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from distributed import Security
 from distributed.worker import _worker_cvar
@@ -24,49 +24,20 @@ from dps.protocol import wire
 from dps.protocol.transport import Endpoint
 from dps.virtual.loop import Process
 from dps.virtual.network import Network
-from dps.virtual.platform import VirtualMonitor, VirtualPlatform
-from dps.virtual.threads import BlockingLoop, VirtualThread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-LONGEST_CALL = 3600.0  # whoever calls has a deadline of its own
-
-Tell = Callable[[Process, str, Any], None]
-
-
-@dataclass(frozen=True)
-class Place:
-    """What all processes of a virtual cluster share.
-
-    `tell` has the scheduler send an event on to whoever listens to its topic; `disk` is where all
-    nodes keep files; `monitor` watches them.
-    """
-
-    loop: BlockingLoop
-    network: Network[Process]
-    tokens: Iterator[int]
-    tell: Tell
-    disk: str
-    monitor: VirtualMonitor
-
-    def platform(self, process: Process, number: int) -> VirtualPlatform:
-        """The platform of a process."""
-        used = partial(self.network.busy.__getitem__, process.address)
-        shared = self.tokens, self.disk, used, self.monitor
-        return VirtualPlatform(self.loop, process, number, *shared)
+from dps.virtual.platform import Shared, VirtualPlatform
+from dps.virtual.threads import VirtualThread
 
 
 class Peer:
     """Calls of one process to another: Dask's `rpc`, as far as dps uses it."""
 
-    def __init__(self, place: Place, source: Process, address: str) -> None:
-        self._place = place
+    def __init__(self, network: Network[Process], source: Process, address: str) -> None:
+        self._network = network
         self._source = source
         self._address = address
 
     async def actor_execute(self, actor: str, function: str, args: list[Any]) -> dict[str, Any]:
-        """Have an actor do something: carry out a message, or a method of its own."""
+        """Send a message to an actor, or call another of its methods."""
         if function != "handle":
             return {"status": "OK", "result": await self._send(f"{actor}.{function}", "", [])}
         link, *frames = args
@@ -81,30 +52,23 @@ class Peer:
 
     async def _send(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         to = Endpoint(self._address, key)
-        return await self._place.network.request(self._source, to, link, frames, LONGEST_CALL)
+        return await self._network.request(self._source, to, link, frames)
 
 
 class _Server:
     """What Dask workers and the scheduler have in common."""
 
-    def __init__(self, place: Place, process: Process, number: int) -> None:
+    def __init__(self, shared: Shared, process: Process) -> None:
         self.process = process
         self.address = process.address
-        self.dps_platform = place.platform(process, number)
-        self._place = place
-
-    def rpc(self, address: str) -> Peer:
-        """Connect to another process."""
-        return Peer(self._place, self.process, address)
-
-    def log_event(self, topic: str, message: Any) -> None:
-        """Send an event to whoever listens to the topic."""
-        self._place.tell(self.process, topic, message)
+        self.dps_platform = VirtualPlatform(shared, process)
+        self.rpc = partial(Peer, shared.network, process)
+        self.log_event = partial(shared.tell, process)
 
 
 @dataclass
 class Task:
-    """Something that a worker was asked to run, or an actor in it."""
+    """A task in a worker, or an actor, which has no thread."""
 
     key: str
     state: str = "executing"
@@ -125,15 +89,15 @@ class VirtualWorker(_Server):
     spec
         What it was started as.
     busy
-        How many of its threads a task has that asks for its role.
+        How many of its threads are occupied by tasks that ask for its role.
     more_resources
-        Further Dask resources that it says that it has.
+        Dask resources that it offers besides its role.
     """
 
     lifetime = None
 
-    def __init__(self, place: Place, process: Process, number: int, spec: NodeSpec) -> None:
-        super().__init__(place, process, number)
+    def __init__(self, shared: Shared, process: Process, spec: NodeSpec) -> None:
+        super().__init__(shared, process)
         self.spec = spec
         self.name = spec.name
         self.busy = 0
@@ -141,14 +105,13 @@ class VirtualWorker(_Server):
         self.state = _State()
         self.handlers: dict[str, Any] = {}
         self.security = Security()
-        self.loop = SimpleNamespace(asyncio_loop=place.loop, add_callback=self._add_callback)
+        self._loop = shared.loop
+        self.loop = SimpleNamespace(asyncio_loop=shared.loop, add_callback=self._add_callback)
         self._current: dict[VirtualThread, str] = {}
-        process.do(lambda: None)  # has its context made
-        assert process._context is not None
-        process._context.run(_worker_cvar.set, self)
+        process.context.run(_worker_cvar.set, self)
 
     def describe(self) -> dict[str, Any]:
-        """What the scheduler says of it."""
+        """What the scheduler's identity has of it."""
         return {
             "name": self.name,
             "host": self.dps_platform.host,
@@ -169,42 +132,42 @@ class VirtualWorker(_Server):
         services: dict[str, Any] = self.process.services
 
         async def handle(link: str, frames: wire.Frames) -> wire.Frames:
-            found: wire.Frames = await actor.handle(link, *frames)
-            return found
+            reply: wire.Frames = await actor.handle(link, *frames)
+            return reply
 
         services[key] = handle
         for name, method in inspect.getmembers(actor, inspect.iscoroutinefunction):
             if not name.startswith("_") and name != "handle":
-                services[f"{key}.{name}"] = _called(method)
+                services[f"{key}.{name}"] = _without_arguments(method)
 
     def run(self, work: Callable[[], Any], key: str) -> VirtualThread:
         """Run a task in a thread of its own."""
         task = self.state.tasks[key] = Task(key)
-        thread = task.thread = VirtualThread(work, self._place.loop, self.process)
+        thread = task.thread = VirtualThread(work, self._loop, self.process)
         self._current[thread] = key
         thread.future.add_done_callback(lambda _: self._current.pop(thread, None))
         return thread
 
     def forget(self, key: str) -> None:
-        """Let go of a task or an actor, of which no client holds the future any more."""
+        """Remove a task or an actor whose future no client holds any more."""
         self.state.tasks.pop(key, None)
         self.state.actors.pop(key, None)
 
     def end(self) -> None:
-        """End what runs in it: its process is gone."""
+        """End the tasks: the process is gone."""
         for task in self.state.tasks.values():
             if task.thread is not None:
                 task.thread.kill()
 
     async def close_gracefully(self, reason: str) -> None:
-        """Nothing tells a virtual node to leave."""
+        """Nothing makes a virtual node leave."""
         raise NotImplementedError(reason)
 
     def _add_callback(self, callback: Callable[..., Any], *args: Any) -> None:
-        self.process.do(lambda: self._place.loop.call_soon(callback, *args))
+        self.process.do(lambda: self._loop.call_soon(callback, *args))
 
 
-def _called(method: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[wire.Frames]]:
+def _without_arguments(method: Callable[[], Awaitable[None]]) -> Callable[..., Any]:
     async def call(link: str, frames: wire.Frames) -> wire.Frames:
         await method()
         return []
@@ -213,25 +176,25 @@ def _called(method: Callable[[], Awaitable[None]]) -> Callable[..., Awaitable[wi
 
 
 class VirtualScheduler(_Server):
-    """Dask's scheduler on virtual time: it has plugins, and handlers that anybody may call."""
+    """Dask's scheduler on virtual time, with plugins, and handlers that any process may call."""
 
-    def __init__(self, place: Place, process: Process, number: int) -> None:
-        super().__init__(place, process, number)
+    def __init__(self, shared: Shared, process: Process) -> None:
+        super().__init__(shared, process)
         self.plugins: dict[str, Any] = {}
-        self.handlers: Mapping[str, Any] = _Handlers(process)
+        self.handlers = _Handlers(process.services)
         self._broker = SimpleNamespace(_topics={})
 
     def remove_plugin(self, name: str) -> None:
-        """Have a plugin told of nothing more."""
+        """Remove a plugin."""
         del self.plugins[name]
 
     def joined(self, address: str) -> None:
-        """Tell the plugins that a node has joined."""
+        """Report to the plugins that a node has joined."""
         for plugin in list(self.plugins.values()):
             self.process.do(partial(plugin.add_worker, self, address))
 
     def lost(self, address: str) -> None:
-        """Tell the plugins that a node is gone."""
+        """Report to the plugins that a node is gone."""
         for plugin in list(self.plugins.values()):
             self.process.do(partial(plugin.remove_worker, self, address))
 
@@ -239,9 +202,9 @@ class VirtualScheduler(_Server):
 class _Handlers(dict[str, Any]):
     """The handlers of the scheduler, each of which is a service of its process as well."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, services: dict[str, Any]) -> None:
         super().__init__()
-        self._services: dict[str, Any] = process.services
+        self._services = services
 
     def __setitem__(self, key: str, handler: Callable[..., Awaitable[list[bytes]]]) -> None:
         async def serve(link: str, frames: wire.Frames) -> wire.Frames:
@@ -251,16 +214,11 @@ class _Handlers(dict[str, Any]):
         super().__setitem__(key, handler)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Take a handler back."""
+        """Remove a handler, and return it."""
         self._services.pop(key, None)
         return super().pop(key, *default)
 
 
-def takes_worker(function: Callable[..., Any], name: str) -> bool:
-    """Whether a function is to be given the Dask worker or scheduler that it runs in."""
-    return name in inspect.signature(function).parameters
-
-
 async def result_of(value: Any) -> Any:
-    """A value, or what comes of it if it is to be awaited."""
+    """Return the value, or what it results in if it is a coroutine."""
     return await value if asyncio.iscoroutine(value) else value

@@ -1,8 +1,7 @@
 """What costs time on virtual nodes: links and ports, event loops, disks, starts and detection.
 
-All costs are constants or drawn from a distribution; which they are is measured elsewhere, and
-written down in a profile with where it comes from. Computing is none of the nodes' concern: whoever
-trains draws what a gradient takes from `Gradient`, and sleeps for as long.
+Costs are constants or follow a distribution; the shipped profiles have measured ones. Computing is
+no cost of nodes: a training function draws the duration of a gradient from `Gradient`, and sleeps.
 """
 
 from __future__ import annotations
@@ -15,25 +14,28 @@ from random import Random
 from dps.errors import ConfigurationError
 
 
-def _no_less_than_zero(costs: object) -> None:
-    for field in fields(costs):  # type: ignore[arg-type]
-        value = getattr(costs, field.name)
-        if isinstance(value, float | int) and not value >= 0:
-            raise ConfigurationError(f"{field.name}={value}, expected 0 or more")
+class _Costs:
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, float | int) and not value >= 0:
+                raise ConfigurationError(f"{field.name}={value}, expected 0 or more")
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient:
-    """What the computing of a gradient takes: a lognormal distribution, with stragglers.
+class Gradient(_Costs):
+    """The duration of computing a gradient: a lognormal distribution, with stragglers.
 
     Attributes
     ----------
     seconds
-        Half of the gradients take less.
+        The median.
     spread
-        The standard deviation of the logarithm; 0: all take the same.
+        The standard deviation of the logarithm; 0: all take the same time.
     straggling, factor
-        Which fraction of them takes so many times as long.
+        The fraction of gradients that take `factor` times as long.
     """
 
     seconds: float = 0.0
@@ -42,14 +44,14 @@ class Gradient:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _no_less_than_zero(self)
+        _Costs.__post_init__(self)
         if self.straggling > 1:
             raise ConfigurationError(f"straggling={self.straggling}, expected a fraction")
         if self.factor < 1:
             raise ConfigurationError(f"factor={self.factor}, expected 1 or more")
 
     def draw(self, random: Random) -> Iterator[float]:
-        """Yield how long one gradient after the other takes, without end."""
+        """Yield the seconds of one gradient after the other, without end."""
         while True:
             seconds = self.seconds
             if self.spread:
@@ -58,7 +60,7 @@ class Gradient:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Link(_Costs):
     """How messages travel between hosts.
 
     Attributes
@@ -66,83 +68,72 @@ class Link:
     latency
         Mean seconds from one host to another; a message takes half of it or more.
     bandwidth
-        Bytes a second that leave a host, and that reach one. Messages under way at once share it
-        evenly: each has its share of the more crowded of its two ends.
+        Bytes per second that leave a host, and that reach one. Messages in transit share it evenly:
+        each gets its share of the more crowded of its two ends.
     """
 
     latency: float
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        _no_less_than_zero(self)
+        _Costs.__post_init__(self)
         for name in ("latency", "bandwidth"):
             if not getattr(self, name):
                 raise ConfigurationError(f"{name}=0, expected more than 0")
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
-    """How long the event loop of a process is busy with a message, during which others wait.
+class Service(_Costs):
+    """How long the event loop of a process is busy with a message, while others wait.
 
     Attributes
     ----------
     message
-        Seconds of each message that comes in, request or reply.
+        Seconds per message that arrives, request or reply.
     byte
-        Further seconds of each byte of it.
+        Additional seconds per byte.
     update
-        Further seconds of each byte of a gradient that a server applies, or passes down a chain.
+        Additional seconds per byte of a gradient that a server applies, or passes down a chain.
     """
 
     message: float = 0.0
     byte: float = 0.0
     update: float = 0.0
 
-    def __post_init__(self) -> None:
-        _no_less_than_zero(self)
-
 
 @dataclass(frozen=True, slots=True)
-class Disk:
-    """How long files take.
-
-    Attributes
-    ----------
-    latency
-        Seconds of each piece of work that reads or writes.
-    bandwidth
-        Bytes a second.
-    """
+class Disk(_Costs):
+    """How long files take: seconds per piece of work that reads or writes, and bytes per second."""
 
     latency: float = 0.0
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        _no_less_than_zero(self)
+        _Costs.__post_init__(self)
         if not self.bandwidth:
             raise ConfigurationError("bandwidth=0, expected more than 0")
 
     def seconds(self, nbytes: int) -> float:
-        """How long it takes to move so many bytes."""
+        """How long it takes to read or write some bytes."""
         return self.latency + nbytes / self.bandwidth if nbytes else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Profile(_Costs):
     """What costs time, in seconds; see `docs/virtual-time.md` for what is not modelled.
 
     Attributes
     ----------
     name
-        What results are marked with.
+        The mark of results.
     work
-        The longest time of a piece of work that is given to a thread, such as a large update.
+        The longest duration of work in a thread, such as a large update.
     start
-        Until a node that is started is there.
+        Until a node that is started has joined.
     actor
-        From when an actor is there until whoever asked for it has been told.
+        From the creation of an actor until its creator learns of it.
     detection
-        Until the scheduler has noticed that a process is gone.
+        Until the scheduler notices that a process is gone.
     """
 
     name: str
@@ -155,9 +146,6 @@ class Profile:
     actor: float = 0.0
     detection: float = 0.02
 
-    def __post_init__(self) -> None:
-        _no_less_than_zero(self)
 
-
-# For tests of behaviour, which are to be quick: nothing is scarce.
+# For tests of behaviour, which are quick: only latency costs time.
 PLENTY = Profile("plenty", Link(0.0003))

@@ -1,9 +1,8 @@
-"""Blocking code on virtual time: functions that give way to the loop whenever they wait.
+"""Blocking code on virtual time: functions that yield to the loop whenever they wait.
 
-Each runs in a greenlet of its own, in the one thread that there is. What it waits for, such as a
-`VirtualFuture` or a `VirtualFlag`, has the loop go on until that has happened; the program's own
-code, outside of all functions, has the loop run meanwhile. So the order in which things happen
-follows from the program alone.
+Each runs in a greenlet of its own, in the only thread. While it waits, for a `VirtualFuture` or a
+`VirtualFlag`, the loop continues; while the program waits outside of all such functions, it runs
+the loop. So the order of events follows from the program alone.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ import gc
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from contextvars import Context, copy_context
+from contextvars import copy_context
+from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -23,11 +23,12 @@ from dps.virtual.loop import Process, VirtualLoop
 
 T = TypeVar("T")
 
-GARBAGE = 2_000_000  # objects that were made and not let go of, until the collector looks
+GARBAGE = 2_000_000  # objects made and not yet freed, after which the collector runs
 REAL_SLEEP = time.sleep
 
 Wake = Callable[..., None]
 Subscribe = Callable[[Wake], object]
+AnyFuture = asyncio.Future[Any] | Future[Any]
 
 
 class BlockingLoop(VirtualLoop):
@@ -36,22 +37,19 @@ class BlockingLoop(VirtualLoop):
     Attributes
     ----------
     files
-        Says how long files take that a piece of work has read and written: called before the work,
-        it returns what is called after it.
+        Called before a piece of work; returns a function that is called after it, and returns the
+        seconds that its reads and writes take.
     probe
-        Says whether nobody listens at a host and port; it takes as long as that does.
+        Returns whether no process listens at a host and port, after the time that this takes.
     """
 
     files: Callable[[], Callable[[], float]]
     probe: Callable[[str, int], Coroutine[Any, Any, bool]]
 
     def wait(self, subscribe: Subscribe, timeout: float | None = None) -> None:
-        """Return when something has happened, or after `timeout` virtual seconds.
+        """Return when an event has occurred, or after `timeout` virtual seconds.
 
-        Parameters
-        ----------
-        subscribe
-            Is given what is to be called when it has happened.
+        `subscribe` is called with a function, which is to be called when the event occurs.
         """
         current = getcurrent()
         if isinstance(current, VirtualThread):
@@ -70,10 +68,10 @@ class BlockingLoop(VirtualLoop):
             timer.cancel()
 
     def drive(self, future: asyncio.Future[T]) -> T:
-        """Let the time pass until something is done.
+        """Let time pass until a future is done; return its result.
 
-        Meanwhile the garbage collector looks less often: what a simulation makes is soon let go of,
-        and looking at what stays took a quarter of the time.
+        Meanwhile the garbage collector runs less often: most objects of a simulation are freed soon
+        without it, and looking at the others took a quarter of the time.
         """
         garbage = gc.get_threshold()
         time.sleep = _sleep
@@ -87,32 +85,24 @@ class BlockingLoop(VirtualLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
-        """Run the work inline; it is over when what it has read and written would be."""
+        """Run the work inline; it ends when its reads and writes would."""
         over: asyncio.Future[T] = self.create_future()
+        seconds = 0.0
 
-        def measured() -> float:
+        def measured() -> T:
+            nonlocal seconds
             takes = self.files()
-            results.append(func(*args))
-            return takes()
+            result = func(*args)
+            seconds = takes()
+            return result
 
-        results: list[T] = []
         working = super().run_in_executor(executor, measured)
 
         def end(_: object) -> None:
-            if over.done():
-                return
-            if working.cancelled():
-                over.cancel()
-            elif (error := working.exception()) is not None:
-                over.set_exception(error)
-            elif takes := working.result():
-                self.call_later(takes, finish)
+            if seconds:
+                self.call_later(seconds, settle, over, working)
             else:
-                finish()
-
-        def finish() -> None:
-            if not over.done():
-                over.set_result(results[0])
+                settle(over, working)
 
         working.add_done_callback(end)
         over.add_done_callback(lambda _: working.cancel())
@@ -121,30 +111,27 @@ class BlockingLoop(VirtualLoop):
     async def create_connection(  # type: ignore[override]
         self, factory: Any, host: str, port: int, **_: Any
     ) -> Any:
-        """Find out whether somebody listens; nothing is sent by such connections."""
+        """Find out whether a process listens; nothing is sent by such connections."""
         if await self.probe(host, port):
-            raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
+            raise ConnectionRefusedError(f"no process listens at {host}:{port}")
         return _Unused(), factory()
 
 
 def _sleep(seconds: float | SupportsIndex) -> None:
-    """What `time.sleep` is while virtual time passes."""
+    """Replaces `time.sleep` while virtual time passes."""
     if isinstance(getcurrent(), VirtualThread):
         raise ConfigurationError(
-            f"time.sleep({seconds}) on virtual time would hold everything up, and no time "
-            "would pass: a training function waits by worker.sleep(seconds)"
+            f"time.sleep({seconds}) on virtual time would block everything, and no time would "
+            "pass: a training function waits by worker.sleep(seconds)"
         )
     REAL_SLEEP(seconds)
 
 
 class _Unused(asyncio.Transport):
-    """The end of a connection that is closed at once."""
-
     def close(self) -> None:
-        """There is nothing to close."""
+        pass
 
     def is_closing(self) -> bool:
-        """It is always closed."""
         return True
 
 
@@ -157,68 +144,66 @@ class VirtualFuture(Future[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """Return the result once there is one; `TimeoutError` after `timeout` virtual seconds."""
-        self._wait(timeout)
+        self.wait(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error once it is done; `TimeoutError` after `timeout` virtual seconds."""
-        self._wait(timeout)
+        self.wait(timeout)
         return super().exception(0)
 
     def __await__(self) -> Any:
         return asyncio.wrap_future(self, loop=self.loop).__await__()
 
-    def _wait(self, timeout: float | None) -> None:
+    def wait(self, timeout: float | None) -> None:
+        """Wait until it is done, or for `timeout` virtual seconds."""
         if not self.done():
             self.loop.wait(self.add_done_callback, timeout)
 
 
 def begin(request: Coroutine[Any, Any, T], loop: BlockingLoop) -> VirtualFuture[T]:
-    """Have the loop do something, in the process of whoever asks."""
+    """Start a coroutine in the current process."""
     current = getcurrent()
     if isinstance(current, VirtualThread) and current.killed:
         request.close()
         raise GreenletExit
     future: VirtualFuture[T] = VirtualFuture(loop)
-    task = loop.create_task(request)
-
-    def take_over(done: asyncio.Task[T]) -> None:
-        if future.cancelled():
-            return
-        if done.cancelled():
-            future.cancel()
-        elif (error := done.exception()) is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(done.result())
-
-    task.add_done_callback(take_over)
+    loop.create_task(request).add_done_callback(partial(settle, future))
     return future
 
 
+def settle(future: AnyFuture, ended: AnyFuture) -> None:
+    """Give a future the result or the error of one that has ended, unless it is done."""
+    if future.done():
+        return
+    if ended.cancelled():
+        future.cancel()
+    elif (error := ended.exception()) is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(ended.result())
+
+
 class VirtualThread(greenlet):
-    """A function that runs as if in a thread of a process; it begins at once.
+    """A function that runs as if in a thread of a process; it starts at once.
 
     Attributes
     ----------
     future
-        What it returns or raises; cancelled if it was killed.
+        Its result or error; cancelled if it was killed.
     killed
-        Whether its process was killed: nothing that it does on its way out has any effect.
+        Whether its process was killed: whatever it does while it ends has no effect.
     """
 
-    def __init__(
-        self, work: Callable[[], Any], loop: BlockingLoop, process: Process | None = None
-    ) -> None:
+    def __init__(self, work: Callable[[], Any], loop: BlockingLoop, process: Process) -> None:
         super().__init__()
         self.future: VirtualFuture[Any] = VirtualFuture(loop)
         self.killed = False
         self._work = work
         self._loop = loop
-        own = copy_context() if process is None else process.do(copy_context)
-        self.gr_context = own
-        # It goes on by calls of its process, which wait while that is paused.
-        self._context: Context = own.copy()
+        self.gr_context = process.context.copy()
+        # It is resumed by calls of its process, which wait while the process is paused.
+        self._context = process.context.copy()
         self._turn: object = None
         loop.call_soon(self._go_on, context=self._context)
 
@@ -230,13 +215,13 @@ class VirtualThread(greenlet):
             self.future.cancel()
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the result
+        except BaseException as error:  # noqa: BLE001 - raised where the result is waited for
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
 
     def give_way(self, subscribe: Subscribe, timeout: float | None = None) -> None:
-        """Let others run until something has happened, or for so many seconds."""
+        """Let others run, as `BlockingLoop.wait` does."""
         self._must_live()
         turn = self._turn = object()
 
@@ -264,7 +249,7 @@ class VirtualThread(greenlet):
         return not self.future.done()
 
     def kill(self) -> None:
-        """End it where it is, soon: its process is gone."""
+        """Make it end soon, wherever it is: its process is gone."""
         if not self.killed:
             self.killed = True
             self._turn = None
@@ -291,23 +276,15 @@ class VirtualFlag:
     """Something to wait for on virtual time, as `threading.Event` is."""
 
     def __init__(self, loop: BlockingLoop) -> None:
-        self._loop = loop
-        self._set = False
-        self._waiting: list[Wake] = []
+        self._future: VirtualFuture[None] = VirtualFuture(loop)
+        self.is_set = self._future.done
 
     def set(self) -> None:
-        """Have whoever waits go on."""
-        self._set = True
-        waiting, self._waiting = self._waiting, []
-        for wake in waiting:
-            wake()
-
-    def is_set(self) -> bool:
-        """Whether it is set."""
-        return self._set
+        """Wake all waiters."""
+        if not self.is_set():
+            self._future.set_result(None)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set, for `timeout` virtual seconds at most; return whether it is."""
-        if not self._set:
-            self._loop.wait(self._waiting.append, timeout)
-        return self._set
+        self._future.wait(timeout)
+        return self.is_set()

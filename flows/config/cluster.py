@@ -264,9 +264,9 @@ class VirtualSection(_AnyCluster):
         self, nodes: Sequence[NodeSpec], preload: Sequence[str], tell: Tell, seed: int = 0
     ) -> Cluster:
         """Make the nodes; what happens by chance is drawn from the seed."""
-        from dps.virtual.client import VirtualClient, VirtualNodes
+        from dps.virtual.client import VirtualClient
 
-        return VirtualNodes(VirtualClient(nodes, seed, load_profile(self.profile).build()))
+        return VirtualClient(nodes, seed, load_profile(self.profile).build())
 
 
 class JobSection(Section):

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from dps.errors import DpsError
 from dps.protocol.messages import Done, Sighted
-from dps.protocol.monitor import Look, Monitor, Sighting
+from dps.protocol.monitor import Sighting
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint, Transport, Watched
 from dps.protocol.wire import message
-from dps.virtual.platform import look_at
+from dps.virtual.platform import VirtualMonitor
 from tests.simulator.network import Network, Process, SimTransport
 
 KEY = "monitor"
@@ -30,14 +30,8 @@ class KillStopped:
     seconds: float
 
 
-class SimMonitor:
-    """The monitor of one machine, in a process of its own. Used from one virtual event loop.
-
-    Parameters
-    ----------
-    kill
-        Has a process crash.
-    """
+class SimMonitor(VirtualMonitor[Process]):
+    """The monitor of one machine, in a process of its own, which may `kill` processes."""
 
     def __init__(
         self,
@@ -47,44 +41,33 @@ class SimMonitor:
         timings: Timings,
         kill: Callable[[Process], None],
     ) -> None:
+        super().__init__(kill)
         self.process = network.process(f"monitor of {machine}")
         self.process.machine = machine
         self._transport = SimTransport(network, self.process)
         self._coordinator = coordinator
         self._deadline = timings.call
-        self._kill = kill
-        self._monitor = Monitor()
-        self._processes: dict[int, Process] = {}
         self._gone: dict[int, Sighting] = {}  # until the coordinator has heard of it
-        self._loop = asyncio.get_running_loop()
         self.process.services[KEY] = self._carry_out
         self.process.run(self._report_forever())
 
     def watch(self, process: Process) -> Watched:
         """Watch a process of this machine."""
-        number = self._monitor.add(may_be_killed=True)
-        self._processes[number] = process
-        return Watched(self.process.address, number)
+        return Watched(self.process.address, self.add(process))
+
+    def remove(self, number: int) -> None:
+        """Stop watching a process that has ended, and report that."""
+        super().remove(number)
+        self._gone[number] = Sighting(number, "gone")
 
     async def _carry_out(self, request: KillStopped) -> Done:
-        process = self._processes.get(request.number)
-        now = self._loop.time()
-        if process is not None and self._monitor.may_kill(
-            request.number, now, _look_at(process), request.seconds
-        ):
-            self._kill(process)
+        self.kill(request.number, request.seconds)
         return Done()
 
     async def _report_forever(self) -> None:
         last = -REPORT_SECONDS
         while True:
-            for number, process in list(self._processes.items()):
-                if not process.alive:
-                    del self._processes[number]
-                    self._monitor.remove(number)
-                    self._gone[number] = Sighting(number, "gone")
-            now = self._loop.time()
-            seen = self._monitor.look(now, lambda number: _look_at(self._processes[number]))
+            seen, now = self.look(), self._loop.time()
             if now - last >= REPORT_SECONDS:
                 last = now
                 self.process.run(self._report(seen))
@@ -113,7 +96,3 @@ class SimMonitors:
         """Have a stopped process killed."""
         request = KillStopped(watched.number, stopped)
         await self._transport.call(Endpoint(watched.monitor, KEY), request, self._deadline)
-
-
-def _look_at(process: Process) -> Look:
-    return Look("no", None) if process.busy else look_at(process)

@@ -129,6 +129,11 @@ class Process(dps.virtual.loop.Process):
         self.doomed_in = 0
         self.doomed = False
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it seems stopped to a monitor."""
+        return super().is_stopped and not self.busy
+
 
 class SimClock:
     """The virtual time on the clocks of one process."""
@@ -239,7 +244,7 @@ class Network(network.Network[Process]):
             super().resume(process)
             unread, process.unread = process.unread, []
             for number, arrive in enumerate(unread, 1):
-                self._later(number * READING, arrive)
+                self.later(number * READING, arrive)
 
     def cut(self, source: str, target: str) -> None:
         """Lose all messages from the processes of one name to those of another."""
@@ -325,10 +330,10 @@ class Network(network.Network[Process]):
         if link.random.random() < lost:
             self.note("lost", *ends, name)
             if link.random.random() < 0.5:
-                self._later(delay, refuse, request.reply)
+                self.later(delay, refuse, request.reply)
             return
         self.note("sent", *ends, name)
-        self._later(delay, unless_torn, source, link, arrive)
+        self.later(delay, unless_torn, source, link, arrive)
         if not back:
             self._perhaps_again(source, target, name, arrive)
             self._perhaps_late(source, target, name, arrive)
@@ -340,7 +345,7 @@ class Network(network.Network[Process]):
         link = self._link(source.name, target.name)
         if link.random.random() < self.weather.duplicated:
             self.note("sent again", source.name, target.name, name)
-            self._later(link.delay() + link.delay(), unless_torn, source, link, arrive)
+            self.later(link.delay() + link.delay(), unless_torn, source, link, arrive)
 
     def _perhaps_late(
         self, source: Process, target: Process, name: str, arrive: Callable[[], None]
@@ -351,7 +356,7 @@ class Network(network.Network[Process]):
             random = self._link(source.name, target.name).random
             if random.random() < ECHOED:
                 self.note("late", source.name, target.name, name)
-                self._later(random.uniform(*LATE), arrive)
+                self.later(random.uniform(*LATE), arrive)
 
     def _mean_delay(self, random: Random) -> float:
         shortest, longest = self.weather.delays
@@ -375,7 +380,7 @@ class _Request(network.Request[Process]):
     network: Network
 
     def arrive(self) -> None:
-        """Make the target process the request, which may arrive more than once."""
+        """Start the request at its target; it may arrive more than once."""
         target = self.target
         if not target.alive and target.silent:
             return

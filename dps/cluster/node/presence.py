@@ -15,7 +15,7 @@ from distributed import Client
 
 from dps.cluster import monitor
 from dps.cluster.platform import Presence, made_once, platform_of
-from dps.cluster.transport.port import host_of
+from dps.cluster.transport.port import split_address
 from dps.protocol.transport import Watched
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class NodePresence:
 
     def __init__(self, dask_worker: distributed.Worker) -> None:
         self.watched: Watched | None = None
-        self._host = host_of(dask_worker.address)[1] or "127.0.0.1"
+        self._host = split_address(dask_worker.address)[1] or "127.0.0.1"
         self._uses = Counter[str]()  # by group
         self._staying: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()  # set after the first attempt to register

@@ -1,1 +1,1 @@
-"""How messages get from one process to another: over Dask, shared memory, or a stream of dps's."""
+"""How messages travel between processes: by Dask, shared memory, or a stream of dps."""

@@ -1,9 +1,9 @@
-"""How protocol messages travel: straight to the node, never through the scheduler.
+"""Calls of protocol messages: directly to the node, never through the scheduler.
 
-They go through shared memory or a stream, as `dps.cluster.transport.port` finds for each peer; or
-else over a connection pool of Dask's own, to the host's Dask actor by address and key, with
-whatever security the cluster has. The `Actor` proxy is not used: it ties the life of tasks to the
-actor's, and a call through it may never return when the node dies. Every call has a deadline.
+They use shared memory or a stream, as `dps.cluster.transport.port` chooses for each peer. Otherwise
+they use a connection pool of Dask, with the security of the cluster, and the key of the host's
+actor. The `Actor` proxy is not used: it ties the life of tasks to the actor's, and a call through
+it may never return when the node dies. Every call has a deadline.
 """
 
 from __future__ import annotations
@@ -12,22 +12,20 @@ import asyncio
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 from distributed import Worker
-from distributed.comm import parse_address, parse_host_port
-from distributed.core import ConnectionPool, RPCClosed
+from distributed.core import ConnectionPool
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
 from dps.cluster.platform import state_of
 from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey
 from dps.cluster.transport.links import Links
-from dps.cluster.transport.port import AS_CHOSEN, Port, Way
+from dps.cluster.transport.port import AS_CHOSEN, Port, split_address
 from dps.errors import (
     CoordinatorGone,
     DeadlineExceeded,
@@ -42,7 +40,7 @@ from dps.protocol.transport import Endpoint, TransportChoice
 
 COORDINATOR_PREFIX = "dps_coordinator_"
 PROBE_SECONDS = 0.25
-LATE_SECONDS = 10.0  # later a connection is taken for broken on which the coordinator owes a reply
+LATE_SECONDS = 10.0  # after which a connection without the coordinator's late reply is given up
 METER = "dps-meter"
 SHARING: tuple[TransportChoice, ...] = ("auto", "shared_memory")
 
@@ -50,8 +48,7 @@ _log = logging.getLogger("dps.transport")
 
 
 class Meter:
-    """Counts the bytes of dps messages of one process, by link kind. Not locked: counts only grow
-    and are written from one event loop; readers may be a moment behind."""
+    """The bytes of dps messages of one process, by link. Written from one event loop only."""
 
     def __init__(self) -> None:
         self.sent: Counter[str] = Counter()
@@ -60,33 +57,31 @@ class Meter:
 
 def meter_of(dask_worker: Worker, group: str) -> Meter:
     """The meter of all workers of a group in a node's process, at the same time or in turn."""
-    last, meter = state_of(dask_worker).get(METER, ("", None))
+    last, meter = state_of(dask_worker).get(METER, ("", Meter()))
     if last != group:
         meter = Meter()
         state_of(dask_worker)[METER] = (group, meter)
-    found: Meter = meter
-    return found
+    return meter  # type: ignore[no-any-return]
 
 
 class ClusterTransport:
     """Calls hosts and the coordinator, from the loop of a Dask connection pool.
 
-    The coordinator is always called through that pool, by everybody several times a second. When it
-    is late, calls that are given up must not keep it busy, or it never catches up: Dask would close
-    the connection of each, and the next call would make another, which costs far more than an
-    answer. So the connection is kept until the late reply has come, and nothing else is sent until
-    then: it would have to wait too.
+    The coordinator is always called through that pool, several times per second by each process. If
+    it is late, calls that time out must not keep it from catching up: Dask would close the
+    connection of each, and a new connection costs far more than a reply. So the connection is kept
+    until the late reply has come, and other calls wait until then.
 
     Parameters
     ----------
     links
-        Those of the process, which may be disturbed on purpose; None: they never are.
+        Injected conditions of the process; None: there are none.
     port
-        Of the process; None: Dask's connections do for all.
+        Connections of the process; None: only those of Dask are used.
     wanted
-        By what hosts are called: see `dps.protocol.transport.TransportChoice`.
+        See `dps.protocol.transport.TransportChoice`.
     on_connected
-        Called with the address of a host, what it is called by, and why, whenever that changes.
+        Called with the address of a host, the transport to it and the reason, on each change.
     """
 
     def __init__(
@@ -119,24 +114,16 @@ class ClusterTransport:
                 reply = await self._send(to, link, frames, scope, type(message))
                 if self._links.disturbed:
                     await self._links.passage("in")
-        except (OSError, RPCClosed) as error:
-            if scope.expired():  # any other TimeoutError is of some step on the way
-                raise DeadlineExceeded(
-                    f"{type(message).__name__} to {to.key} at {to.address}: "
-                    f"no reply in {deadline:g} s"
-                ) from None
-            raise Unreachable(
-                f"{type(message).__name__} to {to.key} at {to.address}: {error}"
-            ) from error
-        except ValueError as error:
-            # So says tornado of a TLS connection whose peer ends while it is made.
-            if "IOStream is not idle" not in str(error):
+        except (OSError, ValueError) as error:
+            # tornado raises such a ValueError if the peer of a new TLS connection ends.
+            if isinstance(error, ValueError) and "IOStream is not idle" not in str(error):
                 raise
-            raise Unreachable(
-                f"{type(message).__name__} to {to.key} at {to.address}: {error}"
-            ) from error
+            call = f"{type(message).__name__} to {to.key} at {to.address}"
+            if scope.expired():  # any other TimeoutError is of a step on the way
+                raise DeadlineExceeded(f"{call}: no reply in {deadline:g} s") from None
+            raise Unreachable(f"{call}: {error}") from error
         except RuntimeError as error:
-            if "ConnectionPool is closed" not in str(error):  # as Dask's says
+            if "ConnectionPool is closed" not in str(error):  # a message of Dask
                 raise
             raise GroupClosed("the Dask client or node that it was used from is closed") from error
         except NoSuchKey:
@@ -145,12 +132,12 @@ class ClusterTransport:
         return wire.decode(reply)
 
     async def gone(self, address: str) -> bool:
-        """Whether nobody listens at the address (see `dps.protocol.transport.Transport`).
+        """Whether no process listens at the address (see `dps.protocol.transport.Transport`).
 
-        Dask's own connection attempts go on until their time is up, so this makes a bare one.
+        Dask's own connections are retried until their timeout, so this makes a plain one.
         """
-        scheme, host, port = _parts(address)
-        if scheme not in ("tcp", "tls"):
+        _, host, port = split_address(address)
+        if not host:
             return False
         try:
             async with asyncio.timeout(PROBE_SECONDS):
@@ -163,10 +150,10 @@ class ClusterTransport:
         return False
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array to be filled, which is sent to processes on this host as it lies.
+        """Return an array to be filled, which is sent to processes on this host without a copy.
 
-        It is once it is frozen, for good, by ``array.flags.writeable = False``; before, it is
-        copied as others are. Thread-safe.
+        This requires that it is frozen, for good, by ``array.flags.writeable = False``.
+        Thread-safe.
         """
         nbytes = np.dtype(dtype).itemsize * prod(shape)
         if self._port is None or self._wanted not in SHARING or nbytes < LARGE_BYTES:
@@ -181,15 +168,18 @@ class ClusterTransport:
         self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout, kind: type
     ) -> wire.Frames:
         if to.key.startswith(COORDINATOR_PREFIX):
-            return await self._send_by_dask(to, link, frames, scope)
+            return await self._ask_coordinator(to, link, frames, scope)
         asked = to.key, kind
         large = asked in self._large or _is_large(frames)
         way = AS_CHOSEN
         if self._port is not None:
             way = await self._port.way(to.address, self._wanted, large)
-        self._note(to.address, way)
+        if self._transports.get(to.address) != way.transport:
+            self._transports[to.address] = way.transport
+            if self._on_connected is not None:
+                self._on_connected(to.address, way.transport, way.why)
         if way.connection is None:
-            return await self._send_by_dask(to, link, frames, scope)
+            return await self._send_by_dask(to, link, frames)
         try:
             reply = await way.connection.call(to.key, link, frames)
         except asyncio.CancelledError:
@@ -200,28 +190,13 @@ class ClusterTransport:
             self._large.add(asked)
         return reply
 
-    def _note(self, address: str, way: Way) -> None:
-        if self._transports.get(address) != way.transport:
-            self._transports[address] = way.transport
-            if self._on_connected is not None:
-                self._on_connected(address, way.transport, way.why)
-
-    async def _send_by_dask(
-        self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout
-    ) -> wire.Frames:
-        peer = self._pool(to.address)
-        if to.key.startswith(COORDINATOR_PREFIX):
-            # The scheduler does not deserialize arrays; the coordinator is never sent any.
-            ask = partial(getattr(peer, to.key), link=link, frames=frozen(frames))
-            found = await self._ask(ask, scope)
-            if found is None:  # what Dask replies to a request that it does not know
-                raise NoSuchKey(to.key)
-            return thawed(found)
+    async def _send_by_dask(self, to: Endpoint, link: str, frames: wire.Frames) -> wire.Frames:
         payload = [to_serialize(frame) for frame in frames]
+        execute = self._pool(to.address).actor_execute
         try:
-            reply = await peer.actor_execute(actor=to.key, function="handle", args=[link, *payload])
+            reply = await execute(actor=to.key, function="handle", args=[link, *payload])
         except KeyError as error:
-            if error.args != (to.key,):  # by which Dask says that it has no such actor
+            if error.args != (to.key,):  # Dask raises this if it has no such actor
                 raise
             raise NoSuchKey(to.key) from None
         if reply["status"] == "error":
@@ -229,11 +204,15 @@ class ClusterTransport:
             raise RemoteError(f"{type(raised).__name__}: {raised}") from raised
         return list(_deserialized(reply["result"]))
 
-    async def _ask(self, ask: Callable[[], Awaitable[Any]], scope: asyncio.Timeout) -> Any:
-        """Ask the coordinator once no reply is late; this one is when `scope` times out."""
+    async def _ask_coordinator(
+        self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout
+    ) -> wire.Frames:
+        """Ask once no reply is late; the reply to this request is late when `scope` times out."""
         while self._late:
             await asyncio.wait(self._late, return_when=asyncio.FIRST_COMPLETED)
-        asking = asyncio.ensure_future(ask())
+        # The scheduler does not deserialize arrays; the coordinator is never sent any.
+        ask = getattr(self._pool(to.address), to.key)
+        asking = asyncio.ensure_future(ask(link=link, frames=frozen(frames)))
         try:
             await asyncio.wait([asking])
         except asyncio.CancelledError:
@@ -245,13 +224,15 @@ class ClusterTransport:
                 asking.cancel()
                 await asyncio.wait([asking])
             raise
-        return asking.result()
+        reply = asking.result()
+        if reply is None:  # Dask returns None to a request that it does not know
+            raise NoSuchKey(to.key)
+        return thawed(reply)
 
     def _came(self, asking: asyncio.Future[Any]) -> None:
-        """Take note that a late reply has come, or will not; nobody wants to know what it is."""
         self._late.discard(asking)
         if not asking.cancelled():
-            asking.exception()
+            asking.exception()  # so that asyncio does not log it
 
 
 def _absent(to: Endpoint) -> NotServing:
@@ -268,15 +249,8 @@ def _is_large(frames: wire.Frames) -> bool:
     return any(frame.nbytes >= LARGE_BYTES for frame in frames)
 
 
-def _parts(address: str) -> tuple[str, str, int]:
-    scheme, location = parse_address(address)
-    if scheme not in ("tcp", "tls"):
-        return scheme, location, 0
-    return scheme, *parse_host_port(location)
-
-
 def _deserialized(value: Any) -> Any:
-    """The value itself; not every connection (the scheduler's, one in process) unpacks it."""
+    """Deserialize a value, which not every connection (the scheduler's, an inproc one) does."""
     if isinstance(value, Serialize):
         return value.data
     if isinstance(value, Serialized):
@@ -285,7 +259,7 @@ def _deserialized(value: Any) -> Any:
 
 
 def frozen(frames: wire.Frames) -> list[bytes]:
-    """Frames as bytes, which Dask passes on without serialization."""
+    """Frames as bytes, which Dask does not serialize."""
     return [frame.tobytes() for frame in frames]
 
 
@@ -295,13 +269,13 @@ def thawed(frames: Sequence[bytes]) -> wire.Frames:
 
 
 async def answer(handle: Any, meter: Meter, link: str, frames: wire.Frames) -> wire.Frames:
-    """Decode a request, have `handle` carry it out, and return the frames of its reply."""
+    """Decode a request, pass it to `handle`, and return the frames of its reply."""
     meter.received[link] += wire.size(frames)
     try:
         reply = wire.encode(await handle(wire.decode(frames)))
     except DpsError as error:
         reply = wire.encode(error)
-    except Exception as error:  # noqa: BLE001 - a defect: returned to the caller, which must not retry
+    except Exception as error:  # noqa: BLE001 - a defect: the caller must not retry
         # As text: a log that keeps the traceback would keep the arrays, and their memory.
         _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
         reply = wire.encode(RemoteError(f"{type(error).__name__}: {error}"))

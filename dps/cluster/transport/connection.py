@@ -1,11 +1,11 @@
-"""Requests and replies over one connection: many under way at once, large frames not copied.
+"""Requests and replies over one connection: many in flight at once, large frames not copied.
 
-On a unix socket arrays travel in segments of memory (`dps.cluster.transport.memory`), which the
-receiver gets as a loan: it lasts as long as anybody there holds a view of it, and the sender is
-told of its end with the next message. When a connection is lost nobody can be asked any more what
-is held: the segments on loan are then never filled again.
+On a unix socket arrays travel in segments of memory (`dps.cluster.transport.memory`), which are
+lent to the receiver. A loan lasts until the last view of it there is gone, and the next message
+reports its end to the sender. When a connection is lost, the ends of loans cannot be reported any
+more, so the segments on loan are never filled again.
 
-Nothing that comes is unpickled, nor can it name code.
+Received messages are not unpickled, and cannot name code.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import traceback
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
@@ -42,12 +43,12 @@ from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.tasks import Tasks
 
-LARGE_BYTES = 1 << 16  # of a frame from which on a segment costs less than the socket
-JOIN_BYTES = 1 << 14  # of a whole message that is better copied than sent in parts
+LARGE_BYTES = 1 << 16  # a frame of this size costs less in a segment than through the socket
+JOIN_BYTES = 1 << 14  # copying a message of this size costs less than sending it in parts
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
 NO_KEY = ""  # no service has it, so a request for it is refused at once
-NEWS_SECONDS = 0.5  # later than this the end of a loan is told by a message of its own
+NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
 
@@ -59,18 +60,16 @@ class Lost(ConnectionError):
 
 
 class NoSuchKey(LookupError):
-    """Nothing at the other end has the key that was asked for."""
+    """The process at the other end does not serve the key."""
 
 
+@dataclass(slots=True, eq=False)
 class _Outgoing:
-    """A message that is being sent: `begun` says that some of it may be on its way."""
+    """A message that is being sent; if `begun`, some of it may have left."""
 
-    __slots__ = ("begun", "buffers", "descriptors")
-
-    def __init__(self, buffers: list[memoryview], descriptors: Sequence[int]) -> None:
-        self.buffers = buffers
-        self.descriptors = descriptors
-        self.begun = False
+    buffers: list[memoryview]
+    descriptors: Sequence[int]
+    begun: bool = False
 
     def advance(self, sent: int) -> None:
         self.descriptors = ()
@@ -80,7 +79,7 @@ class _Outgoing:
             self.buffers[0] = self.buffers[0][sent:]
 
     def make_own(self) -> None:
-        """Copy what is left: its owner may change it now, and a torn message must not arrive."""
+        """Copy the rest: its owner may change it now, and a torn message must not arrive."""
         self.buffers = [memoryview(bytes(buffer)) for buffer in self.buffers]
 
 
@@ -90,17 +89,16 @@ class Connection:
     Parameters
     ----------
     handlers
-        Key → what carries out a request here: called with the link and the frames.
+        Coroutine functions that carry out requests, by key: called with the link and the frames.
     pool
-        Where segments for large frames come from; None: they go through the socket.
+        Provides segments for large frames; None: they go through the socket.
     on_lost
-        Called once with this connection, and why, and whether that was for want of memory here
-        or there.
+        Called once with this connection, the reason, and whether either end lacked memory.
 
     Attributes
     ----------
     lost
-        Whether it is of no use any more.
+        Whether it is unusable.
     """
 
     def __init__(
@@ -121,7 +119,7 @@ class Connection:
         self._writing = False
         self._requests = count(1)
         self._waiting: dict[int, asyncio.Future[wire.Frames]] = {}
-        self._replies = Tasks(lambda error: self._lose(f"a reply could not be sent: {error}"))
+        self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
         self._received = self._bytes_sent = 0
@@ -132,14 +130,8 @@ class Connection:
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         """Send a request and return the frames of its reply, which are read-only.
 
-        Raises
-        ------
-        NoSuchKey
-            There is no such key at the other end.
-        Lost
-            The connection ended. The request may have been carried out.
-        RemoteError
-            Carrying it out raised something that is no reply.
+        `NoSuchKey` if the other end does not serve the key; `RemoteError` if the handler raised an
+        exception; `Lost` if the connection ended, so that the request may have been carried out.
         """
         number = next(self._requests)
         reply: asyncio.Future[wire.Frames] = self._loop.create_future()
@@ -157,12 +149,12 @@ class Connection:
         finally:
             self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
-                reply.exception()  # asyncio would complain of one that came too late to be raised
+                reply.exception()  # asyncio would log one that came too late to be raised
             if self._retired and not self._waiting:
                 self.close()
 
     async def is_alive(self, within: float) -> bool:
-        """Whether the other end answers, or takes in a large message, within `seconds`."""
+        """Whether the other end answers, or receives some of a large message, in time."""
         received, sent = self._received, self._bytes_sent
         try:
             async with asyncio.timeout(within):
@@ -174,19 +166,33 @@ class Connection:
         return True
 
     def retire(self) -> None:
-        """End it once no request that was made here waits for its reply."""
+        """Close it once no request that was made here waits for its reply."""
         self._retired = True
         if not self._waiting:
             self.close()
 
-    def close(self, why: str = "closed here") -> None:
-        """End it: whatever waits for a reply gets `Lost`."""
-        self._lose(why)
+    def close(self, why: str = "closed here", no_memory: bool = False) -> None:
+        """Close it: pending calls raise `Lost`."""
+        if self.lost:
+            return
+        self.lost = True
+        self._loop.remove_reader(self._fd)
+        self._want_to_write(False)
+        if self._news is not None:
+            self._news.cancel()
+        self._line.close()
+        self._queue.clear()
+        self._loans.spoil()
+        waiting, self._waiting = self._waiting, {}
+        for reply in waiting.values():
+            if not reply.done():
+                reply.set_exception(Lost(why))
+        self._on_lost(self, why, no_memory)
 
     # -- sending -------------------------------------------------------------------------------
 
     async def _places(self, frames: wire.Frames) -> list[tuple[Held, int] | None]:
-        """Where in memory each frame is that need not go through the socket."""
+        """Put large frames into segments; return the segment and offset of each that is in one."""
         places: list[tuple[Held, int] | None] = [None] * len(frames)
         if self._pool is None:
             return places
@@ -212,13 +218,12 @@ class Connection:
         return places
 
     async def _filled(self, pool: Pool, arrays: Sequence[np.ndarray]) -> tuple[Held, list[int]]:
-        """Copy arrays into a segment; many bytes in a thread, so that others are served."""
+        """Copy arrays into a segment; many bytes in a thread, so that the event loop is free."""
         size = sum(array.nbytes for array in arrays)
         if size < INLINE_BYTES:
             return pool.filled(arrays)
         work = asyncio.ensure_future(offload(partial(pool.filled, arrays), size))
-        # A thread cannot be stopped: whoever gives up leaves the segment to it.
-        return await asyncio.shield(work)
+        return await asyncio.shield(work)  # a thread cannot be stopped, and keeps the segment
 
     def _sent(
         self,
@@ -228,12 +233,11 @@ class Connection:
         frames: wire.Frames = (),  # type: ignore[assignment]
         places: Sequence[tuple[Held, int] | None] = (),
     ) -> _Outgoing:
-        """Begin to send a message; what can be sent at once is."""
+        """Queue a message, and send as much as possible at once."""
         if self.lost:
             raise Lost("the connection is lost")
-        for frame in frames:
-            described(frame, INLINE, 0)  # what is refused must not have been lent in part
-        new = self._loans.described(about, frames, places)
+        about.frames = [described(frame) for frame in frames]  # raises before any is lent
+        new = self._loans.lend(about, places)
         inline = [
             flat(frame)
             for frame, place in zip(frames, places, strict=True)
@@ -249,12 +253,12 @@ class Connection:
         return message
 
     def _flush(self) -> None:
-        """Send what the socket takes."""
+        """Send as much as the socket takes."""
         sent = 0
         try:
             while self._queue and sent < BUDGET_BYTES:
                 message = self._queue[0]
-                message.begun = True  # TLS may have taken some of it though it says that it has not
+                message.begun = True  # TLS may have taken some of it even if it reports otherwise
                 done = self._line.send(message.buffers[:PARTS], message.descriptors)
                 sent += done
                 self._bytes_sent += done
@@ -264,7 +268,7 @@ class Connection:
         except BlockingIOError:
             pass
         except OSError as error:
-            self._lose(str(error))
+            self.close(str(error))
             return
         self._want_to_write(bool(self._queue))
 
@@ -276,7 +280,7 @@ class Connection:
         self._writing = wanted
 
     def _give_up(self, message: _Outgoing) -> None:
-        """Nobody waits for the reply to a request any more, and its arrays may change."""
+        """Drop or copy a request whose caller has gone, and may change its arrays."""
         if not message.buffers:
             return
         if not message.begun and not self._line.passes_memory and message in self._queue:
@@ -287,13 +291,15 @@ class Connection:
     # -- receiving -----------------------------------------------------------------------------
 
     def _readable(self) -> None:
+        if self.lost:
+            return
         received = 0
         try:
             while received < BUDGET_BYTES:
                 room = self._reader.room()
                 done = self._line.receive(room)
                 if not done:
-                    self._lose("the other end has closed the connection, or has ended")
+                    self.close("the other end has closed the connection, or has ended")
                     return
                 received += done
                 self._received += done
@@ -304,24 +310,18 @@ class Connection:
                     if self.lost:
                         return
                 if done < len(room) and self._reader.is_between:
-                    break  # there is nothing more, as a rule; if there is, the loop says so
+                    break  # usually there is nothing more; otherwise the event loop calls again
         except BlockingIOError:
             return
         except OSError as error:
-            self._lose(str(error))
-            return
+            self.close(str(error))
         except MemoryError as error:
-            self._lose(f"there is no memory here for what came: {error}")
-            return
+            self.close(f"there is no memory here for a received message: {error}")
         except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
-            self._lose(f"what came is no message of dps: {error!r}")
-            return
-        if self._line.has_more:
-            self._loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        if not self.lost:
-            self._readable()
+            self.close(f"received bytes are no message of dps: {error!r}")
+        else:
+            if self._line.has_more:
+                self._loop.call_soon(self._readable)
 
     def _take(self, message: Message) -> None:
         about = message.about
@@ -330,28 +330,31 @@ class Connection:
             self._loans.accept(message, self._line)
         except OSError as error:
             self._sent(Kind.NO_MEMORY, 0, Description(f"it cannot map memory: {error}"))
-            self._lose(f"memory cannot be mapped here: {error}", no_memory=True)
+            self.close(f"memory cannot be mapped here: {error}", no_memory=True)
             return
         if about.loans and self._news is None:
-            self._news = self._loop.call_later(NEWS_SECONDS, self._tell_news)
+            self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
         frames = [frame for frame in message.frames if frame is not None]
         message.frames.clear()
-        match message.kind:
-            case Kind.REQUEST:
-                self._carry_out(message.number, about, frames)
-            case Kind.NO_MEMORY:
-                self._lose(about.text, no_memory=True)
-            case Kind.REPLY | Kind.NOBODY | Kind.FAILED:
-                waiting = self._waiting.get(message.number)
-                if waiting is not None and not waiting.done():  # else nobody waits for it
-                    _answer(waiting, message.kind, about.text, frames)
-
-    def _carry_out(self, number: int, about: Description, frames: wire.Frames) -> None:
-        handler = self._handlers.get(about.text)
-        if handler is None:
-            self._sent(Kind.NOBODY, number, Description(about.text))
+        if message.kind is Kind.REQUEST:
+            handler = self._handlers.get(about.text)
+            if handler is None:
+                self._sent(Kind.NOBODY, message.number, Description(about.text))
+            else:
+                self._replies.start(self._reply(message.number, handler, about.link, frames))
             return
-        self._replies.start(self._reply(number, handler, about.link, frames))
+        if message.kind is Kind.NO_MEMORY:
+            self.close(about.text, no_memory=True)
+        waiting = self._waiting.get(message.number)
+        if waiting is None or waiting.done():
+            return  # its caller has given up
+        match message.kind:
+            case Kind.REPLY:
+                waiting.set_result(frames)
+            case Kind.NOBODY:
+                waiting.set_exception(NoSuchKey(about.text))
+            case Kind.FAILED:
+                waiting.set_exception(RemoteError(about.text))
 
     async def _reply(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
         try:
@@ -361,54 +364,25 @@ class Connection:
             places = await self._places(reply)
             if not self.lost:
                 self._sent(Kind.REPLY, number, Description(), reply, places)
-        except Exception as error:  # noqa: BLE001 - whatever it is, who asked is told
+        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
             # As text: a log that keeps the traceback would keep the arrays, and their segments.
             _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
             if not self.lost:
                 self._sent(Kind.FAILED, number, Description(f"{type(error).__name__}: {error}"))
 
-    def _tell_news(self) -> None:
-        """Say which loans have ended where no other message has; look again while there are any."""
+    def _send_news(self) -> None:
+        """Report the ends of loans, if no other message has; repeat while there are loans."""
         self._news = None
         if self.lost:
             return
         if self._loans.has_news:
             self._sent(Kind.NOTE, 0, Description())
         if self._loans.borrowed:
-            self._news = self._loop.call_later(NEWS_SECONDS, self._tell_news)
-
-    def _lose(self, why: str, no_memory: bool = False) -> None:
-        if self.lost:
-            return
-        self.lost = True
-        self._loop.remove_reader(self._fd)
-        self._want_to_write(False)
-        if self._news is not None:
-            self._news.cancel()
-        self._line.close()
-        self._queue.clear()
-        self._loans.spoil()
-        waiting, self._waiting = self._waiting, {}
-        for reply in waiting.values():
-            if not reply.done():
-                reply.set_exception(Lost(why))
-        self._on_lost(self, why, no_memory)
-
-
-def _answer(
-    waiting: asyncio.Future[wire.Frames], kind: Kind, text: str, frames: wire.Frames
-) -> None:
-    match kind:
-        case Kind.NOBODY:
-            waiting.set_exception(NoSuchKey(text))
-        case Kind.FAILED:
-            waiting.set_exception(RemoteError(text))
-        case _:
-            waiting.set_result(frames)
+            self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
 
 
 def _place_of(frame: np.ndarray) -> tuple[Held, int] | None:
-    """Where in a segment a frame lies already, if nobody can write to it there."""
+    """Return the segment and offset at which a frame lies, if it cannot be written to there."""
     if not frame.flags.c_contiguous:
         return None
     held = memory.held_by(frame)
@@ -418,18 +392,18 @@ def _place_of(frame: np.ndarray) -> tuple[Held, int] | None:
 
 
 class _Loans:
-    """Which segments each end of a connection has from the other.
+    """The segments that each end of a connection has from the other.
 
     Attributes
     ----------
     borrowed
-        How many loans of the other end's have not been told to have ended.
+        How many loans are held here, or ended but were not reported yet.
     """
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._lent: dict[int, Held] = {}
-        # Of segments that the other end knows: by identity, which is theirs while they live.
+        # Segments that the other end knows, by identity, which is unique while they live.
         self._shown: dict[int, tuple[int, weakref.ref[memory.Mapping]]] = {}
         self._retired: deque[int] = deque()
         self._known: dict[int, memory.Mapping] = {}
@@ -438,34 +412,30 @@ class _Loans:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything that the other end should hear of."""
+        """Whether there is anything to report to the other end."""
         return bool(self._ended or self._retired)
 
-    def described(
-        self,
-        about: Description,
-        frames: wire.Frames,
-        places: Sequence[tuple[Held, int] | None],
-    ) -> list[int]:
-        """Fill in what is said of frames and loans; return the descriptors that must be sent."""
+    def lend(self, about: Description, places: Sequence[tuple[Held, int] | None]) -> list[int]:
+        """Describe loans in `about`; return the descriptors to be sent along."""
         descriptors: list[int] = []
         loans: dict[int, int] = {}
-        for frame, place in zip(frames, places, strict=True):
+        for index, place in enumerate(places):
             if place is None:
-                about.frames.append(described(frame, INLINE, 0))
                 continue
             held, start = place
             if id(held) not in loans:
+                loan = next(self._numbers)
+                self._lent[loan] = held
                 loans[id(held)] = len(about.loans)
-                about.loans.append((self._lend(held), self._number(held, about, descriptors)))
-            about.frames.append(described(frame, loans[id(held)], start))
+                about.loans.append((loan, self._number(held.mapping, about, descriptors)))
+            about.frames[index] = (*about.frames[index][:2], loans[id(held)], start)
         about.ended += _all_of(self._ended)
         self.borrowed -= len(about.ended)
         about.retired += _all_of(self._retired)
         return descriptors
 
     def note(self, about: Description) -> None:
-        """Take in what the other end says of loans that it had, and of segments that it has not."""
+        """Take note of ended loans, and of segments of the other end that are gone."""
         for number in about.ended:
             held = self._lent.pop(abs(number))
             held.spoiled |= number < 0
@@ -473,18 +443,16 @@ class _Loans:
             self._known.pop(number, None)
 
     def accept(self, message: Message, line: Line) -> None:
-        """Map what has come in memory, and make arrays over it.
-
-        Raises
-        ------
-        OSError
-            It cannot be mapped here.
-        """
+        """Map the segments of a message, and make its arrays; `OSError` if that is impossible."""
         about = message.about
         for number, size in about.segments:
             if line.truncated or not line.descriptors:
                 raise OSError("there are no descriptors left")
-            self._known[number] = _opened(line.descriptors.popleft(), size)
+            fd = line.descriptors.popleft()
+            mapping = self._known[number] = memory.opened(fd, size)
+            if memory.few_left(fd):  # otherwise it is kept, to pass the segment on
+                os.close(fd)
+                mapping.fd = -1
         whole = []
         for loan, number in about.loans:
             segment = self._known[number]
@@ -501,21 +469,16 @@ class _Loans:
                 message.frames[index] = as_described(data, dtype, tuple(shape))
 
     def spoil(self) -> None:
-        """The connection is lost: what was lent may be looked at for ever."""
+        """Never fill lent segments again: the connection is lost, so their use is unknown."""
         for held in self._lent.values():
             held.spoiled = True
         self._lent.clear()
         self._known.clear()
         self._shown.clear()
 
-    def _lend(self, held: Held) -> int:
-        loan = next(self._numbers)
-        self._lent[loan] = held
-        return loan
-
-    def _number(self, held: Held, about: Description, descriptors: list[int]) -> int:
-        """What the other end knows a segment as; one that it does not know is introduced."""
-        mapping, key = held.mapping, id(held.mapping)
+    def _number(self, mapping: memory.Mapping, about: Description, descriptors: list[int]) -> int:
+        """Return the number of a segment at the other end; introduce it if it is new there."""
+        key = id(mapping)
         if key not in self._shown:
             number = next(self._numbers)
             over = partial(_note_over, self._shown, self._retired, key, number)
@@ -523,15 +486,6 @@ class _Loans:
             about.segments.append((number, mapping.size))
             descriptors.append(mapping.fd)
         return self._shown[key][0]
-
-
-def _opened(fd: int, size: int) -> memory.Mapping:
-    """Map a segment; its descriptor is kept, to pass it on, unless they run short."""
-    mapping = memory.opened(fd, size)
-    if memory.few_left(fd):
-        os.close(fd)
-        mapping.fd = -1
-    return mapping
 
 
 def _note_end(ended: deque[int], loan: int, mapping: memory.Mapping, spoiled: bool) -> None:
@@ -550,7 +504,7 @@ def _note_over(
 
 
 def _all_of(news: deque[int]) -> list[int]:
-    """Everything in a queue that other threads add to."""
+    """Empty a queue to which other threads add."""
     found = []
     while news:
         found.append(news.popleft())

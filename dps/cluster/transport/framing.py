@@ -1,8 +1,7 @@
-"""How a message of frames becomes bytes on a stream, and bytes a message again.
+"""Messages of frames as bytes on a stream.
 
-A message is a head of fixed size, a description as MessagePack, and the bytes of the frames that
-are not in shared memory, as they are. Large frames are received right into the arrays that they
-become.
+A message is a head of fixed size, a description in MessagePack, and the bytes of the frames that
+are not in shared memory. Large frames are received into their final arrays.
 """
 
 from __future__ import annotations
@@ -20,40 +19,40 @@ import numpy as np
 HEAD = struct.Struct("<BxxxIQ")  # kind, bytes of the description, number of the request
 STAGING_BYTES = 1 << 18
 MOST_DESCRIPTION = 1 << 26
-DIRECT_BYTES = 1 << 14  # so much of a frame is received right into it
+DIRECT_BYTES = 1 << 14  # if this much of a frame is missing, it is received into the frame
 
 INLINE = -1
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     REQUEST = 1
     REPLY = 2
-    NOBODY = 3  # there is no such key here
-    FAILED = 4  # carrying the request out raised
-    NOTE = 5  # only news of loans
-    NO_MEMORY = 6  # this end cannot map what it was sent; it closes the connection
+    NOBODY = 3  # the key is not served here
+    FAILED = 4  # the handler raised an exception
+    NOTE = 5  # only reports ended loans and segments
+    NO_MEMORY = 6  # this end cannot map a segment, and closes the connection
 
 
 @dataclass(slots=True)
 class Description:
-    """What is said of a message.
+    """The metadata of a message.
 
     Attributes
     ----------
     text, link
-        For a request the key of whom it is for and what its bytes count as; else why.
+        Of a request: its key, and what its bytes are counted as. Of others: the reason.
     frames
-        dtype, shape, index into `loans` (or `INLINE`), and where in the segment it begins.
+        dtype, shape, index into `loans` (or `INLINE`), and offset in the segment.
     loans
-        The number of each loan, and that of the segment.
+        Numbers of the loan and of its segment.
     segments
-        Number and size of each segment whose descriptor comes with this message.
+        Number and size of each segment whose descriptor is sent along.
     ended
-        Numbers of loans that the sender lets go of, negative where the segment is spoiled.
+        Numbers of loans that have ended at the sender, negative if the segment is spoiled.
     retired
-        Numbers of segments of the sender that are no more.
+        Numbers of the sender's segments that are gone.
     """
 
     text: str = ""
@@ -67,7 +66,7 @@ class Description:
 
 @dataclass(slots=True)
 class Message:
-    """A message that has come whole: frames that are in shared memory are still None."""
+    """A complete message; frames in shared memory are still None."""
 
     kind: Kind
     number: int
@@ -77,34 +76,30 @@ class Message:
 
 def packed(kind: Kind, number: int, about: Description) -> bytes:
     """Head and description as bytes."""
-    told: bytes = msgpack.packb(
-        (
-            *(about.text, about.link, about.frames, about.loans),
-            *(about.segments, about.ended, about.retired),
-        )
-    )
-    return HEAD.pack(kind, len(told), number) + told
+    lent = about.loans, about.segments, about.ended, about.retired
+    description: bytes = msgpack.packb((about.text, about.link, about.frames, *lent))
+    return HEAD.pack(kind, len(description), number) + description
 
 
-def described(frame: np.ndarray, loan: int, start: int) -> tuple[str, tuple[int, ...], int, int]:
-    """What is said of a frame; raises `TypeError` for what no other process could rebuild."""
+def described(frame: np.ndarray) -> tuple[str, tuple[int, ...], int, int]:
+    """The description of an inline frame; `TypeError` if no other process could rebuild it."""
     if frame.dtype.hasobject or frame.dtype.names:
         raise TypeError(f"arrays of {frame.dtype} cannot cross the wire")
-    return frame.dtype.str, frame.shape, loan, start
+    return frame.dtype.str, frame.shape, INLINE, 0
 
 
 def flat(frame: np.ndarray) -> memoryview:
-    """The bytes of a frame, without a copy where they lie in order."""
+    """The bytes of a frame; not copied if the frame is contiguous."""
     return np.ascontiguousarray(frame).reshape(-1).view(np.uint8).data
 
 
 def as_described(data: np.ndarray, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The array that bytes are."""
+    """View bytes as an array."""
     return data.view(_dtype(dtype)).reshape(shape)
 
 
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """How many bytes such an array has."""
+    """The size of such an array in bytes."""
     return int(prod(shape) * _dtype(dtype).itemsize)
 
 
@@ -116,7 +111,7 @@ def _dtype(name: str) -> np.dtype[Any]:
 
 
 class Reader:
-    """Makes messages of what is received. `ValueError` says that it is no such stream."""
+    """Assembles received bytes into messages; `ValueError` if they are none."""
 
     def __init__(self) -> None:
         self._staging = memoryview(bytearray(STAGING_BYTES))
@@ -137,7 +132,7 @@ class Reader:
         return self._staging[self._end :]
 
     def received(self, count: int) -> None:
-        """Take note that so many bytes are in the `room`."""
+        """Take note of `count` bytes in the `room`."""
         if not self._end and self._left and len(self._left[0]) >= DIRECT_BYTES:
             self._left[0] = self._left[0][count:]
         else:
@@ -145,11 +140,11 @@ class Reader:
 
     @property
     def is_between(self) -> bool:
-        """Whether whatever has been received was taken: no message has come in part."""
+        """Whether no message has been received in part."""
         return self._about is None and self._start == self._end
 
     def take(self) -> Message | None:
-        """The next message, if it has come whole."""
+        """The next message, if it is complete."""
         if self._about is None and not self._begin():
             return None
         while self._left:
@@ -167,7 +162,7 @@ class Reader:
         return message
 
     def _begin(self) -> bool:
-        """Read head and description, and make room for the frames."""
+        """Read head and description, and allocate the frames."""
         waiting = self._end - self._start
         if waiting < HEAD.size:
             self._move(len(self._staging))
@@ -190,11 +185,11 @@ class Reader:
         data = np.empty(nbytes(dtype, shape), np.uint8)
         if data.size:
             self._left.append(data.data)
-        data.flags.writeable = False  # once the reader has its own way in
+        data.flags.writeable = False  # but for the views in `_left`
         return as_described(data, dtype, shape)
 
     def _move(self, size: int) -> None:
-        """Have what is staged begin at the front of a buffer of at least so many bytes."""
+        """Move staged bytes to the start of the buffer, which has at least `size` bytes then."""
         rest = bytes(self._staging[self._start : self._end])
         if size > len(self._staging):
             self._staging = memoryview(bytearray(size))

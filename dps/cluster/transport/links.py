@@ -1,8 +1,8 @@
 """Injected conditions on the dps messages of one process: messages are held back or delayed.
 
-Only messages of dps go through here; Dask's own connections stay as they are, so that what was
-switched on can be switched off again. Every condition ends by itself after its time, whether or not
-anybody is left to end it. While there is none, a message costs one look at an attribute.
+Dask's own messages are not affected, so that conditions can be lifted. Every condition ends after
+its time, even if the process that imposed it is gone. Without conditions, a message costs one
+attribute lookup.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ NAME = "dps-links"
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """No message passes these ways; what waits when it ends then does, as TCP sends again."""
+    """Hold messages in these directions back until the end, as TCP does by resending."""
 
     ways: tuple[Way, ...] = BOTH
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """Every message takes so many seconds longer each way."""
+    """Delay messages in these directions by `seconds`."""
 
     seconds: float
     ways: tuple[Way, ...] = BOTH
@@ -64,13 +64,13 @@ class Links:
         self._affected: dict[int, int] = {}
 
     def impose(self, number: int, condition: Condition, seconds: float) -> None:
-        """Begin a condition, known by a number, which ends after so many seconds."""
+        """Impose a condition, known by a number, for some seconds."""
         timer = asyncio.get_running_loop().call_later(seconds, self.lift, number)
         self._current[number] = _Current(condition, asyncio.Event(), timer)
         self.disturbed = True
 
     def lift(self, number: int) -> None:
-        """End a condition, if it has not ended; what it held back goes on."""
+        """End a condition, if it has not ended; messages that it held back pass."""
         current = self._current.pop(number, None)
         if current is not None:
             self._affected[number] = current.affected
@@ -85,7 +85,7 @@ class Links:
 
     @property
     def cut_off(self) -> bool:
-        """Whether nothing that the process sends arrives."""
+        """Whether all messages that the process sends are held back."""
         conditions = [current.condition for current in self._current.values()]
         return any(isinstance(each, Closed) and "out" in each.ways for each in conditions)
 
@@ -95,7 +95,7 @@ class Links:
         return current.affected if current is not None else self._affected.get(number, 0)
 
     async def passage(self, way: Way) -> None:
-        """Return when a message may pass."""
+        """Wait until a message may pass."""
         for current in list(self._current.values()):
             match current.condition:
                 case Closed(ways) if way in ways:

@@ -1,13 +1,13 @@
-"""Memory without a name that one process fills and others on its host map: segments and loans.
+"""Segments of anonymous memory that one process fills and others on its host map.
 
-A segment is a memfd. Its maker alone can write to it: it is sealed before anybody else sees it, so
-that it can neither shrink under a reader, who would be killed by that, nor be mapped for writing
-again. Being nowhere in the file system, it is gone with the last process that maps it, whatever
-ends them, and no size of /dev/shm bounds it.
+A segment is a memfd, which only its maker can write to. It is sealed before another process maps
+it: it cannot shrink, which would kill a reader, and cannot be mapped for writing again. It has no
+name in a file system, so it is gone with the last process that maps it, and is not bounded by the
+size of /dev/shm.
 
-Whoever uses a segment holds a reference to one `Held`; nothing else counts. When the last one is
-let go, a segment of this process goes back to its `Pool` to be filled again, and the maker of one
-that was lent by another process is told. So what anybody still looks at is never written to.
+Each use of a segment holds a `Held`. When the last reference to that is gone, a segment of this
+process returns to its `Pool`, to be filled again; if another process has lent it, the end of the
+loan is reported. So a segment in use is never written to.
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 
+BYTE = np.dtype(np.uint8)
 ALIGNMENT = 64  # of arrays in a segment: a line of the processor's cache
 SMALLEST = 1 << 16
-IDLE_BYTES = 512 << 20  # what a pool keeps for later
+IDLE_BYTES = 512 << 20  # that a pool keeps for later
 MOST_SEGMENTS = 256  # of a pool; each costs a descriptor here and in every process that maps it
 _CLOEXEC_SEALABLE = 0x0001 | 0x0002  # MFD_CLOEXEC | MFD_ALLOW_SEALING
 _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
-# By number: this module is imported on systems that have none of them, too.
+# Numbers, because this module is also imported on systems without these constants.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL, _SHRINK, _GROW = 0x0001, 0x0002, 0x0004
 _FIXED_SIZE = _SHRINK | _GROW
-_NO_WRITERS = 0x0010  # F_SEAL_FUTURE_WRITE: but for who maps it already; Linux 5.1
+_NO_WRITERS = 0x0010  # F_SEAL_FUTURE_WRITE: no further mappings for writing; Linux 5.1
 _FAILED = ctypes.c_void_p(-1).value
 
 _log = logging.getLogger("dps.transport")
@@ -57,16 +59,16 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
 
 class Mapping:
-    """A segment as this process sees it; ends with the last reference to it.
+    """A mapped segment, which is unmapped with the last reference to this.
 
-    `mmap.mmap` is not used: it keeps a descriptor of its own for each.
+    `mmap.mmap` is not used, because it keeps another descriptor for each mapping.
 
     Attributes
     ----------
     address, size
-        Where it begins in this process, and how many bytes it has.
+        Address in this process, and size in bytes.
     fd
-        Its descriptor; -1 if it was closed, so that others cannot be given it.
+        Descriptor; -1 if it was closed, so that the segment cannot be passed on.
     """
 
     def __init__(self, fd: int, size: int, writable: bool, private: bool = False) -> None:
@@ -88,12 +90,9 @@ class Mapping:
 
 
 def create(size: int) -> Mapping:
-    """Make a segment that this process can write to; its memory is there, not just promised.
+    """Make a segment that this process can write to, and allocate its memory.
 
-    Raises
-    ------
-    OSError
-        The system does not allow it, or has no memory or descriptors left.
+    `OSError` if the system does not allow it, or has no memory or descriptors left.
     """
     fd = _memfd()
     try:
@@ -102,17 +101,20 @@ def create(size: int) -> Mapping:
     except BaseException:
         os.close(fd)
         raise
-    _seal(fd)
+    try:
+        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE | _NO_WRITERS)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE)
+    fcntl.fcntl(fd, _ADD_SEALS, _SEAL)
     return made
 
 
 def opened(fd: int, size: int) -> Mapping:
-    """Map a segment of another process to read it; takes the descriptor over.
+    """Map a segment of another process for reading, and own its descriptor from now on.
 
-    Raises
-    ------
-    OSError
-        It is not such a segment, or there is no room for it.
+    `OSError` if it is not such a segment, or cannot be mapped.
     """
     try:
         sealed = fcntl.fcntl(fd, _GET_SEALS)
@@ -125,18 +127,18 @@ def opened(fd: int, size: int) -> Mapping:
 
 
 class Held:
-    """What keeps a segment from being written to again: arrays over it hold on to this.
+    """Keeps a segment from being written to again; all arrays over it refer to this.
 
     Parameters
     ----------
     ended
-        Called with the segment, and whether it is spoiled, when nobody holds it any more: in
-        whatever thread that happens, between any two instructions.
+        Called with the segment, and whether it is spoiled, when the last reference is gone: in any
+        thread, between any two instructions.
 
     Attributes
     ----------
     spoiled
-        Whether it must never be filled again: a process may look at it that cannot be asked.
+        Whether it must never be filled again, because a lost peer may still read it.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_ended", "mapping", "spoiled")
@@ -164,38 +166,34 @@ class Held:
 
 
 def array_of(held: Held) -> np.ndarray:
-    """The array over a segment that is held; no view of it outlives the hold."""
+    """The array over a segment; its views keep `held` alive."""
     return np.asarray(held)
 
 
 def held_by(array: np.ndarray) -> Held | None:
-    """The segment that an array lies in, if nobody can write to it through numpy; else None.
+    """The segment of an array that nobody can write to through numpy; otherwise None.
 
-    An array that was made by `Pool.empty` is such once its owner has frozen it, for good, by
-    ``array.flags.writeable = False``.
+    This holds for an array of `Pool.empty` once it is frozen by ``array.flags.writeable = False``.
     """
-    found: object = array
-    while isinstance(found, np.ndarray):
-        if found.flags.writeable:
+    base: object = array
+    while isinstance(base, np.ndarray):
+        if base.flags.writeable:
             return None
-        found = found.base
-    return found if isinstance(found, Held) else None
+        base = base.base
+    return base if isinstance(base, Held) else None
 
 
 def private(array: np.ndarray) -> np.ndarray:
-    """Return a contiguous array in memory that only the caller sees, which may be written to.
+    """Return a contiguous array as private memory, which may be written to.
 
-    That is another mapping of the segment that it lies in, whose pages are copied as they are
-    written to. Where that cannot be had it is a read-only view of the array.
+    The pages of its segment are mapped again, and copied when they are written to. If that is
+    impossible, it is a read-only view of the array.
     """
     held = held_by(array)
     if held is not None and held.mapping.fd >= 0:
-        try:
+        with suppress(OSError):
             mapping = Mapping(held.mapping.fd, held.mapping.size, writable=True, private=True)
-        except OSError:
-            held = None
-        else:
-            own = Held(mapping, (mapping.size,), np.dtype(np.uint8), True, partial(_let_go, held))
+            own = Held(mapping, (mapping.size,), BYTE, True, partial(_keep, held))
             begin = array.ctypes.data - held.mapping.address
             return array_of(own)[begin : begin + array.nbytes].view(array.dtype)
     view = array.view()
@@ -203,19 +201,19 @@ def private(array: np.ndarray) -> np.ndarray:
     return view
 
 
-def _let_go(held: Held, mapping: Mapping, spoiled: bool) -> None:
-    """Do nothing: the segment is held for as long as this could be called."""
+def _keep(held: Held, mapping: Mapping, spoiled: bool) -> None:
+    """Do nothing: the reference to `held` lasts for as long as this could be called."""
 
 
 class Pool:
-    """Segments of this process, to be filled again when nobody holds them. Thread-safe.
+    """Segments of this process, which are reused when they are not in use. Thread-safe.
 
-    A segment that is used again need not be faulted in again, neither here nor where it is known.
+    Memory that is reused causes no page faults, neither here nor in processes that have mapped it.
 
     Attributes
     ----------
     failed
-        Whether there was no memory for a segment, at least once.
+        Whether a segment could not be allocated, at least once.
     """
 
     def __init__(self) -> None:
@@ -227,36 +225,24 @@ class Pool:
         self._closed = False
 
     def __len__(self) -> int:
-        """How many segments there are, held or idle."""
+        """The number of segments, in use or idle."""
         return len(self._all)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an array to be filled, in a segment of its own.
+        """Return an array to be filled, in a segment of its own; `OSError` if there is no memory.
 
-        Once frozen (see `held_by`) it is sent without a copy.
-
-        Raises
-        ------
-        OSError
-            There is no memory for it.
+        Once frozen (see `held_by`), it is sent without a copy.
         """
         size = max(1, prod(shape) * dtype.itemsize)
         return array_of(Held(self._take(size), shape, dtype, True, self._end))
 
     def filled(self, arrays: Sequence[np.ndarray]) -> tuple[Held, list[int]]:
-        """Copy arrays into a segment; return it and where in it each begins.
-
-        Raises
-        ------
-        OSError
-            There is no memory for them.
-        """
+        """Copy arrays into a segment; return it and each offset; `OSError` if memory is short."""
         starts, size = [], 0
         for array in arrays:
             starts.append(size)
             size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        byte = np.dtype(np.uint8)
-        held = Held(self._take(size), (size,), byte, True, self._end)
+        held = Held(self._take(size), (size,), BYTE, True, self._end)
         room = array_of(held)
         for start, array in zip(starts, arrays, strict=True):
             place = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -264,27 +250,33 @@ class Pool:
         return held, starts
 
     def complain(self, error: OSError) -> None:
-        """Say once that there is no memory, and that arrays go through sockets instead."""
+        """Warn, once, that there is no memory, so that arrays are sent through sockets."""
         if not self.failed:
             self.failed = True
             _log.warning("no memory to share (%s): arrays go through the socket instead", error)
 
     def close(self) -> None:
-        """Let go of all that is idle, and of the rest as soon as nobody holds it."""
+        """Free all idle segments, and the others as soon as they are not in use."""
         with self._lock:
             self._closed = True
             self._idle.clear()
             self._ended.clear()
 
     def _end(self, mapping: Mapping, spoiled: bool) -> None:
-        # Called by the garbage collector, perhaps while this very thread has the lock.
+        # Called by the garbage collector, perhaps while this thread has the lock.
         if not self._closed:
             self._ended.append((mapping, spoiled))
 
     def _take(self, size: int) -> Mapping:
         wanted = size_class(size)
         with self._lock:
-            self._sort_out()
+            while self._ended:
+                ended, spoiled = self._ended.popleft()
+                if not spoiled:
+                    self._idle.append(ended)
+            idle = sum(mapping.size for mapping in self._idle)
+            while idle > IDLE_BYTES:
+                idle -= self._idle.popleft().size
             for mapping in reversed(self._idle):  # the warmest first
                 if mapping.size == wanted:
                     self._idle.remove(mapping)
@@ -298,19 +290,9 @@ class Pool:
             self._all.add(made)
         return made
 
-    def _sort_out(self) -> None:
-        """Have what nobody holds any more ready to be used again, as far as it may be."""
-        while self._ended:
-            mapping, spoiled = self._ended.popleft()
-            if not spoiled:
-                self._idle.append(mapping)
-        idle = sum(mapping.size for mapping in self._idle)
-        while idle > IDLE_BYTES:
-            idle -= self._idle.popleft().size
-
 
 def size_class(size: int) -> int:
-    """The size of the segments that serve for so many bytes: at most a quarter more."""
+    """The size of segments for `size` bytes: at most a quarter more."""
     if size <= SMALLEST:
         return SMALLEST
     step = 1 << (size - 1).bit_length() - 3
@@ -318,7 +300,7 @@ def size_class(size: int) -> int:
 
 
 def few_left(fd: int) -> bool:
-    """Whether descriptors begin to run short: a new one is the lowest that is free."""
+    """Whether few descriptors are left; `fd` is a new one, so it has the lowest free number."""
     return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
@@ -335,28 +317,18 @@ def _memfd() -> int:
     return fd
 
 
-def _seal(fd: int) -> None:
-    try:
-        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE | _NO_WRITERS)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE)
-    fcntl.fcntl(fd, _ADD_SEALS, _SEAL)
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process runs, as far as it matters to whom it can pass memory.
+    """Where a process runs, as far as it decides which processes it can share memory with.
 
     Attributes
     ----------
     boot
-        Of the system: the same for all containers on one machine, and for no other machine.
+        Boot id of the machine, the same for all containers on it.
     user
-        Its number.
+        User id.
     network
-        Which network it sees; abstract unix sockets belong to one.
+        Network namespace, to which abstract unix sockets belong.
     refusal
         Why it cannot share memory; empty: it can.
     """
@@ -388,13 +360,10 @@ def here() -> Place:
         network = str(os.stat("/proc/self/ns/net").st_ino)
     except OSError as error:
         return Place("", -1, "", str(error))
-    return Place(boot, os.getuid(), network, _refusal())
-
-
-def _refusal() -> str:
+    place = Place(boot, os.getuid(), network)
     try:
         create(SMALLEST)
-        with socket.socket(socket.AF_UNIX):
-            return ""
+        socket.socket(socket.AF_UNIX).close()
     except OSError as error:
-        return str(error)
+        return replace(place, refusal=str(error))
+    return place

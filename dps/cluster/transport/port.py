@@ -1,9 +1,9 @@
-"""The port of a process: which way its messages take to each peer, and the connections to them.
+"""The port of a process: its connections to peers, and the choice of a transport to each.
 
-A peer is asked through Dask's own connection, which is as secure as the cluster is, how it can be
-reached. Processes of one user on one host share memory; others are sent a stream, with TLS if the
-cluster has it; and where neither works, Dask's connection does. Messages that are small have a
-connection of their own, so that they need not wait behind large ones.
+A peer is asked through Dask's connection, with the security of the cluster, how it can be reached.
+Processes of one user on one host share memory; others use a stream, with TLS if the cluster has it.
+If neither works, Dask's connection is used. Small messages have a connection of their own, so that
+they do not wait behind large ones.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ HANDLER = "dps_port"
 NAME = "dps-port"
 CONNECT_SECONDS = 3.0
 ASK_SECONDS = 10.0
-AGAIN_SECONDS = 30.0  # until a better way is looked for than the one that was found
-REST_SECONDS = 1.0  # after a connection could not be accepted, for want of descriptors
+AGAIN_SECONDS = 30.0  # until a transport that did not work is tried again
+REST_SECONDS = 1.0  # after a connection could not be accepted, for lack of descriptors
 BACKLOG = 128
-MOST_GREETING = 64  # connections at a time that have not proven yet that they know the secret
+MOST_GREETING = 64  # connections that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
 
@@ -46,12 +46,12 @@ _log = logging.getLogger("dps.transport")
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How messages get to a peer: by what, why so, and the connection; None: Dask's."""
+    """The transport to a peer, the reason, and the connection; None: Dask's."""
 
     transport: str
     why: str
     connection: Connection | None
-    until: float = float("inf")  # by this process's clock, when to look for a better one
+    until: float = float("inf")  # when to look for a better one
 
     @property
     def is_current(self) -> bool:
@@ -65,10 +65,7 @@ AS_CHOSEN = Way("dask", "as chosen", None)
 
 
 class _Impassable(Exception):
-    """A kind of connection does not work between two processes; says why.
-
-    `lasting` says that it will not as long as these processes live.
-    """
+    """A kind of connection does not work between two processes; if `lasting`, it never will."""
 
     def __init__(self, why: str, lasting: bool = False) -> None:
         super().__init__(why)
@@ -76,7 +73,7 @@ class _Impassable(Exception):
 
 
 class _Silent(_Impassable):
-    """A peer does not say in time how it can be reached."""
+    """A peer did not answer in time how it can be reached."""
 
 
 class Port:
@@ -87,7 +84,7 @@ class Port:
     rpc
         Dask's connections, to ask peers.
     address
-        Of this process in Dask; None: nobody can call it.
+        Returns Dask's address of this process; None: it cannot be called.
     calling, called
         The cluster's TLS for each role, if it has TLS.
     """
@@ -110,7 +107,7 @@ class Port:
         self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._ways: dict[tuple[str, TransportChoice, bool], Way] = {}
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
-        # Which kinds do not work to which peer, why, and until when they are not tried again.
+        # Kinds that do not work to a peer, why, and until when they are not tried again.
         self._avoided: dict[tuple[str, Kind], tuple[str, float]] = {}
         self._peers: dict[Connection, tuple[str, Kind]] = {}
         self._tests: dict[Connection, asyncio.Task[None]] = {}
@@ -122,24 +119,14 @@ class Port:
     # -- lifetime --------------------------------------------------------------------------------
 
     def enter(self) -> None:
-        """Have one user more; it opens with the first."""
+        """Add a user; the first one opens the port."""
         self._users += 1
 
     def exit(self) -> None:
-        """Have one user less; with the last it closes whatever is open."""
+        """Remove a user; the last one closes the port."""
         self._users -= 1
-        if not self._users:
-            self._close()
-
-    def serve(self, key: str, handler: Handler) -> None:
-        """Have requests for a key carried out: called with the link and the frames."""
-        self._handlers[key] = handler
-
-    def withdraw(self, key: str) -> None:
-        """Carry out no more requests for a key."""
-        self._handlers.pop(key, None)
-
-    def _close(self) -> None:
+        if self._users:
+            return
         for task in (*self._looking.values(), *self._greeting, *self._tests.values()):
             task.cancel()
         for listener in self._listeners.values():
@@ -153,10 +140,18 @@ class Port:
         self.pool = Pool()
         self._place = None
 
+    def serve(self, key: str, handler: Handler) -> None:
+        """Serve requests for a key: `handler` is called with the link and the frames."""
+        self._handlers[key] = handler
+
+    def withdraw(self, key: str) -> None:
+        """Stop serving requests for a key."""
+        self._handlers.pop(key, None)
+
     # -- being called ----------------------------------------------------------------------------
 
     async def offer(self, kind: Kind) -> dict[str, Any] | None:
-        """How this process can be reached; None: not so. Called by Dask for a peer that asks."""
+        """How this process can be reached; None: not by this kind. Called by Dask for a peer."""
         try:
             return self._offer(kind) if self._users and self._address is not None else None
         except OSError as error:
@@ -172,32 +167,28 @@ class Port:
             place = self._here()
             name = "" if place.refusal else str(self._listening(kind).getsockname()[1:].decode())
             return {"place": asdict(place), "name": name, "secret": self._secret}
-        scheme, host = host_of(self._address())
+        scheme, host, _ = split_address(self._address())
         if not host:
             return None
         port = self._listening(kind).getsockname()[1]
         return {"host": host, "port": port, "tls": scheme == "tls", "secret": self._secret}
 
     def _listening(self, kind: Kind) -> socket.socket:
-        if kind not in self._listeners:
-            listener = self._unix() if kind == "shared_memory" else self._tcp()
-            listener.setblocking(False)
-            listener.listen(BACKLOG)
-            loop = asyncio.get_running_loop()
-            loop.add_reader(listener.fileno(), self._accept, listener)
-            self._listeners[kind] = listener
-        return self._listeners[kind]
-
-    def _unix(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"\0dps-{secrets.token_hex(16)}")
+        if kind in self._listeners:
+            return self._listeners[kind]
+        if kind == "shared_memory":
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(f"\0dps-{secrets.token_hex(16)}")
+        else:
+            assert self._address is not None
+            _, host, _ = split_address(self._address())
+            family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server((host, 0), family=family)
+        listener.setblocking(False)
+        listener.listen(BACKLOG)
+        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+        self._listeners[kind] = listener
         return listener
-
-    def _tcp(self) -> socket.socket:
-        assert self._address is not None
-        _, host = host_of(self._address())
-        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, 0), family=family)
 
     def _accept(self, listener: socket.socket) -> None:
         try:
@@ -205,10 +196,13 @@ class Port:
         except OSError as error:
             if not isinstance(error, BlockingIOError | InterruptedError | ConnectionError):
                 _log.warning("a connection could not be accepted: %s", error)
-                self._rest(listener)
+                # It stays pending, so without a rest the event loop would be busy with it.
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listener.fileno())
+                loop.call_later(REST_SECONDS, self._accept_again, listener)
             return
         if self._greeting and (len(self._greeting) >= MOST_GREETING or few_left(sock.fileno())):
-            # A greeting takes a moment: the oldest is the least likely to be one of a peer.
+            # A greeting takes a moment: the oldest is the least likely to come from a peer.
             oldest = next(iter(self._greeting))
             del self._greeting[oldest]
             oldest.cancel()
@@ -216,18 +210,13 @@ class Port:
         self._greeting[task] = None
         task.add_done_callback(lambda task: self._greeting.pop(task, None))
 
-    def _rest(self, listener: socket.socket) -> None:
-        """Accept nothing for a while: who waits stays there, and would be tried without end."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(listener.fileno())
-        loop.call_later(REST_SECONDS, self._go_on, listener)
-
-    def _go_on(self, listener: socket.socket) -> None:
+    def _accept_again(self, listener: socket.socket) -> None:
         if listener in self._listeners.values():
             asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
 
     async def _welcome(self, sock: socket.socket) -> None:
-        tls = self._called if self._address and host_of(self._address())[0] == "tls" else None
+        secure = self._address is not None and split_address(self._address())[0] == "tls"
+        tls = self._called if secure else None
         try:
             async with asyncio.timeout(GREETING_SECONDS):
                 line = await welcomed(sock, self._secret, tls)
@@ -239,19 +228,11 @@ class Port:
     # -- calling ---------------------------------------------------------------------------------
 
     async def way(self, address: str, wanted: TransportChoice, large: bool) -> Way:
-        """How a message gets to a peer; a connection is made where there is none.
+        """Return the way of a message to a peer; connect if there is no connection.
 
-        Parameters
-        ----------
-        wanted
-            What was chosen: "auto", or the one kind to try before Dask's connection.
-        large
-            Whether it, or its reply, has large frames.
-
-        Raises
-        ------
-        OSError
-            The peer cannot be reached at all.
+        `wanted` is the user's choice: "auto", or the one kind to try before Dask's connection.
+        `large` messages are those with large frames, or replies with them. `OSError` if the peer
+        cannot be reached at all.
         """
         key = address, wanted, large
         known = self._ways.get(key)
@@ -261,14 +242,13 @@ class Port:
         if looking is None:
             looking = self._looking[key] = asyncio.ensure_future(self._look(*key))
             looking.add_done_callback(lambda task: self._found(key, task))
-        # Whoever gives up must not end it for others.
-        return await asyncio.shield(looking)
+        return await asyncio.shield(looking)  # others may wait for it too
 
     def doubt(self, connection: Connection) -> None:
-        """A reply has not come in time by a connection: find out whether it is of no use any more.
+        """Test a connection on which a reply is late.
 
-        If nothing comes by it although the peer can be asked by Dask, it is ended, and messages go
-        another way for a while.
+        If nothing arrives on it although the peer answers by Dask, it is closed, and messages use
+        another transport for a while.
         """
         if connection in self._peers and connection not in self._tests:
             test = self._test(connection, *self._peers[connection])
@@ -279,11 +259,11 @@ class Port:
         try:
             await self._asked(address, kind)
         except (_Impassable, OSError):
-            return  # it is the peer that does not answer, by whatever connection
+            return  # the peer does not answer on any connection
         if connection.lost or await connection.is_alive(ASK_SECONDS):
             return
         why = f"nothing came by {_NAMES[kind]}"
-        _log.warning("to %s: %s; another way is used for %g s", address, why, AGAIN_SECONDS)
+        _log.warning("to %s: %s; another transport is used for %g s", address, why, AGAIN_SECONDS)
         self._avoid(address, kind, why)
         connection.close(why)
 
@@ -298,22 +278,27 @@ class Port:
             old.retire()
 
     async def _look(self, address: str, wanted: TransportChoice, large: bool) -> Way:
-        """Find the best way that works; one that works already stays as it is."""
+        """Find the best way that works; a connection that is in use is kept."""
         before = self._ways.get((address, wanted, large))
-        found: list[_Impassable] = []
+        reasons: list[_Impassable] = []
         for kind in _KINDS[wanted]:
             connection = before.connection if before and before.transport == kind else None
             try:
                 if connection is None or connection.lost:
                     connection = self._connected(await self._line(address, kind), address, kind)
             except _Impassable as reason:
-                found.append(reason)
+                reasons.append(reason)
                 if isinstance(reason, _Silent):
-                    break  # it would not say more of another kind
+                    break  # it would not answer about another kind either
                 continue
-            lasting = all(reason.lasting for reason in found)
-            return Way(kind, _told(found) or _WHY[kind], connection, _until(lasting))
-        return Way("dask", _told(found), None, _until(False)) if found else AS_CHOSEN
+            why = "; ".join(map(str, reasons)) or _WHY[kind]
+            lasting = all(reason.lasting for reason in reasons)
+            until = float("inf") if lasting else time.monotonic() + AGAIN_SECONDS
+            return Way(kind, why, connection, until)
+        if not reasons:
+            return AS_CHOSEN
+        why = "; ".join(map(str, reasons))
+        return Way("dask", why, None, time.monotonic() + AGAIN_SECONDS)
 
     async def _line(self, address: str, kind: Kind) -> Line:
         """Connect to a peer; raises `_Impassable` if this kind of connection does not work."""
@@ -325,9 +310,14 @@ class Port:
             raise _Impassable(f"{address} offers no {_NAMES[kind]}")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                if kind == "shared_memory":
-                    return await self._to_memory(offer)
-                return await self._to_stream(offer)
+                if kind == "stream":
+                    if offer["tls"] and self._calling is None:
+                        raise _Impassable("this process has no TLS", lasting=True)
+                    tls = self._calling if offer["tls"] else None
+                    return await to_tcp(offer["host"], offer["port"], offer["secret"], tls)
+                if apart := self._here().apart(Place(**offer["place"])):
+                    raise _Impassable(apart, lasting=True)
+                return await to_unix(offer["name"], offer["secret"])
         except TimeoutError:
             why = f"no {_NAMES[kind]} in {CONNECT_SECONDS:g} s"
         except OSError as error:
@@ -336,25 +326,13 @@ class Port:
         raise _Impassable(why)
 
     async def _asked(self, address: str, kind: Kind) -> dict[str, Any] | None:
-        """What a peer offers; raises `_Silent` if it does not say so in time."""
+        """Ask a peer for its offer; raises `_Silent` if it does not answer in time."""
         try:
             async with asyncio.timeout(ASK_SECONDS):
                 offer: dict[str, Any] | None = await getattr(self._rpc(address), HANDLER)(kind=kind)
         except TimeoutError:
-            raise _Silent(f"no word of {_NAMES[kind]} in {ASK_SECONDS:g} s") from None
+            raise _Silent(f"no answer about {_NAMES[kind]} in {ASK_SECONDS:g} s") from None
         return offer
-
-    async def _to_memory(self, offer: dict[str, Any]) -> Line:
-        apart = self._here().apart(Place(**offer["place"]))
-        if apart:
-            raise _Impassable(apart, lasting=True)
-        return await to_unix(offer["name"], offer["secret"])
-
-    async def _to_stream(self, offer: dict[str, Any]) -> Line:
-        if offer["tls"] and self._calling is None:
-            raise _Impassable("this process has no TLS", lasting=True)
-        tls = self._calling if offer["tls"] else None
-        return await to_tcp(offer["host"], offer["port"], offer["secret"], tls)
 
     # -- connections of both kinds -------------------------------------------------------------
 
@@ -367,7 +345,7 @@ class Port:
 
     def _lost(self, connection: Connection, why: str, no_memory: bool) -> None:
         self._connections.discard(connection)
-        # Nobody may ever ask for this peer again: one that has ended has no successor there.
+        # There may never be another call of this peer, so nothing is kept for it.
         self._ways = {key: way for key, way in self._ways.items() if way.connection != connection}
         address, kind = self._peers.pop(connection, ("", "shared_memory"))
         if no_memory:
@@ -398,22 +376,14 @@ _NAMES = {"shared_memory": "shared memory", "stream": "stream"}
 _WHY = {"shared_memory": "on the same host", "stream": "as chosen"}
 
 
-def _told(found: list[_Impassable]) -> str:
-    return "; ".join(map(str, found))
-
-
-def _until(lasting: bool) -> float:
-    return float("inf") if lasting else time.monotonic() + AGAIN_SECONDS
-
-
-def host_of(address: str) -> tuple[str, str]:
-    """Scheme and host of an address of Dask's; no host: it is not reached over a network."""
+def split_address(address: str) -> tuple[str, str, int]:
+    """Scheme, host and port of an address of Dask; no host: it is not reached over a network."""
     scheme, location = parse_address(address)
-    return scheme, parse_host_port(location)[0] if scheme in ("tcp", "tls") else ""
+    return (scheme, *parse_host_port(location)) if scheme in ("tcp", "tls") else (scheme, "", 0)
 
 
 def port_of(dask_worker: distributed.Worker) -> Port:
-    """The port of a node's process: the same for all that runs in it."""
+    """The port of a node's process, which everything in it shares."""
 
     def opened() -> Port:
         calling = dask_worker.security.get_connection_args("worker").get("ssl_context")
@@ -426,5 +396,5 @@ def port_of(dask_worker: distributed.Worker) -> Port:
 
 
 def port_of_driver(client: distributed.Client) -> Port:
-    """A port of a process that calls nodes, and is never called."""
+    """A port of a process that calls nodes, and is not called."""
     return Port(client.rpc, None, client.security.get_connection_args("client").get("ssl_context"))

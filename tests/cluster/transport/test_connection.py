@@ -21,7 +21,6 @@ from dps.cluster.backends.tls import temporary
 from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler
 from dps.cluster.transport.framing import (
     DIRECT_BYTES,
-    INLINE,
     Description,
     Message,
     Reader,
@@ -354,9 +353,7 @@ def test_another_user_is_refused() -> None:
 def test_a_message_may_come_in_pieces_of_any_size() -> None:
     """Some of a large frame comes with the head, the rest right into its place."""
     frame = np.arange(2 * DIRECT_BYTES, dtype=np.uint16).view(np.uint8)[::2].copy()
-    begin = packed(
-        MessageKind.REQUEST, 1, Description("echo", frames=[described(frame, INLINE, 0)])
-    )
+    begin = packed(MessageKind.REQUEST, 1, Description("echo", frames=[described(frame)]))
     message = begin + frame.tobytes()
     for size in (len(begin), len(begin) + 1, len(begin) + DIRECT_BYTES, len(message)):
         came = read(message, size)
