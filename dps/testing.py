@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from dps.cluster.driver.roles import by_resources
+from dps.cluster.heads import Heads
 from dps.cluster.names import ANY_SHARD, Node, NodeSpec
-from dps.cluster.node.audit import audit_all
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import Running
 from dps.cluster.transport.calls import ClusterTransport, Meter
@@ -189,6 +189,6 @@ class _Observed:
         return table
 
     def audit(self) -> list[AuditReply | None]:
-        asked = self._cluster.sync(audit_all, self.group, self._router, self._transport)
-        replies: list[AuditReply | None] = asked
+        heads = Heads(self.group, self._router, self._transport)
+        replies: list[AuditReply | None] = self._cluster.sync(heads.audit_all)
         return replies

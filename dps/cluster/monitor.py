@@ -1,7 +1,8 @@
 """The monitor of a host: a small process that sees which processes of dps run, stop and end.
 
-The first node on a host starts it, all nodes there register with it, and it ends with the last. It
-imports only the standard library and `dps.protocol.monitor`, so it takes 15 MB and starts in a few
+`dps.cluster.liveness` has the other ends of its connections, and states what it is for. The first
+node on a host starts it, all nodes there register with it, and it ends with the last. It imports
+only the standard library and `dps.protocol.monitor`, so it takes 15 MB and starts in a few
 milliseconds. Nodes connect by a unix socket, where the system identifies both ends. Coordinators
 connect by TCP, from any host, and receive its reports. Each line on such a connection is signed
 with a secret that nodes pass to their coordinator over Dask's connections.
@@ -114,7 +115,7 @@ class _Line:
         sock: socket.socket,
         selector: selectors.BaseSelector,
         on_line: Callable[[bytes], None],
-        on_end: Callable[[], None],
+        on_end: Callable[[], object],
     ) -> None:
         sock.setblocking(False)
         self._sock = sock
@@ -211,11 +212,11 @@ class MonitorProcess:
         member.line = _Line(
             sock,
             self._selector,
-            lambda text: self._asked(member, json.loads(text)),
+            lambda text: self._handle(member, json.loads(text)),
             lambda: self._left(member),
         )
 
-    def _asked(self, member: _Member, request: dict[str, Any]) -> None:
+    def _handle(self, member: _Member, request: dict[str, Any]) -> None:
         """Handle a request of a process: to register, or to change its registration."""
         if "silent" in request:
             self._monitor.silence(member.number, time.monotonic() + float(request["silent"]))
@@ -266,16 +267,13 @@ class MonitorProcess:
         line = _Line(
             sock,
             self._selector,
-            lambda text: self._told(line, nonce, text),
-            lambda: self._lost(line),
+            lambda text: self._requested(line, nonce, text),
+            lambda: self._coordinators.pop(line, None),
         )
         self._coordinators[line] = None
         line.send(nonce + b"\n")
 
-    def _lost(self, line: _Line) -> None:
-        self._coordinators.pop(line, None)
-
-    def _told(self, line: _Line, nonce: bytes, text: bytes) -> None:
+    def _requested(self, line: _Line, nonce: bytes, text: bytes) -> None:
         """Handle a line of a coordinator: its nonce first, then requests to kill processes."""
         signed = self._coordinators[line]
         if signed is None:

@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dps.core.names import role_of
 
+KEY_PREFIX = "dps-"  # of the key of every Dask task and actor that may run for long
 SERVING = ("server", "replica", "spare")
 HOSTING = (*SERVING, "store", "mailbox")
 ANY_SHARD = "any-shard"  # a resource of nodes for servers that are meant for no shard of their own
 RESOURCES = ("server", "store", "mailbox", "worker", "evaluator")
 _SHARD_OF_NAME = re.compile(r"(server|replica)-(\d+)(-.*)?$")
+
+
+# Recorded events, in batches; nodes that join; nodes that leave; dropped updates.
+Topic = Literal["events", "nodes", "leaving", "dropped"]
+
+
+def topic(kind: Topic, group: str) -> str:
+    """Return the Dask topic on which a group's driver receives messages of a kind."""
+    return f"dps-{kind}-{group}"
 
 
 @dataclass(frozen=True, slots=True)

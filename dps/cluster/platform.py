@@ -1,8 +1,7 @@
-"""What dps stands on in a process: its clocks and threads, and what the system says of the process.
+"""The platform of a process: its clock and threads, and what the system reports of it.
 
-All of `dps.cluster` and `dps.faults` asks this, and nothing else, for the time, for something that
-goes on beside the rest, and for names that nobody else has. That is why it runs on virtual time as
-it is, where the platform is another one (`dps.virtual`).
+`dps.cluster` and `dps.faults` use it, and nothing else, for time, for background work and for
+unique names. So they run unchanged on virtual time, on another platform (`dps.virtual`).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import sys
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,20 +41,19 @@ class SystemClock:
     """The real time."""
 
     def now(self) -> float:
-        """Seconds since the Unix epoch."""
+        """Return the seconds since the Unix epoch."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back, those in which the machine was suspended too."""
+        """Return seconds of a clock that never goes back, and counts while the machine sleeps."""
         return time.clock_gettime(BOOT_TIME)
 
 
 class Running(Protocol):
-    """Work that was begun beside the rest, such as `threading.Thread`."""
+    """Background work, such as `threading.Thread`."""
 
     def join(self) -> None:
         """Wait until it has ended."""
-        ...
 
     def is_alive(self) -> bool:
         """Whether it has not ended."""
@@ -62,23 +61,20 @@ class Running(Protocol):
 
 
 class Timer(Protocol):
-    """Work that is to begin later, such as `threading.Timer`."""
+    """Background work that begins later, such as `threading.Timer`."""
 
     def cancel(self) -> None:
         """Do not begin it, if it has not begun."""
-        ...
 
     def join(self) -> None:
         """Wait until it has ended, or was cancelled before it began."""
-        ...
 
 
 class Flag(Protocol):
-    """Something to wait for, such as `threading.Event`."""
+    """A flag to wait for, such as `threading.Event`."""
 
     def set(self) -> None:
-        """Have whoever waits go on."""
-        ...
+        """Set it, and wake all that wait for it."""
 
     def is_set(self) -> bool:
         """Whether it is set."""
@@ -90,39 +86,29 @@ class Flag(Protocol):
 
 
 class Presence(Protocol):
-    """The registration of a process with the monitor of its host.
+    """The registration of a process with the monitor of its host (`dps.cluster.liveness`).
 
-    Attributes
-    ----------
-    watched
-        How the process is known there; None: no monitor watches it.
+    `watched` is how the process is known there; None: no monitor watches it.
     """
 
     watched: Watched | None
 
     def enter(self, group: str) -> None:
         """Register, if this is the first use of the process by any group."""
-        ...
 
     async def registered(self) -> None:
-        """Wait until the process is registered, or cannot be.
-
-        Before that, a busy process cannot be distinguished from a dead one.
-        """
-        ...
+        """Wait until the process is registered, or cannot be; only then can it be seen to live."""
 
     def exit(self, group: str) -> None:
         """Leave, if this was the last use."""
-        ...
 
     def silence(self, seconds: float) -> None:
-        """Have the monitor say nothing of this process for a while, as if both were cut off."""
-        ...
+        """Make the monitor not report this process for a while, as if both were cut off."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a process has used since it started: seconds of cores, and bytes of memory at most."""
+    """The resources that a process has used since it started: seconds of cores, peak bytes."""
 
     cpu_seconds: float
     peak_bytes: int
@@ -136,11 +122,11 @@ class Platform:
     clock
         The clock of events, leases and deadlines.
     handles_signals
-        Whether the process is told by a signal that it is to end.
+        Whether signals tell the process to end.
     serves_metrics
-        Whether the process has an endpoint where metrics are asked for.
+        Whether the process has an endpoint for metrics.
     presence
-        The registration with a monitor that the platform provides; None: one of the host is used.
+        A registration with a monitor of the platform's own; None: that of the host is used.
     kills
         What is raised in a thread whose process is killed.
     """
@@ -167,48 +153,48 @@ class Platform:
         return _started(self.pid)
 
     def usage(self) -> Usage:
-        """Measure what the process has used."""
+        """Measure the resources that the process has used."""
         times = psutil.Process().cpu_times()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return Usage(times.user + times.system, peak)
 
     def token(self) -> str:
-        """Return eight characters that nobody else has, for a name."""
+        """Return eight characters for a unique name."""
         return uuid.uuid4().hex[:8]
 
     def monitors(
         self,
-        told: Callable[[Any], Awaitable[object]],
+        on_report: Callable[[Any], Awaitable[object]],
         on_failure: Callable[[Exception], None],
     ) -> Any:
-        """Return the monitors that the platform provides (`dps.protocol.transport.Monitors`).
+        """Return the platform's own `Monitors`; None: those of the hosts are used.
 
-        None: those of the hosts are used. `told` is called with each `Sighted`.
+        `on_report` is called with each `Sighted`.
         """
         return None
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
-        """Return by what arrays are sent, if `chosen` is what a user wants."""
+        """Return the transport of arrays, if a user has chosen `chosen`."""
         return chosen
 
     def place(self, path: str | None) -> str | None:
-        """Return where the files are that a user wants at a path."""
+        """Return where the files of a user's path are."""
         return path
 
     def begin(self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
-        """Have an event loop do something; the future can be waited for in a thread."""
+        """Start a coroutine on an event loop; a thread may wait for the future."""
         return asyncio.run_coroutine_threadsafe(request, loop)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for so many seconds."""
+        """Wait for some seconds."""
         time.sleep(seconds)
 
     def flag(self) -> Flag:
-        """Return something to wait for, which is not set."""
+        """Return a flag, which is not set."""
         return threading.Event()
 
     def start(self, work: Callable[[], object], name: str) -> Running:
-        """Begin work beside the rest; it ends with the process at the latest."""
+        """Start background work; it ends with the process at the latest."""
         thread = threading.Thread(target=work, name=name, daemon=True)
         thread.start()
         return thread
@@ -216,10 +202,7 @@ class Platform:
     def wait(
         self, client: Any, futures: Sequence[Any], timeout: float, every: bool = False
     ) -> bool:
-        """Wait for the first of some Dask futures, or `every` one; return whether that has ended.
-
-        It is False after `timeout` seconds.
-        """
+        """Wait for the first of some Dask futures, or `every` one; False after `timeout` s."""
         when = "ALL_COMPLETED" if every else "FIRST_COMPLETED"
         try:
             with client.as_current():
@@ -229,13 +212,13 @@ class Platform:
         return True
 
     def after(self, seconds: float, work: Callable[[], object]) -> Timer:
-        """Begin work beside the rest in so many seconds."""
+        """Start background work in some seconds."""
         timer = threading.Timer(seconds, work)
         timer.start()
         return timer
 
     def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
-        """Do something for several names at the same time."""
+        """Call a function for several names at the same time."""
         with ThreadPoolExecutor(len(names), thread_name_prefix="dps-at-once") as threads:
             return list(threads.map(work, names))
 
@@ -250,61 +233,65 @@ def _started(pid: int) -> float:
 
 
 def platform_of(holder: object) -> Platform:
-    """The platform of a Dask worker, scheduler or client: its own, or that of this process."""
-    found = getattr(holder, "dps_platform", SYSTEM)
-    return found if isinstance(found, Platform) else SYSTEM  # an rpc has attributes of every name
+    """Return the platform of a Dask worker, scheduler or client: its own, or this process's."""
+    platform = getattr(holder, "dps_platform", SYSTEM)
+    # An rpc has attributes of every name.
+    return platform if isinstance(platform, Platform) else SYSTEM
 
 
-# From glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_TOP_PAD = -2
-M_MMAP_THRESHOLD = -3
-M_ARENA_MAX = -8
-
+# From glibc's malloc.h: names and values of settings. Without them large arrays are mapped anew.
 KEEP_BYTES = 1 << 30
-PAD_BYTES = 64 << 20
+MALLOC_SETTINGS = {
+    "M_MMAP_THRESHOLD": (-3, KEEP_BYTES),
+    "M_TRIM_THRESHOLD": (-1, KEEP_BYTES),
+    "M_TOP_PAD": (-2, 64 << 20),
+    # The arenas of other threads cannot hold large arrays and would map them after all.
+    "M_ARENA_MAX": (-8, 1),
+}
 
 
-def keep_memory(platform: Platform = SYSTEM) -> bool:
-    """Have freed memory kept by this process; return whether the C library knows how.
-
-    A process in which nodes are simulated is somebody else's, and stays as it is.
-    """
-    if platform is not SYSTEM or not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
-    settings = (
-        (M_MMAP_THRESHOLD, KEEP_BYTES),
-        (M_TRIM_THRESHOLD, KEEP_BYTES),
-        (M_TOP_PAD, PAD_BYTES),
-        # The arenas of other threads cannot hold large arrays and would map them after all.
-        (M_ARENA_MAX, 1),
-    )
-    taken = [libc.mallopt(name, value) for name, value in settings]  # each, whatever came of others
-    return all(taken)
+def keep_memory(platform: Platform) -> None:
+    """Make this process keep freed memory, if it is not one that simulates nodes."""
+    if platform is SYSTEM and sys.platform.startswith("linux"):
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            for number, value in MALLOC_SETTINGS.values():
+                libc.mallopt(number, value)
 
 
-_ATTRIBUTE = "dps_state"
 _making = Lock()
 
 
 def state_of(dask_worker: distributed.Worker) -> dict[str, Any]:
-    """What is kept, by names. Thread-safe.
+    """Return what dps keeps on a Dask worker, by names. Thread-safe.
 
     It is not among Dask's `extensions`: Dask goes through those for each heartbeat, and gives a
     worker up whose extensions change meanwhile, as they do when an actor is made in a thread.
     """
-    found: dict[str, Any] = vars(dask_worker).setdefault(_ATTRIBUTE, {})
-    return found
+    state: dict[str, Any] = vars(dask_worker).setdefault("dps_state", {})
+    return state
 
 
 def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T]) -> T:
-    """What is kept by this name, made if there is none. Thread-safe."""
+    """Return what is kept by this name, made if there is none. Thread-safe."""
     state = state_of(dask_worker)
     with _making:
         if name not in state:
             state[name] = make()
-        found: T = state[name]
-    return found
+        kept: T = state[name]
+    return kept
+
+
+def weakly(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a handler that calls a bound method while its object lives, and then does nothing.
+
+    Dask's scheduler and client keep a handler even after it is unsubscribed. A bound method would
+    keep its group, with all its arrays, for as long as the cluster exists.
+    """
+    known = weakref.WeakMethod(method)
+
+    async def handle(*args: Any, **kwargs: Any) -> Any:
+        bound = known()
+        return None if bound is None else await bound(*args, **kwargs)
+
+    return handle

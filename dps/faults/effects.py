@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import fsspec
 import psutil
 
+from dps.cluster.liveness import presence_of
 from dps.cluster.names import Node
-from dps.cluster.node.presence import presence_of
 from dps.cluster.platform import Platform, Running, platform_of
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.links import Closed, Condition, Late, links_of

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dps.cluster.scheduler.overview import overviews
+from dps.cluster.scheduler.plugin import overviews
 from dps.errors import ConfigurationError
 from dps.observe.progress import Pace
 from dps.observe.views import TrainingView

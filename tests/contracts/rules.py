@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.cluster.driver.setup import afresh
+from dps.cluster.driver.setup import Choices, Options, afresh
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
 from dps.core.rules.rule import UpdateRule, by_rows
@@ -68,7 +68,28 @@ class ShardRuleContract:
 
     def test_rows_stay_whole_for_the_rules_that_need_them(self, rule: UpdateRule) -> None:
         client: Any = SimpleNamespace(scheduler=SimpleNamespace(address="tcp://127.0.0.1:1"))
-        group = afresh(client, PARAMS, 2, rule, ASP(), "none", Timings(), {}).group
+        choices = Choices(
+            shards=2,
+            servers=None,
+            tables=(),
+            optimizer=rule,
+            consistency=ASP(),
+            recovery="none",
+            filters={},
+            pull_filters={},
+            placement="balanced",
+            about={},
+        )
+        options = Options(
+            timings=Timings(),
+            on_event=None,
+            functions={},
+            seats=None,
+            labels={},
+            on_loss="warn",
+            transport="auto",
+        )
+        group = afresh(client, PARAMS, choices, options).group
         assert group.layout == Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
 
     def test_a_rule_and_its_state_go_on_from_files_as_if_nothing_had_been(

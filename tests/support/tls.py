@@ -27,7 +27,7 @@ def ports_below(*pids: int) -> set[int]:
     """The ports on which processes and all that they have started listen.
 
     Without that of the monitor, which does what is signed, and is no secret (see
-    tests/cluster/node/test_monitor.py).
+    tests/cluster/test_liveness.py).
     """
     found = set()
     for leader in (psutil.Process(pid) for pid in pids):

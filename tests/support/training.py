@@ -18,8 +18,8 @@ from distributed import Future
 
 from benchmarks.live import Watch
 from dps import SGD, ParameterServer, Timings, Worker
+from dps.cluster.liveness import presence_of
 from dps.cluster.names import NodeSpec
-from dps.cluster.node.presence import presence_of
 from dps.events import Acked, Applied, Event
 from dps.protocol.messages import AuditReply
 from tests.support.waiting import eventually

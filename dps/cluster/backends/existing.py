@@ -42,7 +42,7 @@ from dps.cluster.backends.base import (
 )
 from dps.cluster.backends.local import DASK_SETTINGS
 from dps.cluster.names import NodeSpec, Offer
-from dps.cluster.node.cleanup import occupied, tidy
+from dps.cluster.node.member import occupied, tidy
 from dps.cluster.scheduler import reservations
 from dps.cluster.scheduler.reservations import Found, look, take
 from dps.errors import CapacityError, ConfigurationError

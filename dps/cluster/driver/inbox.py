@@ -1,21 +1,24 @@
-"""The driver's end of the event stream: what the group records arrives here, in batches.
+"""The driver's end of the topics of its group: events, and reports of dropped updates.
 
-What workers report and evaluators score goes into the history, whether anybody listens or not.
+What workers report and evaluators score goes into the history, whether events are recorded or not.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver.news import News
-from dps.cluster.node.recorder import topic
-from dps.cluster.node.weak import weakly
-from dps.cluster.platform import platform_of
+from dps.cluster.names import topic
+from dps.cluster.node.logs import dropped
+from dps.cluster.platform import platform_of, weakly
+from dps.errors import UpdatesDroppedWarning
 from dps.events import EvaluationMissed, Event, Sink, from_dict
 from dps.observe.history import History
+from dps.protocol.group import Group
 
 if TYPE_CHECKING:
     import distributed
@@ -24,46 +27,49 @@ DRAIN_SECONDS = 10.0
 
 
 class Inbox:
-    """Hands the events of a group on. Used from the client's event loop.
+    """Passes the events of a group on. Used from the client's event loop.
 
     Parameters
     ----------
     sink
-        Called with every event; None: nobody wants them, so a score that fails is warned of here.
+        Called with every event. None: a score that fails is a warning.
     history
-        Keeps what events hold of the course of the training; None: nobody wants it.
-    news
-        Is told if the sink or a score fails; None: nobody wants to know.
+        Keeps the numbers of the training.
     """
 
     def __init__(
         self,
         client: distributed.Client,
-        group: str,
+        group: Group,
         sink: Sink | None,
-        history: History | None = None,
-        news: News | None = None,
+        history: History,
+        news: News,
     ) -> None:
         self._client = client
-        self._topic = topic(group)
+        self._group = group
+        self._topic = topic("events", group.name)
         self._sink = sink
-        self._history = history or History()
-        self._news = news or News(client)
-        self._warned = False
-        self._markers: dict[str, int] = {}
+        self._history = history
+        self._news = news
+        self._warned_of_score = self._warned_of_drops = False
+        self._markers: Counter[str] = Counter()
 
     def open(self) -> None:
         """Begin to receive."""
         self._client.subscribe_topic(self._topic, weakly(self._receive))
+        self._client.subscribe_topic(
+            topic("dropped", self._group.name), weakly(self._warn_of_drops)
+        )
 
-    async def close(self, nodes: Sequence[str] | None = None) -> None:
+    async def close(self, nodes: Sequence[str] | None) -> None:
         """Stop receiving, once everything that live nodes have sent has arrived: see `catch_up`."""
         try:
             await self.catch_up(nodes)
         finally:
             self._client.unsubscribe_topic(self._topic)
+            self._client.unsubscribe_topic(topic("dropped", self._group.name))
 
-    async def catch_up(self, nodes: Sequence[str] | None = None) -> None:
+    async def catch_up(self, nodes: Sequence[str] | None) -> None:
         """Return when everything has arrived that live nodes have sent, or after a while.
 
         Each node, and the scheduler, sends a marker after its events, over the same connection.
@@ -79,17 +85,17 @@ class Inbox:
         await self._client.log_event(self._topic, [{"marker": marker}])
         try:
             async with asyncio.timeout(DRAIN_SECONDS):
-                while self._markers.get(marker, 0) <= len(sent):
+                while self._markers[marker] <= len(sent):
                     await asyncio.sleep(0.01)
         except TimeoutError:
             return  # a node was lost meanwhile; its last events are lost with it
         finally:
-            self._markers.pop(marker, None)
+            del self._markers[marker]
 
     async def _receive(self, event: tuple[float, Any]) -> None:
         for record in event[1]:
             if "marker" in record:
-                self._markers[record["marker"]] = self._markers.get(record["marker"], 0) + 1
+                self._markers[record["marker"]] += 1
             else:
                 self._take(from_dict(record))
 
@@ -103,10 +109,16 @@ class Inbox:
                 self._sink(event)
             except BaseException as error:  # noqa: BLE001 - of the user: Dask's loop would end
                 self._news.failed(f"on_event failed on {type(event).__name__}", error)
-        elif isinstance(event, EvaluationMissed) and event.score_failed and not self._warned:
-            self._warned = True
-            self._news.warn(f"no evaluation, for {event.reason}", RuntimeWarning)
+        elif isinstance(event, EvaluationMissed) and event.score_failed:
+            if not self._warned_of_score:
+                self._news.warn(f"no evaluation, for {event.reason}", RuntimeWarning)
+            self._warned_of_score = True
+
+    async def _warn_of_drops(self, event: tuple[float, Any]) -> None:
+        if not self._warned_of_drops:
+            self._warned_of_drops = True
+            self._news.warn(dropped(self._group, str(event[1])), UpdatesDroppedWarning)
 
 
-def _send_marker(name: str, marker: str, dask_worker: Any) -> None:
-    dask_worker.log_event(name, [{"marker": marker}])
+def _send_marker(topic: str, marker: str, dask_worker: Any) -> None:
+    dask_worker.log_event(topic, [{"marker": marker}])

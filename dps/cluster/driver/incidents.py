@@ -36,8 +36,7 @@ class IncidentWatch:
         self.closing = False  # by the driver itself
         self._group = group
         self._news = news
-        self._router: Router | None = None
-        self._told_of = (0, 0)  # the revisions that the last table had
+        self._announced = (0, 0)  # the revisions that the last table had
         self._tasks = Tasks(partial(news.failed, "incidents cannot be reported"))
         self._asking: asyncio.Task[None] | None = None
         self._whole: set[int] = set()  # shards that have had all their copies
@@ -45,6 +44,11 @@ class IncidentWatch:
         self._warned_of: set[int] = set()
         self._listeners: list[Callable[[Failover], None]] = []
         self._of_group = f" (parameter server {group.name})"
+
+    @property
+    def updates_lost(self) -> int:
+        """The number of acknowledged updates that were lost, on all shards together."""
+        return sum(loss.updates for loss in self.losses)
 
     def open(self, router: Router) -> None:
         """Start listening to the routing table."""
@@ -59,26 +63,18 @@ class IncidentWatch:
 
     async def close(self) -> None:
         """Ask the coordinator a last time, and stop listening."""
-        if self._router is None:
-            return
-        asking = self.abandon()
-        if asking is not None:
-            await asyncio.gather(asking, return_exceptions=True)
+        await self.stop()
         await self.look()
 
-    def abandon(self) -> asyncio.Task[None] | None:
-        """Stop listening, cancel the request under way, and return its task."""
+    async def stop(self) -> None:
+        """Stop listening, and end the request under way."""
         for timer in self._due.values():
             timer.cancel()
-        if self._router is not None:
-            self._router.unlisten(self._heard)
-        if self._asking is not None:
-            self._asking.cancel()
-        return self._asking
+        self._router.unlisten(self._heard)
+        await self._tasks.close()
 
     async def look(self) -> bool:
         """Ask the coordinator for incidents; return whether it has answered."""
-        assert self._router is not None
         try:
             reply = await self._router.ask_once(GetIncidents(), self._group.timings.call)
         except DpsError:
@@ -112,18 +108,18 @@ class IncidentWatch:
                 )
             return
         self._look_for_copies(table)
-        told_of = table.losses, table.failovers
-        news, self._told_of = told_of != self._told_of, told_of
-        if news and (self._asking is None or self._asking.done()):
+        announced = table.losses, table.failovers
+        is_new, self._announced = announced != self._announced, announced
+        if is_new and (self._asking is None or self._asking.done()):
             self._asking = self._tasks.start(self._catch_up())
 
     async def _catch_up(self) -> None:
         """Ask until every incident is known that the tables have announced."""
         known = (0, 0)
-        while known != self._told_of:
-            told_of = self._told_of
+        while known != self._announced:
+            announced = self._announced
             if await self.look():
-                known = told_of
+                known = announced
             else:
                 await asyncio.sleep(self._group.timings.retry)
 

@@ -14,15 +14,12 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import distributed
 from distributed import Scheduler
 
-from dps.cluster.node.logs import drop_topic, dropped, is_told
-from dps.cluster.node.weak import weakly
+from dps.cluster.node.logs import is_logged
 from dps.cluster.platform import SYSTEM, platform_of
-from dps.errors import LastStateNotSavedWarning, UpdatesDroppedWarning
+from dps.errors import LastStateNotSavedWarning
 from dps.observe.progress import notebook
-from dps.protocol.group import Group
 
 if TYPE_CHECKING:
     import distributed
@@ -72,7 +69,7 @@ class News:
         if times == 1:
             _log.warning("dps: %s", what, exc_info=error)
             self.warn(f"{kind}: {error}", RuntimeWarning, logged=True)
-        elif is_told(times):
+        elif is_logged(times):
             self.log(f"{kind}, {times} times so far")
 
     def deliver(self, *_: Any) -> None:
@@ -101,26 +98,3 @@ def _level_of_user() -> int:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_DPS):
         frame, level = frame.f_back, level + 1
     return level
-
-
-class DropWatch:
-    """Warns of the first updates of a group that are dropped. Used from the client's event loop."""
-
-    def __init__(self, client: distributed.Client, group: Group, news: News) -> None:
-        self._client = client
-        self._group = group
-        self._news = news
-        self._warned = False
-
-    def open(self) -> None:
-        """Begin to listen."""
-        self._client.subscribe_topic(drop_topic(self._group.name), weakly(self._told))
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._client.unsubscribe_topic(drop_topic(self._group.name))
-
-    async def _told(self, event: tuple[float, Any]) -> None:
-        if not self._warned:
-            self._warned = True
-            self._news.warn(dropped(self._group, str(event[1])), UpdatesDroppedWarning)

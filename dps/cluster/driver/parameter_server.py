@@ -1,171 +1,137 @@
-"""The facade: `ParameterServer`, which brings a group up on a Dask cluster and takes it down.
-
-The driver keeps two things that nobody else can: it makes the host actor on every node that joins,
-and it holds the initial values, which it installs wherever the coordinator asks for them.
-"""
+"""The facade of dps: `ParameterServer`, as a user of a Dask cluster sees it."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from dps.cluster.driver.connection import SchedulerConnection
-from dps.cluster.driver.data_shares import refuse_futures, shares_of
-from dps.cluster.driver.draining import Drainer
-from dps.cluster.driver.inbox import Inbox
-from dps.cluster.driver.incidents import IncidentWatch
-from dps.cluster.driver.news import DropWatch, News
-from dps.cluster.driver.observable import Observable
+from dps.cluster.driver.group_driver import GroupDriver
+from dps.cluster.driver.runs import check_threads, refuse_futures, shares_of
 from dps.cluster.driver.setup import (
+    Choices,
+    Options,
     Start,
     afresh,
     check_client,
-    check_functions,
-    check_options,
-    checked_labels,
     from_path,
 )
-from dps.cluster.driver.shard_hosts import ShardHosts
-from dps.cluster.driver.training_function import check_threads, must_be_sent
-from dps.cluster.driver.training_watch import TrainingWatch
 from dps.cluster.names import Node
-from dps.cluster.node.audit import audit_all
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.logs import keep_quiet
-from dps.cluster.node.weak import weakly
 from dps.cluster.node.worker import Worker
-from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
-from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, node_topic, take_out, widen
-from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
-from dps.cluster.transport.port import port_of_driver
 from dps.core.arguments import check_function, explained
 from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement import BALANCED, ConsistentHash
-from dps.core.ranges import argument_above_zero, brief, shown, whole_argument
+from dps.core.ranges import argument_above_zero, shown, whole_argument
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import SparseSpec
-from dps.errors import (
-    CapacityError,
-    ConfigurationError,
-    DeadlineExceeded,
-    DpsError,
-    GroupClosed,
-    InternalError,
-    LastStateNotSavedWarning,
-    RemoteError,
-    ShardUnavailable,
-    StoreUnavailable,
-)
+from dps.errors import ConfigurationError, GroupClosed
 from dps.events import Failover, Sink
-from dps.observe.history import History
+from dps.observe.progress import display
 from dps.observe.tracking import MlflowRun
-from dps.protocol.client.client import Client
-from dps.protocol.client.driver import Bootstrap, save_all
-from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import (
-    AuditReply,
-    CloseGroup,
-    Dismiss,
-    Drain,
-    Loss,
-    Scale,
-    StopTraining,
-    Table,
+from dps.observe.views import (
+    Listing,
+    ShardView,
+    WorkerView,
+    overview_html,
+    overview_line,
 )
+from dps.protocol.client.client import Client
+from dps.protocol.messages import AuditReply, Loss, Table
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
-from dps.recovery.strategy import Recovery, as_servers
+from dps.recovery import model_files
+from dps.recovery.strategy import Recovery
 
 if TYPE_CHECKING:
     import distributed
+    import pandas
 
     from dps.cluster.backends.assignment import NodeAssignment
 
 T = TypeVar("T")
 
-START_SECONDS = 60.0
+LOOK_SECONDS = 0.5  # from one look at the progress to the next
 
 
 @explained
-class ParameterServer(Observable):
+class ParameterServer:
     """Named arrays and sparse tables, sharded over Dask nodes and updated by asynchronous workers.
 
     Parameters
     ----------
     client
         A Dask client. Nodes with the Dask resource "server" hold shards, those with "worker" run
-        training functions; if no node carries such a resource, dps shares the nodes out.
+        training functions. If no node has such a resource, dps assigns the roles.
     params
         Name → array (float32 or float64): the initial values. May be empty if there are tables.
     tables
-        Sparse tables, whose rows are made when they are first pushed to (see `SparseSpec`).
+        Sparse tables, whose rows are created by the first push to them (see `SparseSpec`).
     shards
-        How many parts the parameters are divided into; a part is never divided again.
+        Number of parts that the parameters are divided into.
     servers
-        How many nodes hold shards at first (see `scale`); None: one for each replica of a shard,
-        as far as there are nodes.
+        Number of nodes that hold shards at first (see `scale`); None: one for each replica of a
+        shard, as far as there are nodes.
     optimizer
         The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `AdamW`, `FTRL`,
         `Proximal` or `DelayedProximal` with a penalty, any of them within `Scheduled`,
-        `WeightDecay`, `Clipped`, `StalenessAware` or `DelayCompensated`, or one of your own (for
-        checkpoints it must be registered with `dps.protocol.wire.message`). Or a rule for each
-        array and table, by names (see `PerArray`), such as ``{"*.bias": SGD(0.1), "*": AdamW()}``.
+        `WeightDecay`, `Clipped`, `StalenessAware` or `DelayCompensated`, or your own (registered
+        with `dps.protocol.wire.message` if there are checkpoints). Or a rule for each array and
+        table, by names (see `PerArray`), such as ``{"*.bias": SGD(0.1), "*": AdamW()}``.
     consistency
         `BSP()`, `SSP(tau)` or `ASP()`.
     recovery
         "none", "checkpoint", "chain", "stateless", or a `Recovery`. A `Checkpoint` needs a path
         that all nodes can reach.
     on_event
-        Called with every event of the group, from the client's event loop: it must not block.
-        None: nothing is recorded.
+        Called with every event of the group, in the client's event loop: it must not block. None:
+        events are not recorded.
     timings
         Deadlines of the protocol.
     about
-        Kept beside checkpoints, for whoever goes on from them (see `resume`); JSON.
+        JSON that is kept beside checkpoints, for the program that resumes from them.
     filters
-        The name of an array, or "*" for all others → what its gradients go through before they are
-        sent, such as ``[TopK(0.05), Quantise("bf16"), Lossless()]``. None: nothing.
+        The name of an array, or "*" for all others → the filters of its gradients, such as
+        ``[TopK(0.05), Quantise("bf16"), Lossless()]``.
     pull_filters
-        The same for the weights that workers pull: what has changed since their last pull goes
-        through it, such as ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators get
-        weights as they are. None: so does everybody.
+        The same for what changed in the weights since a worker's last pull, such as
+        ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators get unfiltered weights.
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
     seats
-        Which Dask worker is which node, on a cluster of `dps.cluster.backends.existing`; None: as
-        Dask's resources say, or as dps shares the nodes out.
+        Which Dask worker is which node, on a cluster of `dps.cluster.backends.existing`; None:
+        Dask's resources decide, or dps.
     labels
-        Name → text that goes with every metric of the group, and with every line that it logs,
-        such as ``{"model": "ranking"}``.
+        Name → text that is added to every metric and log line of the group, such as
+        ``{"model": "ranking"}``.
     on_loss
-        What follows when a shard has lost updates that were acknowledged: "warn" (a Python warning
-        here, and a line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the
-        same, and every worker gets `UpdatesLost` from its next request), or "ignore". They are
-        listed in `losses` in any case. With "ignore", nor is there an `UpdatesDroppedWarning`.
+        What follows if a shard loses acknowledged updates: "warn" (a Python warning here, and a
+        line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the same, and
+        every worker's next request raises `UpdatesLost`), or "ignore" (neither, and no
+        `UpdatesDroppedWarning`). They are listed in `losses` in any case.
     transport
-        By what processes of the group send each other arrays: "auto" (shared memory between
-        processes of one user on one host, a stream between others), "shared_memory" or "stream"
-        (that alone), or "dask". Dask's own connections are used wherever the one chosen does not
-        work, and for what goes to the coordinator.
+        How processes of the group send arrays to each other: "auto" (shared memory between
+        processes of one user on one host, a stream between others), "shared_memory", "stream", or
+        "dask". Dask's own connections are used where the chosen one does not work, and for the
+        coordinator.
     placement
-        Which of the `servers` holds which shard: "balanced" (whichever has the fewest),
+        Which of the `servers` holds which shard: "balanced" (the one with the fewest),
         "consistent_hash", or ``ConsistentHash(virtual_nodes=...)``.
 
     Attributes
     ----------
     saved
-        What it goes on from, if it was brought up by `resume`.
+        The checkpoints that it was resumed from; None: it is new.
 
     Raises
     ------
@@ -176,10 +142,29 @@ class ParameterServer(Observable):
 
     Notes
     -----
-    With a synchronous client, the group is up when the constructor returns; with an asynchronous
-    one, use ``async with``, and await what methods return (but for `run`, as for `Client.submit`).
+    With a synchronous client, the group is up when the constructor returns. With an asynchronous
+    one, use ``async with``, and await what methods return (except `run`, as for `Client.submit`).
     `close` (or leaving ``with``) takes the group down and leaves the cluster as it was; with
-    checkpoints, the last state is in them then. Methods may be called from any thread.
+    checkpoints, they have the last state then. Methods may be called from any thread. Those that
+    ask shards raise `ShardUnavailable` if a shard stays down for longer than `Timings.unavailable`.
+
+    Examples
+    --------
+    A virtual cluster takes the place of a Dask client, for tests:
+
+    >>> import numpy as np
+    >>> from dps import SGD, ParameterServer
+    >>> from dps.testing import VirtualCluster
+    >>> def train(worker):
+    ...     for _ in range(10):
+    ...         weights = worker.pull()
+    ...         worker.push({"w": 2 * weights["w"]})
+    >>> cluster = VirtualCluster(servers=2, workers=2)
+    >>> params = {"w": np.ones(4, np.float32)}
+    >>> with cluster, ParameterServer(cluster, params, optimizer=SGD(0.1), shards=2) as ps:
+    ...     _ = cluster.gather(ps.run(train, workers=2))
+    ...     [shard.version for shard in ps.shards]
+    [20, 20]
     """
 
     def __init__(
@@ -206,12 +191,28 @@ class ParameterServer(Observable):
         placement: str | ConsistentHash = BALANCED,
     ) -> None:
         check_client(client)
-        choices = optimizer, consistency, recovery, timings
-        kept = {} if about is None else about
-        more = tables, filters, servers, pull_filters
-        start = afresh(client, params, shards, *choices, kept, *more, placement=placement)
-        talk = on_loss, transport
-        self._set_up(client, start, on_event, functions, seats, labels, *talk)
+        choices = Choices(
+            shards=shards,
+            servers=servers,
+            tables=tables,
+            optimizer=optimizer,
+            consistency=consistency,
+            recovery=recovery,
+            filters={} if filters is None else filters,
+            pull_filters={} if pull_filters is None else pull_filters,
+            placement=placement,
+            about={} if about is None else about,
+        )
+        options = Options(
+            timings=timings,
+            on_event=on_event,
+            functions={} if functions is None else functions,
+            seats=seats,
+            labels={} if labels is None else labels,
+            on_loss=on_loss,
+            transport=transport,
+        )
+        self._set_up(client, afresh(client, params, choices, options), options)
 
     @classmethod
     def resume(
@@ -229,107 +230,52 @@ class ParameterServer(Observable):
         on_loss: str = "warn",
         transport: TransportChoice = "auto",
     ) -> ParameterServer:
-        """Bring a parameter server up again from its checkpoints alone.
+        """Restore a parameter server from its checkpoints.
 
         Parameters
         ----------
         path
-            What `Checkpoint` was given, or the folder of one parameter server in it.
+            The path of `Checkpoint`, or the folder of one parameter server in it.
         shards, servers
-            On how many parts, and nodes, it is to be from now on; None: as before. With another
-            number of shards each of them has the version of the one that had fewest updates.
+            The new number of shards and of nodes that hold them; None: as before. If the number of
+            shards changes, each has the version of the shard that had fewest updates.
         on_event, timings, functions, seats, labels, on_loss, transport
-            As for a new one: they are not in the checkpoints.
+            As for a new one, because checkpoints do not have them.
 
         Raises
         ------
         StoreUnavailable
-            There is no whole checkpoint of every shard.
+            There is no complete checkpoint of every shard.
         ConfigurationError
             The parameters cannot be divided into so many shards, or these not over so many servers.
         """
         check_client(client)
+        options = Options(
+            timings=timings,
+            on_event=on_event,
+            functions={} if functions is None else functions,
+            seats=seats,
+            labels={} if labels is None else labels,
+            on_loss=on_loss,
+            transport=transport,
+        )
         server = cls.__new__(cls)
-        start = from_path(client, path, timings, shards, servers)
-        talk = on_loss, transport
-        server._set_up(client, start, on_event, functions, seats, labels, *talk)
+        server._set_up(client, from_path(client, path, shards, servers, options), options)
         return server
 
-    def _set_up(
-        self,
-        client: distributed.Client,
-        start: Start,
-        on_event: Sink | None,
-        functions: Mapping[str, Function] | None,
-        seats: NodeAssignment | None,
-        labels: Mapping[str, str] | None,
-        on_loss: str,
-        transport: TransportChoice,
-    ) -> None:
-        functions = {} if functions is None else functions
-        check_functions(functions, start.group.recovery)
-        check_options(on_event, seats, on_loss, transport)
-        group = replace(
-            start.group,
-            recorded=on_event is not None,
-            functions=dict(functions),
-            labels=checked_labels({} if labels is None else labels),
-            on_loss=on_loss,
-            transport=platform_of(client).way(transport),
-        )
-        start = replace(start, group=group)
-        self.group = group
+    def _set_up(self, client: distributed.Client, start: Start, options: Options) -> None:
+        self.group = start.group
         self.saved = start.saved
         self._client = client
-        self._start_with = start
-        self._history = History(start.group.rule)
-        self._news = News(client)
-        self._inbox = Inbox(client, start.group.name, on_event, self._history, self._news)
-        before = start.saved.applied if start.saved is not None else {}
-        clock = platform_of(client).clock
-        self._training = TrainingWatch(group, self._history, clock, before)
-        self._runs: list[MlflowRun] = []
-        self._shard_hosts = ShardHosts(client, group, seats, self._let_in, self._news)
-        self._drainer = Drainer(client, self._shard_hosts, self._drain, on_event, self._news)
-        self._watch = IncidentWatch(group, self._news)
-        self._drops = DropWatch(client, group, self._news)
+        self._driver = GroupDriver(client, start, options)
         self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
-        weakref.finalize(self, self._news.close)  # also when the program ends
-        self._caller: Client | None = None
         self._started_workers = 0
         self._last_run: Sequence[str] = ()
-        self._seeding: list[asyncio.Task[None]] = []  # the initial values; none before the start
-        self._open = False
-        self._lost = False
-        self._connection = SchedulerConnection(client)
         self._is_asynchronous = client.asynchronous  # in the event loop, that is always true
+        weakref.finalize(self, self._driver.news.close)  # also when the program ends
         keep_quiet()
         if not client.asynchronous:
-            client.sync(self._start)
-
-    @property
-    def nodes(self) -> list[Node]:
-        """The nodes of the cluster, each with its role."""
-        return self._shard_hosts.nodes
-
-    @property
-    def leaving(self) -> frozenset[str]:
-        """The names of the nodes that were told to leave, or have left after that."""
-        return frozenset(self._drainer.names)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, or is not up yet."""
-        return not self._open
-
-    @property
-    def scheduler_lost(self) -> bool:
-        """Whether the connection to Dask's scheduler broke while this was open.
-
-        The coordinator is lost with it, also if Dask connects again. Nothing more can be done here,
-        and `close` only lets go of what is in this process; `resume` goes on from checkpoints.
-        """
-        return self._lost or (self._open and self._connection.lost)
+            client.sync(self._driver.start)
 
     def __enter__(self) -> ParameterServer:
         if self._client.asynchronous:
@@ -348,13 +294,13 @@ class ParameterServer(Observable):
                 "the Dask client is not asynchronous, so this parameter server is up already; "
                 "use `with ParameterServer(...)`, not `async with`"
             )
-        await self._start()
+        await self._driver.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
         await self._close(checkpoint=kind is None)
 
-    # -- what a user does ------------------------------------------------------------------------
+    # -- workers ---------------------------------------------------------------------------------
 
     def run(self, train: Callable[..., T], workers: int = 1, data: Any = None) -> list[Any]:
         """Run a training function on `workers` nodes.
@@ -364,16 +310,15 @@ class ParameterServer(Observable):
         train
             Called with a `Worker` in a Dask task on each node; a plain function or a
             `functools.partial`, as for `Client.submit`. With `data` it is called with the worker
-            and the list of the partitions that are its share.
+            and the list of its partitions.
         workers
-            How many to start. Each occupies a thread of a node until its function returns.
+            Number of workers. Each occupies a thread of a node until its function returns.
         data
             A Dask array (in chunks of whole rows), DataFrame or bag, or a list of futures such as
-            `Client.scatter` returns, which workers share: each is given as many whole partitions
-            as the others (or one more), computed on its node, in order, as numpy arrays, pandas
-            DataFrames, lists or whatever the futures hold. With a tuple of such collections each
-            partition is the tuple of those of the same number. Shares stay in memory until the
-            group is closed, for workers that are started again.
+            `Client.scatter` returns. Workers share its partitions equally, up to one. Each share is
+            computed on its worker's node, in order, as numpy arrays, pandas DataFrames, lists or
+            what the futures hold. With a tuple of collections, a partition is the tuple of those of
+            the same number. Shares stay in memory until the group is closed, for restarts.
 
         Returns
         -------
@@ -383,17 +328,16 @@ class ParameterServer(Observable):
         Raises
         ------
         CapacityError
-            Too few threads of the nodes for workers are free; the message says what holds them.
+            Too few threads of the nodes for workers are free; the message lists what holds them.
         ConfigurationError
-            `train` is no such function, or cannot be sent to a node, as it uses this parameter
-            server or the client; or `data` cannot be shared out.
+            `train` is not such a function, or cannot be sent to a node because it uses this
+            parameter server or the client; or `data` cannot be shared.
         """
         self._require_open()
         workers = whole_argument("workers", workers, 1, "workers")
         refuse_futures(train)
         check_function("train", train, ["worker"] if data is None else ["worker", "data"])
-        nodes = self._worker_nodes
-        own = self._training.holding()
+        nodes, own = self._driver.hosts.for_workers, self._driver.training.holding()
         check_threads(self._client, nodes, workers, self.name, own)
         shares: Sequence[Any] = [None] * workers
         if data is not None:
@@ -401,27 +345,25 @@ class ParameterServer(Observable):
         first = self._started_workers
         peers = [f"worker-{number}" for number in range(first, first + workers)]
         futures = [
-            self._submit(train, peers, index, nodes, share) for index, share in enumerate(shares)
+            self._driver.submit(train, peers, index, share) for index, share in enumerate(shares)
         ]
         self._started_workers += workers
         self._last_run = peers
-        self._note_updates()
+        self._driver.note_updates()
         self._shares.update(zip(peers, shares, strict=True))
         return futures
 
     def run_again(self, train: Callable[..., T], worker: str, node: str) -> Any:
-        """Start a worker again that was lost with its node; return its Dask future.
+        """Restart a worker that was lost with its node; return its Dask future.
 
-        It enters as another incarnation: nothing of the one before is taken for its own. Its share
-        of `data` is the same.
+        It joins as a new incarnation, with the same share of `data`.
 
         Parameters
         ----------
         worker
             Its name, such as "worker-0".
         node
-            The name of the node to start it on, which must be free. Dask alone might have it wait
-            for a node that is busy.
+            The name of a free node. Dask alone might choose a node that is busy.
 
         Raises
         ------
@@ -429,75 +371,89 @@ class ParameterServer(Observable):
             There is no such node.
         """
         self._require_open()
-        nodes = [known for known in self._worker_nodes if known.name == node]
-        if not nodes:
+        if node not in [known.name for known in self._driver.hosts.for_workers]:
             raise ConfigurationError(f"there is no node {node!r} for workers")
-        return self._submit(train, [worker], 0, nodes, self._shares.get(worker), only_on=node)
+        return self._driver.submit(train, [worker], 0, self._shares.get(worker), only_on=node)
+
+    def add_worker(self, train: Callable[[Worker], T]) -> Any:
+        """Start one more worker; return its Dask future.
+
+        It begins at the clock of the slowest worker. `worker.index` is 0 of 1.
+
+        Raises
+        ------
+        CapacityError
+            Every thread of the nodes for workers is busy with a worker.
+        """
+        return self.run(train, workers=1)[0]
+
+    def remove_worker(self, name: str) -> Any:
+        """Ask a worker to leave: its `worker.leaving` becomes true, and its function decides.
+
+        Its updates stay. Its future is done when it has left.
+
+        Parameters
+        ----------
+        name
+            Such as "worker-0".
+
+        Raises
+        ------
+        ConfigurationError
+            No worker of this name was started.
+        """
+        self._require_open()
+        known = [f"worker-{number}" for number in range(self._started_workers)]
+        if not isinstance(name, str) or name not in known:
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise ConfigurationError(f"there is no worker {shown(name)}; started were: {there}")
+        return self._client.sync(self._driver.dismiss, name)
+
+    def stop(self) -> Any:
+        """End the training: return when no worker pushes any more.
+
+        Every worker's next request raises `TrainingStopped`, and so does one that is under way. A
+        training function may let the error through, as its future then does, or catch it and
+        return a result. The parameter server stays up: it can be read, and `run` starts workers
+        that continue from its state.
+
+        Raises
+        ------
+        DeadlineExceeded
+            A worker did not end within `Timings.unavailable`.
+        """
+        return self._do(self._driver.stop)
 
     def evaluate(self, score: Score, every: float = 1.0) -> Any:
         """Score snapshots of the weights on a node of their own, until the group is closed.
 
-        Nothing that is pushed after this has returned is in the first one, unless a shard is down.
+        The first snapshot has no update that is pushed after this returns, unless a shard is down.
 
         Parameters
         ----------
         score
-            Called with the weights. Returns the loss, or loss and accuracy (and the objective and
-            the stationarity of the training problem, which are recorded as `Evaluated`), or a
-            mapping of names to numbers. Where it raises, or returns anything else, there is no
-            score and one warning.
+            Called with the weights. Returns the loss, or loss and accuracy (optionally with the
+            objective and the stationarity, recorded as `Evaluated`), or a mapping of names to
+            numbers. If it raises, or returns anything else, there is no score and one warning.
         every
             Seconds from one evaluation to the next.
 
         Raises
         ------
         ConfigurationError
-            `score` is no function of the weights, or `every` no number above 0.
+            `score` is not a function of the weights, or `every` not a number above 0.
         CapacityError
-            No node has the Dask resource "evaluator", nor is one left for workers.
+            No node has the Dask resource "evaluator", and none is left for workers.
         """
         self._require_open()
         check_function("score", score, ["weights"])
         every = argument_above_zero("every", every)
-        return self._client.sync(self._shard_hosts.evaluate, score, every)
+        return self._client.sync(self._driver.hosts.evaluate, score, every)
 
-    def apply(self, function: str, *args: Any) -> list[Any]:
-        """Run a registered function on every shard, once on each, whatever is lost meanwhile.
-
-        Parameters
-        ----------
-        function
-            The name that it was registered by. It is called with the shard's part of each array
-            (name → `Part`) and `args`, and returns a result, or `Changed` values and a result.
-        args
-            None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of such.
-
-        Returns
-        -------
-        results
-            What it returned on each shard: of the same kinds as `args`, 1 MiB at most.
-
-        Raises
-        ------
-        ConfigurationError
-            There is no such function, or an argument is none of these. No shard was asked.
-        FunctionFailed
-            It failed on some shards, where nothing changed; the message says which, and why.
-        ShardUnavailable
-            A shard stayed down for too long.
-        """
-        self._require_open()
-        results: list[Any] = self._client.sync(self._apply, function, args)
-        return results
+    # -- parameters ------------------------------------------------------------------------------
 
     def pull(self) -> dict[str, np.ndarray]:
-        """Return the current weights as fresh arrays, without waiting for any worker.
-
-        Raises
-        ------
-        ShardUnavailable
-            A shard stayed down for too long.
-        """
+        """Return the current weights as fresh arrays, without waiting for any worker."""
 
         async def read(reader: Client) -> dict[str, np.ndarray]:
             await reader.pull()
@@ -513,19 +469,17 @@ class ParameterServer(Observable):
         table
             Its name.
         keys
-            Whole numbers from 0 to 2⁶³ - 1, in any order; some may be repeated.
+            Whole numbers from 0 to 2⁶³ - 1, in any order, repeated or not.
 
         Returns
         -------
         rows
-            (keys, width), in the order asked for. A row that nobody has pushed to is as it begins.
+            (keys, width), in the order of `keys`. A row without updates has its initial value.
 
         Raises
         ------
         ShapeMismatch
-            An unknown table, or keys that are none.
-        ShardUnavailable
-            A shard stayed down for too long.
+            The table is unknown, or a key is not such a number.
         """
         return self._read(lambda reader: reader.pull_rows(table, keys))
 
@@ -543,80 +497,127 @@ class ParameterServer(Observable):
         """
         return self._read(lambda reader: reader.pull_range(table, start, stop))
 
-    def audit(self) -> list[AuditReply | None]:
-        """Return the numbers of each shard's state, None for one that does not answer."""
-        self._require_open()
-        asked = self._client.sync(audit_all, self.group, self._router, self._transport)
-        replies: list[AuditReply | None] = asked
-        return replies
-
-    def table(self) -> Table:
-        """Return who serves what at this moment."""
-        self._require_open()
-        table: Table = self._client.sync(self._router.fetch)
-        return table
-
-    @property
-    def losses(self) -> list[Loss]:
-        """The updates that were acknowledged, and that a shard has lost since.
-
-        One entry for each time that a shard had to go back: how many updates it has lost, whether
-        that is their number or a lower bound, whose they were, and what it was restored from.
-        Workers are asked what they had been told, which takes a moment. With an asynchronous
-        client, these are the losses that have been heard of so far.
-        """
-        self._look_for_incidents()
-        return list(self._watch.losses)
-
-    @property
-    def failovers(self) -> list[Failover]:
-        """What has followed when shards lost their servers or replicas: the last 100 times.
-
-        Each says which nodes were lost, which one serves the shard now, after how many seconds, and
-        which updates were lost, and why; `str` makes a line of it. With an asynchronous client,
-        these are those that have been heard of so far.
-        """
-        self._look_for_incidents()
-        return list(self._watch.failovers)
-
-    @property
-    def updates_lost(self) -> int:
-        """How many acknowledged updates were lost, on all shards together; see `losses`.
-
-        An update of arrays on two shards that both have lost it counts twice.
-        """
-        return sum(loss.updates for loss in self.losses)
-
-    def scale(self, servers: int) -> Any:
-        """Hold the shards on this many nodes from now on; return when they are there.
-
-        Shards are moved one by one, and as few as can be. Training goes on: a shard is held up only
-        for the moment in which its next server takes over, and no update is lost or applied twice.
+    def apply(self, function: str, *args: Any) -> list[Any]:
+        """Run a registered function on every shard, exactly once on each, whatever fails meanwhile.
 
         Parameters
         ----------
-        servers
-            How many of the nodes for servers that have joined are to hold shards: at least the
-            number of replicas of a shard, at most one for each replica of every shard.
+        function
+            Its name. It is called with the shard's part of each array (name → `Part`) and `args`,
+            and returns a result, or `Changed` values and a result.
+        args
+            None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of these.
+
+        Returns
+        -------
+        results
+            The result of each shard: of the same kinds as `args`, 1 MiB at most.
 
         Raises
         ------
         ConfigurationError
-            There can never be so many.
-        CapacityError
-            Fewer nodes for servers have joined. Start more Dask workers, then ask again.
-        ShardUnavailable
-            Shards could not be moved for so long as a shard may be unavailable. They are moved
-            still as soon as what keeps them is over.
+            There is no such function, or an argument is none of these. No shard was asked.
+        FunctionFailed
+            It failed on the shards that the message lists, where nothing changed.
+        """
+        results: list[Any] = self._do(self._driver.apply, function, args)
+        return results
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the weights into a folder, from which `dps.load` reads them without a cluster.
+
+        The folder has a safetensors file for each shard, and a manifest with checksums. A model
+        that was saved there before is replaced in one step, when the new one is complete. Rows of
+        sparse tables are included, the state of the optimizer is not: see `checkpoint`. Each shard
+        is read at another moment; for a consistent model, save when no worker runs.
+
+        Parameters
+        ----------
+        path
+            A folder that the driver can write, or an address that fsspec knows.
+
+        Raises
+        ------
+        StoreUnavailable
+            It cannot be written.
+        ConfigurationError
+            The folder holds a manifest of something else, or fsspec does not know the path.
+        """
+        layout = self.group.layout
+
+        async def read(reader: Client) -> None:
+            await reader.pull()
+            arrays = reader.weights()
+            rows = {
+                spec.name: await reader.pull_range(spec.name, 0, KEYS) for spec in layout.tables
+            }
+            versions = reader.versions()
+            await asyncio.to_thread(model_files.save, path, layout, arrays, rows, versions)
+
+        return self._read(read)
+
+    def checkpoint(self) -> Any:
+        """Write a checkpoint now; return when all updates acknowledged before are in it.
+
+        With `Checkpoint(scope="all")` that is one cut of all shards.
+
+        Raises
+        ------
+        ConfigurationError
+            The recovery writes no checkpoints.
+        StoreUnavailable
+            It cannot be written. The previous one stays complete.
         """
         self._require_open()
-        return self._client.sync(self._scale, servers)
+        durability = self.group.recovery.durability
+        if not durability.writes_checkpoints:
+            raise ConfigurationError(
+                f"{type(durability).__name__} writes no checkpoints: give "
+                "recovery=Recovery(Checkpoint(path=...))"
+            )
+        return self._client.sync(self._driver.checkpoint, self.group.timings.unavailable)
+
+    # -- nodes -----------------------------------------------------------------------------------
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the cluster, each with its role."""
+        return self._driver.hosts.nodes
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The names of the nodes that had to leave, or have left after that."""
+        return frozenset(self._driver.elasticity.leaving)
+
+    def scale(self, servers: int) -> Any:
+        """Hold the shards on this many nodes from now on; return when they are there.
+
+        As few shards as possible are moved, one by one. Training continues: a shard pauses only
+        while its next server takes over, and no update is lost or applied twice.
+
+        Parameters
+        ----------
+        servers
+            Number of nodes, out of those for servers that have joined: at least the number of
+            replicas of a shard, at most one for each replica of every shard.
+
+        Raises
+        ------
+        ConfigurationError
+            The number is out of this range.
+        CapacityError
+            Fewer nodes for servers have joined. Start more Dask workers, then call this again.
+        ShardUnavailable
+            Shards could not be moved within `Timings.unavailable`. They are moved as soon as
+            possible.
+        """
+        return self._do(self._driver.elasticity.scale, servers)
 
     def drain(self, node: str) -> Any:
-        """Move everything away from a node, and make no more use of it.
+        """Move everything away from a node, and stop using it.
 
-        When it returns, the node can be shut down, and nothing is lost by that. If another node for
-        servers is idle it takes the place, otherwise there is one server less.
+        When this returns, the node can be shut down without any loss. An idle node for servers
+        takes its place; otherwise there is one server less.
 
         Parameters
         ----------
@@ -628,421 +629,303 @@ class ParameterServer(Observable):
         ConfigurationError
             There is no such node.
         CapacityError
-            The others cannot do without it.
+            The others cannot take over.
         NotServing
             It keeps what a shard needs that is down at this moment.
         ShardUnavailable
             See `scale`.
         """
+        return self._do(self._driver.elasticity.drain, node)
+
+    # -- status ----------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name of the group, which its logs, metrics and checkpoints have."""
+        return self.group.name
+
+    @property
+    def optimizer(self) -> UpdateRule:
+        """The update rule."""
+        return self.group.rule
+
+    @property
+    def consistency(self) -> Consistency:
+        """The consistency model."""
+        return self.group.consistency
+
+    @property
+    def recovery(self) -> Recovery:
+        """The recovery strategy."""
+        return self.group.recovery
+
+    @property
+    def shards(self) -> Listing[ShardView]:
+        """The status of each shard: its nodes, version, epoch and size.
+
+        The shards are asked, for a second at most. With an asynchronous client, and when it is
+        closed, this is the last known status.
+        """
+        self._ask(self._driver.training.look)
+        return self._driver.training.shards()
+
+    @property
+    def workers(self) -> Listing[WorkerView]:
+        """The status of each worker that was started: its clock, rate and last loss.
+
+        The shards are asked, as for `shards`.
+        """
+        self._ask(self._driver.training.look)
+        return self._driver.training.workers()
+
+    @property
+    def losses(self) -> list[Loss]:
+        """The acknowledged updates that were lost, with an entry for each recovery that lost some.
+
+        An entry has the number of lost updates (exact, or a lower bound), whose they were, and what
+        the shard was restored from. Workers are asked, which takes a moment. With an asynchronous
+        client, these are the losses that are known so far.
+        """
+        self._look_for_incidents()
+        return list(self._driver.incidents.losses)
+
+    @property
+    def failovers(self) -> list[Failover]:
+        """The last 100 recoveries of shards that had lost a server or replica.
+
+        Each names the lost nodes, the node that serves the shard now, the duration in seconds, and
+        the lost updates with the reason; `str` makes a line of it. With an asynchronous client,
+        these are the failovers that are known so far.
+        """
+        self._look_for_incidents()
+        return list(self._driver.incidents.failovers)
+
+    @property
+    def updates_lost(self) -> int:
+        """The number of lost acknowledged updates, on all shards together; see `losses`.
+
+        An update of arrays on two shards that both lost it counts twice.
+        """
+        self._look_for_incidents()
+        return self._driver.incidents.updates_lost
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or is not up yet."""
+        return not self._driver.is_open
+
+    @property
+    def scheduler_lost(self) -> bool:
+        """Whether the connection to Dask's scheduler broke while this was open.
+
+        The coordinator is lost with it, even if Dask connects again. `close` then only releases
+        what is in this process; `resume` continues from checkpoints.
+        """
+        driver = self._driver
+        return driver.lost or (driver.is_open and driver.connection.lost)
+
+    def audit(self) -> list[AuditReply | None]:
+        """Return the numbers of each shard's state, None for one that does not answer."""
+        replies: list[AuditReply | None] = self._do(self._driver.audit)
+        return replies
+
+    def table(self) -> Table:
+        """Return the current routing table: which node serves which shard."""
         self._require_open()
-        return self._client.sync(self._drain, node)
+        table: Table = self._client.sync(self._driver.router.fetch)
+        return table
 
-    def add_worker(self, train: Callable[[Worker], T]) -> Any:
-        """Have one more worker take part; return its Dask future.
+    def history(self) -> pandas.DataFrame:
+        """Return what workers reported and evaluators scored, in the order of time.
 
-        It begins at the clock of the slowest, with a number of its own, and as the only one that
-        was started together: `worker.index` is 0 of 1.
+        The driver keeps about 500,000 numbers, with or without `on_event`. Beyond that, every other
+        number of the longest series is dropped, evenly over its length. Numbers of a running worker
+        arrive within `Timings.flush`. With a synchronous client, all earlier reports are included.
+
+        Returns
+        -------
+        history
+            A row for each number, with the columns `time` (UTC), `source` (a worker's name, or
+            "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric` (its name; "loss"
+            and "accuracy" of evaluators), `step` (the mean over the shards of the version of the
+            evaluated weights, or of those that the worker had when it reported; -1 before its first
+            pull), `value`, `report` (number of the worker's report in its incarnation, from 1; 0 of
+            evaluators) and `learning_rate`: that of an update of these weights, without the effect
+            of staleness; NaN if arrays have different ones, and before the first pull.
 
         Raises
         ------
-        CapacityError
-            Every thread of the nodes for workers is busy with a worker.
+        ConfigurationError
+            The package pandas is not installed.
         """
-        return self.run(train, workers=1)[0]
+        self._catch_up()
+        self._driver.news.deliver()
+        return self._driver.history.frame()
 
-    def remove_worker(self, name: str) -> Any:
-        """Ask a worker to leave: its `worker.leaving` becomes true soon, and its function decides.
+    def progress(self, total: int | None = None) -> None:
+        """Show the progress of the training until the workers that run now have ended.
 
-        Nothing that it has pushed is lost. Its future tells when it has left.
+        A terminal shows a line that changes, a notebook HTML. Below it are the first error of a
+        worker that failed, shards that lack a copy, and the last failover. Interrupting this ends
+        the display, not the training. Results and errors of workers are in their futures. If no
+        worker runs, this shows the end of the last `run`.
 
         Parameters
         ----------
-        name
-            Such as "worker-0".
+        total
+            Number of gradients that these workers push in all, for a bar and the time left.
 
         Raises
         ------
         ConfigurationError
-            No worker of this name was started.
+            The client is asynchronous, which cannot wait here, or `total` is not a number above 0.
         """
         self._require_open()
-        known = [f"worker-{number}" for number in range(self._started_workers)]
-        if not isinstance(name, str) or name not in known:
-            there = f"{known[0]} to {known[-1]}" if known else "none"
-            raise ConfigurationError(f"there is no worker {shown(name)}; started were: {there}")
-        return self._client.sync(self._dismiss, name)
+        if self._client.asynchronous:
+            raise ConfigurationError(
+                "progress() waits for the workers, which an asynchronous client cannot do here; "
+                "look at ps.workers instead"
+            )
+        if total is not None:
+            argument_above_zero("total", total)
+        platform, training = platform_of(self._client), self._driver.training
+        known = training.workers()
+        running = [each.worker for each in known if not each.ended]
+        names = running or [each.worker for each in known if each.worker in self._last_run]
+        since = min((training.started[name].at for name in running), default=None)
+        with display() as show:
+            while True:
+                futures = training.pending(names)
+                if not futures:
+                    self._catch_up()
+                self._ask(training.look)
+                self._driver.news.deliver()
+                show(training.progress(names, total, since))
+                if not futures:
+                    return
+                platform.wait(self._client, futures, LOOK_SECONDS, every=True)
 
-    def checkpoint(self) -> Any:
-        """Write a checkpoint now; return when all that was acknowledged before is in it.
+    def log_to_mlflow(
+        self,
+        experiment: str,
+        run_name: str | None = None,
+        tracking_uri: str | PathLike[str] | None = None,
+    ) -> str:
+        """Log the training to MLflow from now on, until it is closed; return the run's id.
 
-        With `Checkpoint(scope="all")` that is one cut of all shards.
+        The run has the choices as parameters, such as "recovery.durability.kind"; the whole
+        `history` as metrics, such as "worker-0/loss" or "evaluator/accuracy"; and a tag for each
+        failover. Characters that MLflow does not allow in names become "_", with a warning. What
+        the tracking server refuses is left out, with a warning; the training continues.
+
+        After `resume`, this continues the run of the earlier parameter server, if it is in this
+        experiment and has this name. Parameters that the run has stay as they are.
+
+        Parameters
+        ----------
+        experiment
+            The name of MLflow's experiment, which is created if there is none.
+        run_name
+            None: "dps-" and the name of the parameter server, or the name of the continued run.
+        tracking_uri
+            None: the address from `mlflow.set_tracking_uri` or MLflow's environment.
 
         Raises
         ------
         ConfigurationError
-            The recovery writes no checkpoints.
+            The package mlflow is not installed, or an argument is not a text.
         StoreUnavailable
-            It cannot be written. The one before is whole.
-        ShardUnavailable
-            A shard stayed down for too long.
+            The tracking server does not create the run, or does not answer within 30 s.
         """
         self._require_open()
-        self._require_checkpoints()
-        return self._client.sync(self._checkpoint, self.group.timings.unavailable)
+        driver, training = self._driver, self._driver.training
+        sizes = {"parameters": training.parameters, "shards": len(self.group.layout.shards)}
+        run = MlflowRun(
+            driver.history,
+            experiment,
+            run_name,
+            tracking_uri,
+            params={**training.choices, **sizes},
+            tags={f"dps.{name}": value for name, value in self.group.labels.items()},
+            group=self.name,
+            before=self.saved.run.name if self.saved is not None else None,
+            warn=partial(driver.news.warn, category=RuntimeWarning),
+        )
+        driver.runs.append(run)
+        driver.incidents.listen(run.failover)
+        return run.id
 
-    def stop(self) -> Any:
-        """End the training: return when no worker pushes any more.
+    def __repr__(self) -> str:
+        training = self._driver.training
+        return overview_line(training.view(self._state), training.facts)
 
-        Every worker's next request raises `TrainingStopped`, also one that it waits for at this
-        moment. A training function that lets the error through ends with it, and so does its Dask
-        future; one that catches it and returns has a result as always.
-        The parameter server stays: it can be read, and `run` starts workers that go on from there.
+    def _repr_html_(self) -> str:
+        training = self._driver.training
+        self._ask(training.look)
+        return overview_html(training.view(self._state), training.facts)
 
-        Raises
-        ------
-        DeadlineExceeded
-            A worker did not end for as long as a shard may be unavailable.
-        """
-        self._require_open()
-        return self._client.sync(self._stop)
+    # -- down ------------------------------------------------------------------------------------
 
     def close(self, checkpoint: bool = True) -> Any:
-        """Take the group down: workers and hosts stop, last events arrive, the coordinator goes.
+        """Take the group down: workers and hosts stop, last events arrive, the coordinator ends.
 
         A worker that is still running gets `GroupClosed` from its next request.
 
         Parameters
         ----------
         checkpoint
-            Whether the last state is written, if the recovery writes checkpoints. Where that fails,
-            it is a warning, and the checkpoint before is whole. Leaving ``with`` by an error does
-            not write it.
+            Whether to write the last state, if the recovery writes checkpoints. If that fails,
+            there is a warning, and the previous checkpoint stays complete. Leaving ``with`` by an
+            error does not write it.
         """
         if self._client.asynchronous:
             return self._client.sync(self._close, checkpoint)
-        if self._open and self._connection.closed_here:
-            self._let_go(checkpoint)
-        elif self._open:
+        if not self.closed and self._driver.connection.closed_here:
+            self._shares.clear()
+            self._driver.let_go(checkpoint)
+        elif not self.closed:
             self._client.sync(self._close, checkpoint)
-        self._news.close()
+        self._driver.news.close()
         return None
 
-    def _read(self, what: Callable[[Client], Awaitable[T]]) -> T:
+    async def _close(self, checkpoint: bool) -> None:
+        if self.closed:
+            return
+        self._shares.clear()
+        await self._driver.close(checkpoint)
+        if self._is_asynchronous:
+            self._driver.news.close()
+
+    # -- asking the group ------------------------------------------------------------------------
+
+    def _do(self, request: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         self._require_open()
+        return self._client.sync(request, *args)
 
-        async def read() -> T:
-            reader = Client(self.group, self._transport)
-            try:
-                return await what(reader)
-            finally:
-                await reader.close()
-
-        found: T = self._client.sync(read)
-        return found
+    def _read(self, request: Callable[[Client], Awaitable[T]]) -> T:
+        result: T = self._do(self._driver.read, request)
+        return result
 
     def _require_open(self) -> None:
-        self._news.deliver()
-        if not self._open:
+        self._driver.news.deliver()
+        if self.closed:
             raise GroupClosed("this parameter server is closed")
-        if self._connection.closed_here:
+        if self._driver.connection.closed_here:
             raise GroupClosed("the Dask client of this parameter server is closed")
 
+    def _ask(self, request: Callable[..., Awaitable[object]], *args: Any) -> None:
+        """Update what is known of the group, if it can be asked."""
+        away = self.closed or self._client.asynchronous or self._driver.connection.closed_here
+        if not away:
+            self._client.sync(request, *args)
+
+    def _look_for_incidents(self) -> None:
+        self._ask(self._driver.incidents.look)
+        self._driver.news.deliver()
+
+    def _catch_up(self) -> None:
+        self._ask(self._driver.inbox.catch_up, self._driver.hosts.seated)
+
     @property
-    def _worker_nodes(self) -> list[Node]:
-        return [node for node in self.nodes if node.role == "worker"]
-
-    def _submit(
-        self,
-        train: Callable[..., T],
-        peers: Sequence[str],
-        index: int,
-        nodes: Sequence[Node],
-        share: list[Any] | None,
-        only_on: str | None = None,
-    ) -> Any:
-        with must_be_sent("train", "worker"):
-            future = self._client.submit(
-                run_worker,
-                self.group,
-                train,
-                peers,
-                index,
-                "worker",
-                {node.address: node.name for node in nodes},
-                self._training.stops,
-                share,
-                key=f"dps-{peers[index]}-{self.group.name}-{platform_of(self._client).token()}",
-                workers=[node.address for node in nodes],
-                resources={"worker": 1} if nodes[0].resource else None,
-                pure=False,
-            )
-        self._training.submitted(peers[index], future, only_on)
-        return future
-
-    async def _let_in(self) -> None:
-        """Have workers that wait for a node start on those that have joined since they were run.
-
-        Dask keeps a task to the addresses that there were, and a node that its nanny starts again
-        has another one.
-        """
-        if not self._connection.can_break:
-            return  # on virtual time workers end with their node
-        places = {
-            each.key: [node.address for node in self._worker_nodes if each.may_use(node)]
-            for each in self._training.started.values()
-        }
-        await self._client.run_on_scheduler(widen, places)
-
-    async def _apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
-        if self._caller is None:
-            # Whoever called before it was resumed must not be taken for this one.
-            generation = self.saved.run.generation + 1 if self.saved is not None else 0
-            self._caller = Client(self.group, self._transport, incarnation=generation)
-        self._note_updates()
-        return await self._caller.apply(function, arguments)
-
-    # -- up and down -----------------------------------------------------------------------------
-
-    async def _start(self) -> None:
-        self._port = port_of_driver(self._client)
-        self._port.enter()
-        port = self._port if self.group.transport != "dask" else None
-        wanted = self.group.transport
-        self._transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
-        self._router = Router(self.group, self._transport)
-        try:
-            await self._shard_hosts.assign(self._router)
-        except BaseException:
-            await self._shard_hosts.stop()
-            self._port.exit()
-            raise
-        self._open = True
-        try:
-            await self._bring_up()
-        except BaseException:
-            await self._close(checkpoint=False)
-            raise
-
-    async def _bring_up(self) -> None:
-        client, name = self._client, self.group.name
-        self._inbox.open()
-        self._watch.open(self._router)
-        self._training.open(self._router, self._transport)
-        self._drops.open()
-        client.subscribe_topic(node_topic(name), weakly(self._shard_hosts.node_joined))
-        self._drainer.open()
-        with must_be_sent("what functions= or another argument holds", "parts"):
-            await client.register_plugin(CoordinatorPlugin(self.group, client.id))
-        start = self._start_with
-        await start.leave_description(platform_of(client).clock.now())
-        seeder = Bootstrap(self._router, start.initial, start.states, start.tables)
-        self._seeding.append(asyncio.create_task(seeder.run()))
-        try:
-            async with asyncio.timeout(START_SECONDS):
-                await self._shard_hosts.make_hosts(self.nodes)
-                table = await self._router.newer(-1)
-                while not table.complete:
-                    if isinstance(seeder.error, StoreUnavailable | RemoteError | InternalError):
-                        raise seeder.error
-                    table = await self._router.newer(table.version)
-        except TimeoutError:
-            raise CapacityError(
-                f"after {START_SECONDS:g} s the shards are not served by {self.group.replicas} "
-                "replicas each; look at what keeps the Dask workers busy, and at their logs"
-            ) from None
-
-    async def _checkpoint(self, limit: float) -> None:
-        await save_all(self._router, limit)
-        if not self._training.holding():
-            self._news.unsaved = ""
-
-    async def _stop(self) -> None:
-        self._training.stops += 1
-        timings = self.group.timings
-        request = StopTraining(self._training.stops, timings.hold)
-        until = asyncio.get_running_loop().time() + timings.unavailable
-        while left := (await self._router.ask(request)).left:
-            if asyncio.get_running_loop().time() >= until:
-                raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
-
-    def _note_updates(self) -> None:
-        """From now on there are updates that may be in no checkpoint."""
-        durability = self.group.recovery.durability
-        if durability.writes_checkpoints:
-            self._news.unsaved = (
-                f"parameter server {self.name} was not closed: updates since its last checkpoint "
-                f"({brief(durability)}) are in none. Leave its `with`, or call ps.close()"
-            )
-
-    async def _save_the_last(self) -> None:
-        """Write the last state, if that is how it survives."""
-        if not self.group.recovery.durability.writes_checkpoints:
-            return
-        try:
-            await self._checkpoint(self.group.timings.call)
-        except DpsError as error:
-            text = (
-                f"the last state of parameter server {self.name} is not in its checkpoints, for it "
-                f"could not be written at the end: {error}. The one before is whole, and "
-                "ParameterServer.resume goes on from it. To be sure of the last state, call "
-                "ps.checkpoint() before the end, which waits for longer, and raises"
-            )
-            self._news.warn(text, LastStateNotSavedWarning)
-
-    def _require_checkpoints(self) -> None:
-        durability = self.group.recovery.durability
-        if not durability.writes_checkpoints:
-            raise ConfigurationError(
-                f"{type(durability).__name__} writes no checkpoints: give "
-                "recovery=Recovery(Checkpoint(path=...))"
-            )
-
-    async def _close(self, checkpoint: bool = True) -> None:
-        if not self._open:
-            return
-        self._open = False
-        self._watch.closing = True
-        self._shares.clear()
-        self._news.unsaved = ""
-        if not self._connection.can_break:
-            await self._close_in_order(checkpoint)
-        elif self._connection.broken or not await self._closed_in_time(checkpoint):
-            await self._abandon(checkpoint)
-        if self._is_asynchronous:
-            self._news.close()
-
-    def _let_go(self, checkpoint: bool) -> None:
-        """Close without the client, which was closed before, and its event loop with it."""
-        self._open = False
-        self._shares.clear()
-        self._news.unsaved = ""
-        for end in self._endings():
-            end()
-        if checkpoint:
-            self._warn_of_last_state("the Dask client was closed before it")
-
-    async def _closed_in_time(self, checkpoint: bool) -> bool:
-        """Take the group down; return whether the scheduler was there until that was done."""
-        closing = asyncio.create_task(self._close_in_order(checkpoint))
-        broken = asyncio.create_task(self._connection.until_broken())
-        try:
-            await asyncio.wait((closing, broken), return_when=asyncio.FIRST_COMPLETED)
-            in_time = closing.done() and not broken.done()
-            if in_time:
-                closing.result()
-        finally:
-            for task in (closing, broken):
-                task.cancel()
-            await asyncio.gather(closing, broken, return_exceptions=True)
-        return in_time
-
-    async def _abandon(self, checkpoint: bool) -> None:
-        """Let go of what is in this process, without the scheduler, and so without the group."""
-        self._lost = self._connection.lost
-        self._watch.abandon()
-        for task in self._seeding:
-            task.cancel()
-        ending = self._drainer.close(), self._shard_hosts.stop(), self._router.close()
-        await asyncio.gather(*ending, *self._seeding, return_exceptions=True)
-        self._port.exit()
-        await self._end_runs()
-        if checkpoint:
-            self._warn_of_last_state("the connection to Dask's scheduler is gone")
-
-    def _warn_of_last_state(self, why: str) -> None:
-        if self.group.recovery.durability.writes_checkpoints:
-            text = (
-                f"{why}, and the last state of parameter server {self.name} is not in its "
-                "checkpoints; ParameterServer.resume goes on from those"
-            )
-            self._news.warn(text, LastStateNotSavedWarning)
-
-    async def _close_in_order(self, checkpoint: bool) -> None:
-        await asyncio.gather(self._drainer.close(), return_exceptions=True)
-        await self._end_workers()
-        if self._caller is not None:
-            await self._caller.close()
-        try:
-            if checkpoint:
-                await self._save_the_last()
-            await self._watch.close()
-            if not self.group.recorded:  # who records counts messages; this is for the eye
-                await self._training.look()
-        finally:
-            try:
-                await self._take_no_more_in()
-                await self._shard_hosts.finish_evaluators()
-            finally:
-                await self._take_down()
-
-    async def _take_no_more_in(self) -> None:
-        # Not before the last checkpoint: a server that was lost just now needs a node in its place.
-        self._client.unsubscribe_topic(node_topic(self.group.name))
-        for task in self._seeding:
-            task.cancel()
-        await asyncio.gather(*self._seeding, self._shard_hosts.stop(), return_exceptions=True)
-
-    async def _scale(self, servers: int) -> None:
-        group = self._shard_hosts.group
-        servers = as_servers(servers, len(group.layout.shards), group.recovery)
-        # Nodes that join a cluster without roles become servers as far as there are too few.
-        self._shard_hosts.group = replace(group, servers=servers)
-        await self._router.ask(Scale(servers))
-        await self._until(
-            lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
-        )
-
-    async def _dismiss(self, name: str) -> None:
-        await self._router.ask(Dismiss(name))
-
-    async def _drain(self, node: str) -> None:
-        hosts = self._shard_hosts.hosts
-        found = [hosted for hosted in hosts if isinstance(node, str) and hosted.node.name == node]
-        if not found:
-            names = sorted(hosted.node.name for hosted in hosts)
-            raise ConfigurationError(
-                f"there is no node {shown(node)} that holds shards or states; there are: "
-                f"{', '.join(names)}"
-            )
-        hosted = found[-1]
-        host = hosted.endpoint
-        await self._router.ask(Drain(host))
-        await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
-        await self._shard_hosts.release(hosted)
-
-    async def _until(self, holds: Callable[[Table], bool], what: str) -> None:
-        limit = self.group.timings.unavailable
-        try:
-            async with asyncio.timeout(limit):
-                table = await self._router.fetch()
-                while not holds(table):
-                    table = await self._router.newer(table.version)
-        except TimeoutError:
-            raise ShardUnavailable(
-                f"{what} could not be moved within {limit:g} s; they will be when what is in the "
-                "way is over: a node that does not answer, or too few nodes"
-            ) from None
-
-    async def _take_down(self) -> None:
-        """Leave the cluster as it was before the group, whose workers have ended."""
-        await self._shard_hosts.finish_hosts()
-        self._port.exit()
-        await self._router.close()
-        await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + self.group.name)
-        # Now that all who send them requests have ended: other hosts and the coordinator.
-        self._shard_hosts.release_hosts()
-        await self._inbox.close(self._shard_hosts.seated)
-        self._drops.close()  # all that nodes have said has come
-        await self._end_runs()
-        await self._client.run_on_scheduler(forget, self.group.name)
-
-    async def _end_workers(self) -> None:
-        """Have the workers fail that are still running, and forget what does not end soon."""
-        left = [each for each in self._training.futures if not each.done()]
-        if not left:
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.group.timings.call):
-                await self._router.ask(CloseGroup())
-                await asyncio.gather(*left, return_exceptions=True)
-        await self._client.cancel([future for future in left if not future.done()])
+    def _state(self) -> str:
+        return "closed" if self.closed else "running"

@@ -1,9 +1,9 @@
-"""Which Dask node does what: by its Dask resources where there are any, else by assignment.
+"""The roles of Dask nodes: by their Dask resources where there are any, otherwise assigned here.
 
-On a cluster made for dps, nodes carry a resource named after their role, and their names tell which
-shard they are meant for ("server-0", "replica-0-1"), unless they offer `ANY_SHARD` too. On any
-other cluster about half the nodes are taken as servers, one host after the other, and the rest are
-left to the workers, unless its seats are given (`dps.cluster.backends.assignment`).
+On a cluster made for dps, nodes carry a resource named after their role, and their names state the
+shard that they are meant for ("server-0", "replica-0-1"), unless they offer `ANY_SHARD` too. On any
+other cluster about half the nodes become servers, one host after the other, and the rest workers,
+unless its seats are given (`dps.cluster.backends.assignment`).
 """
 
 from __future__ import annotations
@@ -12,53 +12,49 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dps.cluster.names import _SHARD_OF_NAME, ANY_SHARD, SERVING, Node, resource_in, shard_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
 
 if TYPE_CHECKING:
     from dps.cluster.backends.assignment import NodeAssignment
-from dps.cluster.names import _SHARD_OF_NAME, ANY_SHARD, SERVING, Node, resource_in, shard_of
+
+Workers = Mapping[
+    str, Mapping[str, Any]
+]  # Dask workers by address, as the scheduler describes them
 
 
-def by_resources(workers: Mapping[str, Mapping[str, Any]]) -> list[Node]:
-    """The nodes that carry a role as a Dask resource; `workers` as the scheduler describes them."""
+def by_resources(workers: Workers) -> list[Node]:
+    """Return the nodes that carry a role as a Dask resource."""
     return [_by_resource(a, info) for a, info in sorted(workers.items()) if resource_in(info)]
 
 
-def by_seats(workers: Mapping[str, Mapping[str, Any]], seats: NodeAssignment) -> list[Node]:
-    """The nodes among these Dask workers, called as their seats say."""
-    found = ((address, seats.of(address)) for address in sorted(workers))
-    return [
-        Node(
-            a,
-            spec.name,
-            *_named(spec.name, spec.resource),
-            None,
-            spec.threads,
-            str(workers[a]["host"]),
-        )
-        for a, spec in found
-        if spec is not None
-    ]
+def by_seats(workers: Workers, seats: NodeAssignment) -> list[Node]:
+    """Return the nodes among these Dask workers, named as their seats are."""
+    nodes = []
+    for address in sorted(workers):
+        if (spec := seats.of(address)) is not None:
+            role, home = _role(spec.name, spec.resource)
+            host = str(workers[address]["host"])
+            nodes.append(Node(address, spec.name, role, home, None, spec.threads, host))
+    return nodes
 
 
-def by_assignment(workers: Mapping[str, Mapping[str, Any]], group: Group) -> list[Node]:
-    """Give every node of a cluster without roles one: servers, stores, and the rest workers."""
+def by_assignment(workers: Workers, group: Group) -> list[Node]:
+    """Assign a role to every node of a cluster without roles: servers, stores, the rest workers."""
     stores = group.recovery.stores
     wanted = len(group.layout.shards) * group.replicas
     servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
     roles = ["server"] * servers + ["store"] * stores
-    nodes = []
-    for i, address in enumerate(_by_turns(workers)):
-        role = roles[i] if i < len(roles) else "worker"
-        nodes.append(_assigned(address, workers[address], role))
-    return nodes
+    roles += ["worker"] * (len(workers) - len(roles))
+    # There may be too few nodes for these roles.
+    return [
+        _assigned(a, workers[a], role) for a, role in zip(_by_turns(workers), roles, strict=False)
+    ]
 
 
-def newcomer(
-    address: str, workers: Mapping[str, Mapping[str, Any]], nodes: Sequence[Node], group: Group
-) -> Node:
-    """Give a node that joins a cluster without roles later one: a server or store if one lacks."""
+def newcomer(address: str, workers: Workers, nodes: Sequence[Node], group: Group) -> Node:
+    """Assign a role to a node that joins such a cluster later: a server or store if one lacks."""
     wanted = by_assignment(workers, group)
     missing = Counter(n.role for n in wanted) - Counter(n.role for n in nodes)
     role = next((role for role in ("server", "store") if missing[role]), "worker")
@@ -66,13 +62,7 @@ def newcomer(
 
 
 def check(nodes: Sequence[Node], group: Group) -> None:
-    """Refuse a cluster that is too small for the group.
-
-    Raises
-    ------
-    CapacityError
-        Says what is needed and what there is.
-    """
+    """Refuse a cluster that is too small for the group, by a `CapacityError`."""
     have = {role: sum(n.role == role for n in nodes) for role in ("store", "worker")}
     serving = [n for n in nodes if n.role in SERVING]
     have["server"] = len(serving)
@@ -81,10 +71,10 @@ def check(nodes: Sequence[Node], group: Group) -> None:
     short = [role for role in need if have[role] < need[role]]
     if short:
         wanted = ", ".join(f"{need[r]} for {r}s" for r in need if need[r])
-        found = ", ".join(f"{have[r]} for {r}s" for r in need)
+        present = ", ".join(f"{have[r]} for {r}s" for r in need)
         raise CapacityError(
             f"the cluster has too few nodes: needed are at least {wanted}; there are {len(nodes)} "
-            f"nodes ({found}). Start more Dask workers, or ask for fewer replicas."
+            f"nodes ({present}). Start more Dask workers, or ask for fewer replicas."
         )
     for shard in range(len(group.layout.shards) if group.servers is None else 0):
         able = sum(n.home in (-1, shard) for n in serving)
@@ -96,8 +86,8 @@ def check(nodes: Sequence[Node], group: Group) -> None:
             )
 
 
-def _by_turns(workers: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The addresses of Dask workers, one of each host after the other."""
+def _by_turns(workers: Workers) -> list[str]:
+    """Return the addresses of Dask workers, one of each host after the other."""
     before: Counter[str] = Counter()
     turns = []
     for address in sorted(workers):
@@ -113,14 +103,14 @@ def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
 
 def _by_resource(address: str, info: Mapping[str, Any]) -> Node:
     name, resource = str(info["name"]), resource_in(info)
-    role, home = _named(name, resource or "worker")
+    role, home = _role(name, resource or "worker")
     if ANY_SHARD in info["resources"]:
         home = -1
     return Node(address, name, role, home, resource, info["nthreads"], str(info["host"]))
 
 
-def _named(name: str, resource: str) -> tuple[str, int]:
-    """The role of a node with this name and resource, and the shard that it is meant for."""
+def _role(name: str, resource: str) -> tuple[str, int]:
+    """Return the role of a node with this name and resource, and the shard that it is meant for."""
     if resource != "server":
         return resource, -1
     named = _SHARD_OF_NAME.match(name)

@@ -1,11 +1,15 @@
-"""What a parameter server starts with: initial values, or what an earlier one has saved."""
+"""What a parameter server starts with: the user's arguments, checked, and what they describe.
+
+An argument that cannot work raises `ConfigurationError`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +20,12 @@ from dps.cluster.platform import SYSTEM, Platform, platform_of
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.core.arguments import as_path, check_function, is_name, plain
 from dps.core.blocks import Layout
-from dps.core.consistency import Consistency
+from dps.core.consistency import ASP, BSP, SSP, Consistency
+from dps.core.credentials import holds_secret, masked
 from dps.core.filters.filter import Filter
-from dps.core.placement import BALANCED, ConsistentHash, checked_placement
+from dps.core.functions import Function
+from dps.core.placement import ConsistentHash, checked_placement
+from dps.core.ranges import one_of, refused, shown, whole_argument
 from dps.core.rules.per_array import as_rule, check_names
 from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
 from dps.core.shard import ShardState
@@ -26,31 +33,122 @@ from dps.core.tables.key_routing import begun_rows, dealt_out, without_rows
 from dps.core.tables.spec import SparseSpec
 from dps.core.tables.table import SparseTable
 from dps.errors import ConfigurationError
+from dps.events import Sink
 from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.group import Group
 from dps.protocol.timings import Timings
-from dps.protocol.transport import TRANSPORTS, Endpoint
-from dps.recovery.manifest import Saved, about, find_saved, must_be_known, resharded, write_run
-from dps.recovery.strategy import Recovery, as_servers
+from dps.protocol.transport import TRANSPORTS, Endpoint, TransportChoice
+from dps.recovery.files import absolute, in_memory
+from dps.recovery.manifest import (
+    Saved,
+    about,
+    find_saved,
+    must_be_known,
+    resharded,
+    write_run,
+)
+from dps.recovery.strategy import Recovery, as_servers, preset
 
 if TYPE_CHECKING:
     import distributed
 
-import re
+ON_LOSS = ("warn", "raise", "ignore")
+_LABEL = re.compile(r"[a-z][a-z0-9_]*")
+_OWN_LABELS = ("event", "group", "node", "shard", "epoch", "worker", "le")
 
-from dps.core.consistency import ASP, BSP, SSP
-from dps.core.credentials import holds_secret, masked
-from dps.core.functions import Function
-from dps.core.ranges import one_of, refused, shown, whole_argument
-from dps.recovery.files import absolute, in_memory
-from dps.recovery.strategy import preset
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Arguments of `ParameterServer` that are kept beside its checkpoints, for `resume`."""
+
+    shards: int
+    servers: int | None
+    tables: Sequence[SparseSpec]
+    optimizer: UpdateRule | Mapping[str, UpdateRule]
+    consistency: Consistency
+    recovery: str | Recovery
+    filters: Mapping[str, Sequence[Filter]]
+    pull_filters: Mapping[str, Sequence[Filter]]
+    placement: str | ConsistentHash
+    about: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        try:
+            json.dumps(dict(self.about))
+        except (TypeError, ValueError) as error:
+            raise refused("about", self.about, f"a mapping that is JSON ({error})") from None
+        if not isinstance(self.consistency, BSP | SSP | ASP):
+            raise refused("consistency", self.consistency, "BSP(), SSP(4) or ASP()")
+        if isinstance(self.tables, str) or not isinstance(self.tables, Sequence):
+            raise ConfigurationError(
+                f"tables is {type(self.tables).__name__}, expected a list of SparseSpec(name, "
+                "width, ...)"
+            )
+        for table in self.tables:
+            if not isinstance(table, SparseSpec):
+                raise ConfigurationError(
+                    f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Arguments of `ParameterServer` and `resume` that are not kept beside checkpoints."""
+
+    timings: Timings
+    on_event: Sink | None
+    functions: Mapping[str, Function]
+    seats: NodeAssignment | None
+    labels: Mapping[str, str]
+    on_loss: str
+    transport: TransportChoice
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.timings, Timings):
+            raise refused("timings", self.timings, "Timings(…)")
+        if self.on_event is not None:
+            check_function("on_event", self.on_event, ["event"])
+        if not isinstance(self.functions, Mapping):
+            raise refused("functions", self.functions, "a mapping of names to functions")
+        for name, function in self.functions.items():
+            if not is_name(name):
+                raise ConfigurationError(f"functions[{shown(name)}]: expected a name, as text")
+            check_function(f"functions[{name!r}]", function, ["arrays"], more=True)
+        if not isinstance(self.seats, NodeAssignment | None):
+            raise refused("seats", self.seats, "those of an ExistingCluster")
+        _check_labels(self.labels)
+        one_of("on_loss", self.on_loss, ON_LOSS)
+        one_of("transport", self.transport, TRANSPORTS)
+
+    def applied(self, group: Group, platform: Platform) -> Group:
+        """Return a group with these options."""
+        if self.functions:
+            group.recovery.must_allow("functions")
+        return replace(
+            group,
+            timings=self.timings,
+            recorded=self.on_event is not None,
+            functions=dict(self.functions),
+            labels=dict(self.labels),
+            on_loss=self.on_loss,
+            transport=platform.way(self.transport),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A group, its initial values by shard, or what it goes on from; and what is kept of it.
+    """A group, and the state that it starts with.
 
-    `tables` are the rows by shard that sparse tables begin with.
+    Attributes
+    ----------
+    initial
+        Each shard's buffer of initial values; empty if it was saved.
+    saved
+        The checkpoints that it resumes from, if any.
+    about
+        What is kept beside its checkpoints for the user.
+    tables
+        Each shard's rows that sparse tables begin with.
     """
 
     group: Group
@@ -61,99 +159,89 @@ class Start:
 
     @property
     def states(self) -> tuple[ShardState, ...]:
-        """The state of each shard that was saved; none if it starts afresh."""
+        """The saved state of each shard; none for a new parameter server."""
         return self.saved.states if self.saved is not None else ()
 
+    @property
+    def generation(self) -> int:
+        """How often the parameter server was resumed."""
+        return self.saved.run.generation + 1 if self.saved is not None else 0
+
     async def leave_description(self, now: float) -> None:
-        """Put beside the checkpoints what is needed to go on from them; `now` is the time."""
+        """Write what `resume` needs beside the checkpoints; `now` is the time."""
         if self.group.recovery.durability.writes_checkpoints:
-            generation = self.saved.run.generation + 1 if self.saved is not None else 0
-            run = self.group.as_run(generation, now, json.dumps(self.about))
+            run = self.group.as_run(self.generation, now, json.dumps(self.about))
             await asyncio.to_thread(write_run, run)
 
 
 def afresh(
     client: distributed.Client,
     params: Mapping[str, np.ndarray],
-    shards: int,
-    optimizer: UpdateRule | Mapping[str, UpdateRule],
-    consistency: Consistency,
-    recovery: str | Recovery,
-    timings: Timings,
-    kept: Mapping[str, Any],
-    tables: Sequence[SparseSpec] = (),
-    filters: Mapping[str, Sequence[Filter]] | None = None,
-    servers: int | None = None,
-    pull_filters: Mapping[str, Sequence[Filter]] | None = None,
-    placement: str | ConsistentHash = BALANCED,
+    choices: Choices,
+    options: Options,
 ) -> Start:
-    """Start from initial values; raises `ConfigurationError` if the choices cannot work."""
-    name, coordinator = _place(client)
-    if not isinstance(timings, Timings):
-        raise refused("timings", timings, "Timings(…)")
-    try:
-        json.dumps(dict(kept))
-    except (TypeError, ValueError) as error:
-        raise refused("about", kept, f"a mapping that is JSON ({error})") from None
-    if not isinstance(consistency, BSP | SSP | ASP):
-        raise refused("consistency", consistency, "BSP(), SSP(4) or ASP()")
-    chosen = checked_recovery(recovery, platform_of(client))
-    check_tables(tables, chosen)
-    rule = as_rule(optimizer)
-    begun = begun_rows(tables)
-    plain_tables = without_rows(tables)
-    layout = Layout.of(params, shards, whole_rows=by_rows(rule), tables=plain_tables)
+    """Start from initial values."""
+    platform = platform_of(client)
+    recovery = checked_recovery(choices.recovery, platform)
+    if choices.tables:
+        recovery.must_allow("tables")
+    rule = as_rule(choices.optimizer)
+    rows = begun_rows(choices.tables)
+    tables = without_rows(choices.tables)
+    layout = Layout.of(params, choices.shards, whole_rows=by_rows(rule), tables=tables)
     params = {name: plain(name, array) for name, array in params.items()}
     check_names(rule, [*layout.names, *(table.name for table in layout.tables)])
-    chains = checked_filters({} if filters is None else filters, layout.names, rule)
-    given = {} if pull_filters is None else pull_filters
-    of_pulls = checked_pull_filters(given, layout.names, chosen.durability)
-    if chosen.durability.writes_checkpoints:
+    filters = checked_filters(choices.filters, layout.names, rule)
+    pull_filters = checked_pull_filters(choices.pull_filters, layout.names, recovery.durability)
+    if recovery.durability.writes_checkpoints:
         must_be_known("optimizer", rule)
-        must_be_known("filters", chains)
-        must_be_known("pull_filters", of_pulls)
+        must_be_known("filters", filters)
+        must_be_known("pull_filters", pull_filters)
+    servers = choices.servers
     if servers is not None:
-        servers = as_servers(servers, len(layout.shards), chosen)
-    ring = checked_placement(placement, servers)
-    initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
-    choices = rule, consistency, chosen, coordinator, timings
+        servers = as_servers(servers, len(layout.shards), recovery)
+    name, coordinator = _place(client)
     group = Group(
         name,
         layout,
-        *choices,
-        filters=chains,
+        rule,
+        choices.consistency,
+        recovery,
+        coordinator,
+        filters=filters,
         servers=servers,
-        pull_filters=of_pulls,
-        placement=ring,
+        pull_filters=pull_filters,
+        placement=checked_placement(choices.placement, servers),
     )
-    rows = tuple(dealt_out(layout, begun, slots_by_name(rule))) if begun else ()
-    return Start(group, initial, None, kept, rows)
+    initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
+    begun = tuple(dealt_out(layout, rows, slots_by_name(rule))) if rows else ()
+    return Start(options.applied(group, platform), initial, None, choices.about, begun)
 
 
 def from_path(
     client: distributed.Client,
     path: str | PathLike[str],
-    timings: Timings,
-    shards: int | None = None,
-    servers: int | None = None,
+    shards: int | None,
+    servers: int | None,
+    options: Options,
 ) -> Start:
     """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any.
 
-    `shards` and `servers` are how many there are to be; None: as many as there were.
+    `shards` and `servers` are their new numbers; None: as before.
     """
-    name, coordinator = _place(client)
+    platform = platform_of(client)
     if shards is not None:
         shards = whole_argument("shards", shards, 1, "shards")
-    path = as_path("path", path)
-    saved = find_saved(shared_path(platform_of(client).place(path)))
+    saved = find_saved(shared_path(platform.place(as_path("path", path))))
     if shards is not None and shards != len(saved.states):
         saved = resharded(saved, shards)
     run = saved.run
     count = len(run.layout.shards)
-    if servers is None and run.servers is not None:  # as many, or as many as can be had of them
+    if servers is None and run.servers is not None:  # as before, as far as there are replicas
         servers = min(run.servers, count * run.recovery.durability.replicas)
     if servers is not None:
         servers = as_servers(servers, count, run.recovery)
+    name, coordinator = _place(client)
     group = Group(
         name,
         run.layout,
@@ -161,18 +249,17 @@ def from_path(
         run.consistency,
         run.recovery,
         coordinator,
-        timings,
-        saved.incarnations,
+        incarnations=saved.incarnations,
         filters=run.filters,
         servers=servers,
         pull_filters=run.pull_filters,
         placement=run.placement,
     )
-    return Start(group, (), saved, about(run))
+    return Start(options.applied(group, platform), (), saved, about(run))
 
 
 def check_client(client: object) -> None:
-    """Refuse what is no Dask client that is connected; raises `ConfigurationError`."""
+    """Refuse what is not a connected Dask client."""
     from distributed import Client
 
     if not isinstance(client, Client) and platform_of(client) is SYSTEM:
@@ -181,43 +268,18 @@ def check_client(client: object) -> None:
         raise ConfigurationError("the Dask client is closed; give one that is connected")
 
 
-def _place(client: distributed.Client) -> tuple[str, Endpoint]:
-    """A name for the group, and where its coordinator will be."""
-    name = platform_of(client).token()
-    return name, Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name)
-
-
-_LABEL = re.compile(r"[a-z][a-z0-9_]*")
-ON_LOSS = ("warn", "raise", "ignore")
-_OWN_LABELS = ("event", "group", "node", "shard", "epoch", "worker", "le")
-
-
 def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
-    """Return the recovery that is meant, by name or as it is.
-
-    Raises
-    ------
-    ConfigurationError
-        It is neither, or checkpoints cannot go where they are to go.
-    """
+    """Return a recovery, given by name or as it is, with its checkpoints at a shared path."""
     chosen = preset(recovery) if isinstance(recovery, str) else recovery
     if not isinstance(chosen, Recovery):
         raise refused("recovery", recovery, "a preset's name or Recovery(durability=..., ...)")
-    durability = chosen.durability
-    if not durability.writes_checkpoints:
+    if not chosen.durability.writes_checkpoints:
         return chosen
-    return chosen.at(shared_path(platform.place(durability.path)))
+    return chosen.at(shared_path(platform.place(chosen.durability.path)))
 
 
 def shared_path(path: str | None) -> str:
-    """Return a checkpoint path as every node of a cluster has to see it.
-
-    Raises
-    ------
-    ConfigurationError
-        There is none, fsspec does not know it, each process would see another one, or it holds a
-        password.
-    """
+    """Return a checkpoint path as every node sees it, if there is one that all of them share."""
     if path is None:
         raise ConfigurationError(
             "checkpoints need a path that all server nodes can reach: give "
@@ -237,60 +299,17 @@ def shared_path(path: str | None) -> str:
     return absolute(path)
 
 
-def check_options(on_event: object, seats: object, on_loss: object, transport: object) -> None:
-    """Refuse what is none of a group's options; raises `ConfigurationError`."""
-    if on_event is not None:
-        check_function("on_event", on_event, ["event"])
-    if not isinstance(seats, NodeAssignment | None):
-        raise refused("seats", seats, "those of an ExistingCluster")
-    one_of("on_loss", on_loss, ON_LOSS)
-    one_of("transport", transport, TRANSPORTS)
+def _place(client: distributed.Client) -> tuple[str, Endpoint]:
+    """Return a name for the group, and the address of its coordinator."""
+    name = platform_of(client).token()
+    return name, Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name)
 
 
-def check_tables(tables: object, recovery: Recovery) -> None:
-    """Refuse sparse tables where they would not survive; raises `ConfigurationError`."""
-    if isinstance(tables, str) or not isinstance(tables, Sequence):
-        raise ConfigurationError(
-            f"tables is {type(tables).__name__}, expected a list of SparseSpec(name, width, ...)"
-        )
-    for table in tables:
-        if not isinstance(table, SparseSpec):
-            raise ConfigurationError(
-                f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
-            )
-    if tables:
-        recovery.must_allow("tables")
-
-
-def check_functions(functions: Mapping[str, Function], recovery: Recovery) -> None:
-    """Refuse functions that cannot be called by name, or not under this recovery.
-
-    Raises
-    ------
-    ConfigurationError
-        No name, nothing to call, or checkpoints that take all shards back.
-    """
-    if not isinstance(functions, Mapping):
-        raise refused("functions", functions, "a mapping of names to functions")
-    for name, function in functions.items():
-        if not is_name(name):
-            raise ConfigurationError(f"functions[{shown(name)}]: expected a name, as text")
-        check_function(f"functions[{name!r}]", function, ["arrays"], more=True)
-    if functions:
-        recovery.must_allow("functions")
-
-
-def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return what goes with metrics and lines of the log; raises `ConfigurationError`."""
+def _check_labels(labels: object) -> None:
     if not isinstance(labels, Mapping):
         raise refused("labels", labels, "a mapping of names to texts")
     for name, value in labels.items():
-        named = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
-        if not named or not isinstance(value, str):
-            raise refused(
-                f"labels[{shown(name)}]",
-                value,
-                "a text under a name of lower-case letters, digits and _, other than "
-                f"{', '.join(_OWN_LABELS)}",
-            )
-    return dict(labels)
+        allowed = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
+        if not allowed or not isinstance(value, str):
+            expected = "a text under a name of lower-case letters, digits and _, other than "
+            raise refused(f"labels[{shown(name)}]", value, expected + ", ".join(_OWN_LABELS))

@@ -9,26 +9,11 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from distributed import get_worker
 
-from dps.cluster.node.cleanup import finish_when_let_go
-from dps.cluster.node.connecting import transport_of
+from dps.cluster.node.member import Member
 from dps.cluster.node.metrics import publish
-from dps.cluster.node.presence import presence_of
-from dps.cluster.node.recorder import (
-    joined,
-    keep_recording,
-    recorded_tasks,
-    recorder_of,
-    sample,
-)
-from dps.cluster.node.shutdown import leave_of
-from dps.cluster.platform import keep_memory, platform_of
 from dps.cluster.transport.calls import Meter, answer
-from dps.cluster.transport.links import links_of
-from dps.cluster.transport.port import port_of
 from dps.core.shard import ShardState
-from dps.events import ResourceSampled
 from dps.protocol import wire
 from dps.protocol.executor import Cores
 from dps.protocol.group import Group
@@ -40,34 +25,19 @@ class HostActor:
     """A `ShardServer` as a Dask actor; made by the driver, called by `ClusterTransport`."""
 
     def __init__(self, group: Group, node: str, role: str, key: str) -> None:
-        dask_worker = get_worker()
-        self._platform = platform = platform_of(dask_worker)
-        keep_memory(platform)
-        clock = platform.clock
-        self._dask_worker = dask_worker
+        self._group = group
         self._key = key
         self._finished = False
-        self._node = node
-        self._role = role
-        self._flush_seconds = group.timings.flush
-        self._meter = Meter()
-        self._recorder = recorder_of(group, dask_worker.log_event)
-        self._links = links_of(dask_worker)
-        self._group = group.name
-        transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
-        me = Endpoint(dask_worker.address, key)
+        self._member = member = Member(group, node, role, Meter())
+        self._links, self._meter = member.links, member.meter
         self._cores = Cores()
-        each = self._cores.each
-        presence = self._presence = presence_of(dask_worker)
-        self._host = ShardServer(
-            *(group, node, me, transport, clock, self._recorder, each),
-            watched=lambda: presence.watched,
-        )
+        me = Endpoint(member.dask_worker.address, key)
+        means = member.transport, member.clock, member.recorder, self._cores.each
+        self._host = ShardServer(group, node, me, *means, watched=lambda: member.presence.watched)
+        member.stored = lambda: self._host.stored_bytes
         labels = {**group.labels, "group": group.name, "node": node}
-        self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
-        self._tasks = recorded_tasks(self._recorder, clock, node)
-        self._recorder(joined(node, role, platform))
-        dask_worker.loop.add_callback(self._start)
+        self._withdraw_metrics = publish(member.dask_worker, labels, self._host.figures)
+        member.dask_worker.loop.add_callback(self._start)
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
         """Carry out one message; returns the frames of its reply, which may carry an error."""
@@ -77,7 +47,7 @@ class HostActor:
         return await answer(self._host.handle, self._meter, link, list(frames))
 
     def states(self) -> dict[int, ShardState]:
-        """The state of each replica on this node, for checks."""
+        """Return the state of each replica on this node, for checks."""
         return self._host.states()
 
     async def finish(self) -> None:
@@ -86,32 +56,20 @@ class HostActor:
             return
         self._finished = True
         self._withdraw_metrics()
-        await self._tasks.close()
+        await self._member.tasks.close()
         await self._host.close()
         self._cores.close()
-        self._recorder(self._sample())
-        self._recorder.send()
-        port = port_of(self._dask_worker)
-        port.withdraw(self._key)
-        port.exit()
-        self._presence.exit(self._group)
-        leave_of(self._dask_worker).exit(self._group)
+        self._member.port.withdraw(self._key)
+        await self._member.exit()
 
     def _start(self) -> None:
-        leave_of(self._dask_worker).enter(self._group)
-        self._presence.enter(self._group)
-        port = port_of(self._dask_worker)
-        port.enter()
-        port.serve(self._key, self.handle)
-        self._tasks.start(self._begin())
-        self._tasks.start(finish_when_let_go(self._dask_worker, self._key, self.finish))
-        every, host = self._flush_seconds, self._host
-        keep_recording(self._tasks, self._recorder, every, self._sample, host.flush)
+        self._member.enter()
+        self._member.port.serve(self._key, self.handle)
+        self._member.tasks.start(self._begin())
+        self._member.finish_when_released(self._key, self.finish)
+        if self._group.recorded:
+            self._member.record(self._host.flush)
 
     async def _begin(self) -> None:
-        await self._presence.registered()
+        await self._member.presence.registered()
         self._host.start()
-
-    def _sample(self) -> ResourceSampled:
-        stored = self._host.stored_bytes
-        return sample(self._node, self._role, self._meter, stored, self._platform)

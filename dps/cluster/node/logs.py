@@ -8,7 +8,7 @@ from typing import Any
 
 from distributed.client import AllExit
 
-from dps.cluster.node.cleanup import PREFIX
+from dps.cluster.names import KEY_PREFIX, topic
 from dps.errors import GroupClosed, ResultLost, TrainingStopped, UpdatesLost
 from dps.events import Event, Failover, LossReported, Sink
 from dps.protocol.client.shard_client import Outcome
@@ -47,11 +47,6 @@ def _loss(event: LossReported) -> Loss:
     return Loss(event.shard, event.t, event.updates, event.exact, *state, {}, event.cause)
 
 
-def drop_topic(group: str) -> str:
-    """Return the Dask topic on which a group's workers report dropped updates."""
-    return f"dps-dropped-{group}"
-
-
 class DropLog:
     """Reports once that updates of a worker were dropped. Used from the event loop."""
 
@@ -59,15 +54,15 @@ class DropLog:
         self._group = group
         self._worker = worker
         self._log_event = log_event
-        self._said = group.on_loss == SILENT
+        self._reported = group.on_loss == SILENT
 
     def note(self, outcome: Outcome) -> None:
         """Note the outcome of an update."""
-        if self._said or outcome != "dropped":
+        if self._reported or outcome != "dropped":
             return
-        self._said = True
+        self._reported = True
         worker_log.warning("dps: %s", dropped(self._group, self._worker))
-        self._log_event(drop_topic(self._group.name), self._worker)
+        self._log_event(topic("dropped", self._group.name), self._worker)
 
 
 def dropped(group: Group, worker: str) -> str:
@@ -95,7 +90,7 @@ _ON_PURPOSE = tuple(f"{error.__name__}(" for error in _ERRORS)
 _dask_log = logging.getLogger("distributed.worker")
 
 
-def is_told(times: int) -> bool:
+def is_logged(times: int) -> bool:
     """Whether to log a repeated failure: the 1st, 10th, 100th time, ..."""
     return str(times).strip("0") == "1"
 
@@ -117,7 +112,7 @@ def _one_line(record: logging.LogRecord) -> bool:
     if not isinstance(about, tuple) or len(about) != 5:
         return True
     key, _, _, exception, _ = about
-    if not (str(key).startswith(PREFIX) and str(exception).startswith(_ON_PURPOSE)):
+    if not (str(key).startswith(KEY_PREFIX) and str(exception).startswith(_ON_PURPOSE)):
         return True
     record.levelno, record.levelname = logging.INFO, "INFO"
     record.msg, record.args = "dps: %s ended: %s", (key, exception)

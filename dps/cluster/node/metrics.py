@@ -1,13 +1,12 @@
 """The metrics of shards for Prometheus, on the endpoint where Dask serves its own: `/metrics`.
 
-They are read off when somebody asks. Without the package prometheus_client there are none, of Dask
-neither.
+They are computed when they are requested. Without the package prometheus_client neither dps nor
+Dask has any.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ GAUGES = {
     "epoch": "Number of the present configuration of the shard's replicas.",
     "head": "Whether clients push to this replica.",
     "waiting": "Pushes that have come and are not acknowledged.",
-    "uncommitted": "Operations applied here that whoever comes after has not acknowledged.",
+    "uncommitted": "Operations applied here that the next replica or store has not acknowledged.",
 }
 COUNTERS = {
     "updates": "Updates that this replica has applied.",
@@ -33,62 +32,52 @@ COUNTERS = {
 }
 STALENESS = "Versions that the applied updates had missed."
 
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    labels: Mapping[str, str]
-    figures: Callable[[], Sequence[ReplicaMetrics]]
+Figures = Callable[[], Sequence[ReplicaMetrics]]
 
 
 class ShardMetrics:
     """The metrics of all replicas on one Dask worker; a collector for prometheus_client."""
 
     def __init__(self) -> None:
-        self._sources: list[_Source] = []
+        self.hosts: list[tuple[Mapping[str, str], Figures]] = []  # the labels of each
 
     def describe(self) -> Sequence[Any]:
-        """Nothing: which there are depends on what is here when somebody asks."""
+        """Return nothing: which metrics there are is known when they are requested."""
         return ()
 
     def collect(self) -> Iterator[Any]:
-        """Yield the metrics, as prometheus_client wants them."""
+        """Yield the metric families."""
         from prometheus_client import core
 
-        rows = [(s.labels, figures) for s in list(self._sources) for figures in s.figures()]
+        rows = [
+            ({**labels, "shard": str(each.shard)}, each)
+            for labels, figures in list(self.hosts)
+            for each in figures()
+        ]
         if not rows:
             return
-        names = (*sorted({name for labels, _ in rows for name in labels}), "shard")
-        for what, told in {**GAUGES, **COUNTERS}.items():
-            make = core.GaugeMetricFamily if what in GAUGES else core.CounterMetricFamily
-            family = make(f"dps_shard_{what}", told, labels=names)
+        names = sorted({name for labels, _ in rows for name in labels})
+
+        def values(labels: Mapping[str, str]) -> list[str]:
+            return [labels.get(name, "") for name in names]
+
+        for metric, text in {**GAUGES, **COUNTERS}.items():
+            make = core.GaugeMetricFamily if metric in GAUGES else core.CounterMetricFamily
+            family = make(f"dps_shard_{metric}", text, labels=names)
             for labels, figures in rows:
-                family.add_metric(_values(names, labels, figures), float(getattr(figures, what)))
+                family.add_metric(values(labels), float(getattr(figures, metric)))
             yield family
         staleness = core.HistogramMetricFamily("dps_shard_staleness", STALENESS, labels=names)
         for labels, figures in rows:
             buckets = list(zip(BOUNDS, accumulate(figures.staleness), strict=True))
-            values = _values(names, labels, figures)
-            staleness.add_metric(values, buckets, float(figures.staleness_sum))
+            staleness.add_metric(values(labels), buckets, float(figures.staleness_sum))
         yield staleness
-
-    def add(self, source: _Source) -> None:
-        """Take in the replicas of one host."""
-        self._sources.append(source)
-
-    def remove(self, source: _Source) -> bool:
-        """Leave a host's out again; return whether it was the last one."""
-        if source not in self._sources:
-            return False
-        self._sources.remove(source)
-        return not self._sources
 
 
 def publish(
-    dask_worker: distributed.Worker,
-    labels: Mapping[str, str],
-    figures: Callable[[], Sequence[ReplicaMetrics]],
+    dask_worker: distributed.Worker, labels: Mapping[str, str], figures: Figures
 ) -> Callable[[], None]:
-    """Have a host's replicas among the metrics of its Dask worker; return what ends that."""
+    """Add a host's replicas to the metrics of its Dask worker; return what removes them."""
     if not platform_of(dask_worker).serves_metrics or find_spec("prometheus_client") is None:
         return lambda: None
     from prometheus_client import REGISTRY
@@ -99,19 +88,13 @@ def publish(
         return metrics
 
     metrics = made_once(dask_worker, NAME, registered)
-    source = _Source(labels, figures)
-    metrics.add(source)
+    host = labels, figures
+    metrics.hosts.append(host)
 
     def withdraw() -> None:
-        if metrics.remove(source):
+        metrics.hosts.remove(host)
+        if not metrics.hosts:
             del state_of(dask_worker)[NAME]
             REGISTRY.unregister(metrics)
 
     return withdraw
-
-
-def _values(
-    names: Sequence[str], labels: Mapping[str, str], figures: ReplicaMetrics
-) -> tuple[str, ...]:
-    known = {**labels, "shard": str(figures.shard)}
-    return tuple(known.get(name, "") for name in names)

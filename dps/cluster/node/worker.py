@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.recorder import ReportColumns
+from dps.cluster.node.recorder import WorkerRecords
 from dps.cluster.node.shutdown import Leave
 from dps.cluster.platform import Platform
 from dps.cluster.transport.memory import private
@@ -145,7 +145,7 @@ class Worker:
         platform: Platform,
         loop: asyncio.AbstractEventLoop,
         *,
-        reports: ReportColumns,
+        records: WorkerRecords,
         leave: Leave,
         index: int,
         workers: int,
@@ -158,7 +158,7 @@ class Worker:
         self._client = client
         self._platform = platform
         self._loop = loop
-        self._reports = reports
+        self._records = records
         self._leave = leave
         self._given: ReadPoint | None = None
         self._buffered = 0
@@ -461,7 +461,7 @@ class Worker:
             if not is_name(name):
                 raise refused("report: a name of a metric", name, "a text in UTF-8, not empty")
         numbers = {name: as_number(f"report: {name}", value) for name, value in metrics.items()}
-        self._reports(numbers, self._given.version if self._given is not None else None)
+        self._records.report(numbers, self._given.version if self._given is not None else None)
 
     def _push(
         self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None

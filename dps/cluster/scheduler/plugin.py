@@ -1,21 +1,21 @@
-"""The coordinator's place: inside Dask's scheduler process, where losses are known first."""
+"""The coordinator of a group inside Dask's scheduler process, where lost nodes are known first."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dps.cluster.node.logs import drop_topic, logged
-from dps.cluster.node.recorder import keep_recording, recorder_of, sample, topic
-from dps.cluster.node.shutdown import leaving_topic
-from dps.cluster.node.weak import weakly
-from dps.cluster.platform import platform_of
-from dps.cluster.scheduler.monitors import MonitorLinks
-from dps.cluster.scheduler.overview import RECENT, overview_of
+from dps.cluster.heads import ask_head, most, shard_view
+from dps.cluster.liveness import MonitorLinks
+from dps.cluster.names import Topic, topic
+from dps.cluster.node.logs import logged
+from dps.cluster.node.recorder import Recorder, sample
+from dps.cluster.platform import platform_of, weakly
 from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
     ClusterTransport,
@@ -26,19 +26,19 @@ from dps.cluster.transport.calls import (
 )
 from dps.events import Event, ResourceSampled
 from dps.observe.sentences import sentence
-from dps.observe.views import TrainingView
+from dps.observe.views import Listing, TrainingView, WorkerView
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
-from dps.protocol.messages import CloseGroup, Sighted
+from dps.protocol.messages import CloseGroup, Describe, Description, GetTable, Sighted, Table, View
+from dps.protocol.transport import Endpoint
 
-
-def node_topic(group: str) -> str:
-    """The Dask topic on which addresses of nodes that join the cluster are sent."""
-    return f"dps-nodes-{group}"
+LOOK_SECONDS = 1.0  # a slower shard is shown without its version
+RECENT = 10  # events that are kept of each group
+BATCHES = 200  # of the last reports of workers, at most, that are searched
 
 
 class CoordinatorPlugin(SchedulerPlugin):
-    """Runs a group's `Coordinator` in the scheduler and tells it of nodes that are lost.
+    """Runs a group's `Coordinator` in the scheduler and reports lost nodes to it.
 
     Parameters
     ----------
@@ -58,37 +58,37 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._scheduler = scheduler
         self._meter = Meter()
         self._platform = platform_of(scheduler)
-        self._recorder = recorder_of(self._group, scheduler.log_event)
-        self._transport = ClusterTransport(scheduler.rpc, self._meter)
-        # What is sent for who looks from outside is none of what the group needs.
+        self._recorder = Recorder.of(self._group, scheduler.log_event)
+        transport = ClusterTransport(scheduler.rpc, self._meter)
+        # The traffic of observers is not counted as that of the group.
         self._looks = ClusterTransport(scheduler.rpc, Meter())
         self._recent: deque[tuple[float, str]] = deque(maxlen=RECENT)
+        listeners = self._sighted, self._failed
+        self._monitors = self._platform.monitors(*listeners) or MonitorLinks(*listeners)
         sink = logged(self._group, self._note)
-        clock = self._platform.clock
-        hear = self._sighted, self._failed
-        self._monitors = self._platform.monitors(*hear) or MonitorLinks(*hear)
-        means = self._transport, clock, sink, self._monitors
-        self._coordinator = Coordinator(self._group, *means)
-        every = self._group.timings.flush
-        tasks = self._coordinator.tasks
-        self._recording = keep_recording(tasks, self._recorder, every, self._sample)
+        self._coordinator = Coordinator(
+            self._group, transport, self._platform.clock, sink, self._monitors
+        )
+        if self._group.recorded:
+            every = self._group.timings.flush
+            record = partial(self._recorder.send_forever, every, self._sample)
+            self._coordinator.tasks.keep(record, every)
         scheduler.handlers[self.name] = weakly(self.handle)
 
     async def close(self) -> None:
         """Stop coordinating; called by `take_out`, or by Dask when the scheduler ends."""
         self._scheduler.handlers.pop(self.name, None)
-        self._recording.cancel()
         await self._monitors.close()
         await self._coordinator.close()
         self._recorder(self._sample())
         self._recorder.send()
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Tell the driver that there is a new node; it decides what the node is for."""
-        scheduler.log_event(node_topic(self._group.name), worker)
+        """Report a new node to the driver, which decides what the node is for."""
+        scheduler.log_event(topic("nodes", self._group.name), worker)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Tell the coordinator that a node is gone."""
+        """Report a lost node to the coordinator."""
         self._coordinator.tasks.start(self._coordinator.lose(worker, "scheduler"))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
@@ -97,25 +97,62 @@ class CoordinatorPlugin(SchedulerPlugin):
             self._coordinator.tasks.start(self._end())
 
     async def handle(self, link: str, frames: list[bytes]) -> list[bytes]:
-        """Carry out one message for the coordinator; called by whoever calls the scheduler."""
+        """Carry out one message to the coordinator."""
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
+
+    async def overview(self) -> TrainingView:
+        """Return the state of the group, for observers outside; rates take two (`Pace.rated`).
+
+        The coordinator reports what it knows, and the head of each shard is asked once.
+        """
+        table: Table = await self._coordinator.handle(GetTable(-1, 0.0))
+        answers = await asyncio.gather(*map(self._described, table.views))
+        return TrainingView(
+            self._group.name,
+            "running",
+            self._platform.clock.now(),
+            None,
+            shards=Listing(
+                shard_view(self._group, view, answer, self._name_of)
+                for view, answer in zip(table.views, answers, strict=True)
+            ),
+            workers=self._workers([answer for answer in answers if answer]),
+            lost=sum(loss.updates for loss in self._coordinator.losses.found),
+            recent=tuple(self._recent),
+        )
+
+    async def _described(self, view: View) -> Description | None:
+        if not view.serving:
+            return None
+        answer: Description | None = await ask_head(Describe, view, self._looks, LOOK_SECONDS)
+        return answer
+
+    def _name_of(self, host: Endpoint) -> str:
+        return self._coordinator.members.node(host) or host.address
+
+    def _workers(self, answers: list[Description]) -> Listing[WorkerView]:
+        applied = most(each.applied for each in answers)
+        clocks = most(each.clocks for each in answers)
+        losses = _last_losses(self._scheduler.get_events(topic("events", self._group.name)))
+        nodes = self._scheduler.workers
+        return Listing(
+            WorkerView(
+                name,
+                "running" if active else "ended",
+                applied.get(name, 0),
+                clocks.get(name),
+                None,
+                {"loss": losses[name]} if name in losses else {},
+                str(nodes[address].name) if address in nodes else "",
+            )
+            for name, (address, active) in self._coordinator.workers.places.items()
+        )
 
     async def _sighted(self, seen: Sighted) -> None:
         await self._coordinator.handle(seen)
 
     def _failed(self, error: Exception) -> None:
         self._coordinator.failed(error)
-
-    async def overview(self) -> TrainingView:
-        """Return the state of the group, for observers outside."""
-        return await overview_of(
-            self._group,
-            self._coordinator,
-            self._looks,
-            self._scheduler,
-            self._platform.clock.now(),
-            self._recent,
-        )
 
     def _note(self, event: Event) -> None:
         if text := sentence(event):
@@ -124,16 +161,25 @@ class CoordinatorPlugin(SchedulerPlugin):
 
     async def _end(self) -> None:
         await self._coordinator.handle(CloseGroup())
-        await asyncio.sleep(self._group.timings.call)  # until its workers have heard of it
+        await asyncio.sleep(self._group.timings.call)  # until its workers have been told
         await take_out(self.name, self._scheduler)
         await forget(self._group.name, self._scheduler)
 
     def _sample(self) -> ResourceSampled:
-        return sample("scheduler", "scheduler", self._meter, platform=self._platform)
+        return sample("scheduler", "scheduler", self._meter, self._platform)
+
+
+# -- what clients run in the scheduler -------------------------------------------------------------
+
+
+async def overviews(dask_scheduler: Scheduler) -> list[TrainingView]:
+    """Return the state of each group of a scheduler, as for `dps top`. This changes nothing."""
+    plugins = [p for p in dask_scheduler.plugins.values() if isinstance(p, CoordinatorPlugin)]
+    return list(await asyncio.gather(*(plugin.overview() for plugin in plugins)))
 
 
 async def widen(places: dict[str, list[str]], dask_scheduler: Scheduler) -> None:
-    """Let tasks run on these nodes, by their keys; those start that waited for one of them."""
+    """Let tasks run on these nodes, by their keys, and start those that waited for one of them."""
     known = {key: nodes for key, nodes in places.items() if nodes and key in dask_scheduler.tasks}
     dask_scheduler.set_restrictions(known)
     waiting = [key for key in known if dask_scheduler.tasks[key].state == "no-worker"]
@@ -141,9 +187,9 @@ async def widen(places: dict[str, list[str]], dask_scheduler: Scheduler) -> None
 
 
 async def forget(group: str, dask_scheduler: Scheduler) -> None:
-    """Drop what the scheduler keeps of a group's events: Dask alone would never do so."""
-    for name in (topic(group), node_topic(group), leaving_topic(group), drop_topic(group)):
-        dask_scheduler._broker._topics.pop(name, None)
+    """Drop the events of a group that the scheduler keeps: Dask alone would never do so."""
+    for kind in get_args(Topic):
+        dask_scheduler._broker._topics.pop(topic(kind, group), None)
 
 
 async def take_out(name: str, dask_scheduler: Scheduler) -> None:
@@ -152,3 +198,13 @@ async def take_out(name: str, dask_scheduler: Scheduler) -> None:
     if plugin is not None:
         await plugin.close()
         dask_scheduler.remove_plugin(name)
+
+
+def _last_losses(batches: Any) -> dict[str, float]:
+    """Return the last loss that each worker reported, of what the scheduler keeps."""
+    losses: dict[str, float] = {}
+    for _, batch in reversed(batches[-BATCHES:]):
+        for event in reversed(batch):
+            if event["event"] == "Reported" and event["name"] == "loss" and event["values"]:
+                losses.setdefault(event["worker"], event["values"][-1])
+    return losses

@@ -1,8 +1,7 @@
-"""Who uses which Dask workers of a deployment: a table in the process of its scheduler.
+"""The Dask workers of a deployment that each client uses: a table in the scheduler's process.
 
-By it the trials of several drivers share a deployment. Each takes what it needs as a whole or not
-at all, in the order in which they came; what a client has is free again when it leaves, or when its
-connection ends, as it does with its process.
+With it the trials of several drivers share a deployment. Each takes all nodes that it needs, or
+none, in the order of arrival. They are free again when the client leaves, or its connection ends.
 """
 
 from __future__ import annotations
@@ -17,24 +16,21 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dps.cluster.names import Offer, resource_in
 
 NAME = "dps-reservations"
-FREED = "dps-freed"  # what the scheduler's events call it when Dask workers are free again
+FREED = "dps-freed"  # the scheduler's event when Dask workers are free again
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The Dask workers of a deployment, and the addresses of those that one client may take.
-
-    The host of each is what the scheduler knows, which is less than `Offer` asks for.
-    """
+    """The Dask workers of a deployment, and the addresses of those that one client may take."""
 
     offers: tuple[Offer, ...]
     free: frozenset[str]
 
 
 class Reservations(SchedulerPlugin):
-    """The table; it is there while anybody uses it. Used from the scheduler's event loop.
+    """The table, while any client uses it. Used from the scheduler's event loop.
 
-    Meanwhile the scheduler does not start tasks of lost workers again by itself.
+    Meanwhile the scheduler does not restart tasks of lost workers.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -46,18 +42,18 @@ class Reservations(SchedulerPlugin):
         scheduler.allowed_failures = 0
 
     def enter(self, client: str) -> None:
-        """Have a client wait its turn for what it needs at first."""
+        """Add a client, which waits its turn for the nodes that it needs at first."""
         self._taken[client] = set()
         self._waiting.append(client)
 
     def free(self, client: str) -> frozenset[str]:
-        """What a client may take: nothing while others wait that came before."""
+        """Return what a client may take: nothing while others wait that came before."""
         if client in self._waiting and self._waiting[0] != client:
             return frozenset()
         return frozenset(self._scheduler.workers).difference(*self._taken.values())
 
     def take(self, client: str, addresses: Collection[str]) -> bool:
-        """Take all of these for a client; or none, if one of them is not free any more."""
+        """Take all of these for a client, or none if one is not free any more."""
         if not self.free(client).issuperset(addresses):
             return False
         self._taken[client] |= set(addresses)
@@ -66,7 +62,7 @@ class Reservations(SchedulerPlugin):
         return True
 
     def leave(self, client: str) -> None:
-        """Free what a client has; the last one leaves the scheduler as it was."""
+        """Free the nodes of a client; the last one leaves the scheduler as it was."""
         if self._taken.pop(client, None) is None:
             return
         if client in self._waiting:
@@ -77,37 +73,31 @@ class Reservations(SchedulerPlugin):
             self._scheduler.remove_plugin(NAME)
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Free what a client had that is gone; called by Dask."""
+        """Free the nodes of a client that is gone; called by Dask."""
         self.leave(client)
 
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Forget a Dask worker that is lost: another one may join at its address."""
+        """Forget a lost Dask worker: another one may join at its address."""
         for addresses in self._taken.values():
             addresses.discard(worker)
 
 
-# -- what clients have the scheduler run ---------------------------------------------------------
+# -- what clients run in the scheduler -------------------------------------------------------------
 
 
 def enter(client: str, dask_scheduler: Scheduler) -> None:
-    """Enter a client, which must `leave`."""
+    """Add a client, which must `leave`."""
     if NAME not in dask_scheduler.plugins:
         dask_scheduler.add_plugin(Reservations(dask_scheduler))
     _table(dask_scheduler).enter(client)
 
 
 def look(client: str, dask_scheduler: Scheduler) -> Found:
-    """See which Dask workers there are, and which of them a client may take."""
-    offers = (
-        Offer(
-            address,
-            str(known.name),
-            known.host,
-            known.nthreads,
-            resource_in({"resources": known.resources}),
-        )
-        for address, known in dask_scheduler.workers.items()
-    )
+    """Return the Dask workers, and those that a client may take; of hosts only what Dask knows."""
+    offers = []
+    for address, known in dask_scheduler.workers.items():
+        resource = resource_in({"resources": known.resources})
+        offers.append(Offer(address, str(known.name), known.host, known.nthreads, resource))
     return Found(tuple(offers), _table(dask_scheduler).free(client))
 
 
@@ -117,7 +107,7 @@ def take(client: str, addresses: Collection[str], dask_scheduler: Scheduler) -> 
 
 
 def leave(client: str, dask_scheduler: Scheduler) -> None:
-    """Free all that a client has."""
+    """Free all nodes of a client."""
     if NAME in dask_scheduler.plugins:
         _table(dask_scheduler).leave(client)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from distributed.comm import CommClosedError
 
-from dps.cluster.driver.connection import SchedulerConnection
+from dps.cluster.driver.group_driver import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import check_client, checked_recovery
 from dps.cluster.platform import platform_of

@@ -31,8 +31,8 @@ from dps import (
     WorkerCache,
 )
 from dps.cluster.backends.local import LocalCluster
+from dps.cluster.liveness import presence_of
 from dps.cluster.monitor import peer_of
-from dps.cluster.node.presence import presence_of
 from dps.errors import UpdatesDroppedWarning, UpdatesLostWarning
 from dps.events import Detected, WorkerLeft
 from dps.protocol.transport import Watched

@@ -155,7 +155,7 @@ def hold(flag: Path, _: int) -> None:
 def test_a_cluster_that_is_busy_is_not_waited_for_forever(
     plain: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dps.cluster.driver.parameter_server.START_SECONDS", 0.3)
+    monkeypatch.setattr("dps.cluster.driver.group_driver.START_SECONDS", 0.3)
     flag = tmp_path / "go on"
     busy = plain.map(partial(hold, flag), range(4), pure=False)
     eventually(lambda: sum(map(len, plain.processing().values())) == 4, SECONDS)

@@ -105,7 +105,7 @@ def test_warnings_are_issued_in_the_thread_of_the_user(monkeypatch: pytest.Monke
         assert asked
         results(ps.run(partial(count, 5)))
         kill_head(cluster, ps, 0)
-        eventually(lambda: len(ps._watch.losses) == 2, SECONDS)
+        eventually(lambda: len(ps._driver.incidents.losses) == 2, SECONDS)
     assert len(found) > asked
     assert {thread for thread, _ in found} == {threading.main_thread()}
     assert {Path(file).parent for _, file in found} == {Path(__file__).parent}, "not inside dps"

@@ -1,4 +1,4 @@
-"""The monitor's process: what it sees of processes, whom it believes, and how it ends."""
+"""The monitor's process, and the ends of its connections at nodes and coordinators."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from types import SimpleNamespace
 import pytest
 
 from dps.cluster import monitor
-from dps.cluster.node.presence import NodePresence
-from dps.cluster.scheduler.monitors import MonitorLinks
+from dps.cluster.liveness import MonitorLinks, NodePresence
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Look, Monitor, Sighting
 from dps.protocol.transport import Watched
@@ -228,7 +227,7 @@ def test_a_process_starts_also_where_the_monitor_does_not_answer(
     """The next attempt is soon."""
     socket_name = f"\0dps-test-monitor-{secrets.token_hex(8)}"
     monkeypatch.setattr(monitor, "socket_name", lambda: socket_name)
-    monkeypatch.setattr("dps.cluster.node.presence.START_SECONDS", 0.5)
+    monkeypatch.setattr("dps.cluster.liveness.START_SECONDS", 0.5)
 
     # Of one that is about to end, another is asked at once; then it is tried again later.
     answers = iter([b"", b"", b'["a monitor", 7]\n'])
@@ -253,3 +252,40 @@ def test_a_process_starts_also_where_the_monitor_does_not_answer(
 
     asyncio.run(main())
     assert "no monitor watches the processes on this host" in caplog.text
+
+
+def test_an_error_of_the_coordinator_is_told_and_the_monitor_heard_on() -> None:
+    connections: list[object] = []
+    failures: list[Exception] = []
+    heard: list[Sighted] = []
+    enough = asyncio.Event()
+
+    async def reports(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        mine = secrets.token_hex(16).encode()
+        writer.write(mine + b"\n")
+        theirs = (await reader.readline()).rstrip(b"\n")
+        signed = monitor.Signed(b"secret", mine + theirs, "monitor")
+        while not enough.is_set():
+            writer.write(signed.line([[1, "running", 0.0]]))
+            await asyncio.sleep(0.01)
+        writer.close()
+
+    async def told(seen: Sighted) -> None:
+        heard.append(seen)
+        if len(heard) == 3:
+            enough.set()
+        raise ValueError("a defect")
+
+    async def main() -> None:
+        server = await asyncio.start_server(reports, "127.0.0.1", 0)
+        links = MonitorLinks(told, failures.append)
+        links.follow(f"127.0.0.1 {server.sockets[0].getsockname()[1]} secret")
+        async with asyncio.timeout(SECONDS):
+            await enough.wait()
+        await links.close()
+        server.close()
+
+    asyncio.run(main())
+    assert len(connections) == 1
+    assert [str(error) for error in failures[:3]] == ["a defect"] * 3

@@ -1,0 +1,419 @@
+"""The driver's side of a group: brings it up on a Dask cluster, and takes it down.
+
+The driver does two things that no other process can: it makes the host actor on every node that
+joins, and it holds the initial values, which it installs wherever the coordinator asks for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dps.cluster.driver.elasticity import Elasticity
+from dps.cluster.driver.inbox import Inbox
+from dps.cluster.driver.incidents import IncidentWatch
+from dps.cluster.driver.news import News
+from dps.cluster.driver.runs import must_be_sent
+from dps.cluster.driver.setup import Options, Start
+from dps.cluster.driver.shard_hosts import ShardHosts
+from dps.cluster.driver.status import TrainingStatus
+from dps.cluster.heads import Heads
+from dps.cluster.names import topic
+from dps.cluster.node.worker_task import Place, run_worker
+from dps.cluster.platform import platform_of, weakly
+from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, take_out, widen
+from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
+from dps.cluster.transport.port import port_of_driver
+from dps.core.ranges import brief
+from dps.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    DpsError,
+    InternalError,
+    LastStateNotSavedWarning,
+    RemoteError,
+    StoreUnavailable,
+)
+from dps.observe.history import History
+from dps.observe.tracking import MlflowRun
+from dps.protocol.client.client import Client
+from dps.protocol.client.driver import Bootstrap, save_all
+from dps.protocol.client.routing_table import Router
+from dps.protocol.messages import AuditReply, CloseGroup, Dismiss, StopTraining
+
+if TYPE_CHECKING:
+    import distributed
+
+T = TypeVar("T")
+
+START_SECONDS = 60.0
+LOOK_SECONDS = 0.05
+CLOSED = ("closing", "closed")
+
+
+class GroupDriver:
+    """A group as its driver runs it. Used from the client's event loop, except where noted.
+
+    Attributes
+    ----------
+    history, news, inbox, incidents, hosts, elasticity, training
+        The parts of the driver, each with a module of its own.
+    connection
+        The client's connection to the scheduler.
+    router, transport
+        How the group is called, once it is up.
+    runs
+        The runs of MLflow that the training is logged to.
+    is_open
+        Whether the group is up. May be read in any thread.
+    lost
+        Whether the connection to the scheduler was lost before the group was closed.
+    """
+
+    def __init__(self, client: distributed.Client, start: Start, options: Options) -> None:
+        group = start.group
+        self.history = History(group.rule)
+        self.news = News(client)
+        self.inbox = Inbox(client, group, options.on_event, self.history, self.news)
+        self.incidents = IncidentWatch(group, self.news)
+        self.hosts = ShardHosts(client, group, options.seats, self._let_in, self.news)
+        self.elasticity = Elasticity(client, self.hosts, options.on_event, self.news)
+        self.training = TrainingStatus(client, start, self.history, self.hosts, self.incidents)
+        self.connection = SchedulerConnection(client)
+        self.runs: list[MlflowRun] = []
+        self.is_open = self.lost = False
+        self._client = client
+        self._group = group
+        self._start = start
+        self._caller: Client | None = None
+        self._seeding: list[asyncio.Task[None]] = []  # the initial values; none before the start
+
+    # -- up ------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring the group up, or leave the cluster as it was."""
+        self._port = port_of_driver(self._client)
+        self._port.enter()
+        wanted = self._group.transport
+        port = self._port if wanted != "dask" else None
+        self.transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
+        self.router = Router(self._group, self.transport)
+        try:
+            await self.hosts.assign(self.router)
+        except BaseException:
+            await self.hosts.stop()
+            self._port.exit()
+            raise
+        self.is_open = True
+        try:
+            await self._bring_up()
+        except BaseException:
+            await self.close(checkpoint=False)
+            raise
+
+    async def _bring_up(self) -> None:
+        client, group = self._client, self._group
+        self.incidents.open(self.router)
+        self.inbox.open()
+        self.training.open(self.router, self.transport)
+        joined = weakly(self.hosts.node_joined)
+        client.subscribe_topic(topic("nodes", group.name), joined)
+        self.elasticity.open(self.router)
+        with must_be_sent("what functions= or another argument holds", "parts"):
+            await client.register_plugin(CoordinatorPlugin(group, client.id))
+        start = self._start
+        await start.leave_description(platform_of(client).clock.now())
+        seeder = Bootstrap(self.router, start.initial, start.states, start.tables)
+        self._seeding.append(asyncio.create_task(seeder.run()))
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await self.hosts.make_hosts(self.hosts.nodes)
+                table = await self.router.newer(-1)
+                while not table.complete:
+                    if isinstance(seeder.error, StoreUnavailable | RemoteError | InternalError):
+                        raise seeder.error
+                    table = await self.router.newer(table.version)
+        except TimeoutError:
+            raise CapacityError(
+                f"after {START_SECONDS:g} s the shards are not served by {group.replicas} "
+                "replicas each; look at what keeps the Dask workers busy, and at their logs"
+            ) from None
+
+    # -- in use --------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        train: Callable[..., Any],
+        peers: Sequence[str],
+        index: int,
+        share: list[Any] | None,
+        only_on: str | None = None,
+    ) -> Any:
+        """Start a worker on any node for workers, or `only_on` one; called in any thread."""
+        nodes = [node for node in self.hosts.for_workers if only_on in (None, node.name)]
+        names = {node.address: node.name for node in nodes}
+        token = platform_of(self._client).token()
+        with must_be_sent("train", "worker"):
+            future = self._client.submit(
+                run_worker,
+                self._group,
+                train,
+                Place(peers, index, names, self.training.stops),
+                share,
+                key=f"dps-{peers[index]}-{self._group.name}-{token}",
+                workers=list(names),
+                resources={"worker": 1} if nodes[0].resource else None,
+                pure=False,
+            )
+        self.training.submitted(peers[index], future, only_on)
+        return future
+
+    async def _let_in(self) -> None:
+        """Start workers that wait for a node on nodes that have joined since they were run.
+
+        Dask keeps a task to the addresses that there were, and a node that its nanny starts again
+        has another one.
+        """
+        if not self.connection.can_break:
+            return  # on virtual time workers end with their node
+        places = {
+            each.key: [node.address for node in self.hosts.for_workers if each.may_use(node)]
+            for each in self.training.started.values()
+        }
+        await self._client.run_on_scheduler(widen, places)
+
+    async def read(self, request: Callable[[Client], Awaitable[T]]) -> T:
+        """Return what a request of a client of its own returns."""
+        reader = Client(self._group, self.transport)
+        try:
+            return await request(reader)
+        finally:
+            await reader.close()
+
+    async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
+        """Run a registered function on every shard."""
+        if self._caller is None:
+            # It must not be mistaken for the caller before the parameter server was resumed.
+            generation = self._start.generation
+            self._caller = Client(self._group, self.transport, incarnation=generation)
+        self.note_updates()
+        return await self._caller.apply(function, arguments)
+
+    async def audit(self) -> list[AuditReply | None]:
+        """Return the numbers of each shard's state, None for one that does not answer."""
+        return await Heads(self._group, self.router, self.transport).audit_all()
+
+    async def checkpoint(self, limit: float) -> None:
+        """Write a checkpoint of every shard within `limit` seconds."""
+        await save_all(self.router, limit)
+        if not self.training.holding():
+            self.news.unsaved = ""
+
+    def note_updates(self) -> None:
+        """Note that from now on there may be updates that no checkpoint has."""
+        durability = self._group.recovery.durability
+        if durability.writes_checkpoints:
+            self.news.unsaved = (
+                f"parameter server {self._group.name} was not closed: updates since its last "
+                f"checkpoint ({brief(durability)}) are in none. Leave its `with`, or call "
+                "ps.close()"
+            )
+
+    async def dismiss(self, worker: str) -> None:
+        """Ask a worker to leave."""
+        await self.router.ask(Dismiss(worker))
+
+    async def stop(self) -> None:
+        """End the training: return when no worker pushes any more."""
+        self.training.stops += 1
+        timings, now = self._group.timings, asyncio.get_running_loop().time
+        request = StopTraining(self.training.stops, timings.hold)
+        until = now() + timings.unavailable
+        while left := (await self.router.ask(request)).left:
+            if now() >= until:
+                raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
+
+    # -- down ----------------------------------------------------------------------------------
+
+    async def close(self, checkpoint: bool) -> None:
+        """Take the group down; without the scheduler, only what is in this process."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self.incidents.closing = True
+        self.news.unsaved = ""
+        if not self.connection.can_break:
+            await self._close_in_order(checkpoint)
+        elif self.connection.broken or not await self._closed_in_time(checkpoint):
+            await self._abandon(checkpoint)
+
+    def let_go(self, checkpoint: bool) -> None:
+        """Close without the client, which was closed before, and its event loop with it."""
+        self.is_open = False
+        self.news.unsaved = ""
+        for end in self._endings():
+            end()
+        if checkpoint:
+            self._warn_of_last_state("the Dask client was closed before it")
+
+    async def _closed_in_time(self, checkpoint: bool) -> bool:
+        """Take the group down; return whether the scheduler was there until that was done."""
+        closing = asyncio.create_task(self._close_in_order(checkpoint))
+        broken = asyncio.create_task(self.connection.until_broken())
+        try:
+            await asyncio.wait((closing, broken), return_when=asyncio.FIRST_COMPLETED)
+            in_time = closing.done() and not broken.done()
+            if in_time:
+                closing.result()
+        finally:
+            for task in (closing, broken):
+                task.cancel()
+            await asyncio.gather(closing, broken, return_exceptions=True)
+        return in_time
+
+    async def _abandon(self, checkpoint: bool) -> None:
+        """Release what is in this process, without the scheduler, and so without the group."""
+        self.lost = self.connection.lost
+        for task in self._seeding:
+            task.cancel()
+        ending = self.incidents.stop(), self.elasticity.close(), self.hosts.stop()
+        await asyncio.gather(*ending, *self._seeding, return_exceptions=True)
+        await self.router.close()
+        self._port.exit()
+        await self._end_runs()
+        if checkpoint:
+            self._warn_of_last_state("the connection to Dask's scheduler is gone")
+
+    async def _close_in_order(self, checkpoint: bool) -> None:
+        await asyncio.gather(self.elasticity.close(), return_exceptions=True)
+        await self._end_workers()
+        if self._caller is not None:
+            await self._caller.close()
+        try:
+            if checkpoint:
+                await self._save_last_state()
+            await self.incidents.close()
+            if (
+                not self._group.recorded
+            ):  # the last status is for display; recording counts messages
+                await self.training.look()
+        finally:
+            try:
+                # Not before the last checkpoint: a server that was lost just now needs a node.
+                self._client.unsubscribe_topic(topic("nodes", self._group.name))
+                for task in self._seeding:
+                    task.cancel()
+                ending = *self._seeding, self.hosts.stop()
+                await asyncio.gather(*ending, return_exceptions=True)
+                await self.hosts.finish_evaluators()
+            finally:
+                await self._take_down()
+
+    async def _end_workers(self) -> None:
+        """Make the workers fail that are still running, and forget those that do not end soon."""
+        left = [each for each in self.training.futures if not each.done()]
+        if not left:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._group.timings.call):
+                await self.router.ask(CloseGroup())
+                await asyncio.gather(*left, return_exceptions=True)
+        await self._client.cancel([future for future in left if not future.done()])
+
+    async def _save_last_state(self) -> None:
+        if not self._group.recovery.durability.writes_checkpoints:
+            return
+        try:
+            await self.checkpoint(self._group.timings.call)
+        except DpsError as error:
+            text = (
+                f"the last state of parameter server {self._group.name} is not in its checkpoints, "
+                f"for it could not be written at the end: {error}. The one before is whole, and "
+                "ParameterServer.resume goes on from it. To be sure of the last state, call "
+                "ps.checkpoint() before the end, which waits for longer, and raises"
+            )
+            self.news.warn(text, LastStateNotSavedWarning)
+
+    def _warn_of_last_state(self, why: str) -> None:
+        if self._group.recovery.durability.writes_checkpoints:
+            text = (
+                f"{why}, and the last state of parameter server {self._group.name} is not in its "
+                "checkpoints; ParameterServer.resume goes on from those"
+            )
+            self.news.warn(text, LastStateNotSavedWarning)
+
+    async def _take_down(self) -> None:
+        """Leave the cluster as it was before the group, whose workers have ended."""
+        await self.hosts.finish_hosts()
+        self._port.exit()
+        await self.router.close()
+        name = self._group.name
+        await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + name)
+        # Now every process has ended that sends them requests: other hosts and the coordinator.
+        self.hosts.release_hosts()
+        await self.inbox.close(self.hosts.seated)
+        await self._end_runs()
+        await self._client.run_on_scheduler(forget, name)
+
+    async def _end_runs(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(end) for end in self._endings()))
+
+    def _endings(self) -> list[Callable[[], None]]:
+        """Return what ends the runs of MLflow; workers have ended."""
+        runs, self.runs = self.runs, []
+        failed = any(each.status == "failed" for each in self.training.workers())
+        self.training.let_go()
+        incidents = self.incidents
+        numbers = {
+            "updates_lost": incidents.updates_lost,
+            "failovers": len(incidents.failovers),
+        }
+        return [partial(run.close, numbers, not failed) for run in runs]
+
+
+class SchedulerConnection:
+    """The connection of a Dask client to its scheduler at this moment. May be used in any thread.
+
+    When it breaks, the coordinator is lost to the driver for good, even if Dask connects again: it
+    is in the scheduler's process, and closes the group if that lives.
+
+    Attributes
+    ----------
+    can_break
+        Whether there is one; a client on virtual time has none.
+    """
+
+    def __init__(self, client: distributed.Client) -> None:
+        self._client = client
+        self._stream = getattr(client, "scheduler_comm", None)
+        self.can_break = hasattr(client, "scheduler_comm")
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has ended, for whatever reason."""
+        return self._was_replaced or (self._stream is not None and self._stream.comm.closed())
+
+    @property
+    def lost(self) -> bool:
+        """Whether it broke, and was not closed here by closing the client."""
+        # Dask releases a stream that broke before it connects again or gives up.
+        return self._was_replaced or (self.broken and self._client.status not in CLOSED)
+
+    @property
+    def closed_here(self) -> bool:
+        """Whether the client was closed in this process: its event loop may have ended."""
+        return getattr(self._client, "status", None) in CLOSED
+
+    async def until_broken(self) -> None:
+        """Return as soon as it has ended."""
+        while not self.broken:
+            await asyncio.sleep(LOOK_SECONDS)
+
+    @property
+    def _was_replaced(self) -> bool:
+        # None: it was broken from the beginning, and Dask is about to connect again.
+        there = self._client.scheduler_comm if self.can_break else None
+        return self.can_break and (self._stream is None or there is not self._stream)

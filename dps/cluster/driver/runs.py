@@ -1,0 +1,262 @@
+"""What a run of workers needs: a function that can be sent, free threads, and shares of data.
+
+Without these checks Dask would print five tracebacks, or queue a task for a thread that never
+becomes free. A collection is divided by whole partitions, as equally as their number allows. A
+worker's share is computed on its node; partitions that a node holds already stay there as far as
+equal shares allow.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from graphlib import TopologicalSorter
+from typing import TYPE_CHECKING, Any
+
+from dps.cluster.names import Node
+from dps.errors import CapacityError, ConfigurationError
+
+if TYPE_CHECKING:
+    import distributed
+
+MOST_ELEMENTS = 1000  # of a list that is searched for futures
+_WORKER_KEY = "dps-worker-"
+_dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
+
+_Needs = Mapping[Any, Collection[Any]]  # of each task of a graph the tasks that it needs
+
+
+# -- the training function, and threads for it ---------------------------------------------------
+
+
+@contextmanager
+def must_be_sent(argument: str, given: str) -> Iterator[None]:
+    """Raise one `ConfigurationError` if the `with` block cannot send an `argument`.
+
+    Dask would print five tracebacks. The message recommends to use the `given` object instead of
+    objects that exist in this process only.
+    """
+    _dask_pickle_log.addFilter(_drop)
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        if not any(word in str(error) for word in ("pickle", "Could not serialize")):
+            raise
+        raise ConfigurationError(
+            f"{argument} cannot be sent to a node: {error.__cause__ or error}. It uses something "
+            "that exists in this process only, such as the ParameterServer, a Dask client, a lock "
+            f"or an open file: use the {given} that your function is given, and make everything "
+            "else inside the function"
+        ) from None
+    finally:
+        _dask_pickle_log.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    return False
+
+
+def refuse_futures(train: Callable[..., Any]) -> None:
+    """Refuse a `functools.partial` with Dask futures among its arguments."""
+    from distributed import Future
+
+    given = [*train.args, *train.keywords.values()] if isinstance(train, partial) else []
+    while given:
+        each = given.pop()
+        if isinstance(each, Future):
+            raise ConfigurationError(
+                "the training function was given a Dask future by functools.partial, which cannot "
+                "be read on a node; pass it as data=[future, …] and take the worker's share as "
+                "second argument: train(worker, data)"
+            )
+        if isinstance(each, list | tuple | dict) and len(each) <= MOST_ELEMENTS:
+            given += each.values() if isinstance(each, dict) else each
+
+
+def check_threads(
+    client: distributed.Client, nodes: Sequence[Node], workers: int, group: str, own: Sequence[str]
+) -> None:
+    """Refuse to start more workers than there are free threads, by a `CapacityError`.
+
+    `own` are the workers of this `group` that hold a thread, or wait for one.
+    """
+    threads = sum(node.threads for node in nodes)
+    holders = {"this parameter server": own, **_others(client, nodes, group)}
+    free = max(0, threads - sum(map(len, holders.values())))
+    if workers <= free:
+        return
+    there = f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads"
+    held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
+    if not held:
+        raise CapacityError(f"{there} in all; start more Dask workers or ask for fewer workers")
+    raise CapacityError(
+        f"{there}, of which {free} are free: {held} run there. Wait for their futures, end them "
+        "(ps.stop(), ps.remove_worker(), or ps.close() of the parameter server that they belong "
+        "to), or start more Dask workers"
+    )
+
+
+def _others(client: distributed.Client, nodes: Sequence[Node], group: str) -> dict[str, list[str]]:
+    """Return the workers of other parameter servers on these nodes, as far as Dask knows."""
+    if client.asynchronous or not hasattr(client, "processing"):
+        return {}
+    workers: dict[str, list[str]] = {}
+    running = client.processing()  # of all nodes: one that is gone meanwhile would be an error
+    keys = [str(key) for node in nodes for key in running.get(node.address, ())]
+    for key in sorted(key for key in keys if key.startswith(_WORKER_KEY)):
+        _, worker, number, name, _ = key.split("-")
+        if name != group:
+            workers.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
+    return workers
+
+
+# -- shares of data ------------------------------------------------------------------------------
+
+
+def shares_of(
+    client: distributed.Client, data: Any, workers: int, addresses: Sequence[str]
+) -> list[list[distributed.Future]]:
+    """Begin to compute each worker's partitions on its node; return the futures of each worker.
+
+    `data` is as for `ParameterServer.run`. Worker i is expected on node ``i % len(addresses)``.
+    Raises `ConfigurationError` if it is no such collection, or has too few partitions.
+    """
+    if not hasattr(client, "compute"):
+        raise ConfigurationError(
+            "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
+            "functools.partial(train, data)"
+        )
+    from dask import annotate
+    from dask.highlevelgraph import HighLevelGraph
+
+    graph, keys = _partitions(data)
+    if len(keys) < workers:
+        raise ConfigurationError(
+            f"workers={workers} need as many partitions of data, which has {len(keys)}; split "
+            "it further (rechunk, repartition), or start fewer workers"
+        )
+    nodes = [addresses[worker % len(addresses)] for worker in range(workers)]
+    needs = {key: getattr(task, "dependencies", ()) for key, task in graph.items()}
+    chosen = assigned(_holders(client, data, keys, needs), nodes)
+    at = {keys[i]: node for node, mine in zip(nodes, chosen, strict=True) for i in mine}
+    # One graph for all: with one for each partition Dask would go through everything as often.
+    with annotate(workers=partial(_node_of, _near(at, needs)), allow_other_workers=True):
+        # As a layer: Dask would make a name of the contents of a plain graph, which takes seconds.
+        layered = HighLevelGraph.from_collections(f"dps-{uuid.uuid4().hex}", graph)
+        futures = client.get(layered, keys, sync=False)
+    return [[futures[number] for number in numbers] for numbers in chosen]
+
+
+def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of the partitions of each worker, in order; one more for some.
+
+    `holders` are the addresses of the nodes that hold each partition already, `nodes` the address
+    of each worker's node.
+    """
+    smallest, larger = divmod(len(holders), len(nodes))
+    sizes = [smallest + (worker < larger) for worker in range(len(nodes))]
+    chosen: list[list[int]] = [[] for _ in nodes]
+    left = []
+    for number, held_by in enumerate(holders):
+        near = [w for w, node in enumerate(nodes) if node in held_by and len(chosen[w]) < sizes[w]]
+        if near:
+            chosen[min(near, key=lambda worker: len(chosen[worker]))].append(number)
+        else:
+            left.append(number)
+    for numbers, size in zip(chosen, sizes, strict=True):
+        missing = size - len(numbers)
+        numbers.extend(left[:missing])
+        del left[:missing]
+    return [sorted(numbers) for numbers in chosen]
+
+
+def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
+    """Return the graph of a collection, and the key of each partition in it."""
+    from dask import delayed
+    from dask._task_spec import Task, TaskRef
+    from dask.base import tokenize
+    from distributed import Future
+
+    if isinstance(data, tuple):
+        graphs, columns = zip(*map(_partitions, data), strict=True) if data else ((), ())
+        counts = [len(column) for column in columns]
+        if len(set(counts)) != 1:
+            raise ConfigurationError(
+                f"the collections of data have {counts} partitions, expected as many each: those "
+                "of the same number belong together"
+            )
+        name = f"dps-partition-{tokenize(columns)}"
+        rows = {(name, i): row for i, row in enumerate(zip(*columns, strict=True))}
+        graph = {key: Task(key, _together, *map(TaskRef, row)) for key, row in rows.items()}
+        return {key: task for each in (*graphs, graph) for key, task in each.items()}, list(rows)
+    if isinstance(data, list) and data and all(isinstance(each, Future) for each in data):
+        parts = [delayed(each) for each in data]
+    elif hasattr(data, "numblocks") and any(blocks > 1 for blocks in data.numblocks[1:]):
+        raise ConfigurationError(
+            f"data is an array of {data.numblocks} chunks; a worker is given whole rows: "
+            "rechunk it to one chunk along every axis but the first, x.rechunk({1: -1})"
+        )
+    elif hasattr(data, "to_delayed"):
+        pieces = data.to_delayed()
+        parts = list(pieces.ravel()) if hasattr(pieces, "ravel") else list(pieces)
+    else:
+        raise ConfigurationError(
+            f"data is {type(data).__name__}, expected a Dask array, DataFrame or bag, a list of "
+            "futures such as Client.scatter returns, or a tuple of these"
+        )
+    unique = {id(part.dask): part.dask for part in parts}  # as a rule it is the same of all
+    graph = {key: task for each in unique.values() for key, task in each.items()}
+    return graph, [part.key for part in parts]
+
+
+def _together(*parts: Any) -> tuple[Any, ...]:
+    return parts
+
+
+def _holders(
+    client: distributed.Client, data: Any, keys: Sequence[Any], needs: _Needs
+) -> list[set[str]]:
+    """Return the nodes that hold all that a partition is made of; none if it is not computed yet.
+
+    An asynchronous client cannot ask here; then all are taken for not computed.
+    """
+    from distributed import futures_of
+
+    held = futures_of(data)
+    known = client.who_has(held) if held and not client.asynchronous else {}
+    if not known:
+        return [set() for _ in keys]
+    return [_in_memory(needs, key, known) for key in keys]
+
+
+def _in_memory(needs: _Needs, key: Any, known: Mapping[Any, Sequence[str]]) -> set[str]:
+    """Return the nodes that hold everything in memory that a task begins with."""
+    holding: set[str] | None = None
+    ahead, seen = [key], {key}
+    while ahead:
+        each = ahead.pop()
+        if each in known:
+            holding = set(known[each]) if holding is None else holding & set(known[each])
+            continue
+        new = [need for need in needs.get(each, ()) if need not in seen]
+        ahead += new
+        seen.update(new)
+    return holding or set()
+
+
+def _near(nodes: dict[Any, str], needs: _Needs) -> dict[Any, str]:
+    """Return the node of each task, given those of the last ones; none where several need it."""
+    chosen: dict[Any, str | None] = dict(nodes)
+    for key in reversed(list(TopologicalSorter(needs).static_order())):
+        node = chosen.get(key)
+        for need in needs.get(key, ()):
+            chosen[need] = node if chosen.setdefault(need, node) == node else None
+    return {key: node for key, node in chosen.items() if node is not None}
+
+
+def _node_of(near: Mapping[Any, str], key: Any) -> list[str]:
+    """Return where Dask has to run a task; empty: anywhere."""
+    return [near[key]] if key in near else []

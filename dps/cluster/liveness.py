@@ -1,0 +1,312 @@
+"""Who is alive: how a coordinator learns whether a silent process is dead, stopped or busy.
+
+Each host has a monitor, a process that user code cannot block (`dps.cluster.monitor`). The process
+of each node registers there (`NodePresence`) and passes the monitor's address to the coordinator,
+with its leases. The coordinator connects to each monitor (`MonitorLinks`), which reports four times
+a second, and at once when a process ends:
+
+- The end of a process is reported at once. A stopped process is reported within `Timings.stopped`,
+  and killed only if the coordinator asks for it, a single group uses the process, and it does not
+  run a Dask client.
+- A process that is reported as running is busy, and waited for (`Timings.patience`).
+- If the monitor is silent as well, nothing is known, and the lease of the process decides. The same
+  holds on a host without a monitor: training continues, with one warning in the log of the node.
+
+What follows from a report is decided by the coordinator (`dps.protocol.coordinator`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import subprocess
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from distributed import Client
+from distributed.comm import parse_address, parse_host_port
+
+from dps.cluster import monitor
+from dps.cluster.platform import Presence, made_once, platform_of
+from dps.errors import Unreachable
+from dps.protocol.messages import Sighted
+from dps.protocol.monitor import Sighting
+from dps.protocol.tasks import Tasks
+from dps.protocol.transport import Watched
+
+if TYPE_CHECKING:
+    import distributed
+
+NAME = "dps-presence"
+START_SECONDS = 10.0  # until a monitor that was started must answer
+LOOK_SECONDS = 0.02
+CONNECT_SECONDS = 5.0
+SILENT_SECONDS = 10.0  # after which a silent monitor is connected to again
+AGAIN_SECONDS = 1.0  # until the next attempt; of a node, doubled by each failure
+MOST_AGAIN_SECONDS = 30.0
+ATTEMPTS = 10  # of a coordinator
+
+_node_log = logging.getLogger("distributed.worker.dps")
+_scheduler_log = logging.getLogger("distributed.scheduler.dps")
+
+
+# -- a node: its process at the monitor of its host ------------------------------------------------
+
+
+class NodePresence:
+    """One process at its monitor. Used from the event loop of the process.
+
+    The process registers when the first group uses it, and leaves after the last use. If the
+    monitor ends, another one is started. The process may be killed only while a single group uses
+    it, because a coordinator cannot know what other groups would lose.
+
+    Attributes
+    ----------
+    watched
+        The monitor, and the process's number there; None if no monitor watches it. May be read in
+        any thread.
+    """
+
+    def __init__(self, dask_worker: distributed.Worker) -> None:
+        self.watched: Watched | None = None
+        scheme, place = parse_address(dask_worker.address)
+        self._host = parse_host_port(place)[0] if scheme in ("tcp", "tls") else "127.0.0.1"
+        self._uses = Counter[str]()  # by group
+        self._staying: asyncio.Task[None] | None = None
+        self._tried = asyncio.Event()  # set after the first attempt to register
+        self._writer: asyncio.StreamWriter | None = None
+
+    def enter(self, group: str) -> None:
+        """Register, if this is the first use of the process by any group."""
+        self._uses[group] += 1
+        self._send(self._permission)
+        if self._staying is None and monitor.is_supported():
+            self._tried.clear()
+            self._staying = asyncio.create_task(self._stay())
+
+    async def registered(self) -> None:
+        """Wait until the process is registered, or cannot be."""
+        if self._staying is not None:
+            await self._tried.wait()
+
+    def exit(self, group: str) -> None:
+        """Leave, if this was the last use."""
+        self._uses[group] -= 1
+        self._send(self._permission)
+        if not self._uses.total() and self._staying is not None:
+            self._staying.cancel()
+            self._staying = self.watched = None
+
+    def silence(self, seconds: float) -> None:
+        """Make the monitor not report this process for a while, as if both were cut off."""
+        self._send({"silent": seconds})
+
+    @property
+    def _permission(self) -> dict[str, bool]:
+        groups = sum(uses > 0 for uses in self._uses.values())
+        # A user's own program may have Dask workers in its process.
+        return {"may_be_killed": groups == 1 and not Client._instances}
+
+    def _send(self, request: Mapping[str, object]) -> None:
+        if self._writer is not None:
+            self._writer.write(json.dumps(request).encode() + b"\n")
+
+    async def _stay(self) -> None:
+        warned, pause = False, AGAIN_SECONDS
+        while True:
+            try:
+                await self._register()
+                pause = AGAIN_SECONDS
+            except Exception as error:  # noqa: BLE001 - training continues without a monitor
+                if not warned:
+                    _node_log.warning(
+                        "dps: no monitor watches the processes on this host, so a process that is "
+                        "busy for longer than its lease is treated as lost. If steps take so long, "
+                        "raise timings=dps.Timings(lease=...). The monitor failed with: %s",
+                        error,
+                    )
+                warned = True
+                self._tried.set()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, MOST_AGAIN_SECONDS)
+
+    async def _register(self) -> None:
+        """Register, and return when the monitor has ended."""
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                reader, reply = await self._introduced()
+                if not reply:  # it was about to end, with the last process of before
+                    reader, reply = await self._introduced()
+            if not reply:
+                raise ConnectionRefusedError(f"it cannot be reached at {self._host}")
+            self.watched = Watched(*json.loads(reply))
+            self._tried.set()
+            await reader.read()
+        finally:
+            self.watched = None
+            if self._writer is not None:
+                self._writer.close()
+            self._writer = None
+
+    async def _introduced(self) -> tuple[asyncio.StreamReader, bytes]:
+        """Send the request to register; return the reply, which is empty if the monitor ends."""
+        if self._writer is not None:
+            self._writer.close()
+        reader, self._writer = await _connected_to_own()
+        _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
+        if user != os.getuid():
+            raise ConnectionRefusedError(f"its socket is that of user {user}")
+        self._send({"host": self._host, **self._permission})
+        return reader, await reader.readline()
+
+
+async def _connected_to_own() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect to the monitor of this host; start one if there is none."""
+    name, started = monitor.socket_name(), False
+    while True:
+        try:
+            return await asyncio.open_unix_connection(name)
+        except ConnectionRefusedError:
+            if not started:
+                # In its own session, so that signals to the node, such as Ctrl-C, do not reach it.
+                subprocess.Popen(
+                    monitor.command(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    cwd="/",
+                    start_new_session=True,
+                )
+            started = True
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def presence_of(dask_worker: distributed.Worker) -> Presence:
+    """Return the registration of a node's process, which all groups in it share."""
+
+    def made() -> Presence:
+        of_platform = platform_of(dask_worker).presence
+        return NodePresence(dask_worker) if of_platform is None else of_platform
+
+    return made_once(dask_worker, NAME, made)
+
+
+# -- a coordinator: its connections to monitors ----------------------------------------------------
+
+
+class _Link(NamedTuple):
+    """A connection to a monitor."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    signed: monitor.Signed
+
+    async def report(self) -> tuple[Sighting, ...]:
+        """Return the next report."""
+        async with asyncio.timeout(SILENT_SECONDS):
+            line = await self.reader.readline()
+        if not line:
+            raise ConnectionError("it has ended")
+        return tuple(Sighting(*each) for each in self.signed.value(line))
+
+
+class MonitorLinks:
+    """Receives the reports of monitors (`dps.protocol.transport.Monitors`), on one event loop.
+
+    Parameters
+    ----------
+    on_report
+        Called with each report.
+    on_failure
+        Called with an unforeseen exception; the monitor is followed all the same.
+    """
+
+    def __init__(
+        self,
+        on_report: Callable[[Sighted], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._on_report = on_report
+        self._tasks = Tasks(on_failure)
+        self._on_failure = on_failure
+        self._following: set[str] = set()
+        self._asked: set[Watched] = set()
+        self._links: dict[str, _Link] = {}
+
+    def follow(self, monitor: str) -> None:
+        """Pass reports of a monitor to the coordinator."""
+        if monitor not in self._following:
+            self._following.add(monitor)
+            self._tasks.keep(partial(self._follow, monitor), AGAIN_SECONDS)
+
+    async def kill(self, watched: Watched, stopped: float) -> None:
+        """Ask a monitor to kill a process that has been stopped for `stopped` seconds."""
+        if watched.monitor not in self._links:
+            raise Unreachable(f"the monitor at {_place(watched.monitor)} is not connected")
+        link = self._links[watched.monitor]
+        if watched not in self._asked:  # the request is repeated where it may not be killed
+            self._asked.add(watched)
+            _scheduler_log.warning(
+                "dps: process %d at the monitor %s is stopped, and is killed if it is for %g s and "
+                "nothing but one group uses it: others take over what it has",
+                watched.number,
+                _place(watched.monitor),
+                stopped,
+            )
+        link.writer.write(link.signed.line([watched.number, stopped]))
+
+    async def close(self) -> None:
+        """End all connections."""
+        await self._tasks.close()
+
+    async def _follow(self, monitor: str) -> None:
+        """Stay connected; give up a monitor that has ended. It may be named again."""
+        failures = 0
+        while failures < ATTEMPTS:
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    link = await _connected_to(monitor)
+                failures = 0
+                await self._listen(monitor, link)
+            except (OSError, ValueError, TimeoutError) as error:
+                failures += 1
+                if failures == ATTEMPTS:
+                    _scheduler_log.info("dps: lost the monitor at %s: %s", _place(monitor), error)
+                await asyncio.sleep(AGAIN_SECONDS)
+        self._following.discard(monitor)
+
+    async def _listen(self, monitor: str, link: _Link) -> None:
+        self._links[monitor] = link
+        try:
+            while True:
+                seen = await link.report()
+                try:
+                    await self._on_report(Sighted(monitor, seen))
+                except Exception as error:  # noqa: BLE001 - passed to the coordinator
+                    self._on_failure(error)
+        finally:
+            del self._links[monitor]
+            link.writer.close()
+
+
+async def _connected_to(address: str) -> _Link:
+    host, port, secret = address.split(" ")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=monitor.LINE_BYTES)
+    nonce = secrets.token_hex(16).encode()
+    try:
+        theirs = (await reader.readline()).rstrip(b"\n")
+    except BaseException:
+        writer.close()
+        raise
+    writer.write(nonce + b"\n")
+    return _Link(reader, writer, monitor.Signed(secret.encode(), theirs + nonce, "coordinator"))
+
+
+def _place(monitor: str) -> str:
+    """Return where a monitor is, without its secret."""
+    return ":".join(monitor.split(" ")[:2])
