@@ -189,6 +189,6 @@ class _Observed:
         return table
 
     def audit(self) -> list[AuditReply | None]:
-        heads = Heads(self.group, self._router, self._transport)
+        heads = Heads(self.group, self._router)
         replies: list[AuditReply | None] = self._cluster.sync(heads.audit_all)
         return replies

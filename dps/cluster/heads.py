@@ -19,10 +19,9 @@ from dps.protocol.transport import Endpoint, Transport
 class Heads:
     """The heads of a group's shards. Used from the event loop of the transport."""
 
-    def __init__(self, group: Group, router: Router, transport: Transport) -> None:
+    def __init__(self, group: Group, router: Router) -> None:
         self._group = group
         self._router = router
-        self._transport = transport
         self._shards = range(len(group.layout.shards))
 
     async def audit(self, shard: int) -> AuditReply | None:

@@ -204,7 +204,7 @@ class GroupDriver:
 
     async def audit(self) -> list[AuditReply | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
-        return await Heads(self._group, self.router, self.transport).audit_all()
+        return await Heads(self._group, self.router).audit_all()
 
     async def checkpoint(self, limit: float) -> None:
         """Write a checkpoint of every shard within `limit` seconds."""

@@ -100,7 +100,7 @@ class TrainingStatus:
 
     def open(self, router: Router, transport: Transport) -> None:
         """Start listening to the routing table."""
-        self._heads = Heads(self._group, router, transport)
+        self._heads = Heads(self._group, router)
         router.listen(self._heard)
 
     async def look(self) -> None:

@@ -226,7 +226,7 @@ class _Task:
     async def _applied(self, expected: Sequence[str]) -> list[Mapping[str, int]]:
         """Return each worker's number of updates on each shard, when it knows those expected."""
         client, applied = self._client, list[Mapping[str, int]]()
-        heads = Heads(self._group, client.router, self._member.transport)
+        heads = Heads(self._group, client.router)
         for shard in range(len(self._group.layout.shards)):
             while True:
                 await client.router.table()  # raises if the group is closed
