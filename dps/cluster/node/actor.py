@@ -32,6 +32,7 @@ from dps.events import ResourceSampled
 from dps.protocol import wire
 from dps.protocol.executor import Cores
 from dps.protocol.group import Group
+from dps.protocol.server.node import ServerNode
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
 
@@ -57,12 +58,18 @@ class HostActor:
         transport = transport_of(dask_worker, group, node, self._meter, self._recorder)
         me = Endpoint(dask_worker.address, key)
         self._cores = Cores()
-        each = self._cores.each
         presence = self._presence = presence_of(dask_worker)
-        self._host = ShardServer(
-            *(group, node, me, transport, clock, self._recorder, each),
+        server_node = ServerNode(
+            group=group,
+            name=node,
+            me=me,
+            transport=transport,
+            clock=clock,
+            emit=self._recorder,
+            each=self._cores.each,
             watched=lambda: presence.watched,
         )
+        self._host = ShardServer(server_node)
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(dask_worker, labels, self._host.figures)
         self._tasks = recorded_tasks(self._recorder, clock, node)

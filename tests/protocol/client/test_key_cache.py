@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import numpy as np
 
@@ -13,9 +14,9 @@ from dps.core.filters.outbox import Outbox
 from dps.core.outage import Continue
 from dps.core.updates import Operation
 from dps.protocol.durabilities.chain import Chain
+from dps.protocol.key_cache import KeyLists
 from dps.protocol.messages import Push
 from dps.protocol.recovery import Recovery
-from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.shard_server import ShardServer
 from tests.support.builders import Model
 from tests.support.worlds import Setting, in_world
@@ -47,7 +48,7 @@ def sent_lists(s: Setting) -> list[bool]:
         return await push(self, m)
 
     for host in s.world.hosts.values():
-        host._services[Push] = lambda m, host=host: watched(host, m)
+        host._push = partial(watched, host)  # type: ignore[assignment]
     return found
 
 
