@@ -14,10 +14,10 @@ from distributed import Scheduler
 
 from dps.cluster.node.recorder import topic
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
+from dps.core.functions import CALLS
 from dps.errors import DpsError
 from dps.observe.views import Listing, ShardView, TrainingView, WorkerView
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.functions import CALLS
 from dps.protocol.group import Group
 from dps.protocol.messages import Describe, Description, GetTable, Table, View
 from dps.protocol.transport import Transport

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from dps.core.consistency import ASP
+from dps.core.functions import CALLS, names_of
 from dps.core.names import STORE_ROLES
 from dps.core.placement.rebalancing import Move
 from dps.core.updates import Operation, UpdateId
@@ -37,7 +38,6 @@ from dps.protocol.coordinator.rebalancer import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.durability import CoordinatorContext
-from dps.protocol.functions import CALLS, names_of
 from dps.protocol.group import Group
 from dps.protocol.lease import Leases
 from dps.protocol.messages import (

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-from dps.protocol.functions import names_of
+from dps.core.functions import names_of
 from dps.protocol.messages import Account, Brought, Loss, Restoration, Statement
 from dps.protocol.messages.losses import loss_after
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from dps.core.consistency import ASP, slack
+from dps.core.functions import names_of
 from dps.core.replay import plan
 from dps.core.rules.wrappers import compensated
 from dps.core.shard import (
@@ -31,7 +32,6 @@ from dps.events import Promoted, Replayed, ReplicaAdded
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.durability import Persistence
 from dps.protocol.executor import offload
-from dps.protocol.functions import names_of
 from dps.protocol.messages import (
     AuditReply,
     Configure,

@@ -20,11 +20,11 @@ from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
+from dps.core.functions import CALLS, DRIVER
 from dps.core.placement.hash_ring import ConsistentHash
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
-from dps.protocol.functions import CALLS, DRIVER
 from dps.protocol.group import Group
 from dps.protocol.recovery import Recovery
 from dps.protocol.storage.checkpoint_files import (

@@ -17,6 +17,7 @@ from dps.core import shard as core_shard
 from dps.core.checkpoint_interval import AutoInterval
 from dps.core.filters.chain import FilterChain
 from dps.core.filters.outbox import Outbox
+from dps.core.functions import CALLS
 from dps.core.names import STORE_ROLES
 from dps.errors import NotServing, StoreUnavailable, TransportError
 from dps.protocol import lease
@@ -38,7 +39,6 @@ from dps.protocol.durabilities.layered import Layered, LayeredPersistence
 from dps.protocol.durabilities.shared_store import StorePersistence
 from dps.protocol.durabilities.worker_cache import CopyOffers
 from dps.protocol.durability import NoDurability
-from dps.protocol.functions import CALLS
 from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import (

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.consistency import ASP
+from dps.core.functions import CALLS
 from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import UpdateId
@@ -38,7 +39,6 @@ from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.durabilities.partial_checkpoint import PartialCheckpoint
 from dps.protocol.durabilities.worker_cache import WorkerCache
 from dps.protocol.durability import NoDurability
-from dps.protocol.functions import CALLS
 from dps.protocol.messages import Renewed, RenewLease, Restore, Table, View
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
