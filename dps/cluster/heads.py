@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from dps.core.functions import CALLS
 from dps.errors import DpsError
 from dps.observe.views import ShardView
 from dps.protocol.client.routing_table import Router
-from dps.protocol.functions import CALLS
 from dps.protocol.group import Group
 from dps.protocol.messages import Audit, AuditReply, Describe, Description, View
 from dps.protocol.transport import Endpoint, Transport

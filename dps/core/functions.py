@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from dps.core.arguments import plain
+from dps.core.arguments import check_function, nearest, plain
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.ranges import listed, refused
+from dps.core.ranges import listed, refused, shown
 from dps.core.updates import Call
 from dps.errors import ConfigurationError, FunctionFailed
 
@@ -233,3 +233,63 @@ def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: f
         new[name] = theirs if share == 1 else (1 - weight) * part.values + weight * theirs
         result[name] = [[list(span) for span in part.spans], new[name]]
     return Changed(new, result)
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+DRIVER = "driver"  # the caller that is no worker
+CALLS = "/calls"  # a worker's calls have numbers of their own, under a name of their own
+
+
+def names_of(worker: str) -> tuple[str, str]:
+    """Return the names under which a worker's updates are counted: its pushes, and its calls."""
+    return worker, f"{worker}{CALLS}"
+
+
+def known_call(functions: Mapping[str, Function], name: str, arguments: Sequence[object]) -> Call:
+    """Return a call of a function, to be sent.
+
+    Raises
+    ------
+    ConfigurationError
+        No function has this name, or it does not take these arguments, or they cannot be sent.
+    """
+    if isinstance(name, str) and name in functions:
+        given = ["arrays", *(f"args[{number}]" for number in range(len(arguments)))]
+        check_function(f"function {name!r}", functions[name], given)
+        try:
+            return Call(name, pack(arguments))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"an argument of function {name!r}: {error}") from None
+    if isinstance(name, str) and name == AVERAGE:
+        raise ConfigurationError(
+            f"there is no function {name!r}, which averaged buffers need; give "
+            "ParameterServer(functions=dps.torch.FUNCTIONS), or with others of your own, "
+            "functions={**dps.torch.FUNCTIONS, name: function}"
+        )
+    near = nearest(str(name), list(functions))
+    hint = f"did you mean {near!r}? " if near else ""
+    known = listed(functions) or "none; give ParameterServer(functions={name: function})"
+    raise ConfigurationError(f"there is no function {shown(name)}; {hint}registered are: {known}")
+
+
+def all_succeeded(replies: Sequence[np.ndarray | BaseException]) -> list[np.ndarray]:
+    """Return the replies of all shards.
+
+    Raises
+    ------
+    FunctionFailed
+        It failed on some shards; the message lists these, and those where it was carried out.
+    BaseException
+        The first other error of a shard.
+    """
+    failed = {shard: e for shard, e in enumerate(replies) if isinstance(e, BaseException)}
+    for error in failed.values():
+        if not isinstance(error, FunctionFailed):
+            raise error
+    if failed:
+        done = [str(shard) for shard in range(len(replies)) if shard not in failed]
+        where = f"carried out on shard {', '.join(done)}" if done else "carried out on no shard"
+        errors = "\n".join(str(error) for error in failed.values())
+        raise FunctionFailed(f"{errors}\nNothing of it was applied there; it was {where}.")
+    return [reply for reply in replies if isinstance(reply, np.ndarray)]

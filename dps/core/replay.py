@@ -39,7 +39,7 @@ def plan(
 ) -> Plan:
     """Return what to apply for these buffered gradients on a shard that is at `version`.
 
-    `summable` makes of an operation one that can be summed; None: each can.
+    `summable` turns an operation into one that can be summed; None: each can.
 
     Policies
     --------
@@ -59,45 +59,36 @@ def plan(
     """
     once = _each_once(buffered)
     ops = [replace(op, replayed=True) for op in once if op.kind == "gradient"]
-    planned = _plan(policy, layout, version, ops, summable or _as_it_is)
-    # Ticks only move clocks on; one that comes after a later update of its worker changes nothing.
-    ticks = tuple(op for op in once if op.kind == "tick")
-    return replace(planned, operations=(*planned.operations, *ticks))
+    # Ticks only advance clocks; one that comes after a later update of its worker changes nothing.
+    ticks = [op for op in once if op.kind == "tick"]
 
+    def total(chosen: Iterable[Operation]) -> tuple[Operation, ...]:
+        return summed(layout, map(summable, chosen) if summable is not None else chosen)
 
-def _as_it_is(op: Operation) -> Operation:
-    return op
-
-
-def _plan(
-    policy: Replay, layout: ShardLayout, version: int, ops: list[Operation], summable: Summable
-) -> Plan:
-
-    def total_of(chosen: Iterable[Operation]) -> tuple[Operation, ...]:
-        return summed(layout, map(summable, chosen))
-
+    todo: Iterable[Operation]
+    dropped = 0
     match policy.policy:
         case "each":
-            return Plan(tuple(ops))
+            todo = ops
         case "staleness_scaled":
-            scaled = (replace(op, scale=1 / (1 + _staleness(version, op))) for op in ops)
-            return Plan(tuple(scaled))
+            todo = [replace(op, scale=1 / (1 + _staleness(version, op))) for op in ops]
         case "drop_older":
             fresh = [op for op in ops if _staleness(version, op) <= policy.drop_older_than]
-            return Plan(total_of(fresh), len(ops) - len(fresh))
+            todo, dropped = total(fresh), len(ops) - len(fresh)
         case "mean":
-            return Plan(tuple(_times(layout, op, 1 / _count(op)) for op in total_of(ops)))
+            todo = [_times(layout, op, 1 / (1 + len(op.merged))) for op in total(ops)]
         case "clip":
-            return Plan(tuple(_clipped(layout, op, policy.clip_norm) for op in total_of(ops)))
+            todo = [_clipped(layout, op, policy.clip_norm) for op in total(ops)]
         case "published":
             scale = PUBLISHED_SCALE if len(ops) > PUBLISHED_QUEUE else 1.0
-            return Plan(tuple(replace(op, scale=scale) for op in total_of(ops)))
+            todo = [replace(op, scale=scale) for op in total(ops)]
         case "sum":
-            return Plan(total_of(ops))
+            todo = total(ops)
+    return Plan((*todo, *ticks), dropped)
 
 
 def _each_once(buffered: Sequence[Operation]) -> list[Operation]:
-    """Leave out what the shard would refuse if the gradients came one by one."""
+    """Leave out what the shard would refuse if the gradients arrived one by one."""
     latest: dict[str, tuple[int, int]] = {}
     once = []
     for op in buffered:
@@ -112,43 +103,32 @@ def _staleness(version: int, op: Operation) -> int:
     return max(0, version - op.based_on)
 
 
-def _count(op: Operation) -> int:
-    return 1 + len(op.merged)
-
-
 def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ...]:
     """Merge runs of gradients that cover the same pieces into one operation each.
 
-    They may be of different rows. The updates keep their identity: the first gives the operation
-    its own, the others are `merged`.
+    Their rows may differ. The updates keep their identity: the first gives the operation its own,
+    the others are `merged`.
     """
-    merged: list[Operation] = []
+    sums: list[Operation] = []
     for op in ops:
-        last = merged[-1] if merged else None
-        if last is None or not _cover_the_same(last, op):
-            merged.append(op)
+        last = sums[-1] if sums else None
+        if (
+            last is None
+            or last.pieces != op.pieces
+            or (last.gradient is None) != (op.gradient is None)
+        ):
+            sums.append(op)
             continue
-        identity = (op.id, op.based_on, op.based_at)
-        merged[-1] = replace(
-            last,
-            gradient=_combined(layout, last, op),
-            merged=(*last.merged, identity),
-            rows=added(last.rows, op.rows),
-        )
-    return tuple(merged)
-
-
-def _cover_the_same(a: Operation, b: Operation) -> bool:
-    return a.pieces == b.pieces and (a.gradient is None) == (b.gradient is None)
-
-
-def _combined(layout: ShardLayout, a: Operation, b: Operation) -> np.ndarray | None:
-    if a.gradient is None or b.gradient is None:
-        return None
-    out = np.empty_like(a.gradient)
-    for where, dtype in _parts(layout, a):
-        np.add(a.gradient[where].view(dtype), b.gradient[where].view(dtype), out[where].view(dtype))
-    return out
+        gradient = None
+        if last.gradient is not None and op.gradient is not None:
+            gradient = np.empty_like(last.gradient)
+            for part, dtype in _parts(layout, op):
+                both = last.gradient[part].view(dtype), op.gradient[part].view(dtype)
+                np.add(*both, out=gradient[part].view(dtype))
+        merged = (*last.merged, (op.id, op.based_on, op.based_at))
+        rows = added(last.rows, op.rows)
+        sums[-1] = replace(last, gradient=gradient, merged=merged, rows=rows)
+    return tuple(sums)
 
 
 def _times(layout: ShardLayout, op: Operation, factor: float) -> Operation:
@@ -171,7 +151,7 @@ def _clipped(layout: ShardLayout, op: Operation, limit: float) -> Operation:
 
 
 def _parts(layout: ShardLayout, op: Operation) -> list[tuple[slice, str]]:
-    """Stretches of one dtype in the buffer of a gradient."""
+    """Return the stretches of one dtype in the buffer of a gradient."""
     parts, at = [], 0
     for piece in [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces:
         parts.append((slice(at, at + piece.block.nbytes), piece.block.dtype))

@@ -1,8 +1,7 @@
 """The identity of updates and the operations that change a shard.
 
-An operation is what travels from a worker to a shard, down a chain and into a mailbox. A shard is
-a state machine over operations: replicas that apply the same ones in the same order are bitwise
-equal.
+An operation travels from a worker to a shard, down a chain and into a mailbox. A shard is a state
+machine over operations: replicas that apply the same ones in the same order are bitwise equal.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from dps.core.tables.row_gradients import Rows, owned
 
 
 class UpdateId(NamedTuple):
-    """Names one pushed update: worker, the worker's incarnation, and its number.
+    """Identity of a pushed update: worker, the worker's incarnation, and its number.
 
     Numbers count up by one. The number of a worker's last update is its clock, the same on all
-    shards whatever these have lost, so a worker that joins goes on from the clocks of the others.
+    shards whatever these have lost, so a worker that joins continues from the clocks of the others.
     """
 
     worker: str
@@ -34,17 +33,17 @@ class Encoding:
     Attributes
     ----------
     entries
-        How many of its entries are sent; -1: all, and then no indices are.
+        Number of entries that are sent; -1: all, without indices.
     keys
-        How their indices are written: "uint16" or "uint32", as a mask in "bits"; "": not at all.
+        Form of their indices: "uint16" or "uint32", a mask in "bits", or "" for none.
     values
-        How their values are: "raw", "bf16" or "int8".
+        Form of their values: "raw", "bf16" or "int8".
     key_bytes, value_bytes
-        How long both sections are in the payload.
+        Length of both sections in the payload.
     packed_keys, packed_values
         Whether a section is compressed.
     cached
-        Digest of the indices, if they are left out of the payload because the shard has them.
+        Digest of the indices, if they are left out of the payload because the node has them.
     """
 
     entries: int
@@ -59,19 +58,19 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function that is to be run on a shard, and what came of it once it was.
+    """A call of a function on a shard, with its result once it has run.
 
     Attributes
     ----------
     function
-        The name that it is registered by.
+        The name under which it is registered.
     arguments
-        What it is called with, packed (see `dps.core.functions`).
+        Its arguments, packed (see `dps.core.functions`).
     pieces, values
         Indices of the shard's pieces that it changed, and a uint8 buffer of their new values; None:
         it changed nothing.
     result
-        Its result, packed; None: it was not run yet.
+        Its result, packed; None: it has not run yet.
     """
 
     function: str
@@ -88,35 +87,35 @@ class Operation:
     Attributes
     ----------
     kind
-        "gradient", or "join", "leave" and "tick", which only change the table of workers' clocks.
-        A tick stands for an update that changes nothing on this shard. "apply" runs a function.
+        "gradient", "apply" (run a function), or "join", "leave" and "tick", which only change the
+        table of workers' clocks. A tick stands for an update that changes nothing on this shard.
     id
-        Identity of the update. A join has seq 0, or the worker's last seq where its shard may not
-        know that any more; a leave has seq 0. An apply has the number of its caller's call; callers
-        have names that are no workers', and no clocks.
+        Identity of the update. A join has seq 0, or the worker's last seq if the shard may have
+        lost that; a leave has seq 0. An apply has the number of its caller's call; callers have
+        names of their own, and no clocks.
     based_on, based_at
         Version, and time in seconds since the Unix epoch, of the weights that the gradient was
         computed from.
     pieces
         Indices of the shard's pieces that the gradient covers; empty: all.
     gradient
-        uint8 buffer of those pieces, or what `codec` describes; None for the other kinds, and if
-        only rows are pushed.
+        uint8 buffer of those pieces, encoded as `codec` says; None for the other kinds, and if only
+        rows are pushed.
     replayed
-        Whether it comes out of a buffer after an outage.
+        Whether it was buffered during an outage.
     scale
-        Factor on the learning rate, 1 but for replay policies that reduce it.
+        Factor on the learning rate, below 1 only by replay policies that reduce it.
     merged
-        Further updates whose gradients are summed into this one (replay after an outage).
+        Further updates whose gradients are summed into this one: id, `based_on`, `based_at`.
     rows
         The gradient of rows of sparse tables, one entry for each table.
     codec
         How the gradient of each array is encoded; empty: not at all.
     base
-        uint8 buffer like a gradient that is not encoded: the weights that it was computed from,
-        if the update rule asks for them.
+        uint8 buffer of the weights that the gradient was computed from, never encoded; only if the
+        update rule asks for them.
     call
-        What an apply is to run.
+        What an apply runs.
     """
 
     kind: Literal["gradient", "join", "leave", "tick", "apply"]
@@ -135,11 +134,11 @@ class Operation:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the gradient, and of the weights that go with it."""
+        """Bytes of the gradient, and of the weights and rows that go with it."""
         dense = sum(b.nbytes for b in (self.gradient, self.base) if b is not None)
         return dense + sum(rows.nbytes for rows in self.rows)
 
     def copied(self) -> Operation:
-        """The same operation in memory of its own: the caller's may change."""
+        """Return the operation with a copy of the gradient, whose memory the caller may reuse."""
         dense = None if self.gradient is None else self.gradient.copy()
         return replace(self, gradient=dense, rows=owned(self.rows))

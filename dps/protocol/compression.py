@@ -1,4 +1,4 @@
-"""The compression of encoded gradients and weights, and the way back to numbers."""
+"""Lossless compression of encoded gradients and weights, and decoding back to numbers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,14 @@ from dps.core.filters.encoding import (
     taken_apart,
 )
 from dps.core.filters.filter import Filter
-from dps.core.flat import Empty
 from dps.core.rules.rule import UpdateRule
-from dps.core.rules.wrappers import compensated
-from dps.core.shard import Each, ShardState, Step, apply, in_turn
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
-from dps.protocol.group import Group
 from dps.recovery.durability import Durability
 
 Array = np.ndarray
 
-WORTH = 64  # bytes: what is shorter gets longer
+WORTH = 64  # bytes: a shorter section would get longer
 
 
 def checked_filters(
@@ -43,7 +39,7 @@ def checked_filters(
     Raises
     ------
     ConfigurationError
-        They cannot work; or compression is wanted, and its library is not installed.
+        They cannot work, or the library of a compression is not installed.
     """
     chains = checked(filters, names, rule)
     _require_lz4(chains)
@@ -58,8 +54,8 @@ def checked_pull_filters(
     Raises
     ------
     ConfigurationError
-        They cannot work, or not with where state survives; or compression is wanted, and its
-        library is not installed.
+        They cannot work, or not with this durability, or the library of a compression is not
+        installed.
     """
     chains = checked_of_pulls(filters, names)
     if chains and (refusal := durability.refusal("filtered pulls")):
@@ -77,7 +73,7 @@ def _require_lz4(chains: Mapping[str, FilterChain]) -> None:
 
 
 def packed(op: Operation, lossless: Sequence[bool]) -> Operation:
-    """Compress the sections of those parts that are `lossless`, where it makes them shorter."""
+    """Compress the sections of the `lossless` parts, where that makes them shorter."""
     if not any(lossless):
         return op
     sections = zip(taken_apart(op), lossless, strict=True)
@@ -85,7 +81,7 @@ def packed(op: Operation, lossless: Sequence[bool]) -> Operation:
 
 
 def dense(layout: ShardLayout, op: Operation) -> Operation:
-    """Return the operation with its gradient as numbers, entries that were not sent as 0.
+    """Return the operation with its gradient as numbers; entries that were not sent are 0.
 
     Raises
     ------
@@ -96,12 +92,12 @@ def dense(layout: ShardLayout, op: Operation) -> Operation:
 
 
 def decoded_bytes(layout: ShardLayout, op: Operation) -> int:
-    """About how many bytes an operation has as numbers: what tells how long that may take."""
+    """Estimate the bytes of an operation as numbers, and so how long decoding may take."""
     return layout.nbytes if op.codec else op.nbytes
 
 
 def updated(layout: ShardLayout, copy: Array, sent: Operation) -> Array:
-    """Return a worker's copy of a shard's weights, brought up to date by what was sent of them.
+    """Return a worker's copy of a shard's weights, updated by the changes that were sent.
 
     Raises
     ------
@@ -109,24 +105,6 @@ def updated(layout: ShardLayout, copy: Array, sent: Operation) -> Array:
         The payload is not what its description says, or does not fit the shard.
     """
     return patched(layout, copy, _unpacked(layout, sent))
-
-
-def applied(
-    layout: ShardLayout,
-    group: Group,
-    state: ShardState,
-    op: Operation,
-    each: Each = in_turn,
-    empty: Empty = np.empty,
-) -> Step:
-    """Return what `dps.core.shard.apply` returns for an operation as it travels, and travels on."""
-    step = apply(layout, group.rule, state, dense(layout, op), group.functions, each, empty)
-    return replace(step, operation=op) if op.codec else step
-
-
-def summable(layout: ShardLayout, rule: UpdateRule, state: ShardState, op: Operation) -> Operation:
-    """Return an operation as numbers that may be added to those of others for this state."""
-    return compensated(layout, rule, state.values, dense(layout, op))
 
 
 def _packed(section: Section) -> Section:
@@ -142,13 +120,13 @@ def _packed(section: Section) -> Section:
 
 
 def _shorter(section: Array) -> Array:
-    """The section compressed, or the section itself if that is no longer."""
+    """Return the section compressed, or the same section if that is no longer."""
     if section.nbytes < WORTH:
         return section
-    from lz4 import block  # only who filters with it needs it
+    from lz4 import block  # an optional dependency
 
-    found = np.frombuffer(block.compress(section, store_size=False), np.uint8)
-    return found if found.nbytes < section.nbytes else section
+    compressed = np.frombuffer(block.compress(section, store_size=False), np.uint8)
+    return compressed if compressed.nbytes < section.nbytes else section
 
 
 def _unpacked(layout: ShardLayout, op: Operation) -> Operation:
@@ -181,7 +159,7 @@ def _restored(op: Operation, section: Array, nbytes: int | None) -> Array:
     from lz4 import block
 
     try:
-        found = block.decompress(section.tobytes(), uncompressed_size=nbytes)
+        restored = block.decompress(section.tobytes(), uncompressed_size=nbytes)
     except block.LZ4BlockError as error:
         raise ShapeMismatch(f"update {op.id}: its gradient cannot be unpacked: {error}") from error
-    return np.frombuffer(found, np.uint8)
+    return np.frombuffer(restored, np.uint8)

@@ -1,4 +1,4 @@
-"""Where numerics are run: at once if they are short, else in threads beside the loop."""
+"""Where numerics run: at once if they are short, otherwise in threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 # Work on fewer bytes than this is quicker than handing it to a thread.
 INLINE_BYTES = 1 << 20
-# What one step of a rule can use: further cores would wait for the memory.
+# More cores would only wait for the memory in a step of a rule.
 MOST_CORES = 8
-# Items of work that make another core worth its while: a busy machine may keep a thread waiting.
+# Fewer items are not worth another core, whose thread a busy machine may keep waiting.
 ITEMS_OF_A_CORE = 8
 
 
 async def offload(work: Callable[[], T], nbytes: int) -> T:
-    """Return what `work` returns, which reads and writes about so many bytes, if any."""
+    """Return what `work` returns, which reads and writes about `nbytes`."""
     if not nbytes or nbytes < INLINE_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)
@@ -29,13 +29,12 @@ async def offload(work: Callable[[], T], nbytes: int) -> T:
 class Cores:
     """The cores that a server's steps may use: the caller's, and a thread for each further one.
 
-    Any thread may call it, several at a time. What work comes to does not depend on the number of
-    cores. Threads are started when they are first needed.
+    Thread-safe. Results do not depend on the number of cores. Threads start when first needed.
 
     Parameters
     ----------
     count
-        How many, 1 or more; None: those that this process may run on, up to `MOST_CORES`.
+        Number of cores, 1 or more; None: those that this process may run on, up to `MOST_CORES`.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -43,10 +42,10 @@ class Cores:
         self._helpers = ThreadPoolExecutor(max(1, self.count - 1), "dps-core")
 
     def each(self, work: Callable[[T], None], items: Sequence[T]) -> None:
-        """Do a piece of work for every item, which do not depend on one another.
+        """Call `work` with every item; the items do not depend on one another.
 
-        If it fails for some, the error is that of the first of them, as if it had been done in
-        turn. Nothing is at work any more when this returns or raises.
+        If it fails for several, this raises the error of the first of them, as if they had been
+        done in turn. No thread is at work any more when this returns or raises.
         """
         helpers = min(self.count, len(items) // ITEMS_OF_A_CORE) - 1
         if helpers < 1:
@@ -70,18 +69,18 @@ class Cores:
         others = [self._helpers.submit(drain) for _ in range(helpers)]
         drain()
         for other in others:
-            if not other.cancel():  # one that has not begun, because others keep it busy
+            if not other.cancel():  # a busy helper has not begun
                 other.result()
         if failed:
             raise failed[min(failed)]
 
     def close(self) -> None:
-        """End the threads; nothing may be at work."""
+        """End the threads; none may be at work."""
         self._helpers.shutdown(wait=False)
 
 
 def available_cores() -> int:
-    """How many cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     try:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # a system without affinities

@@ -1,4 +1,4 @@
-"""The description of one server group: what its hosts, workers and coordinator agree on."""
+"""The description of one server group, which its servers, workers and coordinator share."""
 
 from __future__ import annotations
 
@@ -20,17 +20,31 @@ from dps.recovery.strategy import Recovery
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One parameter server: its name, how its parameters lie, and what was chosen for it.
+    """One parameter server: its name, the layout of its parameters, and the user's choices.
 
-    `incarnations` are those of workers that took part before it was brought up again; `recorded`
-    tells whether anybody listens to its events; `filters` are those of each array that has any,
-    and `pull_filters` those of the weights that workers pull.
-    `servers` is how many nodes hold shards at first; None: one for each replica, and nothing is
-    moved until somebody asks for it. `functions` can be run on its shards, by name. `labels` go
-    with what its processes say of themselves. `on_loss` is what follows when acknowledged updates
-    are lost: "warn", "raise" or "ignore". `transport` is by what its processes call each other.
-    `placement` says which of the `servers` holds which shard; None: whichever has the fewest.
-    `instance` is drawn for each group: on virtual time names are the same again in every run.
+    Attributes
+    ----------
+    incarnations
+        Those of workers that took part before the group was resumed.
+    recorded
+        Whether anything listens to its events.
+    filters, pull_filters
+        The filters of each array that has any: of pushed gradients, and of pulled weights.
+    servers
+        Number of nodes that hold shards at first; None: one for each replica, and no shard moves
+        until a user scales the group.
+    functions
+        Those that can be called on its shards, by name.
+    labels
+        Added to the metrics and logs of its processes.
+    on_loss
+        The reaction to a loss of acknowledged updates: "warn", "raise" or "ignore".
+    transport
+        How its processes call each other.
+    placement
+        Which of the `servers` holds which shard; None: the one with the fewest.
+    instance
+        Random for each group, because on virtual time names are the same in every run.
     """
 
     name: str
@@ -54,17 +68,17 @@ class Group:
 
     @property
     def replicas(self) -> int:
-        """How many replicas each shard has."""
+        """Number of replicas of each shard."""
         return self.recovery.durability.replicas
 
     @property
     def aggregate(self) -> int:
-        """How many updates are summed into one; 1: each is applied by itself."""
+        """Number of updates that are summed into one; 1: each is applied by itself."""
         return self.recovery.durability.aggregate
 
     @property
     def restores_together(self) -> bool:
-        """Whether all shards go back when one is lost."""
+        """Whether all shards are restored when one is lost."""
         return self.recovery.durability.restores_together
 
     def as_run(self, generation: int, started: float, about: str) -> Run:

@@ -1,26 +1,30 @@
 """Key caching: a list of indices that the shard's node has had before is sent by its digest.
 
-The lists are soft state of both ends. A node that does not have the one that is meant says so, and
-the operation is sent again with it, under the same number. What goes further, down a chain or to a
+The lists are soft state of both ends. A node that does not have the named list refuses, and the
+operation is sent again with it, under the same number. What travels further, down a chain or to a
 mailbox, always carries its lists.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import replace
 from hashlib import blake2b
+from threading import Lock
 
 import numpy as np
 
 from dps.core.filters.encoding import Section, assembled, taken_apart
 from dps.core.updates import Operation
+from dps.errors import KeysUnknown, ShapeMismatch
 from dps.protocol.transport import Endpoint
 
 Array = np.ndarray
 
 WORTH = 64  # bytes: a shorter list is sent as it is
 REMEMBERED = 256  # lists that a client takes a node to have
+CACHE_BYTES = 1 << 26
 
 
 def is_cached(keys: Array) -> bool:
@@ -29,8 +33,31 @@ def is_cached(keys: Array) -> bool:
 
 
 def digest_of(keys: Array) -> str:
-    """What a list is called by those who have it."""
+    """Return the name of a list, which depends on nothing but its content."""
     return blake2b(keys.data, digest_size=16).hexdigest()
+
+
+def without_lists(op: Operation, known: Collection[str]) -> tuple[Operation, tuple[str, ...]]:
+    """Replace lists whose digests are `known` to the receiver by these.
+
+    Returns
+    -------
+    operation
+        The operation to send.
+    digests
+        Of all its lists; "" for those that are sent as they are.
+    """
+    sections = list(taken_apart(op))
+    digests = tuple(digest_of(s.keys) if is_cached(s.keys) else "" for s in sections)
+    if not any(digest and digest in known for digest in digests):
+        return op, digests
+    short = [
+        Section(replace(section.part, cached=digest), np.empty(0, np.uint8), section.values)
+        if digest and digest in known
+        else section
+        for section, digest in zip(sections, digests, strict=True)
+    ]
+    return assembled(op, short), digests
 
 
 class KnownKeys:
@@ -53,8 +80,7 @@ class KnownKeys:
         """Return the operation without the lists that the node has."""
         if not op.codec or to != self._at or not self._known:
             return op
-        sections = [self._short(section) for section in taken_apart(op)]
-        return assembled(op, sections) if any(s.part.cached for s in sections) else op
+        return without_lists(op, self._known)[0]
 
     def acked(self, op: Operation, sent: Operation, by: Endpoint) -> None:
         """Note that a node has received an operation, as it was sent."""
@@ -76,9 +102,52 @@ class KnownKeys:
         """Take the node to have no list."""
         self._known.clear()
 
-    def _short(self, section: Section) -> Section:
-        digest = digest_of(section.keys)
-        if digest not in self._known:
+
+class KeyLists:
+    """The lists that a server node has had last, of all shards and workers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lists: OrderedDict[str, Array] = OrderedDict()
+        self._nbytes = 0
+        self._lock = Lock()
+
+    def completed(self, op: Operation) -> Operation:
+        """Return the operation with all its lists, and keep those that it came with.
+
+        Raises
+        ------
+        KeysUnknown
+            A list is not here (any more).
+        """
+        sections = [self._whole(op, section) for section in taken_apart(op)]
+        return assembled(op, sections) if any(part.cached for part in op.codec) else op
+
+    def _whole(self, op: Operation, section: Section) -> Section:
+        part = section.part
+        if not part.cached:
+            self._keep(section.keys)
             return section
-        part = replace(section.part, cached=digest)
-        return Section(part, np.empty(0, np.uint8), section.values)
+        with self._lock:
+            keys = self._found(part.cached)
+        if keys is None:
+            raise KeysUnknown(f"update {op.id}: its list of indices is not here; send it again")
+        if keys.nbytes != part.key_bytes:
+            raise ShapeMismatch(f"update {op.id}: its list of indices has another length")
+        return Section(replace(part, cached=""), keys, section.values)
+
+    def _found(self, digest: str) -> Array | None:
+        if digest in self._lists:
+            self._lists.move_to_end(digest)
+        return self._lists.get(digest)
+
+    def _keep(self, keys: Array) -> None:
+        if not is_cached(keys):
+            return
+        digest = digest_of(keys)
+        with self._lock:
+            if self._found(digest) is None:
+                self._lists[digest] = keys.copy()  # a view would keep the whole payload alive
+                self._nbytes += keys.nbytes
+            while self._nbytes > CACHE_BYTES:
+                _, oldest = self._lists.popitem(last=False)
+                self._nbytes -= oldest.nbytes

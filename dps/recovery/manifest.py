@@ -21,6 +21,7 @@ from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
+from dps.core.functions import CALLS, DRIVER
 from dps.core.placement import ConsistentHash
 from dps.core.ranges import in_a_line
 from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
@@ -28,7 +29,6 @@ from dps.core.shard import ShardState
 from dps.core.tables.key_routing import dealt_out
 from dps.core.tables.table import Level, merged
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
-from dps.protocol.functions import CALLS, DRIVER
 from dps.protocol.wire import decode, encode, message
 from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.files import NotAFile, contents, make_folder, publish

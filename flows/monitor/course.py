@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
+from dps.core.functions import CALLS
 from dps.events import (
     Applied,
     DashboardServed,
@@ -32,7 +33,6 @@ from dps.events import (
 from dps.observe.progress import Pace
 from dps.observe.sentences import sentence
 from dps.observe.views import Listing, ShardView, TrainingView, WorkerView
-from dps.protocol.functions import CALLS
 from flows.metrics.score import ACCURACY, score_of
 
 MOST_RECENT = 10

@@ -16,7 +16,7 @@ from dps.cluster.driver.setup import Choices, Options, afresh
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP
 from dps.core.rules.rule import UpdateRule, by_rows
-from dps.core.shard import ShardState, apply, initial_state
+from dps.core.shard import ShardState, StateMachine, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.client.encoder import split
 from dps.protocol.group import Group
@@ -205,7 +205,7 @@ def _after(layout: Layout, rule: UpdateRule, shard: int, state: ShardState, seq:
     buffer, pieces = parts.dense[shard]
     number = UpdateId("a", 1, seq)
     op = Operation("gradient", number, seq - 1, pieces=pieces, gradient=buffer)
-    return apply(layout.shards[shard], rule, state, op).state
+    return StateMachine(layout.shards[shard], rule).apply(state, op).state
 
 
 def _trained(layout: Layout, rule: UpdateRule, shard: int, steps: int) -> ShardState:

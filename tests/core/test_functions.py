@@ -10,7 +10,7 @@ import pytest
 
 from dps.core.functions import RESULT_BYTES, Changed, Part, average, pack, unpack
 from dps.core.rules.rule import Momentum
-from dps.core.shard import ShardState, Step, apply, result_of
+from dps.core.shard import ShardState, StateMachine, Step, result_of
 from dps.core.updates import Call, Operation, UpdateId
 from dps.errors import ConfigurationError, FunctionFailed
 from dps.protocol import wire
@@ -29,7 +29,7 @@ def call(number: int = 1, *arguments: Any, caller: str = "a/calls") -> Operation
 
 
 def run(function: Callable[..., Any], op: Operation, state: ShardState = START) -> Step:
-    return apply(MODEL.layout.shards[0], RULE, state, op, {"f": function})
+    return StateMachine(MODEL.layout.shards[0], RULE, {"f": function}).apply(state, op)
 
 
 def result(step: Step, op: Operation) -> Any:
@@ -109,7 +109,7 @@ def test_the_result_goes_with_its_caller_and_nothing_runs_again(incarnation: int
 def test_a_follower_is_told_what_came_of_it_and_runs_nothing() -> None:
     step = run(doubled, call())
     sent = wire.decode(wire.encode(step.operation))
-    follower = apply(MODEL.layout.shards[0], RULE, START, sent, {})
+    follower = StateMachine(MODEL.layout.shards[0], RULE).apply(START, sent)
     assert same_state(follower.state, step.state)
     assert wire.size(wire.encode(sent)) < 3 * START.values.nbytes
 

@@ -21,7 +21,7 @@ from dps.core.rules.wrappers import (
     StepDecay,
     WeightDecay,
 )
-from dps.core.shard import ShardState, apply, initial_state
+from dps.core.shard import ShardState, StateMachine, initial_state
 from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
@@ -60,7 +60,7 @@ def trained(
         parts = split(layout, rule, own)
         for shard, (buffer, pieces) in parts.dense.items():
             op = Operation("gradient", UpdateId("a", 1, seq), pieces=pieces, gradient=buffer)
-            states[shard] = apply(layout.shards[shard], rule, states[shard], op).state
+            states[shard] = StateMachine(layout.shards[shard], rule).apply(states[shard], op).state
     return layout.scatter({shard: state.values for shard, state in enumerate(states)})
 
 
@@ -90,7 +90,9 @@ def test_what_is_frozen_stays_and_is_not_sent() -> None:
         assert (found[name].tobytes() == PARAMS[name].tobytes()) == name.startswith("a.")
     whole = Operation("gradient", UpdateId("a", 1, 1), gradient=layout.gather(0, PUSHES[0])[0])
     state = initial_state(layout.gather(0, PARAMS)[0].copy(), rule)
-    after = layout.scatter({0: apply(layout.shards[0], rule, state, whole).state.values})
+    after = layout.scatter(
+        {0: StateMachine(layout.shards[0], rule).apply(state, whole).state.values}
+    )
     assert after["a.weight"].tobytes() == PARAMS["a.weight"].tobytes()
     assert frozen(Scheduled(Frozen(), Cosine(3)), ["x"]) == {"x"}
     within = Scheduled(as_rule({"x": WeightDecay(Frozen(), 0.1), "*": SGD(0.1)}), Cosine(3))
@@ -136,7 +138,7 @@ def test_a_table_has_the_state_of_its_own_rule_alone() -> None:
     state = initial_state(np.zeros(4).view(np.uint8), rule)
     number = UpdateId("a", 1, 1)
     op = Operation("gradient", number, gradient=parts.dense[0][0], rows=parts.rows[0])
-    after: ShardState = apply(layout.shards[0], rule, state, op).state
+    after: ShardState = StateMachine(layout.shards[0], rule).apply(state, op).state
     found = after.tables["emb"].rows(spec, np.array([4, 9]), ("squares",))
     assert found.slots["squares"].tolist() == [[1, 1, 1], [1, 1, 1]]
     np.testing.assert_allclose(found.values, -0.1, rtol=1e-6)
@@ -152,7 +154,7 @@ def test_only_gradients_of_the_rules_that_ask_are_corrected() -> None:
     number = UpdateId("a", 1, 1)
     op = Operation("gradient", number, pieces=pieces, gradient=gradient, base=base)
     state = initial_state(layout.gather(0, PARAMS)[0].copy(), rule)
-    found = layout.scatter({0: apply(layout.shards[0], rule, state, op).state.values})
+    found = layout.scatter({0: StateMachine(layout.shards[0], rule).apply(state, op).state.values})
     for name, g in PUSHES[0].items():
         g = g - g * g if name == "a.weight" else g
         np.testing.assert_allclose(found[name], PARAMS[name] - 0.1 * g, rtol=1e-5, atol=1e-6)

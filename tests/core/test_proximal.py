@@ -17,7 +17,7 @@ from dps.core import shard as shard_module
 from dps.core.blocks import Layout
 from dps.core.rules.proximal import L1, L2, DelayedProximal, ElasticNet, GroupL1, Penalty, Proximal
 from dps.core.rules.rule import UpdateRule
-from dps.core.shard import apply, initial_state
+from dps.core.shard import StateMachine, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
 from tests.support.builders import Model
@@ -124,7 +124,7 @@ def in_shards(rule: UpdateRule, layout: Layout, names: Iterable[str]) -> dict[st
         if index in layout.shards_of(pushed):
             buffer, pieces = layout.gather(index, pushed)
             op = Operation("gradient", UpdateId("a", 1, 1), pieces=pieces, gradient=buffer)
-            state = apply(shard, rule, state, op).state
+            state = StateMachine(shard, rule).apply(state, op).state
         buffers[index] = state.values
     return layout.scatter(buffers)
 

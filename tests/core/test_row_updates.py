@@ -11,7 +11,7 @@ from dps.core.blocks import Layout
 from dps.core.outage import Policy, Replay
 from dps.core.replay import plan, summed
 from dps.core.rules.rule import SGD, Adam
-from dps.core.shard import ShardState, Step, apply, check_gradient, initial_state
+from dps.core.shard import ShardState, StateMachine, Step, check_gradient, initial_state
 from dps.core.tables.key_routing import dealt
 from dps.core.tables.row_gradients import KEYS, Rows
 from dps.core.tables.spec import SparseSpec
@@ -44,7 +44,7 @@ def op(
 
 
 def applied(state: ShardState, operation: Operation, rule: Any = RULE) -> Step:
-    return apply(SHARD, rule, state, operation)
+    return StateMachine(SHARD, rule).apply(state, operation)
 
 
 def held(state: ShardState) -> dict[int, float]:

@@ -20,7 +20,7 @@ from dps.core.rules.wrappers import (
     StepDecay,
     WarmUp,
 )
-from dps.core.shard import ShardState, apply, initial_state
+from dps.core.shard import ShardState, StateMachine, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.messages import ShardMetadata, Weights
 from dps.recovery.worker_cache import rebuilt
@@ -30,7 +30,7 @@ LAYOUT = Layout.of({"w": np.zeros(3)}, 1)
 
 def pushed(state: ShardState, rule: UpdateRule, seq: int, **more: Any) -> ShardState:
     op = Operation("gradient", UpdateId("a", 1, seq), gradient=np.ones(3).view(np.uint8), **more)
-    return apply(LAYOUT.shards[0], rule, state, op).state
+    return StateMachine(LAYOUT.shards[0], rule).apply(state, op).state
 
 
 def begun(rule: UpdateRule) -> ShardState:

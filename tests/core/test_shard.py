@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dps.core.rules.proximal import FTRL, L1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, Momentum, UpdateRule
-from dps.core.shard import CHUNK_BYTES, ShardState, apply, is_duplicate
+from dps.core.shard import CHUNK_BYTES, ShardState, StateMachine, is_duplicate
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.protocol import wire
@@ -291,7 +291,7 @@ def test_the_weights_after_a_step_lie_where_they_are_told_to_and_are_read_only()
 
     layout, rule = model.layout.shards[0], SGD(1.0)
     state = model.state(rule)
-    step = apply(layout, rule, state, model.gradient("a", 1), empty=empty)
+    step = StateMachine(layout, rule, empty=empty).apply(state, model.gradient("a", 1))
     assert [step.state.values is array for array in made] == [True]
     with pytest.raises(ValueError, match="read-only"):
         step.state.values[0] = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from dps.core.blocks import Layout, ShardLayout
 from dps.core.rules.proximal import GroupL1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, UpdateRule
-from dps.core.shard import stepped_tables
+from dps.core.shard import StateMachine, initial_state
 from dps.core.tables.row_gradients import KEYS, Rows
 from dps.core.tables.spec import Normal, SparseSpec, Uniform
 from dps.core.tables.table import EMPTY, Level, SparseTable
@@ -40,7 +41,9 @@ def pushed(
     table: SparseTable, rows: Rows, rule: UpdateRule, t: int = 1, layout: ShardLayout = LAYOUT
 ) -> SparseTable:
     op = Operation("gradient", UpdateId("a", 1, t), rows=(rows,))
-    return stepped_tables(layout, rule, {"emb": table}, op, t, lambda _: 1.0)["emb"]
+    state = initial_state(np.zeros(layout.nbytes, np.uint8), rule)
+    state = replace(state, steps=t - 1, tables={"emb": table})
+    return StateMachine(layout, rule).apply(state, op).state.tables["emb"]
 
 
 class Dictionary:

@@ -29,7 +29,7 @@ from dps import (
 )
 from dps.core.blocks import Layout
 from dps.core.rules.rule import learning_rate_at
-from dps.core.shard import ShardState, apply, initial_state
+from dps.core.shard import ShardState, StateMachine, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.client.encoder import split
 from tests.support.needs_torch import needs_torch
@@ -122,7 +122,7 @@ def served(rule: UpdateRule, params: Arrays, pushes: Sequence[Arrays]) -> Arrays
         for shard, (buffer, pieces) in parts.dense.items():
             number = UpdateId("a", 1, seq)
             op = Operation("gradient", number, seq - 1, pieces=pieces, gradient=buffer)
-            states[shard] = apply(layout.shards[shard], rule, states[shard], op).state
+            states[shard] = StateMachine(layout.shards[shard], rule).apply(states[shard], op).state
     return layout.scatter({shard: state.values for shard, state in enumerate(states)})
 
 
@@ -279,7 +279,7 @@ def test_rows_of_a_table_and_arrays_are_clipped_by_one_norm_each_by_its_own_rule
         number = UpdateId("a", 1, 1)
         part = parts.rows.get(shard, ())
         op = Operation("gradient", number, 0, pieces=pieces, gradient=buffer, rows=part)
-        states.append(apply(layout.shards[shard], rule, state, op).state)
+        states.append(StateMachine(layout.shards[shard], rule).apply(state, op).state)
     found = layout.scatter({shard: state.values for shard, state in enumerate(states)})
     np.testing.assert_allclose(found["w"], dense.detach().numpy(), rtol=1e-12)
     for key in (2, 5, 8):

@@ -103,5 +103,5 @@ def test_a_step_is_the_same_bit_by_bit_on_any_number_of_cores(
     for op in _pushes(model):
         in_turn = model.apply(rule, in_turn, op).state
         layout = model.layout.shards[0]
-        on_cores = shard.apply(layout, rule, on_cores, op, None, cores.each).state
+        on_cores = shard.StateMachine(layout, rule, each=cores.each).apply(on_cores, op).state
         assert same_state(in_turn, on_cores)

@@ -13,7 +13,7 @@ import pytest
 
 from dps.core.blocks import Layout
 from dps.core.rules.rule import Momentum
-from dps.core.shard import Progress, ShardState, apply, initial_state
+from dps.core.shard import Progress, ShardState, StateMachine, initial_state
 from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import SparseSpec
 from dps.core.updates import Operation, UpdateId
@@ -48,7 +48,7 @@ def states(number: int, seed: int = 0) -> list[ShardState]:
         ]
         gradient = np.concatenate([part.view(np.uint8) for part in parts])
         op = Operation("gradient", UpdateId("a", 1, seq), gradient=gradient)
-        found.append(apply(LAYOUT, RULE, found[-1], op).state)
+        found.append(StateMachine(LAYOUT, RULE).apply(found[-1], op).state)
     return found
 
 

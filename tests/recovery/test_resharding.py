@@ -8,7 +8,7 @@ import pytest
 from dps import ASP, Adam, Checkpoint, GroupL1, Momentum, PerArray, Proximal, Recovery, SparseSpec
 from dps.core.blocks import Layout
 from dps.core.rules.rule import UpdateRule, by_rows
-from dps.core.shard import Progress, ShardState, apply, initial_state
+from dps.core.shard import Progress, ShardState, StateMachine, initial_state
 from dps.core.tables.key_routing import dealt
 from dps.core.tables.table import table_of
 from dps.core.updates import Operation, UpdateId
@@ -34,7 +34,7 @@ def stepped(
         update = UpdateId("worker-0", 1, seq)
         of_tables = rows.get(shard, ())
         op = Operation("gradient", update, gradient=gradient, pieces=pieces, rows=of_tables)
-        found.append(apply(layout.shards[shard], rule, state, op).state)
+        found.append(StateMachine(layout.shards[shard], rule).apply(state, op).state)
     return found
 
 

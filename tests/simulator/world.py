@@ -29,6 +29,7 @@ from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.group import Group
 from dps.protocol.messages import AddHosts, Drain, HostInfo, Table, View
+from dps.protocol.server.node import ServerNode
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint, Watched
 from tests.simulator.monitors import SimMonitor, SimMonitors
@@ -339,7 +340,9 @@ class World:
         me = Endpoint(process.address, HOST)
         transport = SimTransport(self.network, process)
         clock, sink, watched = SimClock(process), self._sink(process), self._watch(process)
-        host = ShardServer(self.group, name, me, transport, clock, sink, watched=watched)
+        host = ShardServer(
+            ServerNode(self.group, name, me, transport, clock, emit=sink, watched=watched)
+        )
         process.services[me.key] = host.handle
         process.do(host.start)
         self.hosts[process.address] = host

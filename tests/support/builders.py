@@ -10,7 +10,7 @@ import numpy as np
 
 from dps.core.blocks import Layout
 from dps.core.rules.rule import UpdateRule
-from dps.core.shard import ShardState, Step, apply, initial_state
+from dps.core.shard import ShardState, StateMachine, Step, initial_state
 from dps.core.updates import Operation, UpdateId
 
 Arrays = Mapping[str, np.ndarray]
@@ -47,7 +47,7 @@ class Model:
         return Operation("gradient", number, pieces=pieces, gradient=buffer, **fields)
 
     def apply(self, rule: UpdateRule, state: ShardState, op: Operation) -> Step:
-        return apply(self.layout.shards[0], rule, state, op)
+        return StateMachine(self.layout.shards[0], rule).apply(state, op)
 
     def apply_all(
         self, rule: UpdateRule, state: ShardState, ops: Iterable[Operation]

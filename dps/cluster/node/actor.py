@@ -17,6 +17,7 @@ from dps.core.shard import ShardState
 from dps.protocol import wire
 from dps.protocol.executor import Cores
 from dps.protocol.group import Group
+from dps.protocol.server.node import ServerNode
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
 
@@ -31,9 +32,17 @@ class HostActor:
         self._member = member = Member(group, node, role, Meter())
         self._links, self._meter = member.links, member.meter
         self._cores = Cores()
-        me = Endpoint(member.dask_worker.address, key)
-        means = member.transport, member.clock, member.recorder, self._cores.each
-        self._host = ShardServer(group, node, me, *means, watched=lambda: member.presence.watched)
+        server_node = ServerNode(
+            group=group,
+            name=node,
+            me=Endpoint(member.dask_worker.address, key),
+            transport=member.transport,
+            clock=member.clock,
+            emit=member.recorder,
+            each=self._cores.each,
+            watched=lambda: member.presence.watched,
+        )
+        self._host = ShardServer(server_node)
         member.stored = lambda: self._host.stored_bytes
         labels = {**group.labels, "group": group.name, "node": node}
         self._withdraw_metrics = publish(member.dask_worker, labels, self._host.figures)

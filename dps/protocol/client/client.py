@@ -19,7 +19,7 @@ import numpy as np
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
 from dps.core.filters.outbox import Counts
-from dps.core.functions import unpack
+from dps.core.functions import CALLS, DRIVER, all_succeeded, known_call, unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (
@@ -35,7 +35,6 @@ from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, Session, ShardClient
-from dps.protocol.functions import CALLS, DRIVER, all_succeeded, known_call
 from dps.protocol.group import Group
 from dps.protocol.lease import repeat_forever
 from dps.protocol.messages import (

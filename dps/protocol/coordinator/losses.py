@@ -15,8 +15,8 @@ from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dps.core.checkpoint_interval import FailureHistory
+from dps.core.functions import names_of
 from dps.events import Failover, LossReported
-from dps.protocol.functions import names_of
 from dps.protocol.messages import Account, Brought, Loss, Restoration, Statement, View, loss_after
 from dps.protocol.transport import Endpoint
 

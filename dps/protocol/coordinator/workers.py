@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP
+from dps.core.functions import CALLS, names_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, TrainingStopped
 from dps.events import WorkerJoined, WorkerLeft
-from dps.protocol.functions import CALLS, names_of
 from dps.protocol.lease import Leases
 from dps.protocol.messages import (
     STOPPED,

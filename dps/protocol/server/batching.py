@@ -9,39 +9,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
-from dps.core.blocks import ShardLayout
-from dps.core.consistency import ASP, Consistency
+from dps.core.consistency import BSP
 from dps.core.replay import summed
-from dps.core.shard import ShardState, Step, is_duplicate
+from dps.core.shard import Step, check_gradient, is_duplicate, is_evicted, is_superseded
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, Evicted, NonFiniteGradient
-from dps.protocol.compression import decoded_bytes
+from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
+from dps.protocol.messages import Waiting
+from dps.protocol.tasks import Tasks
 
-
-class BatchingReplica(Protocol):
-    """The replica at which updates wait: its state, and how one more is applied to that."""
-
-    state: ShardState
-
-    async def apply_now(self, op: Operation) -> Step:
-        """Apply an operation; the replica's lock must be held."""
-        ...
-
-    def admits(self, op: Operation) -> bool:
-        """Whether an operation may be applied now; the others wait on."""
-        ...
-
-    def summable(self, op: Operation) -> Operation:
-        """Return an operation as one that can be summed with others."""
-        ...
+if TYPE_CHECKING:
+    from dps.protocol.server.replica import Replica
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """An update that waits, and what will come of it."""
+    """An update that waits, and the step that will apply it."""
 
     operation: Operation
     step: asyncio.Future[Step]
@@ -50,36 +37,51 @@ class _Held:
 class Batching:
     """The updates that wait at one replica. Used from one event loop.
 
-    Parameters
+    Attributes
     ----------
-    aggregate
-        How many updates are summed; 1: they are applied one by one, in rounds.
+    together
+        Whether updates wait for others: for the rest of their round, or to be summed with them.
     """
 
-    def __init__(self, layout: ShardLayout, aggregate: int, replica: BatchingReplica) -> None:
-        self._layout = layout
-        self._aggregate = aggregate
+    def __init__(self, replica: Replica, tasks: Tasks) -> None:
+        group = replica.node.group
+        self.together = isinstance(group.consistency, BSP) or group.aggregate > 1
         self._replica = replica
+        self._tasks = tasks
+        self._layout = group.layout.shards[replica.shard]
+        self._aggregate = group.aggregate  # updates in one sum; 1: they are applied in rounds
+        self._linger = group.recovery.durability.linger
         self._held: dict[str, _Held] = {}
+        self._lingering: asyncio.Task[None] | None = None
 
-    def __len__(self) -> int:
-        return len(self._held)
+    def close(self) -> None:
+        """Stop waiting for more updates."""
+        if self._lingering is not None:
+            self._lingering.cancel()
 
-    def hold(self, op: Operation) -> asyncio.Future[Step]:
-        """Have an update wait; what comes of it is the future's. One that is sent again waits on.
-
-        A worker sends one update after the other, so a later one of its own takes its place.
-        """
-        held = self._held.get(op.id.worker)
-        if held is None or held.operation.id != op.id:
-            held = _Held(op, asyncio.get_running_loop().create_future())
-            self._held[op.id.worker] = held
-        return held.step
+    async def apply(self, op: Operation, epoch: int, until: float) -> Step | Waiting:
+        """Apply a gradient or a tick together with others, if they come by the loop's `until`."""
+        if op.kind == "gradient" and self._is_awaited(op.id):
+            await offload(partial(self._check, op), decoded_bytes(self._layout, op))
+        if not self._is_awaited(op.id):
+            return await self._replica.apply(op, epoch, until)
+        held = self._hold(op)
+        async with self._replica.lock:
+            self._replica.must_be_head(epoch)
+            await self.finish()
+        self._replica.notify()
+        if self._held and self._aggregate > 1 and (not self._lingering or self._lingering.done()):
+            self._lingering = self._tasks.start(self._finish_later())
+        try:
+            async with asyncio.timeout_at(until):
+                return await asyncio.shield(held)
+        except TimeoutError:
+            return Waiting(for_workers=True)
 
     async def finish(self, complete: bool = False) -> None:
         """Apply the updates that have nothing more to wait for. The replica's lock must be held.
 
-        They are applied in the order of the workers' names, so that what comes of a round does not
+        They are applied in the order of the workers' names, so that the result of a round does not
         depend on timing. With `complete`, aggregation does not wait for more.
         """
         if not self._held:
@@ -91,10 +93,34 @@ class Batching:
             await self._apply_summed(ready)
         else:
             for held in ready:
-                self._applied(held, await self._replica.apply_now(held.operation))
+                self._let_go(held, await self._replica.apply_now(held.operation))
+
+    def _is_awaited(self, update: UpdateId) -> bool:
+        state = self._replica.state
+        known = state.workers.get(update.worker)
+        return known is not None and known.active and not is_duplicate(state, update)
+
+    def _check(self, op: Operation) -> None:
+        check_gradient(self._layout, dense(self._layout, op), self._replica.node.each)
+
+    def _hold(self, op: Operation) -> asyncio.Future[Step]:
+        """Hold an update; one that is sent again waits on.
+
+        A worker sends one update after the other, so its next one takes its place.
+        """
+        held = self._held.get(op.id.worker)
+        if held is None or held.operation.id != op.id:
+            held = _Held(op, asyncio.get_running_loop().create_future())
+            self._held[op.id.worker] = held
+        return held.step
+
+    async def _finish_later(self) -> None:
+        """Give other updates the time to arrive, then apply those that are here."""
+        await asyncio.sleep(self._linger)
+        await self._replica.settle(complete=True)
 
     def _due(self, complete: bool) -> set[str]:
-        """The workers whose updates can be applied.
+        """Return the workers whose updates can be applied.
 
         After the loss of a head some updates of a round may be in the state already. Their workers
         are ahead: what they send next is for the next round. A worker that was evicted meanwhile
@@ -119,23 +145,19 @@ class Batching:
         state, update = self._replica.state, held.operation.id
         if not is_evicted(state, update) and not is_superseded(state, update):
             return False
-        self._refuse(held, evicted(update))
+        self._let_go(held, evicted(update))
         return True
 
-    def _applied(self, held: _Held, step: Step) -> None:
-        held.step.set_result(step)
-        self._forget(held)
-
-    def _refuse(self, held: _Held, error: DpsError) -> None:
-        held.step.set_exception(error)
-        held.step.exception()  # whoever waited for it may have gone; asyncio need not complain
-        self._forget(held)
-
-    def _forget(self, held: _Held) -> None:
+    def _let_go(self, held: _Held, result: Step | DpsError) -> None:
         """Hold an update no longer.
 
-        It must be in the state by then: when it is sent again, it would be held for the next round.
+        It must be in the state by then: if it is sent again, it would be held for the next round.
         """
+        if isinstance(result, DpsError):
+            held.step.set_exception(result)
+            held.step.exception()  # its request may have ended; asyncio need not complain
+        else:
+            held.step.set_result(result)
         worker = held.operation.id.worker
         if self._held.get(worker) is held:
             del self._held[worker]
@@ -147,58 +169,26 @@ class Batching:
         for op in (held.operation for held in ready):
             summable = op.kind == "gradient" and not is_duplicate(self._replica.state, op.id)
             (fresh if summable else alone).append(op)
-        for op in (*await self._summed(fresh), *alone):
+        work = partial(self._summed, fresh)
+        sums = await offload(work, sum(decoded_bytes(self._layout, op) for op in fresh))
+        for op in (*sums, *alone):
             ids = {op.id, *(update for update, _, _ in op.merged)}
-            theirs = [held for held in ready if held.operation.id in ids]
+            parts = [held for held in ready if held.operation.id in ids]
+            result: Step | DpsError
             try:
-                step = await self._replica.apply_now(op)
+                result = await self._replica.apply_now(op)
             except NonFiniteGradient as error:  # each was finite, but not their sum
-                for held in theirs:
-                    self._refuse(held, error)
-            else:
-                for held in theirs:
-                    self._applied(held, step)
+                result = error
+            for held in parts:
+                self._let_go(held, result)
 
-    async def _summed(self, ops: Sequence[Operation]) -> tuple[Operation, ...]:
-        """Sum operations, for the state that the replica has as long as its lock is held."""
-
-        def work() -> tuple[Operation, ...]:
-            return summed(self._layout, map(self._replica.summable, ops))
-
-        return await offload(work, sum(decoded_bytes(self._layout, op) for op in ops))
-
-
-def is_evicted(state: ShardState, update: UpdateId) -> bool:
-    """Whether nobody waits any more for the worker, in the incarnation of this update.
-
-    That is no reason to refuse an update that was applied before, and is only sent again: it must
-    not be taken for lost. A read has the number 0.
-    """
-    known = state.workers.get(update.worker)
-    if known is None or known.active or known.incarnation != update.incarnation:
-        return False
-    return not 0 < update.seq <= known.seq
-
-
-def is_superseded(state: ShardState, update: UpdateId) -> bool:
-    """Whether the worker has entered again since, or left in a later incarnation."""
-    known = state.workers.get(update.worker)
-    return known is not None and known.incarnation > update.incarnation
-
-
-def is_refused(consistency: Consistency, state: ShardState, update: UpdateId) -> bool:
-    """Whether nobody waits for the worker, and it matters.
-
-    One that has been replaced by a later incarnation is always refused: its updates cannot be
-    told from those that are here already, and must not be acked as if they were.
-    """
-    gated = not isinstance(consistency, ASP)
-    return is_superseded(state, update) or (gated and is_evicted(state, update))
+    def _summed(self, ops: Sequence[Operation]) -> tuple[Operation, ...]:
+        return summed(self._layout, map(self._replica.summable, ops))
 
 
 def evicted(update: UpdateId) -> Evicted:
-    """The error that a worker is told which nobody waits for."""
+    """Return the error for an update of a worker that was evicted."""
     return Evicted(
-        f"{update.worker} (incarnation {update.incarnation}) was not heard of for a lease or more, "
-        "and must enter again"
+        f"{update.worker} (incarnation {update.incarnation}) was evicted, because it was silent "
+        "for longer than its lease; it must enter again"
     )

@@ -1,7 +1,7 @@
 """How a replica's operations become durable: acknowledged by its successor, or kept after it.
 
-Operations that are applied while one commit is under way share the next. What is committed is never
-taken back by the loss of a replica, so only that is shown to anybody.
+Operations that are applied while one commit is under way share the next. The loss of a replica
+never takes a commit back, so only committed states are shown to workers.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
+from itertools import count
 from typing import TypeVar
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
-from dps.errors import DpsError, StaleEpoch
-from dps.protocol.group import Group
-from dps.protocol.messages import Replicate
-from dps.protocol.server.reach import Reach
-from dps.protocol.tasks import Tasks
-from dps.protocol.transport import Endpoint, Transport
+from dps.errors import DpsError, NotServing, StaleEpoch
+from dps.protocol.messages import Replicate, View
+from dps.protocol.server.node import Reach, ServerNode
+from dps.protocol.transport import Endpoint
 from dps.recovery.durability import Persistence
 
 T = TypeVar("T")
@@ -28,61 +28,68 @@ T = TypeVar("T")
 class CommitLog:
     """The commits of one replica. Used from one event loop.
 
+    Parameters
+    ----------
+    view
+        The epoch and the chain that the replica begins in.
+    on_commit
+        Called after each commit that had to be waited for.
+
     Attributes
     ----------
-    epoch
-        The replica's epoch, named in what is passed on.
     successor
-        Who comes after this replica in the chain; None for the tail.
+        The next member of the chain; None for the tail.
     visible
         The last committed state.
     index
-        Index of the last operation that is committed.
+        Index of the last committed operation.
     failure
         Why the last attempt to commit failed; "" if it did not.
+    closed
+        Whether nothing is committed any more.
     """
 
     def __init__(
         self,
-        shard: int,
-        group: Group,
-        epoch: int,
-        successor: Endpoint | None,
+        node: ServerNode,
+        view: View,
         state: ShardState,
         persistence: Persistence,
-        transport: Transport,
-        notify: Callable[[], None],
-        tasks: Tasks,
+        on_commit: Callable[[], None],
     ) -> None:
-        self.epoch = epoch
-        self.successor = successor
+        self.epoch = view.epoch
+        self.successor = _successor(node.me, view.chain)
         self.visible = state
         self.index = state.index
         self.failure = ""
-        self._shard = shard
-        self._group = group
+        self.closed = False
+        self._node = node
+        self._timings = node.group.timings
+        self._shard = view.shard
         self._newest = state
         self._persistence = persistence
-        self._reach = Reach(group, transport)
-        self._notify = notify
+        self._reach = Reach(node)
+        self._on_commit = on_commit
         self._log: deque[tuple[int, Operation]] = deque()
-        self._copied: list[int] = []  # indices of the states that newcomers are being given
+        self._copied: list[int] = []  # indices of states that are being copied to newcomers
         self._calls: set[asyncio.Timeout] = set()
         self._pending = asyncio.Event()
-        self._task = tasks.start(self._commit_forever())
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+        self._numbers = count()
 
     @property
     def in_flight(self) -> int:
-        """How many operations are applied, but not committed."""
+        """Number of operations that are applied, but not committed."""
         return self._newest.index - self.index
 
-    async def close(self) -> None:
-        """Commit nothing more."""
-        self._task.cancel()
+    def close(self) -> None:
+        """Commit nothing more, and refuse whatever waits for a commit."""
+        self.closed = True
         self.interrupt()
+        self._wake()
 
     def add(self, state: ShardState, op: Operation) -> None:
-        """Have an operation committed that was applied, which made this state."""
+        """Commit an applied operation, which made this state."""
         self._newest = state
         self._log.append((state.index, op))
         if self._is_immediate:
@@ -90,15 +97,34 @@ class CommitLog:
         else:
             self._pending.set()
 
-    def configure(self, epoch: int, successor: Endpoint | None) -> None:
-        """Go on in another epoch, with whoever comes after this replica then."""
-        self.epoch, self.successor = epoch, successor
+    async def reached(self, index: int, until: float) -> bool:
+        """Wait until an operation is committed; False if it is not by the loop's time `until`.
+
+        Hundreds may wait at once, so they are kept in the order of their operations.
+        """
+        if self.index < index and not self.closed:
+            woken = asyncio.get_running_loop().create_future()
+            heappush(self._waiting, (index, next(self._numbers), woken))
+            try:
+                async with asyncio.timeout_at(until):
+                    await woken
+            except TimeoutError:
+                return False
+        if self.closed:
+            raise NotServing(f"shard {self._shard}: this replica is closed")
+        return True
+
+    def configure(self, epoch: int, chain: tuple[Endpoint, ...]) -> None:
+        """Continue in another epoch; a replica outside its chain keeps its successor."""
+        self.epoch = epoch
+        if self._node.me in chain:
+            self.successor = _successor(self._node.me, chain)
         if self._is_immediate:
             self.set_committed(self._newest)
         self._pending.set()
 
     def interrupt(self) -> None:
-        """Give up what waits for another process: it may never answer."""
+        """Give up calls to other processes, which may never answer."""
         for scope in self._calls:
             if not scope.expired():
                 scope.reschedule(asyncio.get_running_loop().time())
@@ -119,7 +145,7 @@ class CommitLog:
 
     @contextmanager
     def keeping_later_than(self, state: ShardState) -> Iterator[None]:
-        """Keep what is applied after `state`, for a newcomer that is being given it."""
+        """Keep operations later than `state` while that is copied to a newcomer."""
         self._copied.append(state.index)
         try:
             yield
@@ -128,21 +154,17 @@ class CommitLog:
             self._trim()
 
     async def pass_on(self, successor: Endpoint, after: int, committed: int = -1) -> None:
-        """Have the successor acknowledge all operations later than index `after`.
+        """Return when the successor has acknowledged all operations later than index `after`.
 
-        A newcomer is told which are committed; the others it has then, but has not committed.
+        A newcomer, which is told which ones are `committed`, acknowledges before it commits them.
         """
         later = tuple(op for index, op in self._log if index > after)
         if later:
             request = Replicate(self._shard, self.epoch, after + 1, later, committed)
-            deadline = self._group.timings.call
-            await self._reach.ask(successor, request, deadline, "replicate")
+            await self._reach.ask(successor, request, self._timings.call, "replicate")
 
-    @property
-    def _is_immediate(self) -> bool:
-        return self.successor is None and self._persistence.immediate
-
-    async def _commit_forever(self) -> None:
+    async def run(self) -> None:
+        """Commit what is added, until cancelled."""
         while True:
             await self._pending.wait()
             self._pending.clear()
@@ -154,7 +176,19 @@ class CommitLog:
                     self.failure = str(error)
                     # The successor or the store does not answer. Nothing is acked meanwhile; the
                     # coordinator changes the chain or the stores, or they come back.
-                    await asyncio.sleep(self._group.timings.retry)
+                    await asyncio.sleep(self._timings.retry)
+
+    def set_committed(self, state: ShardState) -> None:
+        """Record that everything in a state is committed."""
+        if state.index > self.index:
+            self.index = state.index
+            self.visible = state
+            self._wake()
+        self._trim()
+
+    @property
+    def _is_immediate(self) -> bool:
+        return self.successor is None and self._persistence.immediate
 
     async def _commit(self) -> None:
         state, epoch, successor = self._newest, self.epoch, self.successor
@@ -164,16 +198,19 @@ class CommitLog:
             await self._persistence.commit(epoch, state)
         if (epoch, successor) == (self.epoch, self.successor):
             self.set_committed(state)
-            self._notify()
+            self._on_commit()
 
-    def set_committed(self, state: ShardState) -> None:
-        """Take note that everything in a state is committed."""
-        if state.index > self.index:
-            self.index = state.index
-            self.visible = state
-        self._trim()
+    def _wake(self) -> None:
+        while self._waiting and (self.closed or self._waiting[0][0] <= self.index):
+            woken = heappop(self._waiting)[2]
+            if not woken.done():
+                woken.set_result(None)
 
     def _trim(self) -> None:
         needed_after = min([self.index, *self._copied])
         while self._log and self._log[0][0] <= needed_after:
             self._log.popleft()
+
+
+def _successor(me: Endpoint, chain: tuple[Endpoint, ...]) -> Endpoint | None:
+    return next(iter(chain[chain.index(me) + 1 :]), None)

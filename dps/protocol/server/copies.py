@@ -1,10 +1,10 @@
-"""What workers have of a shard where pulls are filtered, and what brings it up to date.
+"""Workers' copies of a shard where pulls are filtered, and the changes that update them.
 
-A replica keeps, for each worker that reads from it, what it has sent last: the same bits that the
-worker has, if the worker got them. Each is named by the replica and a number, and a worker says
-which one it has. If that is not the one that is kept here (a reply was lost, another replica has
-sent it, there was no room for it, the worker has started again), it is sent all weights. So nothing
-is taken for granted, and nothing here need survive.
+A replica keeps, for each worker that reads from it, the copy that it sent last: the same bits that
+the worker has, if the reply arrived. A copy is named by the replica and a number, and each request
+names the copy that the worker has. If that is not the one that is kept here (a reply was lost,
+another replica sent it, there was no room for it, the worker restarted), the worker gets all
+weights. So nothing here has to survive.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.filters.chain import FilterChain
-from dps.core.filters.encoding import Section, assembled, stretches, taken_apart
+from dps.core.filters.encoding import assembled, stretches
 from dps.core.filters.filter import Sending
 from dps.core.filters.outbox import PLAIN
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.compression import packed, updated
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import digest_of, is_cached
+from dps.protocol.key_cache import without_lists
 from dps.protocol.messages import CopyId, Weights
 
-KEPT_BYTES = 1 << 30  # of a shard, for all workers: those that have not read for longest go first
-PASSES = 4  # how often the weights are gone through to find what has changed
+KEPT_BYTES = 1 << 30  # of a shard, for all workers; the copy that was not read for longest goes
+PASSES = 4  # passes over the weights to find what has changed
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """The copy that a worker has been sent.
+    """The copy that was sent to a worker.
 
-    `pulls` is how often it was sent changes, `lists` the digests of the indices of the last ones.
+    `pulls` counts the changes that were sent; `lists` has the digests of the last indices.
     """
 
     id: CopyId
@@ -47,14 +47,14 @@ class _Sent:
 
 
 class SentCopies:
-    """What one replica has sent to workers. Used from one event loop.
+    """The copies that one replica has sent to workers. Used from one event loop.
 
     Parameters
     ----------
-    holder
-        Names the replica, as no other one of the group is named.
     chains
         The filters of each array that has any; empty: nothing is filtered, and nothing is kept.
+    holder
+        A name of the replica that is unique in the group.
     """
 
     def __init__(
@@ -69,14 +69,11 @@ class SentCopies:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept here."""
+        """Bytes of the copies that are kept here."""
         return sum(sent.values.nbytes for sent in self._sent.values())
 
     async def filtered(self, whole: Weights, reader: UpdateId, has: CopyId | None) -> Weights:
-        """Return what is sent of weights to a worker that `has` a copy. Evaluators get them all.
-
-        The reader is a worker in its incarnation.
-        """
+        """Return the reply to a worker that `has` a copy; a reader without a name gets `whole`."""
         if not self._chains or not reader.worker:
             return whole
         name = CopyId(self._holder, next(self._numbers))
@@ -94,7 +91,7 @@ class SentCopies:
         self._sent.pop(worker, None)
 
     def _found(self, worker: str, has: CopyId | None) -> _Sent | None:
-        """What is kept for a worker, if that is what it has."""
+        """Return the copy that is kept for a worker, if it is the one that the worker has."""
         known = self._sent.get(worker)
         return known if known is not None and known.id == has else None
 
@@ -120,23 +117,7 @@ class SentCopies:
             lossless.append(chain.lossless)
         op = packed(assembled(op, sections), lossless)
         values = updated(self._layout, known.values, op)
-        op, lists = _without_lists(op, known.lists)
+        op, lists = without_lists(op, known.lists)
         assert op.gradient is not None
         reply = replace(whole, values=op.gradient, copy=name, since=known.id, codec=op.codec)
         return reply, _Sent(name, values, known.pulls + 1, lists)
-
-
-def _without_lists(op: Operation, had: tuple[str, ...]) -> tuple[Operation, tuple[str, ...]]:
-    """Leave out the lists of indices that the last reply had too; return what this one has."""
-    sections = list(taken_apart(op))
-    lists = tuple(digest_of(s.keys) if is_cached(s.keys) else "" for s in sections)
-    known = set(had) - {""}
-    if known.isdisjoint(lists):
-        return op, lists
-    short = [
-        Section(replace(s.part, cached=digest), np.empty(0, np.uint8), s.values)
-        if digest in known
-        else s
-        for s, digest in zip(sections, lists, strict=True)
-    ]
-    return assembled(op, short), lists

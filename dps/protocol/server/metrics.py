@@ -1,35 +1,35 @@
-"""What a replica counts: the numbers of its metrics, and the events of what it applied."""
+"""The metrics of a replica, and the events of the updates that it applied."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dps.core.shard import AppliedUpdate
-from dps.events import Applied, Sink
-from dps.protocol.transport import Clock
+from dps.events import Applied
+from dps.protocol.server.node import ServerNode
 
 STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMetrics:
-    """How it stands with one replica of a shard, since it came to its node.
+    """The state of one replica of a shard, counted since it came to its node.
 
     Attributes
     ----------
     updates, duplicates
-        How many updates it has applied, and refused because it had them.
+        Updates that it has applied, and refused because it had them.
     staleness, staleness_sum
-        How many of them were as stale as each of `STALENESS_BOUNDS` at most but more than the one
-        before, and more than the last; and their sum.
+        Histogram of their staleness: updates up to each of `STALENESS_BOUNDS` but above the one
+        before, and above the last. The sum of their staleness.
     waiting
-        Pushes that have come and are not acknowledged.
+        Pushes that have arrived and are not acknowledged.
     uncommitted
-        Operations that it has applied and that whoever comes after it (the rest of the chain, a
-        store or files) has not acknowledged: how far replication is behind.
+        Applied operations that the rest of the chain, a store or files have not acknowledged: how
+        far replication is behind.
     """
 
     shard: int
@@ -44,21 +44,21 @@ class ReplicaMetrics:
     uncommitted: int
 
 
-class Tally:
-    """Counts what one replica applies and has to answer. All calls come from one event loop."""
+class Ledger:
+    """Counts and records the updates that one replica applies. Used from one event loop.
 
-    def __init__(self) -> None:
+    Without listeners to the group's events, updates are only counted.
+    """
+
+    def __init__(self, node: ServerNode, shard: int) -> None:
         self.updates = 0
+        self.duplicates = 0
         self.staleness = [0] * (len(STALENESS_BOUNDS) + 1)
         self.staleness_sum = 0
         self.waiting = 0
-
-    def add(self, updates: Iterable[AppliedUpdate]) -> None:
-        """Count updates that were just applied."""
-        for update in updates:
-            self.updates += 1
-            self.staleness[bisect_left(STALENESS_BOUNDS, update.staleness)] += 1
-            self.staleness_sum += update.staleness
+        self._node = node
+        self._shard = shard
+        self._rows: dict[tuple[int, bool], list[tuple[float, AppliedUpdate]]] = {}
 
     @contextmanager
     def pending_push(self) -> Iterator[None]:
@@ -69,52 +69,27 @@ class Tally:
         finally:
             self.waiting -= 1
 
-
-Row = tuple[float, AppliedUpdate]
-
-
-class Ledger:
-    """Collects what one replica applies, in columns. All calls come from one event loop.
-
-    Parameters
-    ----------
-    recorded
-        Whether anybody listens to events; without, updates are counted only.
-
-    Attributes
-    ----------
-    tally
-        The counts.
-    """
-
-    def __init__(self, node: str, shard: int, clock: Clock, emit: Sink, recorded: bool) -> None:
-        self.tally = Tally()
-        self._recorded = recorded
-        self._node = node
-        self._shard = shard
-        self._clock = clock
-        self._emit = emit
-        self._rows: dict[tuple[int, bool], list[Row]] = {}
-
     def add(self, epoch: int, head: bool, updates: Collection[AppliedUpdate]) -> None:
-        """Note updates that were just applied."""
-        self.tally.add(updates)
-        if not self._recorded:
-            return
-        now = self._clock.now()
-        self._rows.setdefault((epoch, head), []).extend((now, update) for update in updates)
+        """Record updates that were just applied."""
+        for update in updates:
+            self.updates += 1
+            self.staleness[bisect_left(STALENESS_BOUNDS, update.staleness)] += 1
+            self.staleness_sum += update.staleness
+        if self._node.group.recorded:
+            now = self._node.clock.now()
+            self._rows.setdefault((epoch, head), []).extend((now, update) for update in updates)
 
     def flush(self) -> None:
-        """Emit what was noted since the last flush."""
+        """Emit the updates that were recorded since the last flush."""
         rows_by_epoch, self._rows = self._rows, {}
         for (epoch, head), rows in rows_by_epoch.items():
             if rows:
-                self._emit(self._event(epoch, head, rows))
+                self._node.emit(self._event(epoch, head, rows))
 
-    def _event(self, epoch: int, head: bool, rows: list[Row]) -> Applied:
+    def _event(self, epoch: int, head: bool, rows: list[tuple[float, AppliedUpdate]]) -> Applied:
         return Applied(
-            self._clock.now(),
-            self._node,
+            self._node.clock.now(),
+            self._node.name,
             self._shard,
             epoch,
             head,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
@@ -12,32 +12,23 @@ from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, T
 from dps.protocol.tasks import Tasks
 from dps.recovery.durability import Persistence
 
-
-class HeldReplica(Protocol):
-    """The replica that a cut holds up; whoever has its lock may change its state."""
-
-    lock: asyncio.Lock
-    state: ShardState
-    tasks: Tasks
-
-    async def settle(self) -> None:
-        """Apply what has nothing more to wait for, and wake whoever waits for the replica."""
-        ...
+if TYPE_CHECKING:
+    from dps.protocol.server.replica import Replica
 
 
 class SnapshotBarrier:
-    """A head's part in cuts; the `keeper` writes the states. All calls come from one event loop."""
+    """A head's part in cuts; the `keeper` writes the states. Used from one event loop."""
 
-    def __init__(self, replica: HeldReplica, keeper: Persistence) -> None:
-        self._patience = 0.0
+    def __init__(self, replica: Replica, tasks: Tasks, keeper: Persistence) -> None:
         self._replica = replica
+        self._tasks = tasks
         self._keeper = keeper
+        self._patience = 0.0
         self._cut: int | None = None
         self._upto: Reach = {}
         self._last = 0
         self._reached = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._releasing: asyncio.Task[None] | None = None
+        self._timer: asyncio.Task[None] | None = None
 
     def admits(self, op: Operation) -> bool:
         """Whether an operation may be applied now."""
@@ -47,15 +38,13 @@ class SnapshotBarrier:
         return limit is not None and (op.id.incarnation, op.id.seq) <= limit
 
     def look(self) -> None:
-        """Take note that the state has changed."""
+        """Check whether the state has reached the cut."""
         if self._cut is not None and _reach(self._replica.state, self._upto) == self._upto:
             self._reached.set()
 
-    async def close(self) -> None:
-        """Let everything go on."""
+    def close(self) -> None:
+        """Admit everything."""
         self._release()
-        if self._releasing is not None:
-            self._releasing.cancel()
 
     async def handle(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
         """Carry out one message of the coordinator's."""
@@ -65,8 +54,7 @@ class SnapshotBarrier:
             case TakeCut():
                 return await self._take(m)
             case EndCut():
-                await self._end(m)
-        return Done()
+                return await self._end(m)
 
     async def _hold(self, m: HoldCut) -> Held:
         async with self._replica.lock:
@@ -75,11 +63,10 @@ class SnapshotBarrier:
             self._release()
             self._cut = self._last = m.cut
             self._patience = m.patience
-            loop = asyncio.get_running_loop()
-            # Whoever holds us may be gone.
-            self._timer = loop.call_later(m.patience, self._release_soon)
-            active = {name: p for name, p in self._replica.state.workers.items() if p.active}
-            return Held({name: (p.incarnation, p.clock) for name, p in active.items()})
+            # The coordinator may be gone before it ends the cut.
+            self._timer = self._tasks.start(self._release_after(m.patience))
+            workers = self._replica.state.workers.items()
+            return Held({name: (p.incarnation, p.clock) for name, p in workers if p.active})
 
     async def _take(self, m: TakeCut) -> Taken:
         if self._cut != m.cut:
@@ -94,25 +81,24 @@ class SnapshotBarrier:
             raise NotServing(f"cut {m.cut}: shard {m.shard} lacks updates of others") from None
         finally:
             state = self._replica.state
-            # Who has joined since may have come to this shard alone. Going back to such a cut would
-            # leave it there, and hold up all cuts until it pushes.
+            # A worker that has joined since may have come to this shard alone. Going back to such a
+            # cut would leave it there, and hold up all cuts until it pushes.
             known = state.clocks.keys() <= m.upto.keys()
             whole = self._cut == m.cut and known and _reach(state, m.upto) == m.upto
             if self._cut == m.cut:
-                self._release()
-                await self._replica.settle()
+                await self._release_and_settle()
         if not whole:
             raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
         await self._keeper.write_cut(m.epoch, m.cut, state)
         return Taken(state.version)
 
-    async def _end(self, m: EndCut) -> None:
+    async def _end(self, m: EndCut) -> Done:
         self._last = max(self._last, m.cut)
         if m.complete:
             await self._keeper.end_cut(m.epoch, m.cut, m.oldest)
         elif self._cut == m.cut:
-            self._release()
-            await self._replica.settle()
+            await self._release_and_settle()
+        return Done()
 
     def _release(self) -> None:
         self._cut, self._upto = None, {}
@@ -121,15 +107,17 @@ class SnapshotBarrier:
             self._timer.cancel()
             self._timer = None
 
-    def _release_soon(self) -> None:
-        async def release() -> None:
-            self._release()
-            await self._replica.settle()
+    async def _release_and_settle(self) -> None:
+        self._release()
+        await self._replica.settle()
 
-        self._releasing = self._replica.tasks.start(release())
+    async def _release_after(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        self._timer = None  # it must not cancel itself
+        await self._release_and_settle()
 
 
 def _reach(state: ShardState, workers: Reach) -> Reach:
-    """How far these workers are, as far as the shard knows them."""
+    """Return how far these workers are, as far as the shard knows them."""
     known = {name: state.workers[name] for name in workers if name in state.workers}
     return {name: (p.incarnation, p.clock) for name, p in known.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import numpy as np
 
@@ -12,8 +13,8 @@ from dps.core.filters.encoding import taken_apart
 from dps.core.filters.outbox import Outbox
 from dps.core.outage import Continue
 from dps.core.updates import Operation
+from dps.protocol.key_cache import KeyLists
 from dps.protocol.messages import Push
-from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.shard_server import ShardServer
 from dps.recovery.chain import Chain
 from dps.recovery.strategy import Recovery
@@ -47,7 +48,7 @@ def sent_lists(s: Setting) -> list[bool]:
         return await push(self, m)
 
     for host in s.world.hosts.values():
-        host._services[Push] = lambda m, host=host: watched(host, m)
+        host._push = partial(watched, host)  # type: ignore[assignment]
     return found
 
 

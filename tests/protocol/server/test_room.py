@@ -35,9 +35,9 @@ def test_what_is_refused_leaves_its_room_to_the_next(monkeypatch: pytest.MonkeyP
             first = push("a", 1.0)
             await until(lambda: head.uncommitted)
             refused = push("b", np.nan)
-            await until(lambda: len(head._crowd) == 1)
+            await until(lambda: len(head._waiting_for_room) == 1)
             last = push("c", 1.0)
-            await until(lambda: len(head._crowd) == 2)
+            await until(lambda: len(head._waiting_for_room) == 2)
         async with asyncio.timeout(0.5):
             assert isinstance(await first, Pushed)
             with pytest.raises(NonFiniteGradient):

@@ -17,6 +17,7 @@ from dps.core import shard as core_shard
 from dps.core.checkpoint_interval import AutoInterval
 from dps.core.filters.chain import FilterChain
 from dps.core.filters.outbox import Outbox
+from dps.core.functions import CALLS
 from dps.core.names import STORE_ROLES
 from dps.errors import NotServing, StoreUnavailable, TransportError
 from dps.protocol import lease
@@ -32,15 +33,24 @@ from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.placement import HostRing, Rebalancer, ReplicaPlacement
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.workers import Workers
-from dps.protocol.functions import CALLS
+from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease, Leases
-from dps.protocol.messages import ClearMail, Done, Install, Keepers, Pull, Pushed, TakeMail, Weights
+from dps.protocol.messages import (
+    ClearMail,
+    Done,
+    Install,
+    Keepers,
+    Pull,
+    Pushed,
+    TakeMail,
+    Waiting,
+    Weights,
+)
 from dps.protocol.monitor import Monitor
 from dps.protocol.server import replica
-from dps.protocol.server.batching import Batching, evicted, is_evicted
+from dps.protocol.server.batching import Batching, evicted
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.copies import SentCopies
-from dps.protocol.server.key_cache import KeyLists
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.tasks import Tasks, task_failed
@@ -108,8 +118,11 @@ for name, field, needs in (
 @instead_of(Replica, "push", "ack before the tail", "chains")
 @instead_of(Replica, "push", "ack before the store", "stores")
 async def _(right, self, m):
-    self._must_be_head(m.epoch)
-    step = await self._apply(m.operation, m.epoch)
+    self.must_be_head(m.epoch)
+    until = asyncio.get_running_loop().time() + m.patience
+    step = await self.apply(m.operation, m.epoch, until)
+    if isinstance(step, Waiting):
+        return step
     known = step.state.workers[m.operation.id.worker]
     result = core_shard.result_of(step.state, m.operation)
     version = step.state.version
@@ -118,7 +131,7 @@ async def _(right, self, m):
 
 @instead_of(Replica, "_readable", "uncommitted weights served", "chains")
 async def _(right, self, reader, until, has):
-    return Weights(self.state.version, self._clock.now(), -1, self.state.values)
+    return Weights(self.state.version, self.node.clock.now(), -1, self.state.values)
 
 
 # -- exactly once ----------------------------------------------------------------------------------
@@ -136,13 +149,13 @@ async def _(right, self, *args):
     return replace(state, workers=workers)
 
 
-@instead_of(core_shard, "_called", "function run again on a resend", "calls")
-def _(right, layout, functions, state, op):
+@instead_of(core_shard.StateMachine, "apply", "function run again on a resend", "calls")
+def _(right, self, state, op):
     known = state.workers.get(op.id.worker)
-    if known is not None:
+    if op.kind == "apply" and known is not None:
         fresh = replace(known, incarnation=-1)
         state = replace(state, workers={**state.workers, op.id.worker: fresh})
-    return right(layout, functions, state, op)
+    return right(self, state, op)
 
 
 # -- chains ----------------------------------------------------------------------------------------
@@ -153,7 +166,7 @@ def _(right, layout, functions, state, op):
 async def _(right, self, m):
     chain, state = (*self.chain, m.host), self.state
     install = Install(self.shard, m.epoch, chain, state, "replica", keepers=m.keepers)
-    await self._transport.call(m.host, install, self._group.timings.copy, "replicate")
+    await self.node.transport.call(m.host, install, self._group.timings.copy, "replicate")
     self._commits.successor = m.host
     return Done()
 
@@ -175,7 +188,7 @@ async def _(right, self, m):
         self.must_be_in(m.epoch)
         for op in m.operations:
             await self.apply_now(op)
-    self._notify()
+    self.notify()
     return Done()
 
 
@@ -192,7 +205,7 @@ def _(right, self, without=None, also=None):
 
 @instead_of(Replica, "must_be_in", "epoch not checked")
 def _(right, self, epoch):
-    if self._closed:
+    if self._commits.closed:
         raise NotServing("closed")
 
 
@@ -205,7 +218,7 @@ def _(right, self, message):
 @instead_of(ShardServer, "handle", "lease not checked again")
 async def _(right, self, message):
     self._must_hold_lease(message)
-    reply = await self._services[type(message)](message)
+    reply = await self._carry_out(message)
     self._must_still_be_in_epoch(message)
     return reply
 
@@ -240,7 +253,7 @@ async def _(right, self, address, by):
 
 @instead_of(Replica, "configure", "old holder serves on after a move")
 async def _(right, self, m):
-    return await right(self, m) if self._me in m.chain else Done()
+    return await right(self, m) if self.node.me in m.chain else Done()
 
 
 @instead_of(ShardController, "_next_epoch", "taken over in the same epoch")
@@ -262,8 +275,8 @@ def _(right, self, m):
 @instead_of(ShardServer, "_take_mail", "mailbox cleared before apply", "mailboxes")
 async def _(right, self, on, epoch):
     for mailbox in self._keepers_of(on.shard).mailboxes:
-        mail = await self._transport.call(mailbox, TakeMail(on.shard, epoch), 1.0, "store")
-        await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
+        mail = await self.node.transport.call(mailbox, TakeMail(on.shard, epoch), 1.0, "store")
+        await self.node.transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
         await on.replay(epoch, mail.operations)
 
 
@@ -271,7 +284,7 @@ async def _(right, self, on, epoch):
 async def _(right, self, on, epoch):
     await right(self, on, epoch)
     for mailbox in self._keepers_of(on.shard).mailboxes:
-        await self._transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
+        await self.node.transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
 
 
 @instead_of(ShardServer, "_note_keepers", "first store used for ever", "stores")
@@ -340,9 +353,9 @@ def _(right, model, clocks, worker):
     return None if left is None else left + 1
 
 
-@instead_of(Replica, "_apply", "dead workers waited for", "gated")
-async def _(right, self, op, epoch):
-    return None if op.kind == "leave" else await right(self, op, epoch)
+@instead_of(Replica, "apply", "dead workers waited for", "gated")
+async def _(right, self, op, epoch, until):
+    return None if op.kind == "leave" else await right(self, op, epoch, until)
 
 
 # -- telling of losses -----------------------------------------------------------------------------
@@ -511,9 +524,9 @@ async def _(right, self, m):
 @instead_of(Batching, "_refused", "held update of an earlier incarnation", "rounds wide")
 def _(right, self, held):
     update = held.operation.id
-    if not is_evicted(self._replica.state, update):
+    if not core_shard.is_evicted(self._replica.state, update):
         return False
-    self._refuse(held, evicted(update))
+    self._let_go(held, evicted(update))
     return True
 
 
@@ -532,7 +545,7 @@ async def _(right, self, m):
     with commits.keeping_later_than(state):
         given = self.shard, m.epoch, chain, state, "replica", self._persistence.saved
         install = Install(*given, m.keepers)
-        copy = self._transport.call(m.host, install, self._group.timings.copy, "replicate")
+        copy = self.node.transport.call(m.host, install, self._group.timings.copy, "replicate")
         await commits.until_interrupted(copy)
         async with self.lock:
             self.must_be_in(m.epoch)
@@ -691,7 +704,7 @@ async def _(right, self, ask):
 
 @instead_of(ShardServer, "_fail", "failed host serves on", "watched")
 def _(right, self, error):
-    self._emit(task_failed(self._clock, self._node, error))
+    self.node.emit(task_failed(self.node.clock, self.node.name, error))
 
 
 @instead_of(Tasks, "keep", "coordinator's tasks not restarted", "watched")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.consistency import ASP
+from dps.core.functions import CALLS
 from dps.core.names import STORE_ROLES
 from dps.core.shard import ShardState, Step, is_duplicate
 from dps.core.updates import UpdateId
@@ -35,7 +36,6 @@ from dps.events import (
 )
 from dps.protocol import wire
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.functions import CALLS
 from dps.protocol.messages import Renewed, RenewLease, Restore, Table, View
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
@@ -230,9 +230,9 @@ class Auditor:
         if self._parts:
             both = [self._counted("", replica.shard, each) for each in (before, state)]
             self._parts[replica.shard].accepted(before, state, changed(*both))
-        if not step.updates or replica._group.name != self._world.group.name:
+        if not step.updates or replica.node.group.name != self._world.group.name:
             return
-        what = f"shard {replica.shard} on {replica.node}"
+        what = f"shard {replica.shard} on {replica.node.name}"
         values = self._check_counts(what, replica.shard, state)
         if replica.epoch in shard.served:
             shard.ever |= self._cells(replica.shard, state, values)
@@ -244,7 +244,7 @@ class Auditor:
             if not self._world.group.restores_together:  # else clocks go back with the shards
                 self._check_clocks(what, before, step)
         if replica.is_head:
-            epoch, address = replica.epoch, replica._me.address
+            epoch, address = replica.epoch, replica.node.me.address
             first = shard.heads.setdefault(epoch, address)
             text = f"shard {replica.shard}, epoch {epoch}: both {first} and {address} are head"
             require(first == address, "two heads", text)
@@ -321,7 +321,10 @@ class Auditor:
         restored from these checkpoints, but whose reply was lost, has nothing more.
         """
         shard = self._shards[m.shard]
-        if host._group.name != self._world.group.name or m.epoch < self._world.view(m.shard).epoch:
+        if (
+            host.node.group.name != self._world.group.name
+            or m.epoch < self._world.view(m.shard).epoch
+        ):
             return
         if not shard.layer.asked(m.epoch) or self._case.recovery.durability.needs_store:
             return
@@ -332,7 +335,7 @@ class Auditor:
             and member.address not in shard.fell_back
             and m.shard in self._world.hosts[member.address]._replicas
         ]
-        shard.fell_back.add(host._me.address)
+        shard.fell_back.add(host.node.me.address)
         if alive:
             text = f"shard {m.shard} goes back to a checkpoint, though {', '.join(alive)} has it"
             self._world.network.report(Violation("a copy above lives", text))
@@ -371,12 +374,12 @@ class Auditor:
     def _has_stopped(self, address: str, view: View) -> bool:
         """Whether a host has left an epoch of the shard when it was told to, and is not back."""
         replica = self._world.hosts[address]._replicas.get(view.shard)
-        return replica is not None and replica._me not in (*replica.chain, *view.chain)
+        return replica is not None and replica.node.me not in (*replica.chain, *view.chain)
 
     def committed(self, commits: CommitLog, state: ShardState) -> None:
         """A replica has committed a state; a host that was given up can tell nobody of that."""
         world, shard = self._world, commits._shard
-        if not self._committed or commits._group.name != world.group.name:
+        if not self._committed or commits._node.group.name != world.group.name:
             return
         process = here.get()
         if isinstance(process, Process) and not world.has_given_up(process):

@@ -1,34 +1,64 @@
-"""Requests of a host to other hosts, which report those that it cannot reach.
+"""A server node: what its parts share, and its requests to other nodes.
 
-A network can be cut between any two processes, so the coordinator may still reach them. A host that
-has been unreachable for longer than a lease is reported to it, and left out if possible.
+A network can be cut between any two processes, so the coordinator may still reach a node that
+another one cannot. A node that has been unreachable for longer than a lease is reported to the
+coordinator, and left out if possible.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
+from dps.core.shard import Each, in_turn
 from dps.errors import DpsError, TransportError
+from dps.events import Sink
 from dps.protocol.group import Group
 from dps.protocol.messages import LookUp, ReportLink
-from dps.protocol.transport import Endpoint, Transport
+from dps.protocol.transport import Clock, Endpoint, Transport, Watched
 
 LOOKS = 4  # probes per lease of a store that takes long
 
 
-class Reach:
-    """The requests of one host to others. Used from one event loop."""
+@dataclass(frozen=True, slots=True)
+class ServerNode:
+    """The node that a server runs on, with what it runs by.
 
-    def __init__(self, group: Group, transport: Transport) -> None:
-        self._group = group
-        self._transport = transport
-        # Unreachable hosts: since when, and when that was last tried.
+    Attributes
+    ----------
+    me
+        Where the server is called.
+    each
+        Runs the chunks of a step of the update rule.
+    watched
+        Returns this process as the monitor of its host knows it; None: no monitor watches it.
+    """
+
+    group: Group
+    name: str
+    me: Endpoint
+    transport: Transport
+    clock: Clock
+    emit: Sink
+    each: Each = in_turn
+    watched: Callable[[], Watched | None] = lambda: None
+
+
+class Reach:
+    """Requests of a node to others. Used from one event loop."""
+
+    def __init__(self, node: ServerNode) -> None:
+        self._timings = node.group.timings
+        self._coordinator = node.group.coordinator
+        self._transport = node.transport
+        # Unreachable nodes: since when, and when that was last tried.
         self._missed: dict[Endpoint, tuple[float, float]] = {}
 
     async def ask(self, to: Endpoint, request: Any, deadline: float, link: str) -> Any:
-        """Send a request of a shard to another host; raises as `Transport.call` does."""
+        """Send a request of a shard to another node; raises as `Transport.call` does."""
         try:
             reply = await self._transport.call(to, request, deadline, link)
         except TransportError:
@@ -42,7 +72,7 @@ class Reach:
 
     async def ask_store(self, store: Endpoint, request: Any, deadline: float) -> Any:
         """Send a request to a store, and probe the store regularly while that takes long."""
-        pause = self._group.timings.lease / LOOKS
+        pause = self._timings.lease / LOOKS
         asking = asyncio.ensure_future(self.ask(store, request, deadline, "store"))
         try:
             while not (await asyncio.wait([asking], timeout=pause))[0]:
@@ -53,7 +83,7 @@ class Reach:
         return asking.result()
 
     async def _miss(self, to: Endpoint, request: Any) -> None:
-        timings, now = self._group.timings, asyncio.get_running_loop().time()
+        timings, now = self._timings, asyncio.get_running_loop().time()
         since, last = self._missed.get(to, (now, now))
         if now - last > timings.lease + timings.call:
             since = now  # the last attempt was long ago
@@ -62,4 +92,4 @@ class Reach:
             self._missed[to] = now, now
             report = ReportLink(request.shard, request.epoch, to, now - since)
             with suppress(DpsError):
-                await self._transport.call(self._group.coordinator, report, timings.call)
+                await self._transport.call(self._coordinator, report, timings.call)
