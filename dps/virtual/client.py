@@ -370,15 +370,7 @@ class TaskFuture(VirtualFuture[T]):
 
 
 class Tasks:
-    """All tasks and actors of a cluster whose futures are held.
-
-    Parameters
-    ----------
-    loop, network, profile
-        On which time passes, and how much each operation takes.
-    alive
-        Returns the live nodes.
-    """
+    """All tasks and actors of a cluster whose futures are held; `alive` returns the live nodes."""
 
     def __init__(
         self,
