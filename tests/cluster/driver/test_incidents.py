@@ -52,7 +52,7 @@ def test_a_loss_that_is_found_while_another_is_asked_for_is_not_missed() -> None
             s.world.crash(f"server-{shard}", back_after=0.1)
             await until(lambda n=shard: len(s.world.losses.found) > n, within=5.0)
         await until(lambda: all(view.serving for view in s.world.table.views))
-        await until(lambda: s.world.table.losses == watch._told_of[0])
+        await until(lambda: s.world.table.losses == watch._announced[0])
         held.set()
         await until(lambda: len(watch.losses) == 2, within=0.5)
         assert ["lost 1 ack" in text for text in heard_by(news)].count(True) == 2
