@@ -232,7 +232,7 @@ class StateMachine:
             return Step("duplicate", state, op)
         if op.kind == "apply":
             return self._called(state, op)
-        if op.kind == "gradient":
+        if op.kind not in ("join", "tick"):
             return self._stepped(state, compensated(self.layout, self.rule, state.values, op))
         # A join has no number, unless it reports a clock that the shard may have lost.
         clock = op.id.seq if op.kind == "tick" else op.id.seq or state.entry_clock

@@ -35,7 +35,7 @@ def _message(cls: type[T]) -> type[T]:
     return made
 
 
-@_message
+@dataclass(frozen=True, slots=True)
 class OfShard:
     """A message about a shard as it is configured in `epoch`; a replica refuses any other epoch."""
 
@@ -465,7 +465,7 @@ class ReplayBuffered(OfShard):
 # -- pulls, to the replica that serves reads -------------------------------------------------------
 
 
-@_message
+@dataclass(frozen=True, slots=True)
 class _Read(OfShard):
     """Read something at version `seen` or later, unless what was read before is lost.
 

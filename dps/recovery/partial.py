@@ -122,8 +122,10 @@ class PartialPersistence(CheckpointPersistence):
     async def _note_restored(self, epoch: int, checkpoint: Published) -> None:
         assert isinstance(self._files, PartialFiles)
         version, versions = await self._in_thread(partial(self._files.versions, checkpoint))
+        if not versions:
+            return  # a whole checkpoint
         older = sum(of_unit < version for of_unit in versions)
-        known = version, min(versions, default=version), older, len(versions)
+        known = version, min(versions), older, len(versions)
         self._emit(PartsRestored(self._clock.now(), self._shard, epoch, *known))
 
 
@@ -204,7 +206,8 @@ class PartialFiles(CheckpointFiles):
             manifest = json.loads(contents(self._fs, checkpoint.manifest))
         except Exception as error:
             raise StoreUnavailable(f"{checkpoint.manifest}: {error}") from error
-        return manifest["version"], list(manifest["versions"].values())
+        units = manifest["versions"].values() if manifest["format"] == PARTIAL else ()
+        return manifest["version"], list(units)
 
     def _chosen(self, units: dict[str, Unit], copies: dict[str, _Copy]) -> list[str]:
         known = [copies.get(at) for at in units]

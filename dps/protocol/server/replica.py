@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from dps.core.consistency import ASP, slack
@@ -236,13 +237,14 @@ class Replica:
             step = await asyncio.get_running_loop().run_in_executor(None, work)
         else:
             step = await offload(work, machine.written_bytes(state, op))
+        if op.codec:  # neither the chain nor who waits for the commit needs the decoded gradient
+            step = replace(step, operation=op)
         if step.outcome == "applied":
             self.state = step.state
             if op.kind == "leave":
                 self._copies.forget(op.id.worker)
             self.ledger.add(self.epoch, self.is_head, step.updates)
-            # Down the chain travel encoded gradients as they came, and calls with their results.
-            self._commits.add(step.state, op if op.codec else step.operation)
+            self._commits.add(step.state, step.operation)  # a call, with its result
         return step
 
     async def settle(self, complete: bool = False) -> None:
