@@ -79,8 +79,12 @@ class SlurmCluster(JobCluster):
         self._claim(again)
         self._job_of[again.name] = job
         self._end_without_notice([name])
-        _scontrol("update", f"jobid={job.job_id}", "requeue=1")  # they are submitted without it
-        _scontrol("requeue", job.job_id)
+        try:
+            _scontrol("update", f"jobid={job.job_id}", "requeue=1")  # they are submitted without it
+            _scontrol("requeue", job.job_id)
+        except ConfigurationError:
+            del self._specs[again.name], self._job_of[again.name]
+            raise
         return process.pid
 
     def take_host(self, name: str) -> int:

@@ -21,7 +21,7 @@ from dps.cluster.driver.setup import Options, Start
 from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.driver.status import TrainingStatus
 from dps.cluster.heads import Heads
-from dps.cluster.names import topic
+from dps.cluster.names import Node, topic
 from dps.cluster.node.worker_task import Place, run_worker
 from dps.cluster.platform import platform_of, weakly
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, take_out, widen
@@ -118,7 +118,7 @@ class GroupDriver:
         client, group = self._client, self._group
         self.incidents.open(self.router)
         self.inbox.open()
-        self.training.open(self.router, self.transport)
+        self.training.open(self.router)
         joined = weakly(self.hosts.node_joined)
         client.subscribe_topic(topic("nodes", group.name), joined)
         self.elasticity.open(self.router)
@@ -149,11 +149,11 @@ class GroupDriver:
         train: Callable[..., Any],
         peers: Sequence[str],
         index: int,
+        nodes: Sequence[Node],
         share: list[Any] | None,
         only_on: str | None = None,
     ) -> Any:
-        """Start a worker on any node for workers, or `only_on` one; called in any thread."""
-        nodes = [node for node in self.hosts.for_workers if only_on in (None, node.name)]
+        """Start a worker on one of `nodes`, again `only_on` one if it is lost; in any thread."""
         names = {node.address: node.name for node in nodes}
         token = platform_of(self._client).token()
         with must_be_sent("train", "worker"):
@@ -296,9 +296,7 @@ class GroupDriver:
             if checkpoint:
                 await self._save_last_state()
             await self.incidents.close()
-            if (
-                not self._group.recorded
-            ):  # the last status is for display; recording counts messages
+            if not self._group.recorded:  # the status is for display, and recording counts messages
                 await self.training.look()
         finally:
             try:

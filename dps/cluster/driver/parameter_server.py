@@ -294,7 +294,11 @@ class ParameterServer:
                 "the Dask client is not asynchronous, so this parameter server is up already; "
                 "use `with ParameterServer(...)`, not `async with`"
             )
-        await self._driver.start()
+        try:
+            await self._driver.start()
+        except BaseException:
+            self._driver.news.close()
+            raise
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
@@ -345,7 +349,8 @@ class ParameterServer:
         first = self._started_workers
         peers = [f"worker-{number}" for number in range(first, first + workers)]
         futures = [
-            self._driver.submit(train, peers, index, share) for index, share in enumerate(shares)
+            self._driver.submit(train, peers, index, nodes, share)
+            for index, share in enumerate(shares)
         ]
         self._started_workers += workers
         self._last_run = peers
@@ -371,9 +376,10 @@ class ParameterServer:
             There is no such node.
         """
         self._require_open()
-        if node not in [known.name for known in self._driver.hosts.for_workers]:
+        nodes = [known for known in self._driver.hosts.for_workers if known.name == node]
+        if not nodes:
             raise ConfigurationError(f"there is no node {node!r} for workers")
-        return self._driver.submit(train, [worker], 0, self._shares.get(worker), only_on=node)
+        return self._driver.submit(train, [worker], 0, nodes, self._shares.get(worker), node)
 
     def add_worker(self, train: Callable[[Worker], T]) -> Any:
         """Start one more worker; return its Dask future.

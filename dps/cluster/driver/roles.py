@@ -19,9 +19,8 @@ from dps.protocol.group import Group
 if TYPE_CHECKING:
     from dps.cluster.backends.assignment import NodeAssignment
 
-Workers = Mapping[
-    str, Mapping[str, Any]
-]  # Dask workers by address, as the scheduler describes them
+# Dask workers by address, as the scheduler describes them.
+Workers = Mapping[str, Mapping[str, Any]]
 
 
 def by_resources(workers: Workers) -> list[Node]:

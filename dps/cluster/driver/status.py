@@ -6,6 +6,7 @@ and workers is requested from the heads, only when the user looks.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,6 @@ from dps.observe.progress import Pace
 from dps.observe.views import Listing, ShardView, TrainingView, WorkerView, missing_copies, size
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import Description, Table, View
-from dps.protocol.transport import Transport
 
 if TYPE_CHECKING:
     import distributed
@@ -88,7 +88,8 @@ class TrainingStatus:
         self.stops = 0
         self._group = group = start.group
         self._history = history
-        self._hosts = hosts
+        # The router keeps this object, and must not keep a driver that nobody has any more.
+        self._hosts: ShardHosts = weakref.proxy(hosts)
         self._incidents = incidents
         self._clock = platform_of(client).clock
         self._before = start.saved.applied if start.saved is not None else {}
@@ -98,7 +99,7 @@ class TrainingStatus:
         self._seen = self._clock.monotonic()
         self._replaced: set[Any] = set()  # futures of workers that were started again since
 
-    def open(self, router: Router, transport: Transport) -> None:
+    def open(self, router: Router) -> None:
         """Start listening to the routing table."""
         self._heads = Heads(self._group, router)
         router.listen(self._heard)

@@ -85,22 +85,22 @@ class Leave:
         if not platform_of(self._worker).handles_signals:
             return
         if threading.current_thread() is threading.main_thread() and not Client._instances:
-            self._handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._signalled)
+            self._handlers[signal.SIGTERM] = _installed(signal.SIGTERM, self._signalled)
             if self._worker.nanny:
                 # Ctrl-C reaches every process of a terminal, and of a notebook. The driver decides
                 # what follows: the interrupted cell may only show the progress.
-                self._handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+                self._handlers[signal.SIGINT] = _installed(signal.SIGINT, signal.SIG_IGN)
 
     def _stop_listening(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for number, before in self._handlers.items():
+        for number, before in list(self._handlers.items()):
             signal.signal(number, before)
         self._handlers.clear()
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         # Runs between any two instructions of the main thread: it must not log, nor send.
-        signal.signal(number, self._handlers.pop(number))
+        signal.signal(number, self._handlers.pop(number, signal.SIG_DFL))
         self._loop.call_soon_threadsafe(self._leave, "signal")
 
     def _leave(self, why: str) -> None:
@@ -133,3 +133,9 @@ class Leave:
 def leave_of(dask_worker: distributed.Worker) -> Leave:
     """Return the `Leave` of a node's process; the first call must be on its event loop."""
     return made_once(dask_worker, NAME, lambda: Leave(dask_worker))
+
+
+def _installed(number: int, handler: Any) -> Any:
+    """Handle a signal; return what did before, the default where that was not set from Python."""
+    before = signal.signal(number, handler)
+    return signal.SIG_DFL if before is None else before

@@ -287,8 +287,9 @@ class Incarnation:
     def begin(self, past: Past) -> None:
         """Start the program, unless its process has ended meanwhile."""
         with suppress(EOFError, OSError):
-            self._scratch = self._link.recv()
-            self._link.send(past)
+            if self._link in wait([self._link, self._ended]):
+                self._scratch = self._link.recv()
+                self._link.send(past)
 
     def message(self) -> Any | None:
         """Wait for the next message of the process; None if it has ended."""
