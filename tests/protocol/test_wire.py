@@ -32,9 +32,10 @@ CARRIED = (
     *(Endpoint, UpdateId, Operation, Rows, Progress, ShardState, SparseTable, Level),
     *(PullRows, PullRange, RowsRead),
 )
+OWN = [c for c in vars(messages).values() if getattr(c, "__module__", "") == messages.__name__]
+BASES = (messages.OfShard, messages._Read)
 MESSAGES = sorted(
-    (c for c in vars(messages).values() if is_dataclass(c) and c.__module__ == messages.__name__),
-    key=lambda cls: cls.__name__,
+    (c for c in OWN if is_dataclass(c) and c not in BASES), key=lambda cls: cls.__name__
 )
 ERRORS = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, DpsError)]
 
