@@ -269,8 +269,7 @@ class Quantise:
 class Lossless:
     """Compress the result with lz4, where that makes it shorter; values stay bit by bit.
 
-    >>> [TopK(0.05), Quantise("int8"), Lossless()]
-    [TopK(share=0.05), Quantise(form='int8', seed=0), Lossless()]
+    >>> filters = {"w": (TopK(0.05), Quantise("int8"), Lossless())}
     """
 
 
