@@ -21,7 +21,7 @@ from benchmarks.recovery import COMPUTE_SECONDS, PARAMETERS, PATIENCE, Tell, nod
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.node.worker import Worker
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.core.rules.rule import SGD
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint

@@ -26,9 +26,8 @@ from dps.core.filters.filter import (
     TopK,
 )
 from dps.core.functions import Changed, Part
-from dps.core.outage import Continue, Replay, Wait
 from dps.core.placement import ConsistentHash
-from dps.core.rules.per_array import Frozen, PerArray
+from dps.core.replay import Continue, Replay, Wait
 from dps.core.rules.proximal import (
     FTRL,
     L1,
@@ -45,6 +44,8 @@ from dps.core.rules.wrappers import (
     Constant,
     Cosine,
     DelayCompensated,
+    Frozen,
+    PerArray,
     Schedule,
     Scheduled,
     StalenessAware,

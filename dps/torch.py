@@ -15,9 +15,8 @@ import numpy as np
 from dps.cluster.node.pipeline import Closing, Pipeline
 from dps.cluster.node.worker import NOTHING, Worker, check_worker
 from dps.core.arguments import as_gradient
-from dps.core.blocks import Arrays
+from dps.core.blocks import Arrays, FlatLayout
 from dps.core.consistency import check_ahead
-from dps.core.flat import FlatLayout
 from dps.core.functions import AVERAGE, Function, average
 from dps.core.ranges import one_of, refused, shown, whole_argument
 from dps.errors import ConfigurationError
@@ -347,8 +346,7 @@ class _OnCuda:
 def _views(flat: FlatLayout, trained: Iterable[str], buffer: Tensor) -> list[Tensor]:
     places = [flat.places[name] for name in trained]
     return [
-        buffer[place.begin : place.end].view(getattr(torch, place.dtype)).view(place.shape)
-        for place in places
+        buffer[where].view(getattr(torch, spec.dtype)).view(spec.shape) for where, spec in places
     ]
 
 

@@ -16,9 +16,8 @@ import numpy as np
 from dps.cluster.node.pipeline import Closing, Pipeline
 from dps.cluster.node.worker import Worker, check_worker
 from dps.core.arguments import is_floating, plain
-from dps.core.blocks import Arrays
+from dps.core.blocks import Arrays, FlatArrays
 from dps.core.consistency import check_ahead
-from dps.core.flat import FlatArrays
 from dps.core.ranges import refused
 from dps.errors import ConfigurationError, DpsError, ShapeMismatch
 

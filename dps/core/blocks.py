@@ -1,21 +1,22 @@
-"""The layout of a model: arrays cut into blocks, and blocks placed on shards.
+"""The layout of a model: arrays cut into blocks, blocks on shards, and arrays in one flat buffer.
 
 A `Layout` gathers gradients into one byte buffer per shard, and scatters weights out of them. It
 also places the keys of sparse tables, by partitions (see `dps.core.tables.key_routing`). It is
-plain, immutable data that every process holds.
+plain, immutable data that every process holds. In flat arrays, which are views of one buffer, a
+shard's part is contiguous: gradients that are computed into them need no copy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from dps.core.arguments import is_name, plain
-from dps.core.flat import Empty, Extent, FlatArrays, FlatLayout, Place, ShardExtents, size_of
 from dps.core.placement import place
 from dps.core.ranges import listed, shown, whole_argument
 from dps.core.tables.spec import PARTITIONS, SparseSpec
@@ -24,6 +25,8 @@ from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 Arrays = Mapping[str, np.ndarray]
 # A shard's part of some arrays, and the indices of its pieces; empty: all of them.
 Gathered = tuple[np.ndarray, tuple[int, ...]]
+# Makes an uninitialised array of a shape and a dtype.
+Empty = Callable[[tuple[int, ...], str], np.ndarray]
 
 DTYPES = ("float64", "float32")  # widest first, so that every block in a buffer is aligned
 ITEM_BYTES = {dtype: np.dtype(dtype).itemsize for dtype in DTYPES}
@@ -45,9 +48,9 @@ class ArraySpec:
         return math.prod(self.shape)
 
     @property
-    def row(self) -> int:
-        """Number of elements with the same first index."""
-        return math.prod(self.shape[1:])
+    def nbytes(self) -> int:
+        """Size of the array in bytes."""
+        return self.size * ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +120,9 @@ class ShardLayout:
         return frozenset(piece.block.name for piece in self.pieces)
 
     @cached_property
-    def extents(self) -> tuple[Block, ...]:
-        """The blocks in order, with contiguous ones joined."""
-        return joined([piece.block for piece in self.pieces])
+    def joined(self) -> tuple[Piece, ...]:
+        """The pieces in order, with contiguous blocks of an array joined."""
+        return _joined(self.pieces)
 
     @cached_property
     def _tables(self) -> dict[str, SparseSpec]:
@@ -132,6 +135,13 @@ class ShardLayout:
             known = f"there are: {listed(self._tables)}" if self.tables else "there are none"
             raise ShapeMismatch(f"no sparse table is named {shown(name)}; {known}")
         return spec
+
+    def packed(self, indices: Sequence[int]) -> Iterator[tuple[Piece, slice]]:
+        """Yield some pieces (empty: all), and the bytes of each in a gradient of these pieces."""
+        at = 0
+        for piece in [self.pieces[i] for i in indices] if indices else self.pieces:
+            begin, at = at, at + piece.block.nbytes
+            yield piece, slice(begin, at)
 
     def taken(self, buffer: np.ndarray, pieces: Sequence[int]) -> np.ndarray:
         """Return some pieces of a buffer, one after the other; the buffer itself if empty."""
@@ -168,13 +178,8 @@ class Layout:
         """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
 
         Each shard gets at least about ten blocks, which keeps the shards within 10% of their mean.
-        With `whole_rows` a block holds whole rows of an array, at least one.
-
-        Raises
-        ------
-        ConfigurationError
-            Neither arrays nor tables, an array that is empty or neither float32 nor float64, a
-            name that is no text or is used twice, or more shards than elements or rows.
+        With `whole_rows` a block holds whole rows of an array, at least one. Raises
+        `ConfigurationError` if anything is invalid, or there are more shards than elements or rows.
         """
         if not isinstance(params, Mapping):
             raise ConfigurationError(
@@ -195,8 +200,7 @@ class Layout:
             if table.name in taken:
                 raise ConfigurationError(f"the name {table.name!r} is used twice, once for a table")
             taken.add(table.name)
-        total = sum(a.size * ITEM_BYTES[a.dtype] for a in arrays)
-        limit = min(block_bytes, total // (BLOCKS_PER_SHARD * shards))
+        limit = min(block_bytes, sum(a.nbytes for a in arrays) // (BLOCKS_PER_SHARD * shards))
         blocks = list(_cut(arrays, limit, whole_rows))
         if len(blocks) < shards:  # long rows of one array left the others in one piece
             blocks = list(_cut(arrays, 0, whole_rows))
@@ -209,7 +213,7 @@ class Layout:
         members: list[list[Block]] = [[] for _ in range(shards)]
         for block in blocks:
             members[homes[block.key]].append(block)
-        laid_out = tuple(_lay_out(shard, tuple(tables)) for shard in members)
+        laid_out = tuple(ShardLayout(_pieces(shard), tuple(tables)) for shard in members)
         partitions = {f"partition-{number}": 1 for number in range(PARTITIONS if tables else 0)}
         homes = place(partitions, shards)
         return cls(arrays, laid_out, tuple(homes[name] for name in partitions))
@@ -225,10 +229,18 @@ class Layout:
         return {spec.name: spec for spec in self.arrays}
 
     @cached_property
+    def _places(self) -> dict[str, list[tuple[int, Piece]]]:
+        """The contiguous parts of each array, with their shards."""
+        places: dict[str, list[tuple[int, Piece]]] = {name: [] for name in self.names}
+        for shard, layout in enumerate(self.shards):
+            for piece in layout.joined:
+                places[piece.block.name].append((shard, piece))
+        return places
+
+    @cached_property
     def _touched(self) -> dict[str, frozenset[int]]:
         """For each array, the shards that hold some of it."""
-        shards = range(len(self.shards))
-        return {n: frozenset(s for s in shards if n in self.shards[s].held) for n in self.names}
+        return {n: frozenset(shard for shard, _ in parts) for n, parts in self._places.items()}
 
     def shards_of(self, names: Iterable[str]) -> list[int]:
         """The shards that hold some of the named arrays, in order."""
@@ -241,12 +253,8 @@ class Layout:
     def check(self, arrays: Arrays, values: bool = True) -> None:
         """Refuse arrays that do not fit the parameters; check their values only if `values`.
 
-        Raises
-        ------
-        ShapeMismatch
-            An unknown name, or another shape or dtype than the parameter's.
-        NonFiniteGradient
-            An array holds NaN or infinity.
+        Raises `ShapeMismatch` for an unknown name, or another shape or dtype than the parameter's,
+        and `NonFiniteGradient` if an array holds NaN or infinity.
         """
         for name, array in arrays.items():
             spec = self.names.get(name)
@@ -285,22 +293,22 @@ class Layout:
         if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
             return arrays.gathered(shard, empty), arrays.layout.shards[shard].pieces
         layout = self.shards[shard]
-        blocks, chosen = layout.extents, tuple[int, ...]()
+        pieces, chosen = layout.joined, tuple[int, ...]()
         if not layout.held <= arrays.keys():
-            present = [i for i, p in enumerate(layout.pieces) if p.block.name in arrays]
-            blocks, chosen = joined([layout.pieces[i].block for i in present]), tuple(present)
+            chosen = tuple(i for i, p in enumerate(layout.pieces) if p.block.name in arrays)
+            pieces = _joined([layout.pieces[i] for i in chosen])
+        blocks = [piece.block for piece in pieces]
         if len(blocks) == 1:
             flat = np.ascontiguousarray(arrays[blocks[0].name]).reshape(-1)
             return flat[blocks[0].start : blocks[0].stop].view(np.uint8), chosen
-        sizes = [block.nbytes for block in blocks]
-        buffer = empty((sum(sizes),), "uint8")
+        buffer = empty((sum(block.nbytes for block in blocks),), "uint8")
         # Once per array: flattening copies an array that is not contiguous.
         flat_arrays = {name: arrays[name].reshape(-1) for name in {b.name for b in blocks}}
         at = 0
-        for block, size in zip(blocks, sizes, strict=True):
-            part = buffer[at : at + size].view(block.dtype)
+        for block in blocks:
+            part = buffer[at : at + block.nbytes].view(block.dtype)
             part[:] = flat_arrays[block.name][block.start : block.stop]
-            at += size
+            at += block.nbytes
         return buffer, chosen
 
     def flat(self, names: Iterable[str] | None = None) -> FlatLayout:
@@ -313,17 +321,18 @@ class Layout:
         places, end = {}, 0
         for spec in sorted(self.arrays, key=lambda spec: DTYPES.index(spec.dtype)):
             if spec.name in chosen:
-                begin, end = end, end + size_of(spec.shape, spec.dtype)
-                places[spec.name] = Place(begin, end, spec.shape, spec.dtype)
-        parts = tuple(_extents(shard, places) for shard in self.shards)
-        return FlatLayout(places, parts, self)
+                begin, end = end, end + spec.nbytes
+                places[spec.name] = slice(begin, end), spec
+        parts = tuple(_flat_part(shard, places) for shard in self.shards)
+        return FlatLayout(places, parts, end, self)
 
     def scatter_into(self, buffers: Mapping[int, np.ndarray], out: FlatArrays) -> None:
         """Write the shards' buffers into flat arrays of this layout."""
         if out.layout.owner is not self:
             raise ShapeMismatch("these flat arrays were laid out for other parameters")
         for shard, buffer in buffers.items():
-            out.take(shard, buffer)
+            for begin, in_shard, _, nbytes in out.layout.shards[shard].extents:
+                out.buffer[begin : begin + nbytes] = buffer[in_shard : in_shard + nbytes]
 
     def scatter(
         self, buffers: Mapping[int, np.ndarray], frozen: bool = True
@@ -335,66 +344,113 @@ class Layout:
         """
         out = {}
         for spec in self.arrays:
-            if self._touched[spec.name] <= buffers.keys():
-                flat = self._whole(spec, buffers)
-                if frozen:
-                    flat.flags.writeable = False
-                out[spec.name] = flat.reshape(spec.shape)
+            if not self._touched[spec.name] <= buffers.keys():
+                continue
+            (shard, piece), *others = self._places[spec.name]
+            if others:
+                flat = np.empty(spec.size, spec.dtype)
+                for shard, piece in self._places[spec.name]:
+                    flat[piece.block.start : piece.block.stop] = piece.view(buffers[shard])
+            else:
+                flat = piece.view(buffers[shard])
+            if frozen:
+                flat.flags.writeable = False
+            out[spec.name] = flat.reshape(spec.shape)
         return out
 
-    def _whole(self, spec: ArraySpec, buffers: Mapping[int, np.ndarray]) -> np.ndarray:
-        places = self._places[spec.name]
-        if len(places) == 1:
-            shard, begin, end, _ = places[0]
-            return buffers[shard][begin:end].view(spec.dtype)
-        flat = np.empty(spec.size, spec.dtype)
-        for shard, begin, end, start in places:
-            part = buffers[shard][begin:end].view(spec.dtype)
-            flat[start : start + part.size] = part
-        return flat
 
-    @cached_property
-    def _places(self) -> dict[str, list[tuple[int, int, int, int]]]:
-        """The parts of each array: shard, first byte, end byte, first element."""
-        places: dict[str, list[tuple[int, int, int, int]]] = {a.name: [] for a in self.arrays}
-        for shard, layout in enumerate(self.shards):
-            previous: Block | None = None
-            for piece in layout.pieces:
-                found = places[piece.block.name]
-                if previous is not None and len(joined([previous, piece.block])) == 1:
-                    _, begin, _, start = found.pop()
-                else:
-                    begin, start = piece.offset, piece.block.start
-                found.append((shard, begin, piece.end, start))
-                previous = piece.block
-        return places
+# -- flat arrays -----------------------------------------------------------------------------------
 
 
-def _extents(shard: ShardLayout, places: Mapping[str, Place]) -> ShardExtents:
-    present = [i for i, piece in enumerate(shard.pieces) if piece.block.name in places]
-    found: list[Extent] = []
-    packed = 0
-    for piece in (shard.pieces[i] for i in present):
+class Extent(NamedTuple):
+    """A stretch of `nbytes` that is contiguous in three buffers.
+
+    `begin` is its first byte in the flat buffer, `in_shard` in that of the shard, and `packed` in
+    the shard's part of a gradient of the same arrays.
+    """
+
+    begin: int
+    in_shard: int
+    packed: int
+    nbytes: int
+
+
+class FlatPart(NamedTuple):
+    """A shard's part of flat arrays: the indices of its pieces (empty: all), and their extents."""
+
+    pieces: tuple[int, ...]
+    extents: tuple[Extent, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class FlatLayout:
+    """The places of arrays in a flat buffer of `nbytes`, and each shard's part of it."""
+
+    places: Mapping[str, tuple[slice, ArraySpec]]
+    shards: tuple[FlatPart, ...]
+    nbytes: int
+    owner: Layout
+
+    def over(self, buffer: np.ndarray) -> FlatArrays:
+        """Return the arrays over a buffer: 1-D, uint8, aligned to 8 bytes, of `nbytes`."""
+        return FlatArrays(self, buffer)
+
+
+class FlatArrays(Mapping[str, np.ndarray]):
+    """Named arrays that are views of one uint8 `buffer`: write into them, do not replace them."""
+
+    def __init__(self, layout: FlatLayout, buffer: np.ndarray) -> None:
+        fits = isinstance(buffer, np.ndarray) and buffer.shape == (layout.nbytes,)
+        if not fits or buffer.dtype != np.uint8:
+            raise ShapeMismatch(
+                f"buffer={shown(buffer)}, expected an array uint8[{layout.nbytes}], such as "
+                "numpy.empty(layout.nbytes, 'uint8')"
+            )
+        self.layout = layout
+        self.buffer = buffer
+        self._arrays = {
+            name: buffer[where].view(spec.dtype).reshape(spec.shape)
+            for name, (where, spec) in layout.places.items()
+        }
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._arrays)
+
+    def __len__(self) -> int:
+        return len(self._arrays)
+
+    def freeze(self) -> None:
+        """Make them read-only."""
+        for array in (self.buffer, *self._arrays.values()):
+            array.flags.writeable = False
+
+    def gathered(self, shard: int, empty: Empty) -> np.ndarray:
+        """Return a shard's part as one uint8 buffer: a view if it is contiguous, else a copy."""
+        extents = self.layout.shards[shard].extents
+        if len(extents) == 1:
+            return self.buffer[extents[0].begin : extents[0].begin + extents[0].nbytes]
+        out = empty((sum(extent.nbytes for extent in extents),), "uint8")
+        for begin, _, packed, nbytes in extents:
+            out[packed : packed + nbytes] = self.buffer[begin : begin + nbytes]
+        return out
+
+
+def _flat_part(shard: ShardLayout, places: Mapping[str, tuple[slice, ArraySpec]]) -> FlatPart:
+    present = tuple(i for i, piece in enumerate(shard.pieces) if piece.block.name in places)
+    extents: list[Extent] = []
+    for piece, where in shard.packed(present) if present else ():
         block = piece.block
-        begin = places[block.name].begin + block.start * ITEM_BYTES[block.dtype]
-        new = Extent(begin, piece.offset, packed, block.nbytes)
-        if found and found[-1].followed_by(new):
-            last = found.pop()
-            new = Extent(last.begin, last.in_shard, last.packed, last.nbytes + new.nbytes)
-        found.append(new)
-        packed += block.nbytes
-    every = len(present) == len(shard.pieces)
-    return ShardExtents(() if every else tuple(present), tuple(found))
-
-
-def joined(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Return the blocks in order, with contiguous ones joined."""
-    found: list[Block] = []
-    for block in blocks:
-        if found and found[-1].name == block.name and found[-1].stop == block.start:
-            block = replace(block, start=found.pop().start)
-        found.append(block)
-    return tuple(found)
+        begin = places[block.name][0].start + block.start * ITEM_BYTES[block.dtype]
+        new = Extent(begin, piece.offset, where.start, block.nbytes)
+        last = extents[-1] if extents else None
+        if last is not None and new[:3] == tuple(first + last.nbytes for first in last[:3]):
+            extents[-1] = last._replace(nbytes=last.nbytes + new.nbytes)
+        else:
+            extents.append(new)
+    return FlatPart(() if len(present) == len(shard.pieces) else present, tuple(extents))
 
 
 def all_finite(array: np.ndarray) -> bool:
@@ -403,6 +459,9 @@ def all_finite(array: np.ndarray) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         # The dot product needs no temporary array, but may overflow.
         return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
+
+
+# -- cutting arrays --------------------------------------------------------------------------------
 
 
 def _spec(name: str, array: np.ndarray) -> ArraySpec:
@@ -432,16 +491,27 @@ def _spec(name: str, array: np.ndarray) -> ArraySpec:
 
 def _cut(arrays: Iterable[ArraySpec], limit_bytes: int, whole_rows: bool) -> Iterable[Block]:
     for array in arrays:
-        row = array.row if whole_rows else 0
+        row = math.prod(array.shape[1:]) if whole_rows else 0
         unit = row or 1
         length = unit * max(1, limit_bytes // (unit * ITEM_BYTES[array.dtype]))
         for start in range(0, array.size, length):
             yield Block(array.name, start, min(start + length, array.size), array.dtype, row)
 
 
-def _lay_out(blocks: list[Block], tables: tuple[SparseSpec, ...]) -> ShardLayout:
+def _pieces(blocks: list[Block]) -> tuple[Piece, ...]:
     pieces, offset = [], 0
     for block in sorted(blocks, key=lambda b: DTYPES.index(b.dtype)):
         pieces.append(Piece(block, offset))
         offset += block.nbytes
-    return ShardLayout(tuple(pieces), tables)
+    return tuple(pieces)
+
+
+def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
+    """Return the pieces in order, with contiguous blocks of an array joined."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last, block = found[-1] if found else None, piece.block
+        if last and last.block.name == block.name and last.block.stop == block.start:
+            piece = Piece(replace(block, start=last.block.start), found.pop().offset)
+        found.append(piece)
+    return tuple(found)

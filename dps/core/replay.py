@@ -1,25 +1,80 @@
-"""The replay policies: how gradients that were buffered during an outage are applied.
+"""What workers do while a shard is down, and how buffered gradients are applied afterwards.
 
-A policy turns the buffered operations, oldest first, into the operations that the shard applies.
-Whatever it does to the gradients, every update keeps its identity, so that none enters twice.
+A replay policy turns the buffered operations, oldest first, into those that the shard applies.
+Every update keeps its identity, so that none enters twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 
+from dps.core import ranges
 from dps.core.blocks import ShardLayout
-from dps.core.outage import Replay
-from dps.core.tables.row_gradients import added, squares, times
+from dps.core.tables.table import Rows, added
 from dps.core.updates import Operation
-
-Summable = Callable[[Operation], Operation]
 
 PUBLISHED_QUEUE = 50
 PUBLISHED_SCALE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Workers wait until the shard is back.
+
+    >>> Wait()
+    Wait()
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Workers continue with the last weights, and their gradients are buffered.
+
+    Parameters
+    ----------
+    limit
+        Buffered gradients of one worker and shard; then the worker waits.
+    buffer
+        "mailbox": on the store's node, where they survive the worker; "worker": in the worker.
+
+    Examples
+    --------
+    >>> Continue(limit=100, buffer="worker")
+    Continue(limit=100, buffer='worker')
+    """
+
+    limit: int = 32
+    buffer: Literal["mailbox", "worker"] = "mailbox"
+
+    def __post_init__(self) -> None:
+        ranges.count(self, "limit", 1, "gradients")
+        ranges.choice(self, "buffer", "mailbox", "worker")
+
+
+Outage = Wait | Continue
+Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older", "published"]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How buffered gradients are applied after an outage (see `dps.core.replay`).
+
+    >>> Replay("clip", clip_norm=5.0).policy
+    'clip'
+    """
+
+    policy: Policy = "sum"
+    clip_norm: float = 1.0
+    drop_older_than: int = 100
+
+    def __post_init__(self) -> None:
+        ranges.choice(self, "policy", *get_args(Policy))
+        ranges.positive(self, "clip_norm")
+        ranges.count(self, "drop_older_than", 0, "versions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +90,7 @@ def plan(
     layout: ShardLayout,
     version: int,
     buffered: Sequence[Operation],
-    summable: Summable | None = None,
+    summable: Callable[[Operation], Operation] | None = None,
 ) -> Plan:
     """Return what to apply for these buffered gradients on a shard that is at `version`.
 
@@ -65,15 +120,18 @@ def plan(
     def total(chosen: Iterable[Operation]) -> tuple[Operation, ...]:
         return summed(layout, map(summable, chosen) if summable is not None else chosen)
 
+    def staleness(op: Operation) -> int:
+        return max(0, version - op.based_on)
+
     todo: Iterable[Operation]
     dropped = 0
     match policy.policy:
         case "each":
             todo = ops
         case "staleness_scaled":
-            todo = [replace(op, scale=1 / (1 + _staleness(version, op))) for op in ops]
+            todo = [replace(op, scale=1 / (1 + staleness(op))) for op in ops]
         case "drop_older":
-            fresh = [op for op in ops if _staleness(version, op) <= policy.drop_older_than]
+            fresh = [op for op in ops if staleness(op) <= policy.drop_older_than]
             todo, dropped = total(fresh), len(ops) - len(fresh)
         case "mean":
             todo = [_times(layout, op, 1 / (1 + len(op.merged))) for op in total(ops)]
@@ -99,10 +157,6 @@ def _each_once(buffered: Sequence[Operation]) -> list[Operation]:
     return once
 
 
-def _staleness(version: int, op: Operation) -> int:
-    return max(0, version - op.based_on)
-
-
 def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ...]:
     """Merge runs of gradients that cover the same pieces into one operation each.
 
@@ -112,17 +166,15 @@ def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ..
     sums: list[Operation] = []
     for op in ops:
         last = sums[-1] if sums else None
-        if (
-            last is None
-            or last.pieces != op.pieces
-            or (last.gradient is None) != (op.gradient is None)
-        ):
+        dense = op.gradient is not None
+        if last is None or last.pieces != op.pieces or (last.gradient is not None) != dense:
             sums.append(op)
             continue
         gradient = None
         if last.gradient is not None and op.gradient is not None:
             gradient = np.empty_like(last.gradient)
-            for part, dtype in _parts(layout, op):
+            for piece, part in layout.packed(op.pieces):
+                dtype = piece.block.dtype
                 both = last.gradient[part].view(dtype), op.gradient[part].view(dtype)
                 np.add(*both, out=gradient[part].view(dtype))
         merged = (*last.merged, (op.id, op.based_on, op.based_at))
@@ -135,25 +187,18 @@ def _times(layout: ShardLayout, op: Operation, factor: float) -> Operation:
     out = None
     if op.gradient is not None:
         out = np.empty_like(op.gradient)
-        for where, dtype in _parts(layout, op):
-            np.multiply(op.gradient[where].view(dtype), factor, out[where].view(dtype))
-    return replace(op, gradient=out, rows=times(op.rows, factor))
+        for piece, part in layout.packed(op.pieces):
+            dtype = piece.block.dtype
+            np.multiply(op.gradient[part].view(dtype), factor, out[part].view(dtype))
+    rows = tuple(Rows(each.table, each.keys, each.gradient * factor) for each in op.rows)
+    return replace(op, gradient=out, rows=rows)
 
 
 def _clipped(layout: ShardLayout, op: Operation, limit: float) -> Operation:
-    total = squares(op.rows)
+    total = sum(float(np.square(rows.gradient, dtype=np.float64).sum()) for rows in op.rows)
     if op.gradient is not None:
-        for where, dtype in _parts(layout, op):
-            part = op.gradient[where].view(dtype)
-            total += float(np.square(part, dtype=np.float64).sum())
+        for piece, part in layout.packed(op.pieces):
+            dense = op.gradient[part].view(piece.block.dtype)
+            total += float(np.square(dense, dtype=np.float64).sum())
     norm = float(np.sqrt(total))
     return op if norm <= limit else _times(layout, op, limit / norm)
-
-
-def _parts(layout: ShardLayout, op: Operation) -> list[tuple[slice, str]]:
-    """Return the stretches of one dtype in the buffer of a gradient."""
-    parts, at = [], 0
-    for piece in [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces:
-        parts.append((slice(at, at + piece.block.nbytes), piece.block.dtype))
-        at += piece.block.nbytes
-    return parts

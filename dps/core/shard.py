@@ -15,13 +15,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dps.core.blocks import Piece, ShardLayout, all_finite
-from dps.core.flat import Empty
+from dps.core.blocks import Empty, ShardLayout, all_finite
 from dps.core.functions import Function, carried_out, changed_buffer
 from dps.core.rules.rule import UpdateRule, by_rows, factor, factor_at, is_per_array, rule_for
 from dps.core.rules.wrappers import check_base, compensated
-from dps.core.tables.row_gradients import are_sorted, check_fit
-from dps.core.tables.table import Level, SparseTable, table_of
+from dps.core.tables.table import Level, SparseTable, are_sorted, check_fit, table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
@@ -41,51 +39,29 @@ def in_turn(work: Callable[[Any], None], items: Sequence[Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one worker is on a shard.
-
-    `seq` is its last applied update (older ones are duplicates), `clock` its position against the
-    other workers, `applied` the number of its updates in the state, `active` whether consistency
-    gates count it.
-    """
+    """How far one worker is on a shard."""
 
     incarnation: int
-    seq: int
-    clock: int
-    applied: int
-    active: bool
+    seq: int  # of its last applied update: older ones are duplicates
+    clock: int  # its position against the other workers
+    applied: int  # number of its updates in the state
+    active: bool  # whether consistency gates count it
 
 
 @dataclass(frozen=True, slots=True)
 class ShardState:
-    """Everything a shard is, at one moment. Immutable: arrays in it must not be written to.
+    """Everything a shard is, at one moment. Immutable: arrays in it must not be written to."""
 
-    Attributes
-    ----------
-    index
-        Number of applied operations, joins and leaves included; orders the chain.
-    version
-        Number of applied updates.
-    steps
-        Number of steps of the update rule (fewer than updates after a summed replay).
-    values
-        uint8 buffer of the shard's blocks (see `ShardLayout`).
-    slots
-        Optimizer state, each a buffer like `values`.
-    workers
-        The dedupe table and the clocks. Callers of functions are in it too, never active.
-    tables
-        Those rows of sparse tables that were pushed to, with their optimizer state.
-    results
-        The packed result of the last call of each caller that has not left.
-    """
-
-    index: int
-    version: int
-    steps: int
-    values: np.ndarray
-    slots: dict[str, np.ndarray]
+    index: int  # number of applied operations, joins and leaves included; orders the chain
+    version: int  # number of applied updates
+    steps: int  # number of steps of the rule: fewer than updates after a summed replay
+    values: np.ndarray  # uint8 buffer of the shard's blocks (see `ShardLayout`)
+    slots: dict[str, np.ndarray]  # optimizer state, each a buffer like `values`
+    # The dedupe table and the clocks. Callers of functions are in it too, never active.
     workers: dict[str, Progress] = field(default_factory=dict)
+    # Those rows of sparse tables that were pushed to, with their optimizer state.
     tables: dict[str, SparseTable] = field(default_factory=dict)
+    # The packed result of the last call of each caller that has not left.
     results: dict[str, np.ndarray] = field(default_factory=dict)
 
     @property
@@ -104,8 +80,8 @@ class ShardState:
     def entry_clock(self) -> int:
         """The clock at which a newcomer begins: the slowest, or the fastest of all that have left.
 
-        It never goes back. A shard that was restored to an earlier state, where current workers
-        enter again, so takes none to be further than it is; others would not wait for it.
+        It never goes back. So a shard that was restored to an earlier state, where current workers
+        enter again, takes none to be further than it is; others would not wait for it.
         """
         left = (p.clock for p in self.workers.values())
         return min(self.clocks.values()) if self.clocks else max(left, default=0)
@@ -124,23 +100,17 @@ class AppliedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The result of applying one operation.
-
-    `operation` is what the next replica applies: for a call, with its result.
-    """
+    """The result of applying one operation."""
 
     outcome: Literal["applied", "duplicate"]
     state: ShardState
-    operation: Operation
+    operation: Operation  # that the next replica applies: a call comes with its result
     updates: tuple[AppliedUpdate, ...] = ()
 
 
 def initial_state(values: np.ndarray, rule: UpdateRule) -> ShardState:
     """Return version 0 of a shard with these values and zero optimizer state."""
     return ShardState(0, 0, 0, values, {name: np.zeros_like(values) for name in rule.slots})
-
-
-# -- the dedupe table ------------------------------------------------------------------------------
 
 
 def is_duplicate(state: ShardState, update: UpdateId) -> bool:
@@ -182,49 +152,27 @@ def result_of(state: ShardState, op: Operation) -> np.ndarray | None:
 def _progress(
     workers: Mapping[str, Progress], update: UpdateId, clock: int, applied: int
 ) -> Progress:
-    """Return a worker's progress after an operation with which `applied` updates are applied."""
     known = workers.get(update.worker)
     active = known.active if known and known.incarnation == update.incarnation else True
     total = applied + (known.applied if known else 0)
     return Progress(update.incarnation, update.seq, clock, total, active)
 
 
-# -- applying operations ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class StateMachine:
-    """Applies operations to the states of one shard. Thread-safe.
-
-    Parameters
-    ----------
-    layout
-        Where blocks lie in the shard's buffer.
-    rule
-        The update rule.
-    functions
-        Functions that may be called on the shard, by name.
-    each
-        Runs the chunks of a step; the result is the same bit by bit, however it does that.
-    empty
-        Allocates the buffer of the weights after a step.
-    """
+    """Applies operations to the states of one shard. Thread-safe."""
 
     layout: ShardLayout
     rule: UpdateRule
     functions: Mapping[str, Function] = field(default_factory=dict)
-    each: Each = in_turn
-    empty: Empty = np.empty
+    each: Each = in_turn  # runs the chunks of a step
+    empty: Empty = np.empty  # allocates the buffer of the weights after a step
 
     def apply(self, state: ShardState, op: Operation) -> Step:
         """Return the state after `op`; a duplicate leaves it as it is.
 
-        Raises
-        ------
-        NonFiniteGradient, ShapeMismatch
-            The gradient was refused; the state stays as it is.
-        FunctionFailed
-            The function raised, or returned what it may not; the state stays as it is.
+        Raises `NonFiniteGradient` or `ShapeMismatch` if the gradient is refused, and
+        `FunctionFailed` if a function raises or returns what it may not.
         """
         if op.kind == "leave":
             return _left(state, op)
@@ -287,16 +235,8 @@ class StateMachine:
             version += 1
             workers[update.worker] = _progress(workers, update, update.seq, applied=1)
             updates.append(AppliedUpdate(update, version, missed, based_at, op.replayed))
-        after = ShardState(
-            index=state.index + 1,
-            version=version,
-            steps=state.steps + 1,
-            values=values,
-            slots=slots,
-            workers=workers,
-            tables=tables,
-            results=state.results,
-        )
+        counts = state.index + 1, version, state.steps + 1
+        after = ShardState(*counts, values, slots, workers, tables, state.results)
         return Step("applied", after, op, tuple(updates))
 
     def _stepped_arrays(
@@ -304,8 +244,8 @@ class StateMachine:
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Run the rule over what the gradient covers and copy the rest; return new buffers.
 
-        Each chunk stays in the processor's cache from the check to the last operation. A chunk that
-        is not finite ends the step: nothing refers to the new buffers yet, so nothing was applied.
+        A chunk stays in the processor's cache from the check to the last operation. If it is not
+        finite, the step ends: nothing refers to the new buffers yet, so nothing was applied.
         """
         if op.gradient is None and op.rows:
             return state.values, state.slots
@@ -326,10 +266,9 @@ class StateMachine:
                     scale_of(chunk.rule),
                     out=chunk.of(values),
                 )
-            for name, slot in slots.items():  # some may belong to the rules of other arrays
-                chunk.of(slot)[:] = (
-                    new_slots[name] if name in new_slots else chunk.of(state.slots[name])
-                )
+            for name, slot in slots.items():
+                own = name in new_slots  # otherwise, it belongs to the rules of other arrays
+                chunk.of(slot)[:] = new_slots[name] if own else chunk.of(state.slots[name])
 
         def copy(gap: slice) -> None:
             values[gap] = state.values[gap]
@@ -397,7 +336,6 @@ def check_gradient(layout: ShardLayout, op: Operation, each: Each = in_turn) -> 
 
 
 def _check_rows(layout: ShardLayout, op: Operation) -> None:
-    """Refuse rows of unknown tables, of a wrong width or dtype, or with NaN or infinity."""
     for rows in op.rows:
         spec = layout.table(rows.table)
         try:
@@ -418,15 +356,12 @@ def _check_rows(layout: ShardLayout, op: Operation) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Bytes `begin` to `end` of a shard's buffer, of one dtype, and the gradient for them.
-
-    `rule` is that of its arrays; `row` the elements of one of its rows, 0 if it is no matrix.
-    """
+    """Bytes `begin` to `end` of a shard's buffer, of one dtype, and the gradient for them."""
 
     begin: int
     end: int
     dtype: str
-    row: int
+    row: int  # number of elements of one of its rows; 0: it is no matrix
     gradient: np.ndarray
     rule: UpdateRule | None
 
@@ -482,14 +417,13 @@ def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) 
             at += end - begin
 
 
-# First byte, end byte, dtype, elements of a row if the rule has to see whole ones (else 0), rule.
+# First byte, end byte, dtype, elements of a row if the rule needs whole ones (otherwise 0), rule.
 _Stretch = tuple[int, int, str, int, UpdateRule | None]
 
 
 def _stretches(layout: ShardLayout, op: Operation, rule: UpdateRule | None) -> list[_Stretch]:
     """Return what the gradient covers, in the order of the buffer."""
-    whole = not op.pieces and (rule is None or not (is_per_array(rule) or by_rows(rule)))
-    if whole:
+    if not op.pieces and (rule is None or not (is_per_array(rule) or by_rows(rule))):
         return [(*run, 0, rule) for run in layout.runs]
     chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
     names = {piece.block.name for piece in chosen}
@@ -497,17 +431,14 @@ def _stretches(layout: ShardLayout, op: Operation, rule: UpdateRule | None) -> l
     stretches: list[_Stretch] = []
     for piece in chosen:
         begin, dtype, own = piece.offset, piece.block.dtype, rules[piece.block.name]
-        row = _row(piece) if own is not None and by_rows(own) else 0
+        whole_rows = own is not None and by_rows(own)
+        row = piece.block.row if whole_rows else 0
+        if whole_rows and not row:
+            raise ConfigurationError(
+                f"the update rule needs whole rows, but the blocks of {piece.block.name!r} may "
+                "cut them: make the layout with whole_rows=True"
+            )
         if stretches and not row and stretches[-1][1:] == (begin, dtype, 0, own):
             begin = stretches.pop()[0]  # one stretch for a rule that treats elements on their own
         stretches.append((begin, piece.end, dtype, row, own))
     return stretches
-
-
-def _row(piece: Piece) -> int:
-    if not piece.block.row:
-        raise ConfigurationError(
-            f"the update rule needs whole rows, but the blocks of {piece.block.name!r} may "
-            "cut them: make the layout with whole_rows=True"
-        )
-    return piece.block.row

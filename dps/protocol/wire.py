@@ -19,8 +19,7 @@ import numpy as np
 
 from dps import errors
 from dps.core.shard import Progress, ShardState
-from dps.core.tables.row_gradients import Rows
-from dps.core.tables.table import Level, SparseTable
+from dps.core.tables.table import Level, Rows, SparseTable
 from dps.core.updates import Call, Encoding, Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol.monitor import Sighting

@@ -24,7 +24,7 @@ from dps.core.filters.chain import FilterChain
 from dps.core.functions import CALLS, DRIVER
 from dps.core.placement import ConsistentHash
 from dps.core.ranges import in_a_line
-from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
+from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import dealt_out
 from dps.core.tables.table import Level, merged
@@ -287,7 +287,7 @@ def resharded(saved: Saved, shards: int) -> Saved:
     by_table = {name: reduce(merged, levels) for name, levels in parts.items()}
     tables = run.layout.tables
     layout = Layout.of(values, shards, whole_rows=by_rows(run.rule), tables=tables)
-    rows = dealt_out(layout, by_table, slots_by_name(run.rule))
+    rows = dealt_out(layout, by_table, run.rule)
     least = min(states, key=lambda state: state.version)
     made = tuple(
         replace(

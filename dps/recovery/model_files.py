@@ -182,7 +182,7 @@ def _parts(
     for shard, laid_out in enumerate(layout.shards):
         tensors: dict[str, np.ndarray] = {}
         blocks, of_tables = [], []
-        for block in laid_out.extents:
+        for block in (piece.block for piece in laid_out.joined):
             array = arrays[block.name]
             whole = block.start == 0 and block.stop == array.size
             name = block.name if whole else f"{block.name}[{block.start}:{block.stop}]"

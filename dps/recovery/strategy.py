@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dps.core.arguments import nearest
-from dps.core.outage import Continue, Outage, Replay, Wait
 from dps.core.ranges import refused, whole
+from dps.core.replay import Continue, Outage, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.protocol.wire import message
 from dps.recovery.chain import Chain

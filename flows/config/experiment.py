@@ -28,8 +28,8 @@ from pydantic import (
 from dps.core.consistency import ASP, check_ahead
 from dps.core.filters.filter import Filter
 from dps.core.placement import checked_placement
-from dps.core.rules.per_array import Frozen, check_names, frozen
 from dps.core.rules.rule import is_per_array
+from dps.core.rules.wrappers import Frozen, check_names, frozen
 from dps.errors import ConfigurationError
 from dps.faults import FaultPlan
 from dps.faults.expansion import Entry, expand

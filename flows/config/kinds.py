@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
 import dps
-from dps.core.outage import Outage
 from dps.core.placement import Balanced
+from dps.core.replay import Outage
 from flows.config.errors import refusing
 from flows.config.sections import Derived, Group, Section, section_of
 

@@ -14,7 +14,7 @@ from dps.core.blocks import Layout
 from dps.core.consistency import ASP
 from dps.core.filters.chain import checked
 from dps.core.filters.filter import Filter, Selection, Sending
-from dps.core.outage import Continue, Outage, Wait
+from dps.core.replay import Continue, Outage, Wait
 from dps.core.rules.proximal import Proximal
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.updates import UpdateId

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.outage import Policy, Replay
-from dps.core.replay import plan
+from dps.core.replay import Policy, Replay, plan
 from dps.core.rules.rule import SGD, Adam, Momentum
 from dps.core.rules.wrappers import DelayCompensated, compensated
 from dps.core.shard import ShardState, check_gradient

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dps
-from dps.core.filters.chain import checked
+from dps.core.filters.chain import Counts, Outbox, checked
 from dps.core.filters.encoding import BUCKET
 from dps.core.filters.filter import Filter, Sending
-from dps.core.filters.outbox import Counts, Outbox
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
 from dps.protocol.compression import dense, packed

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dps.core.blocks import Layout
-from dps.core.flat import FlatArrays
+from dps.core.blocks import FlatArrays, Layout
 from dps.errors import ShapeMismatch
 
 PARAMS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dps import Given, SparseSpec, Uniform
+from dps import Given, Momentum, SparseSpec, Uniform
 from dps.core.blocks import Layout
 from dps.core.tables.key_routing import begun_rows, checked_rows, dealt_out, without_rows
 from dps.core.tables.spec import partitions_of
@@ -33,7 +33,7 @@ def test_keys_may_be_given_in_any_order() -> None:
 def test_every_row_is_on_the_shard_where_it_is_looked_for() -> None:
     spec = SparseSpec("t", 3, "float64")
     layout = Layout.of({}, 3, tables=[spec])
-    shards = dealt_out(layout, {"t": checked_rows(spec, ROWS)}, lambda _: ("momentum",))
+    shards = dealt_out(layout, {"t": checked_rows(spec, ROWS)}, Momentum(0.1))
     found = np.full_like(ROWS, np.nan)
     for shard, tables in enumerate(shards):
         level = tables.get("t", EMPTY).compacted()

@@ -9,17 +9,21 @@ import pytest
 
 from dps.core import shard as shard_module
 from dps.core.blocks import Layout
-from dps.core.rules.per_array import Frozen, PerArray, as_rule, check_names, frozen
 from dps.core.rules.proximal import GroupL1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, AdamW, Momentum, UpdateRule, by_rows, rule_for
 from dps.core.rules.wrappers import (
     Clipped,
     Cosine,
     DelayCompensated,
+    Frozen,
+    PerArray,
     Scheduled,
     StalenessAware,
     StepDecay,
     WeightDecay,
+    as_rule,
+    check_names,
+    frozen,
 )
 from dps.core.shard import ShardState, StateMachine, initial_state
 from dps.core.tables.spec import SparseSpec

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dps.core.outage import Policy, Replay
-from dps.core.replay import Plan, plan
+from dps.core.replay import Plan, Policy, Replay, plan
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.core.updates import Operation, UpdateId

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 
 from dps.core.blocks import Layout
-from dps.core.outage import Policy, Replay
-from dps.core.replay import plan, summed
+from dps.core.replay import Policy, Replay, plan, summed
 from dps.core.rules.rule import SGD, Adam
 from dps.core.shard import ShardState, StateMachine, Step, check_gradient, initial_state
 from dps.core.tables.key_routing import dealt
-from dps.core.tables.row_gradients import KEYS, Rows
 from dps.core.tables.spec import SparseSpec
-from dps.core.tables.table import table_of
+from dps.core.tables.table import KEYS, Rows, table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 

@@ -16,9 +16,8 @@ from dps.core.blocks import Layout, ShardLayout
 from dps.core.rules.proximal import GroupL1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, UpdateRule
 from dps.core.shard import StateMachine, initial_state
-from dps.core.tables.row_gradients import KEYS, Rows
 from dps.core.tables.spec import Normal, SparseSpec, Uniform
-from dps.core.tables.table import EMPTY, Level, SparseTable
+from dps.core.tables.table import EMPTY, KEYS, Level, Rows, SparseTable
 from dps.core.updates import Operation, UpdateId
 
 SPEC = SparseSpec("emb", 3, initial=Normal(0.5, seed=7))
@@ -76,7 +75,7 @@ def test_a_table_holds_what_a_dictionary_would(
         rows = rows_of(wanted, t)
         table = pushed(table, rows, rule, t)
         model.push(rows, t)
-    found = table.values(SPEC, np.array(asked, np.int64))
+    found = table.rows(SPEC, np.array(asked, np.int64)).values
     assert found.dtype == np.float32
     assert [row.tobytes() for row in found] == [model.read(key).tobytes() for key in asked]
     every = table.between(0, KEYS, SPEC)
@@ -94,7 +93,7 @@ def test_a_range_is_what_exists_in_it(pushes: list[set[int]], a: int, b: int) ->
     there = sorted(k for k in set().union(*pushes) if start <= k < stop)
     found = table.between(start, stop, SPEC)
     assert found.keys.tolist() == there
-    assert found.values.tobytes() == table.values(SPEC, np.array(there, np.int64)).tobytes()
+    assert found.values.tobytes() == table.rows(SPEC, np.array(there, np.int64)).values.tobytes()
 
 
 def both(level: Level) -> tuple[list[int], list[np.ndarray]]:

@@ -285,7 +285,7 @@ def test_rows_of_a_table_and_arrays_are_clipped_by_one_norm_each_by_its_own_rule
     for key in (2, 5, 8):
         # Where a row is not, it reads as zeros.
         tables = (state.tables["emb"] for state in states if "emb" in state.tables)
-        row = sum(each.values(spec, np.array([key]))[0] for each in tables)
+        row = sum(each.rows(spec, np.array([key])).values[0] for each in tables)
         np.testing.assert_allclose(row, table.detach().numpy()[key], rtol=1e-12)
 
 

@@ -10,7 +10,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.errors import ShardUnavailable
 from dps.events import Replayed, WorkerLeft
 from dps.protocol.client.shard_client import Outcome

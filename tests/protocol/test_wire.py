@@ -17,8 +17,7 @@ from hypothesis import given, settings
 import dps
 from dps import errors
 from dps.core.shard import Progress, ShardState
-from dps.core.tables.row_gradients import Rows
-from dps.core.tables.table import Level, SparseTable
+from dps.core.tables.table import Level, Rows, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol import messages, wire

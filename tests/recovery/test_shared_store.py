@@ -6,7 +6,7 @@ import asyncio
 
 import numpy as np
 
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.events import LossReported, Restored
 from dps.protocol.client.client import Client
 from dps.protocol.messages import Drain

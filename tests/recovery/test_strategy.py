@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dps.core.outage import Continue, Replay, Wait
+from dps.core.replay import Continue, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint

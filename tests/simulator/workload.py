@@ -194,7 +194,7 @@ class RowKeys:
 
     def cells(self, shard: int, state: ShardState) -> set[int]:
         """The cells whose updates are in the rows of a state."""
-        rows = table_of(state.tables, TABLE.name).values(TABLE, self.of_shard[shard])[:, 0]
+        rows = table_of(state.tables, TABLE.name).rows(TABLE, self.of_shard[shard]).values[:, 0]
         return set(rows[1:].nonzero()[0].tolist())
 
     def check(
@@ -210,7 +210,7 @@ class RowKeys:
         Where shards are restored `in_parts`, each may lack others.
         """
         table = table_of(state.tables, TABLE.name)
-        rows = table.values(TABLE, self.of_shard[shard])[:, 0]
+        rows = table.rows(TABLE, self.of_shard[shard]).values[:, 0]
         if in_parts:
             twice = np.flatnonzero(rows[1:] > 1).tolist()
             require(not twice, "twice", f"{what}: applied to rows more than once: {twice}")

@@ -24,7 +24,7 @@ from dps.cluster.names import SERVING
 from dps.cluster.node.actor import HostActor
 from dps.core.consistency import ASP, Consistency
 from dps.core.names import role_of
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.core.rules.rule import SGD
 from dps.core.shard import ShardState
 from dps.events import (

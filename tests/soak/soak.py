@@ -24,7 +24,7 @@ import psutil
 
 from benchmarks.live import TookTooLong, eventually
 from dps.core.consistency import BSP, SSP
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.errors import ConfigurationError, DpsError
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint

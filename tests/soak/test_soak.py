@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.events import CheckpointWritten, Decided, Restored
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint

@@ -26,8 +26,8 @@ from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement import ConsistentHash, checked_placement
 from dps.core.ranges import one_of, refused, shown, whole_argument
-from dps.core.rules.per_array import as_rule, check_names
-from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
+from dps.core.rules.rule import UpdateRule, by_rows
+from dps.core.rules.wrappers import as_rule, check_names
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import begun_rows, dealt_out, without_rows
 from dps.core.tables.spec import SparseSpec
@@ -214,7 +214,7 @@ def afresh(
         placement=checked_placement(choices.placement, servers),
     )
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
-    begun = tuple(dealt_out(layout, rows, slots_by_name(rule))) if rows else ()
+    begun = tuple(dealt_out(layout, rows, rule)) if rows else ()
     return Start(options.applied(group, platform), initial, None, choices.about, begun)
 
 

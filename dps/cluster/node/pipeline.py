@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from dps.cluster.node.worker import NOTHING, Handle, Worker, check_worker
-from dps.core.blocks import Arrays
+from dps.core.blocks import Arrays, FlatArrays
 from dps.core.consistency import check_ahead
-from dps.core.flat import FlatArrays
 from dps.core.tables.key_routing import Gradients
 from dps.errors import GroupClosed
 

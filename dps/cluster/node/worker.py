@@ -21,12 +21,11 @@ from dps.cluster.node.shutdown import Leave
 from dps.cluster.platform import Platform
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
-from dps.core.blocks import Arrays, Layout
+from dps.core.blocks import Arrays, FlatArrays, FlatLayout, Layout
 from dps.core.consistency import Consistency
-from dps.core.flat import FlatArrays, FlatLayout
 from dps.core.ranges import brief, real, refused, shown
 from dps.core.tables.key_routing import Gradients
-from dps.core.tables.row_gradients import KEYS
+from dps.core.tables.table import KEYS
 from dps.errors import DpsError, ShapeMismatch
 from dps.protocol.client.client import Client
 from dps.protocol.client.read_point import ReadPoint

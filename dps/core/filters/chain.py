@@ -1,18 +1,26 @@
-"""The filters of one array in their order, and the check that they work as a chain."""
+"""Chains of filters, their checks, and the gradients that they withhold at one worker.
+
+A gradient is filtered once, when it is pushed, and the same operation is resent after failures. A
+residual is part of no update until it is sent, so it is neither lost nor applied twice with one. It
+is lost with the worker; a worker that leaves in order sends it as one last update.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from operator import add
 
 import numpy as np
 
-from dps.core.blocks import all_finite
-from dps.core.filters.encoding import Section, encoded, values_of
+from dps.core.blocks import Layout, all_finite
+from dps.core.filters.encoding import Section, assembled, encoded, stretches, values_of
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
 from dps.core.ranges import listed, refused, shown
 from dps.core.rules.proximal import L1, ElasticNet
 from dps.core.rules.rule import UpdateRule, is_per_array, rule_for
+from dps.core.updates import Operation
 from dps.errors import ConfigurationError, NonFiniteGradient
 
 Array = np.ndarray
@@ -39,14 +47,9 @@ class FilterChain:
     ) -> tuple[Section, Array | None]:
         """Return the encoded entries of a gradient, and the residual for the next one.
 
-        The gradient is 1-D and finite; the last residual, if any, is added to it.
-
-        Raises
-        ------
-        NonFiniteGradient
-            The sum overflows.
-        ConfigurationError
-            A selection did not return a mask of the gradient.
+        The gradient is 1-D and finite; the last residual, if any, is added to it. Raises
+        `NonFiniteGradient` if the sum overflows, and `ConfigurationError` if a selection does not
+        return a mask of the gradient.
         """
         with np.errstate(over="ignore"):
             accumulated = gradient if residual is None else gradient + residual
@@ -74,19 +77,18 @@ class FilterChain:
         with np.errstate(over="ignore", invalid="ignore"):
             difference = values - copy
         if not all_finite(difference):  # training diverges, and all workers must see it
-            return encoded(values, None, "raw", np.random.default_rng)
+            return _raw(values, None)
         mask, _ = self._selected(difference, sending)
         if self.quantise is not None:
             return self._encoded(difference, mask, sending)
-        section = encoded(values, mask, "raw", np.random.default_rng)
-        if section.part.entries < 0:  # dense, with zeros where the mask is false
-            return encoded(values, None, "raw", np.random.default_rng)
-        return section
+        section = _raw(values, mask)
+        # A dense section would have zeros where the mask is false.
+        return section if section.part.entries >= 0 else _raw(values, None)
 
     def _encoded(self, numbers: Array, mask: Array | None, sending: Sending) -> Section:
         quantise = self.quantise
         if quantise is None:
-            return encoded(numbers, mask, "raw", np.random.default_rng)
+            return _raw(numbers, mask)
         rounding = replace(sending, place=len(self.selections))
         return encoded(numbers, mask, quantise.form, lambda: rounding.random(quantise.seed))
 
@@ -108,22 +110,127 @@ class FilterChain:
         return mask, kept
 
 
+PLAIN = FilterChain()
+
+
+def _raw(numbers: Array, mask: Array | None) -> Section:
+    return encoded(numbers, mask, "raw", np.random.default_rng)
+
+
+# -- residuals -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The effect of filters: sums over gradients."""
+
+    raw_bytes: int = 0  # size of the gradients
+    sent_bytes: int = 0  # size of the values and indices that were sent, once for each update
+    entries: int = 0
+    withheld: int = 0  # entries that were not sent with their update
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*map(add, astuple(self), astuple(other)))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A filtered operation, and the residuals after it, with the norm of each."""
+
+    operation: Operation
+    residuals: dict[str, Array]
+    norms: dict[str, float]
+    pushes: dict[str, int]
+    counts: Counts
+    lossless: tuple[bool, ...]
+
+
+class Outbox:
+    """The residuals of one worker for one shard, and `counts` so far. Not thread-safe."""
+
+    def __init__(self, layout: Layout, shard: int, chains: Mapping[str, FilterChain]) -> None:
+        self._layout = layout.shards[shard]
+        self._shard = shard
+        self._chains = chains
+        self._residuals: dict[str, Array] = {}
+        self._norms: dict[str, float] = {}
+        self._pushes: dict[str, int] = {}
+        self.counts = Counts()
+
+    def prepared(self, op: Operation, weights: Array | None) -> Prepared:
+        """Return the filtered form of an operation with a dense, finite gradient.
+
+        Nothing changes until `commit`. `weights` is the shard's buffer that the gradient was
+        computed from, if the worker has read any. Errors are those of `FilterChain.filtered`.
+        """
+        assert op.gradient is not None
+        of_shard = {s.name: s for s in stretches(self._layout, ())}
+        sections, lossless, residuals, pushes = [], [], {}, {}
+        entries = sent = 0
+        for stretch in stretches(self._layout, op.pieces):
+            name = stretch.name
+            chain = self._chains.get(name, PLAIN)
+            pushes[name] = self._pushes.get(name, 0) + 1
+            base = None if weights is None else of_shard[name].view(weights)
+            sending = Sending(op.id, self._shard, name, pushes[name], base)
+            gradient = stretch.view(op.gradient)
+            section, kept = chain.filtered(gradient, self._residuals.get(name), sending)
+            sections.append(section)
+            lossless.append(chain.lossless)
+            if kept is not None:
+                residuals[name] = kept
+            entries += stretch.size
+            sent += stretch.size if section.part.entries < 0 else section.part.entries
+        counts = Counts(op.gradient.nbytes, entries=entries, withheld=entries - sent)
+        with np.errstate(over="ignore"):
+            norms = {name: float(np.linalg.norm(kept)) for name, kept in residuals.items()}
+        return Prepared(assembled(op, sections), residuals, norms, pushes, counts, tuple(lossless))
+
+    def commit(self, prepared: Prepared, sent_bytes: int) -> None:
+        """Keep the residuals of an operation that is on its way, with a payload of that size."""
+        self._residuals |= prepared.residuals
+        self._norms |= prepared.norms
+        self._pushes |= prepared.pushes
+        self.counts += replace(prepared.counts, sent_bytes=sent_bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the residuals in bytes."""
+        return sum(kept.nbytes for kept in self._residuals.values())
+
+    @property
+    def residual_norm(self) -> float:
+        """The Euclidean norm of all residuals."""
+        return math.hypot(*self._norms.values())
+
+    def withheld(self) -> dict[str, Array]:
+        """The residuals that are not zero, by array: 1-D, of this shard. For reading only."""
+        return {name: kept for name, kept in self._residuals.items() if kept.any()}
+
+    def remainder(self, op: Operation) -> Prepared:
+        """Return the residuals, of which there must be some, as one more update of raw values."""
+        kept = self.withheld()
+        pieces = [i for i, piece in enumerate(self._layout.pieces) if piece.block.name in kept]
+        op = replace(op, pieces=() if len(pieces) == len(self._layout.pieces) else tuple(pieces))
+        names = [stretch.name for stretch in stretches(self._layout, op.pieces)]
+        sections = [_raw(kept[name], kept[name] != 0) for name in names]
+        lossless = tuple(self._chains.get(name, PLAIN).lossless for name in names)
+        none = {name: np.zeros_like(residual) for name, residual in kept.items()}
+        norms = dict.fromkeys(kept, 0.0)
+        return Prepared(assembled(op, sections), none, norms, {}, Counts(), lossless)
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
 def checked(
     filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
 ) -> dict[str, FilterChain]:
     """Return the chain of each array that has filters.
 
-    Parameters
-    ----------
-    filters
-        Name of an array, or "*" for all others → its filters.
-    names
-        Of all arrays.
-
-    Raises
-    ------
-    ConfigurationError
-        An array is unknown, or its filters do not work together or with the rule.
+    `filters` are those of each array, and of "*" for all others; `names` are those of all arrays.
+    Raises `ConfigurationError` if an array is unknown, or its filters do not work together or with
+    the rule.
     """
     chains = _chains("filters", filters, names)
     for name, chain in filters.items():
@@ -138,12 +245,12 @@ def checked_of_pulls(
 ) -> dict[str, FilterChain]:
     """Return the chain of each array whose weights are filtered when they are pulled.
 
-    Parameters and errors are those of `checked`; filters without feedback are refused as well.
+    As `checked`; filters without feedback are refused as well.
     """
     chains = _chains("pull_filters", filters, names)
     for name, chain in filters.items():
-        for selection in made(chain).selections:
-            if not selection.feedback:
+        for selection in chain:
+            if isinstance(selection, Selection) and not selection.feedback:
                 raise ConfigurationError(
                     f"pull_filters[{name!r}]: {selection} drops what it withholds of a gradient; "
                     "weights need a filter that sends it later, such as SignificantlyModified"
@@ -157,32 +264,23 @@ def _chains(
     if not isinstance(filters, Mapping):
         expected = "a mapping of names of arrays to lists of filters, such as {'*': [TopK(0.05)]}"
         raise refused(what, filters, expected)
+    chains = {}
     for name, chain in filters.items():
         if not isinstance(chain, list | tuple):
             raise refused(f"{what}[{name!r}]", chain, "a list of filters")
-        _check_order(f"{what}[{name!r}]", tuple(chain))
+        chains[name] = _chain(f"{what}[{name!r}]", chain)
         if name != EVERY and name not in names:
             raise ConfigurationError(
                 f"{what}[{shown(name)}]: there is no such array; there are: {listed(names)} "
                 f"(and {EVERY!r} for all that are not named)"
             )
-    chains = {name: made(chain) for name, chain in filters.items()}
     found = {name: chains.get(name, chains.get(EVERY)) for name in names}
     return {name: chain for name, chain in found.items() if chain is not None}
 
 
-def made(filters: Sequence[Filter]) -> FilterChain:
-    """Return checked filters as a chain."""
-    return FilterChain(
-        tuple(f for f in filters if not isinstance(f, Quantise | Lossless)),
-        next((f for f in filters if isinstance(f, Quantise)), None),
-        any(isinstance(f, Lossless) for f in filters),
-    )
-
-
-def _check_order(where: str, chain: tuple[object, ...]) -> None:
-    kinds = [type(f).__name__ for f in chain]
-    for given in chain:
+def _chain(where: str, filters: Sequence[Filter]) -> FilterChain:
+    kinds = [type(f).__name__ for f in filters]
+    for given in filters:
         if isinstance(given, type) or not isinstance(given, Quantise | Lossless | Selection):
             raise ConfigurationError(
                 f"{where}: {shown(given)} is no filter; expected one such as TopK(0.05), or an "
@@ -191,12 +289,17 @@ def _check_order(where: str, chain: tuple[object, ...]) -> None:
     for kind in kinds:
         if kinds.count(kind) > 1:
             raise ConfigurationError(f"{where}: {kind} is there twice; keep one of them")
-    stages = [isinstance(f, Quantise | Lossless) + isinstance(f, Lossless) for f in chain]
+    stages = [isinstance(f, Quantise | Lossless) + isinstance(f, Lossless) for f in filters]
     if stages != sorted(stages):
         raise ConfigurationError(
             f"{where}: {', '.join(kinds)} in this order cannot work: first say which entries are "
             "sent, then Quantise, then Lossless"
         )
+    return FilterChain(
+        tuple(f for f in filters if not isinstance(f, Quantise | Lossless)),
+        next((f for f in filters if isinstance(f, Quantise)), None),
+        2 in stages,
+    )
 
 
 def _check_mask(mask: object, selection: Selection, gradient: Array, sending: Sending) -> None:

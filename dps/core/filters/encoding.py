@@ -1,8 +1,8 @@
 """The encoding of filtered gradients: which entries are sent, and how their values are written.
 
-A gradient is encoded array by array. Each array on a shard has an `Encoding` and, in the payload of
-the operation, two buffers: the indices of the entries that are sent, and their values. Decoding
-depends on nothing else, so replicas that decode the same bytes stay bitwise equal.
+Each array on a shard has an `Encoding` and, in the payload of the operation, two buffers: the
+indices of the entries that are sent, and their values. Decoding depends on nothing else, so
+replicas that decode the same bytes stay bitwise equal.
 """
 
 from __future__ import annotations
@@ -30,13 +30,21 @@ BF16_MAX = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Bytes `begin` to `end` of a dense gradient: the `size` elements of one array on the shard."""
+    """Bytes `begin` to `end` of a dense gradient: the elements of one array on the shard."""
 
     name: str
     dtype: str
-    size: int
     begin: int
     end: int
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return (self.end - self.begin) // np.dtype(self.dtype).itemsize
+
+    def view(self, buffer: Array) -> Array:
+        """The elements in a gradient, without a copy."""
+        return buffer[self.begin : self.end].view(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +58,13 @@ class Section:
 
 def stretches(layout: ShardLayout, pieces: Sequence[int]) -> tuple[Stretch, ...]:
     """Return where each array lies in a dense gradient of these pieces (empty: all)."""
-    found: list[Stretch] = []
-    at = 0
-    for piece in [layout.pieces[i] for i in pieces] if pieces else layout.pieces:
-        block, end = piece.block, at + piece.block.nbytes
-        size = block.stop - block.start
-        if found and found[-1].name == block.name:
-            last = found[-1]
-            found[-1] = replace(last, size=last.size + size, end=end)
-        else:
-            found.append(Stretch(block.name, block.dtype, size, at, end))
-        at = end
-    return tuple(found)
+    found: dict[str, Stretch] = {}  # the pieces of an array follow one another
+    for piece, where in layout.packed(pieces):
+        block = piece.block
+        first = found.get(block.name)
+        begin = where.start if first is None else first.begin
+        found[block.name] = Stretch(block.name, block.dtype, begin, where.stop)
+    return tuple(found.values())
 
 
 def encoded(accumulated: Array, selected: Array | None, values: Values, random: Random) -> Section:
@@ -125,21 +128,21 @@ def decoded(layout: ShardLayout, op: Operation) -> Operation:
     _require(op, len(chosen) == len(op.codec))
     gradient = np.zeros(chosen[-1].end, np.uint8)
     for stretch, section in zip(chosen, taken_apart(op), strict=True):
-        _fill(op, gradient[stretch.begin : stretch.end].view(stretch.dtype), section)
+        _fill(op, stretch.view(gradient), section)
     return replace(op, gradient=gradient, codec=())
 
 
 def patched(layout: ShardLayout, buffer: Array, op: Operation) -> Array:
     """Return a new buffer of a shard, with the entries of an operation in their places.
 
-    Raw entries replace those of the buffer, others are added to them. Both ends do this with the
-    same bytes, so they hold the same bits. Errors are those of `decoded`.
+    Raw entries replace those of the buffer, others are added to them. Errors are those of
+    `decoded`.
     """
     chosen = stretches(layout, ())
     _require(op, len(chosen) == len(op.codec) and buffer.nbytes == layout.nbytes)
     new = buffer.copy()
     for stretch, section in zip(chosen, taken_apart(op), strict=True):
-        part = new[stretch.begin : stretch.end].view(stretch.dtype)
+        part = stretch.view(new)
         if section.part.values == "raw":
             _fill(op, part, section)
         else:
@@ -217,7 +220,7 @@ def _value_nbytes(values: str, dtype: np.dtype[np.generic], entries: int) -> int
 
 
 def _bf16(sent: Array) -> Array:
-    """The upper halves of float32 numbers, rounded to nearest, ties to even."""
+    # The upper halves of float32 numbers, rounded to nearest, ties to even.
     single = np.clip(sent, -BF16_MAX, BF16_MAX).astype(np.float32)
     bits = single.view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -226,7 +229,7 @@ def _bf16(sent: Array) -> Array:
 
 
 def _int8(sent: Array, random: np.random.Generator) -> Array:
-    """A scale for each bucket, and integer multiples of it: stochastic rounding, unbiased."""
+    # A scale for each bucket, and integer multiples of it: stochastic rounding, unbiased.
     buckets = -(-sent.size // BUCKET)
     padded = np.zeros((buckets, BUCKET), sent.dtype)
     padded.reshape(-1)[: sent.size] = sent

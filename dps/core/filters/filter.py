@@ -1,8 +1,7 @@
 """The filters of gradients before they are sent.
 
 A selection chooses the entries of an array's gradient that are sent now; quantisation and
-compression choose their form. A selection with error feedback adds the others to the next gradient.
-Filters have no state: the sender keeps residuals and push numbers (`dps.core.filters.outbox`).
+compression choose their form. Filters have no state: the sender keeps residuals and push numbers.
 """
 
 from __future__ import annotations
@@ -23,6 +22,10 @@ Array = np.ndarray
 class Sending:
     """The context of a gradient that a filter gets.
 
+    When a worker pulls, the gradient is the difference between the weights and the worker's copy,
+    which is `weights`. Then `push` counts the replies since all weights were sent, and `update`
+    has the worker, its incarnation and the number of the reply.
+
     Attributes
     ----------
     update, shard, array
@@ -33,12 +36,6 @@ class Sending:
         The weights that the gradient was computed from, like it; None: the worker has read none.
     place
         The place of the filter among those of the array, from 0.
-
-    Notes
-    -----
-    When a worker pulls, the gradient is the difference between the weights and the worker's copy,
-    which is `weights`. Then `push` counts the replies since all weights were sent, and `update`
-    has the worker, its incarnation and the number of the reply.
 
     Examples
     --------
@@ -55,10 +52,8 @@ class Sending:
     place: int = 0
 
     def random(self, seed: int) -> np.random.Generator:
-        """Return a generator that depends on the seed, the gradient, and the place of the filter.
-
-        With the same numbers for selection and rounding, the result would be biased.
-        """
+        """Return a generator that depends on the seed, the gradient and the place of the filter."""
+        # With the same numbers for selection and rounding, the result would be biased.
         worker, incarnation, seq = self.update
         names = zlib.crc32(worker.encode()), zlib.crc32(self.array.encode())
         return np.random.default_rng([seed, incarnation, seq, self.shard, self.place, *names])
@@ -70,20 +65,14 @@ class Selection(Protocol):
 
     @property
     def feedback(self) -> bool:
-        """Whether the other entries are added to the worker's next gradient of the array.
-
-        If not, they are dropped, which must be harmless by itself.
-        """
+        """Whether the other entries are added to the next gradient; otherwise, they are dropped."""
         ...
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return a mask of the entries to send.
 
-        Parameters
-        ----------
-        gradient
-            1-D, float32 or float64, read-only: the part of one array on one shard, plus the
-            residual, and 0 where an earlier filter of the chain withholds an entry.
+        The gradient is 1-D, float32 or float64, and read-only: the part of one array on one shard,
+        plus the residual, and 0 where an earlier filter of the chain withholds an entry.
         """
         ...
 

@@ -1,7 +1,6 @@
 """Proximal gradient descent, its step size under bounded delays, its penalties, and FTRL.
 
-Workers push the gradients of the loss alone. The server adds the penalty, where a step can be exact
-at a kink. A push of some of the arrays is a step of these blocks alone.
+Workers push the gradients of the loss alone; the server adds the penalty.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class _ProximalStep:
         scale: float,
         out: Out = None,
     ) -> Stepped:
-        """Return the new values; the optimizer state is empty."""
+        """Return the new values; there is no optimizer state."""
         rate = self.learning_rate * scale
         new: Array = np.multiply(gradient, rate, out=out)
         np.subtract(values, new, out=new)
@@ -60,8 +59,7 @@ class Proximal(_ProximalStep):
 
     Notes
     -----
-    Each step pays the penalty once. So h weighs less in a step with the sum of several gradients,
-    as after an outage or on a chain that aggregates.
+    Each step pays the penalty once, also a step with the sum of several gradients.
 
     Examples
     --------
@@ -147,14 +145,9 @@ class Penalty(Protocol):
         ...
 
     def shrink(self, values: Array, step: float) -> None:
-        """Replace values by the proximal operator of them.
+        """Replace float32 or float64 values by their proximal operator.
 
-        Parameters
-        ----------
-        values
-            Float32 or float64; written to.
-        step
-            γ, the learning rate of this step, 0 or above; at 0 nothing changes.
+        `step` is γ, the learning rate of this step, 0 or above; at 0 nothing changes.
         """
         ...
 
@@ -164,7 +157,18 @@ class Penalty(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class L1:
+class _Weighted:
+    """Base of penalties with one `strength`."""
+
+    strength: float
+    by_rows: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        ranges.not_negative(self, "strength")
+
+
+@dataclass(frozen=True, slots=True)
+class L1(_Weighted):
     """The lasso's penalty: h(w) = λ·Σ|w|, which makes weights zero one by one.
 
     Its proximal operator is the soft threshold, sign(x)·max(|x| − γλ, 0).
@@ -180,12 +184,6 @@ class L1:
     2.0
     """
 
-    strength: float
-    by_rows: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "strength")
-
     def shrink(self, values: Array, step: float) -> None:
         """Apply the soft threshold γλ."""
         soft_threshold(values, step * self.strength)
@@ -196,7 +194,7 @@ class L1:
 
 
 @dataclass(frozen=True, slots=True)
-class L2:
+class L2(_Weighted):
     """Ridge or weight decay: h(w) = ½·λ·Σw².
 
     Its proximal operator is x / (1 + γλ).
@@ -211,12 +209,6 @@ class L2:
     >>> L2(0.5).value(np.array([1.0, -3.0]))
     2.5
     """
-
-    strength: float
-    by_rows: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "strength")
 
     def shrink(self, values: Array, step: float) -> None:
         """Divide by 1 + γλ."""
@@ -262,7 +254,7 @@ class ElasticNet:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupL1:
+class GroupL1(_Weighted):
     """The group lasso's penalty: h(w) = λ·Σ‖row‖₂, which makes whole rows zero (Yuan and Lin 2006).
 
     A group is a row of a parameter array: its elements with the same first index. In a matrix of
@@ -282,11 +274,7 @@ class GroupL1:
     2.5
     """
 
-    strength: float
     by_rows: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "strength")
 
     def shrink(self, values: Array, step: float) -> None:
         """Shorten each row by γλ, at most to zero."""
@@ -335,12 +323,10 @@ class FTRL:
 
     Notes
     -----
-    The paper starts at w₁ = 0. With other first values, or saved weights without optimizer state,
-    algorithm 1 would omit β/α·w₁ and so forget most of them in the first step; here the new weight
-    still minimises the sum above. As in the paper, a weight whose gradients were all 0 stays.
-
-    A factor on the learning rate of a step is one on g_s in the sum, not on its square in η;
-    without penalties that is the same.
+    The paper starts at w₁ = 0. With other first values, algorithm 1 would omit β/α·w₁ and so forget
+    most of them in the first step; here the new weight still minimises the sum above. As in the
+    paper, a weight whose gradients were all 0 stays. A factor on the learning rate of a step is one
+    on g_s in the sum, not on its square in η; without penalties that is the same.
 
     Examples
     --------

@@ -2,12 +2,11 @@
 
 A rule is a pure function of old arrays to new arrays. It never writes into what it is given: a
 shard's state is replaced, not changed, so a snapshot is a reference and no reader sees half a step.
-The rules with penalties are in `dps.core.rules.proximal`, those that change another in `wrappers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -26,11 +25,7 @@ class UpdateRule(Protocol):
     """How a gradient changes parameters.
 
     A rule treats each element on its own, and changes nothing of its own while it steps: large
-    parameters are stepped in chunks, on several threads at a time.
-
-    Notes
-    -----
-    A rule may have more attributes, which the functions of the same names read:
+    parameters are stepped in chunks, on several threads at a time. It may have more attributes:
 
     - ``by_rows = True``: it gets whole rows of the parameter arrays, as 2-D arrays, and no row is
       divided between shards.
@@ -98,7 +93,7 @@ def needs_base(rule: UpdateRule) -> bool:
 
 
 def is_per_array(rule: UpdateRule) -> bool:
-    """Whether arrays have rules of their own (see `dps.core.rules.per_array`)."""
+    """Whether arrays have rules of their own (see `dps.core.rules.wrappers`)."""
     return bool(getattr(rule, "per_array", False))
 
 
@@ -117,11 +112,6 @@ def within(rule: UpdateRule | None, kind: type[R]) -> R | None:
     return rule
 
 
-def slots_by_name(rule: UpdateRule) -> Callable[[str], tuple[str, ...]]:
-    """Return a function of the name of an array or table to its slots."""
-    return lambda name: rule_for(rule, name).slots
-
-
 def is_rule(choice: object) -> bool:
     """Whether an object is an update rule, and not a class."""
     # An optimizer of torch has a `step` as well.
@@ -131,7 +121,7 @@ def is_rule(choice: object) -> bool:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """Base of rules around another `rule`: what they do not override is as in that one."""
+    """Base of rules around another `rule`, which has all that they do not override."""
 
     rule: UpdateRule
 
@@ -148,7 +138,7 @@ class Wrapper:
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The optimizer state of the rule."""
+        """Those of the rule."""
         return self.rule.slots
 
     def rule_for(self, name: str) -> UpdateRule:
@@ -217,7 +207,7 @@ class Momentum:
 class AdaGrad:
     """AdaGrad with a diagonal matrix (Duchi, Hazan and Singer 2011, figure 1, δ = `eps`).
 
-    s ← s + g²; w ← w − η·g / (√s + ε), element by element: as in torch with its default settings.
+    s ← s + g²; w ← w − η·g / (√s + ε): as in torch with its default settings.
 
     Parameters
     ----------

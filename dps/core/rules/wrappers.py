@@ -1,16 +1,19 @@
-"""Rules around another: clipping, weight decay, schedules, staleness and delay compensation."""
+"""Rules around others: clipping, decay, schedules, staleness, compensation; and rules by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from dps.core import ranges
 from dps.core.blocks import ShardLayout, all_finite
+from dps.core.ranges import listed, refused, shown
 from dps.core.rules.rule import (
     Array,
     Out,
@@ -18,8 +21,10 @@ from dps.core.rules.rule import (
     Stepped,
     UpdateRule,
     Wrapper,
+    by_rows,
     factor,
     factor_at,
+    is_rule,
     needs_base,
     rule_for,
     within,
@@ -27,6 +32,7 @@ from dps.core.rules.rule import (
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, ShapeMismatch
 
+EVERY = "*"
 STRETCH = 1 << 16  # elements that are read at a time
 TINY = 1e-6  # torch adds it to the norm before it divides by it
 
@@ -75,8 +81,7 @@ class Clipped(Wrapper):
     ) -> Sequence[Array]:
         """Return the parts of one gradient, clipped together.
 
-        They are those that were given if these are small enough, or not finite, else those that
-        `fresh` makes.
+        They are in arrays of `fresh`, unless they are small enough, or not finite.
         """
         value, norm = self.value, self.norm
         now = parts
@@ -115,13 +120,12 @@ def norm_of(parts: Sequence[Array]) -> float:
 
 
 def _squares(parts: Iterable[Array], scale: float) -> float:
-    """The sum of the squares of scaled elements, in float64."""
     scaled = (np.multiply(stretch, scale, dtype=np.float64) for stretch in _stretches(parts))
     return sum(float(np.square(stretch, out=stretch).sum()) for stretch in scaled)
 
 
 def _stretches(parts: Iterable[Array]) -> Iterator[Array]:
-    """Yield the elements of arrays in short pieces, so that copies of them take little memory."""
+    # Short pieces, so that copies of them take little memory.
     for flat in (part.reshape(-1) for part in parts):
         yield from (flat[begin : begin + STRETCH] for begin in range(0, flat.size, STRETCH))
 
@@ -191,18 +195,14 @@ def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operat
     if present.nbytes != op.gradient.nbytes:
         size = op.gradient.nbytes
         raise ShapeMismatch(f"update {op.id}: {size} bytes of gradient, expected {present.nbytes}")
-    gradient, at = np.empty_like(op.gradient), 0
-    chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces
-    for piece in chosen:
-        part = slice(at, at + piece.block.nbytes)
-        at = part.stop
-        own = rule_for(rule, piece.block.name)
+    gradient = np.empty_like(op.gradient)
+    for piece, part in layout.packed(op.pieces):
+        own: Any = rule_for(rule, piece.block.name)
         if not needs_base(own):
             gradient[part] = op.gradient[part]
             continue
-        correct: Callable[..., Array] = getattr(own, "compensated")  # noqa: B009 - not of every rule
         three = (buffer[part].view(piece.block.dtype) for buffer in (present, op.gradient, op.base))
-        gradient[part].view(piece.block.dtype)[:] = correct(*three)
+        gradient[part].view(piece.block.dtype)[:] = own.compensated(*three)
     return replace(op, gradient=gradient, base=None)
 
 
@@ -259,10 +259,7 @@ class Schedule(Protocol):
     def factor(self, version: int) -> float:
         """Return the factor on the learning rate, 0 or above.
 
-        Parameters
-        ----------
-        version
-            How many updates the shard had applied before this step, from 0.
+        `version` is the number of updates that the shard has applied before this step.
         """
         ...
 
@@ -282,7 +279,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class StepDecay:
-    """The learning rate is multiplied by a number at regular intervals: ``StepLR`` of torch.
+    """Multiply the learning rate by a number at regular intervals, as torch's ``StepLR`` does.
 
     Parameters
     ----------
@@ -311,10 +308,10 @@ class StepDecay:
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
-    """The learning rate falls along half a cosine, and stays at its end.
+    """Lower the learning rate along half a cosine; it stays at its end.
 
-    least + (1 − least)·(1 + cos(π·v / updates)) / 2 for a version v up to `updates`, as of
-    ``CosineAnnealingLR`` of torch; that one rises again afterwards.
+    The factor is least + (1 − least)·(1 + cos(π·v / updates)) / 2 for a version v up to `updates`,
+    as for torch's ``CosineAnnealingLR``, which rises again afterwards.
 
     Parameters
     ----------
@@ -344,9 +341,9 @@ class Cosine:
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """The learning rate rises linearly to its full size; another schedule follows.
+    """Raise the learning rate linearly to its full size, before another schedule.
 
-    `SequentialLR` of torch, with `LinearLR` first.
+    As torch's ``SequentialLR`` with ``LinearLR`` first.
 
     Parameters
     ----------
@@ -390,9 +387,9 @@ class Scheduled(Wrapper):
 
     Notes
     -----
-    A schedule follows the version of the shard: the number of updates that it has applied, of all
-    workers. Gradients that are summed into one step, as after an outage, are one step at the rate
-    of the first, and count as many.
+    A schedule follows the version of the shard: the number of updates of all workers that it has
+    applied. Gradients that are summed into one step, as after an outage, count one by one, and the
+    step has the rate of the first.
 
     Examples
     --------
@@ -414,7 +411,7 @@ class Scheduled(Wrapper):
 def _require_schedule(owner: object, field: str, schedule: object) -> None:
     if isinstance(schedule, type) or not hasattr(schedule, "factor") or hasattr(schedule, "step"):
         what = f"{type(owner).__name__}: {field}"
-        raise ranges.refused(what, schedule, "a schedule such as Cosine(1000)")
+        raise refused(what, schedule, "a schedule such as Cosine(1000)")
 
 
 @dataclass(frozen=True)
@@ -423,9 +420,8 @@ class StalenessAware(Wrapper):
 
     The learning rate of a step is η / max(1, s), where s is the version of the shard before the
     step less the one that the gradient was computed from ("Staleness-aware Async-SGD", Zhang,
-    Gupta, Lian and Liu, IJCAI 2016). Where gradients are summed into one step, s is their mean. A
-    factor of the replay policy comes on top. Meant for `ASP` and `SSP`: under `BSP`, each update is
-    as stale as its place in the round.
+    Gupta, Lian and Liu, IJCAI 2016). For gradients that are summed into one step, s is their mean.
+    Meant for `ASP` and `SSP`: under `BSP`, each update is as stale as its place in the round.
 
     >>> StalenessAware(SGD(0.1)).factor(staleness=4)
     0.25
@@ -442,3 +438,161 @@ class StalenessAware(Wrapper):
     def factor(self, staleness: float) -> float:
         """Return 1 / max(1, staleness), times the factor of the rule."""
         return factor(self.rule, staleness) / max(1.0, staleness)
+
+
+# -- rules by name ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """The rule of arrays that are not trained.
+
+    Workers do not send their gradients, and clip the norm of the others.
+
+    >>> Frozen().step(np.ones(1), np.ones(1), {}, t=1, scale=1.0)[0]
+    array([1.])
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+
+    def step(
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
+        """Return the values as they are."""
+        return np.positive(values, out=out), {}
+
+
+@dataclass(frozen=True)
+class PerArray:
+    """A rule for each array and sparse table, by names.
+
+    ``ParameterServer(…, optimizer={"embedding": AdaGrad(0.1), "*": AdamW()})`` makes one.
+
+    Parameters
+    ----------
+    rules
+        Pairs of a name and its rule. In a name, ``*`` stands for any characters, as in
+        ``"*.bias"``. A full name goes before patterns, and ``"*"`` after all others; otherwise the
+        first that matches counts.
+
+    Notes
+    -----
+    Each slot of optimizer state is as large as the shard, also if only some arrays use it; tables
+    have the slots of their own rule. `Clipped` goes around it, because it clips whole gradients;
+    other wrappers may be inside or outside.
+
+    Examples
+    --------
+    >>> rules = PerArray((("head.bias", Frozen()), ("*.bias", SGD(0.2)), ("*", SGD(0.1))))
+    >>> [rules.rule_for(name) for name in ("head.bias", "body.bias", "body.weight")]
+    [Frozen(), SGD(learning_rate=0.2), SGD(learning_rate=0.1)]
+    """
+
+    rules: tuple[tuple[str, UpdateRule], ...]
+    per_array: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rules, tuple | list) or any(
+            not isinstance(pair, tuple | list) or len(pair) != 2 for pair in self.rules
+        ):
+            raise refused("PerArray: rules", self.rules, "pairs of a name and a rule")
+        object.__setattr__(self, "rules", tuple(map(tuple, self.rules)))
+        for name, rule in self.rules:
+            if not isinstance(name, str) or not name:
+                raise ConfigurationError(
+                    f"optimizer[{shown(name)}]: expected the name of an array, as text"
+                )
+            if not is_rule(rule):
+                raise refused(f"optimizer[{name!r}]", rule, "an update rule such as SGD(0.1)")
+            if clipping_of(rule) is not None:
+                raise ConfigurationError(
+                    f"optimizer[{name!r}]: a gradient is clipped as a whole; put Clipped(…) around "
+                    "all rules: Clipped(PerArray((…)), norm=…)"
+                )
+            if within(rule, PerArray) is not None:
+                raise ConfigurationError(f"optimizer[{name!r}] has rules by names within it")
+        names = [name for name, _ in self.rules]
+        if not names:
+            raise ConfigurationError("optimizer: expected the rule of one array at least")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ConfigurationError(f"optimizer[{twice!r}] is there twice; keep one of them")
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """The slots of all rules."""
+        return tuple(dict.fromkeys(slot for _, rule in self.rules for slot in rule.slots))
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether any rule needs whole rows."""
+        return any(by_rows(rule) for _, rule in self.rules)
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether any rule needs the weights that gradients were computed from."""
+        return any(needs_base(rule) for _, rule in self.rules)
+
+    def rule_for(self, name: str) -> UpdateRule:
+        """The rule of an array or table; raises `ConfigurationError` if it has none."""
+        chosen = self.chosen(name)
+        if chosen is None:
+            raise ConfigurationError(
+                f"optimizer: no rule for {name!r}; name it, or add {EVERY!r} for all that are not "
+                "named (Frozen() if they are not to be trained)"
+            )
+        return self._rules[chosen]
+
+    def chosen(self, name: str) -> str | None:
+        """The entry whose rule an array or table has, if any."""
+        if name in self._rules:
+            return name
+        return next((entry for entry, pattern in self._patterns if pattern.fullmatch(name)), None)
+
+    def step(
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
+    ) -> Stepped:
+        """Refuse, because the rule depends on the name (see `rule_for`)."""
+        raise ConfigurationError("rules by names take no step with arrays that have no name")
+
+    @cached_property
+    def _rules(self) -> dict[str, UpdateRule]:
+        return dict(self.rules)
+
+    @cached_property
+    def _patterns(self) -> list[tuple[str, re.Pattern[str]]]:
+        wild = sorted((name for name in self._rules if EVERY in name), key=lambda n: n == EVERY)
+        return [(n, re.compile(".*".join(map(re.escape, n.split(EVERY))))) for n in wild]
+
+
+def as_rule(optimizer: object) -> UpdateRule:
+    """Return an update rule; a mapping makes a `PerArray`, and other arguments are refused."""
+    rule: Any = PerArray(tuple(optimizer.items())) if isinstance(optimizer, Mapping) else optimizer
+    if not is_rule(rule):
+        mapping = "a mapping of names of arrays to update rules"
+        raise refused("optimizer", rule, f"an update rule such as SGD(0.1) or Adam(), or {mapping}")
+    made: UpdateRule = rule
+    return made
+
+
+def check_names(rule: UpdateRule, names: Collection[str]) -> None:
+    """Refuse a rule that lacks one for an array or table, or has one for none of these names."""
+    named = within(rule, PerArray)
+    if named is None:
+        return
+    for name in names:
+        rule_for(rule, name)
+    used = {named.chosen(name) for name in names}
+    for entry, _ in named.rules:
+        if entry not in used and entry != EVERY:
+            raise ConfigurationError(
+                f"optimizer[{entry!r}]: no array or table has this rule; there are: {listed(names)}"
+            )
+
+
+def frozen(rule: UpdateRule, names: Iterable[str]) -> frozenset[str]:
+    """Return the names of arrays and tables that a rule does not train."""
+    named = within(rule, PerArray)
+    if named is None:
+        return frozenset(names if within(rule, Frozen) else ())
+    entries = {entry for entry, own in named.rules if within(own, Frozen)}
+    return frozenset(name for name in names if entries and named.chosen(name) in entries)

@@ -1,12 +1,11 @@
-"""The shards of the keys of sparse tables, and the distribution of rows to them.
+"""The distribution of keys and rows of sparse tables to shards.
 
-The hash of a key determines its partition, and the layout has the shard of each partition. All
-steps work on whole arrays of keys.
+The hash of a key determines its partition, and the layout has the shard of each partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -15,9 +14,18 @@ import numpy as np
 from dps.core import ranges
 from dps.core.arguments import as_gradient, plain
 from dps.core.blocks import Layout, all_finite
-from dps.core.tables.row_gradients import KEYS, Rows, are_sorted, as_keys, check_fit, summed_by_key
+from dps.core.rules.rule import UpdateRule, rule_for
 from dps.core.tables.spec import Given, SparseSpec, partitions_of
-from dps.core.tables.table import Level, SparseTable
+from dps.core.tables.table import (
+    KEYS,
+    Level,
+    Rows,
+    SparseTable,
+    are_sorted,
+    as_keys,
+    check_fit,
+    summed_by_key,
+)
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 # Table → keys, and as many rows of a gradient.
@@ -27,14 +35,9 @@ Gradients = Mapping[str, tuple[object, object]]
 def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int, tuple[Rows, ...]]:
     """Return the rows of each shard, sorted by key; rows of a repeated key are summed.
 
-    The arrays may be views of the arguments.
-
-    Raises
-    ------
-    ShapeMismatch
-        An unknown table, invalid keys, or not one row of the table's width for each.
-    NonFiniteGradient
-        Rows, or the sum of those of one key, hold NaN or infinity, and `values` are checked.
+    The arrays may be views of the arguments. Raises `ShapeMismatch` for an unknown table, invalid
+    keys, or not one row of the table's width for each; with `values`, `NonFiniteGradient` if rows,
+    or the sum of those of one key, hold NaN or infinity.
     """
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
@@ -64,19 +67,11 @@ def check_rows(layout: Layout, gradients: Gradients) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request for `count` keys of a table, shard by shard.
-
-    Attributes
-    ----------
-    keys
-        Shard → its keys, sorted, perhaps repeated.
-    where
-        Shard → the places of its keys in the request.
-    """
+    """A request for `count` keys of a table, shard by shard."""
 
     spec: SparseSpec
-    keys: dict[int, np.ndarray]
-    where: dict[int, np.ndarray | slice]
+    keys: dict[int, np.ndarray]  # of each shard, sorted, perhaps repeated
+    where: dict[int, np.ndarray | slice]  # their places in the request
     count: int
 
     def answer(self, rows: Mapping[int, np.ndarray]) -> np.ndarray:
@@ -124,7 +119,7 @@ def _checked(spec: SparseSpec, pushed: tuple[object, object]) -> tuple[np.ndarra
 
 
 def _order(keys: np.ndarray) -> np.ndarray | None:
-    """The indices that sort the keys; None if they are sorted, each once."""
+    """Return the indices that sort the keys; None if they are sorted, each once."""
     return None if are_sorted(keys) else keys.argsort()
 
 
@@ -147,14 +142,11 @@ def _by_shard(
     return ordered[by_shard], by_shard if order is None else order[by_shard], cuts
 
 
-# -- initial rows --------------------------------------------------------------------------------
-#
-# They are part of the first state of each shard. The specification of a table must stay small,
-# because it is sent with every task.
+# -- initial rows ----------------------------------------------------------------------------------
 
 
 def without_rows(specs: Sequence[SparseSpec]) -> tuple[SparseSpec, ...]:
-    """Return the specifications of tables without initial rows."""
+    """Return the specifications of tables without initial rows, which are sent with every task."""
     return tuple(
         replace(spec, initial=spec.initial.otherwise) if isinstance(spec.initial, Given) else spec
         for spec in specs
@@ -197,16 +189,13 @@ def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:
 
 
 def dealt_out(
-    layout: Layout, begun: Mapping[str, Level], slots_of: Callable[[str], Sequence[str]]
+    layout: Layout, begun: Mapping[str, Level], rule: UpdateRule
 ) -> list[dict[str, SparseTable]]:
-    """Return the tables of each shard; missing optimizer state is zero.
-
-    `slots_of` returns the names of a table's optimizer state.
-    """
+    """Return the tables of each shard; missing optimizer state is zero."""
     shards: list[dict[str, SparseTable]] = [{} for _ in layout.shards]
     homes = np.array(layout.homes, np.int64)
     for name, level in begun.items():
-        home, slots = homes[partitions_of(level.keys)], slots_of(name)
+        home, slots = homes[partitions_of(level.keys)], rule_for(rule, name).slots
         for shard, tables in enumerate(shards):
             here = home == shard
             if here.any():

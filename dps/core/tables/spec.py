@@ -1,7 +1,7 @@
-"""What a sparse table is: the width of its rows, and what a row is before it is first pushed.
+"""What a sparse table is: the width of its rows, and the values of a row before its first update.
 
-Initial values are a function of the seed, the key and the column alone, made of whole-number
-arithmetic and one multiplication: every process on every machine computes the same bits.
+These are a function of the seed, the key and the column alone, made of whole-number arithmetic and
+one multiplication: every process on every machine computes the same bits.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def partitions_of(keys: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Zeros:
-    """Rows begin as zeros.
+    """Rows of zeros.
 
     >>> Zeros().rows(np.array([5]), width=2, dtype="float64")
     array([[0., 0.]])
@@ -56,7 +56,7 @@ class Zeros:
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Elements begin as random numbers from [-limit, limit), the same for the same key.
+    """Random numbers from [-limit, limit), the same for the same key.
 
     >>> bool(np.abs(Uniform(0.1).rows(np.array([5]), width=2, dtype="float64")).max() <= 0.1)
     True
@@ -77,7 +77,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Elements begin as random numbers of mean 0, the same for the same key.
+    """Random numbers of mean 0, the same for the same key.
 
     They are sums of twelve uniform numbers, at most six standard deviations: logarithms and cosines
     would differ between machines.
@@ -213,7 +213,7 @@ def _draws(seed: int, keys: np.ndarray, width: int, count: int) -> list[np.ndarr
 
 
 def _scaled(numbers: np.ndarray, mean: float, scale: float, dtype: str) -> np.ndarray:
-    """Return (numbers - mean) · scale of integers below 2⁵³."""
+    # The numbers are below 2⁵³, so float64 holds them exactly.
     values = numbers.astype(np.float64)
     values -= mean
     values *= scale

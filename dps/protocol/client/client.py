@@ -18,7 +18,7 @@ import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
-from dps.core.filters.outbox import Counts
+from dps.core.filters.chain import Counts
 from dps.core.functions import CALLS, DRIVER, all_succeeded, known_call, unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked
 from dps.core.updates import Operation, UpdateId

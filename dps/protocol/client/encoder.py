@@ -15,15 +15,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dps.core.blocks import Arrays, Gathered, Layout
+from dps.core.blocks import Arrays, Empty, Gathered, Layout
+from dps.core.filters.chain import Counts, Outbox, Prepared
 from dps.core.filters.encoding import stretches
-from dps.core.filters.outbox import Counts, Outbox, Prepared
-from dps.core.flat import Empty
-from dps.core.rules.per_array import frozen
 from dps.core.rules.rule import UpdateRule, needs_base
-from dps.core.rules.wrappers import Clipped, clipping_of
+from dps.core.rules.wrappers import Clipped, clipping_of, frozen
 from dps.core.tables.key_routing import Gradients, check_rows, dealt
-from dps.core.tables.row_gradients import Rows
+from dps.core.tables.table import Rows
 from dps.core.updates import Operation
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.compression import packed
@@ -216,7 +214,7 @@ def _clipped(layout: Layout, parts: Parts, clipping: Clipped, empty: Empty) -> P
 def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
     """The gradients in the parts, array by array, without a copy."""
     dense = [
-        buffer[stretch.begin : stretch.end].view(stretch.dtype)
+        stretch.view(buffer)
         for shard, (buffer, pieces) in parts.dense.items()
         for stretch in stretches(layout.shards[shard], pieces)
     ]

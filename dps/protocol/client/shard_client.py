@@ -20,7 +20,7 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.consistency import ASP
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.core.shard import check_gradient
 from dps.core.updates import Operation, UpdateId
 from dps.errors import (

@@ -19,10 +19,9 @@ from itertools import count
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.filters.chain import FilterChain
+from dps.core.filters.chain import PLAIN, FilterChain
 from dps.core.filters.encoding import assembled, stretches
 from dps.core.filters.filter import Sending
-from dps.core.filters.outbox import PLAIN
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.compression import packed, updated
 from dps.protocol.executor import offload
@@ -109,9 +108,7 @@ class SentCopies:
         sections, lossless = [], []
         for stretch in stretches(self._layout, ()):
             chain = self._chains.get(stretch.name, PLAIN)
-            part = slice(stretch.begin, stretch.end)
-            values = whole.values[part].view(stretch.dtype)
-            copy = known.values[part].view(stretch.dtype)
+            values, copy = stretch.view(whole.values), stretch.view(known.values)
             sending = Sending(number, self._shard, stretch.name, known.pulls + 1, copy)
             sections.append(chain.changed(values, copy, sending))
             lossless.append(chain.lossless)

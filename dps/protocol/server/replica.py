@@ -451,8 +451,8 @@ class Replica:
         spec, table = self._layout.table(m.table), table_of(state.tables, m.table)
         if isinstance(m, PullRows):
             nbytes = len(m.keys) * (spec.row_nbytes + m.keys.itemsize)
-            values = await offload(partial(table.values, spec, m.keys), nbytes)
-            return RowsRead(state.version, now, None, values)
+            found = await offload(partial(table.rows, spec, m.keys), nbytes)
+            return RowsRead(state.version, now, None, found.values)
         rows = await offload(partial(table.between, m.start, m.stop, spec), table.nbytes)
         return RowsRead(state.version, now, rows.keys, rows.values)
 

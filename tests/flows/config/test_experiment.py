@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.core.outage import Continue, Replay
+from dps.core.replay import Continue, Replay
 from dps.errors import ConfigurationError
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import ASP, SSP, Consistency
-from dps.core.outage import Continue, Replay
+from dps.core.replay import Continue, Replay
 from dps.core.updates import UpdateId
 from dps.protocol.client.shard_client import Outcome
 from dps.recovery.chain import Chain

@@ -9,7 +9,7 @@ import pytest
 
 import dps
 from dps.core.consistency import BSP
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.errors import NonFiniteGradient, ShapeMismatch
 from dps.events import RolledBack, WorkerLeft
 from dps.protocol.client.shard_client import Outcome

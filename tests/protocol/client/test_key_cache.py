@@ -8,10 +8,9 @@ from functools import partial
 import numpy as np
 
 import dps
-from dps.core.filters.chain import checked
+from dps.core.filters.chain import Outbox, checked
 from dps.core.filters.encoding import taken_apart
-from dps.core.filters.outbox import Outbox
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.core.updates import Operation
 from dps.protocol.key_cache import KeyLists
 from dps.protocol.messages import Push

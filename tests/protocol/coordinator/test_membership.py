@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Detected, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client.shard_client import Outcome

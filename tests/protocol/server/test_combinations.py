@@ -15,7 +15,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from dps.core.outage import Continue, Outage, Policy, Replay, Wait
+from dps.core.replay import Continue, Outage, Policy, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.events import Replayed
 from dps.recovery.chain import Chain

@@ -11,7 +11,7 @@ import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.functions import Changed, Part
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.errors import FunctionFailed
 from dps.events import WorkerLeft
 from dps.recovery.chain import Chain

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from dps.core.consistency import BSP, SSP
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.core.rules.rule import Adam
 from dps.core.tables.key_routing import asked
-from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import Normal, SparseSpec
+from dps.core.tables.table import KEYS
 from dps.protocol.messages import PullRows
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint_files import CheckpointFiles

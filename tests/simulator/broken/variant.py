@@ -14,7 +14,7 @@ from inspect import getattr_static, iscoroutinefunction
 from typing import Any, TypeVar
 
 from dps.core.consistency import ASP, BSP
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.recovery.worker_cache import WorkerCache
 from tests.simulator.patches import Patch, patched
 from tests.simulator.schedules.draw import numbered

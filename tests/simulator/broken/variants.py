@@ -15,8 +15,7 @@ import numpy as np
 from dps.core import replay
 from dps.core import shard as core_shard
 from dps.core.checkpoint_interval import AutoInterval
-from dps.core.filters.chain import FilterChain
-from dps.core.filters.outbox import Outbox
+from dps.core.filters.chain import FilterChain, Outbox
 from dps.core.functions import CALLS
 from dps.core.names import STORE_ROLES
 from dps.errors import NotServing, StoreUnavailable, TransportError

@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from dps.core.consistency import ASP
-from dps.core.outage import Continue
+from dps.core.replay import Continue
 from dps.protocol.lease import STANDSTILL
 from dps.recovery.none import NoDurability
 from tests.simulator.schedules.schedule import Fault, Schedule, Whom

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.filters.filter import Filter, Quantise, SignificantlyModified
-from dps.core.outage import Continue, Replay, Wait
 from dps.core.placement import ConsistentHash
+from dps.core.replay import Continue, Replay, Wait
 from dps.protocol.timings import Timings
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
