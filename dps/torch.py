@@ -1,7 +1,7 @@
 """Modules of torch on a parameter server: gradients and weights travel as flat buffers.
 
 A worker attaches its module, and calls `step` after each `backward`. The server applies the update
-rule, so there is no optimizer of torch. `dps` imports this module, and torch, on first use.
+rule, so there is no optimizer of torch.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ try:
     import torch
 except ImportError as error:
     raise ImportError(
-        "dps.torch needs torch, which is not installed: in a clone of dps, `make torch` "
-        "or pip install -e '.[torch]'"
+        "dps.torch needs torch, which is not installed: pip install 'dps[torch]'"
     ) from error
 
 Module = Any  # an `nn.Module`
@@ -38,26 +37,16 @@ FUNCTIONS: Mapping[str, Function] = {AVERAGE: average}
 
 
 def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarray]:
-    """Return the first values for a parameter server of a module.
+    """Return the first values for a parameter server of a module, on any device.
 
-    Parameters
-    ----------
-    module
-        On any device.
-    buffers
-        "averaged": with its buffers of floats, such as the running statistics of batch norm.
-
-    Returns
-    -------
-    arrays
-        Copies of all trained parameters that are not empty, by their names in `state_dict`.
-        Parameters that are not float64 become float32.
+    They are copies of all trained parameters that are not empty, by their names in `state_dict`;
+    with `buffers` "averaged" also those of its buffers of floats, such as the running statistics of
+    batch norm. Those that are not float64 become float32.
 
     Raises
     ------
     ConfigurationError
-        `module` is no module, or has a parameter that is complex, sparse or not initialised; or
-        `buffers` is neither "kept" nor "averaged".
+        An invalid argument, or a parameter that is complex, sparse or not initialised.
     """
     one_of("buffers", buffers, get_args(Buffers))
     named = {**_trained(module), **(_float_buffers(module) if buffers == "averaged" else {})}
@@ -70,10 +59,7 @@ def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarra
 
 
 def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
-    """Return a copy of a module's `state_dict` with pulled weights.
-
-    `weights` are as of `ParameterServer.pull`, of some or all arrays. The module is not changed.
-    """
+    """Return a copy of a module's `state_dict` with weights as of `ParameterServer.pull`."""
     _check_module(module)
     if not isinstance(weights, Mapping):
         raise refused("weights", weights, "name → array, as of ps.pull()")
@@ -117,8 +103,7 @@ def attach(
         Its parameters get other memory, and must not be replaced afterwards. They may be frozen and
         thawed at any time.
     ahead
-        The number of its own last updates that the weights for a gradient may lack; see
-        `dps.Pipeline`.
+        As for `dps.Pipeline`.
     buffers
         "kept": each worker has its own. "averaged": they are averaged over the workers every
         `average_every` steps and at the end; for a server with `parameters(module, "averaged")` and
@@ -151,13 +136,12 @@ class Replica(Closing):
         self._worker = worker
         self._trained = trained
         self._averaged = float_buffers if buffers == "averaged" else {}
-        self._average_every = average_every
-        self._steps = 0
+        self._average_every, self._steps = average_every, 0
         wanted = {n: _described(tensor) for n, tensor in {**trained, **self._averaged}.items()}
         source = "dps.torch.parameters(module), with the same choice of buffers"
         worker.layout.require(wanted, "the module", source)
         shared = sorted(float_buffers.keys() & worker.layout.names.keys())
-        if shared and buffers == "kept":  # nobody would change them on the server
+        if shared and buffers == "kept":
             raise ConfigurationError(
                 f"the parameter server has {shared[0]!r}, a buffer of the module, and "
                 "buffers='kept' would never change it there; expected buffers='averaged', as it "
@@ -172,11 +156,10 @@ class Replica(Closing):
                 "one CUDA device"
             )
         device = devices.pop()
-        self._memory: _OnCpu | _OnCuda
-        if device.type == "cuda":
-            self._memory = _OnCuda(flat, trained, device, ahead)
-        else:
-            self._memory = _OnCpu(flat, trained, worker)
+        on_cuda = device.type == "cuda"
+        self._memory: _OnCpu | _OnCuda = (
+            _OnCuda(flat, trained, device, ahead) if on_cuda else _OnCpu(flat, trained, worker)
+        )
         self._load_buffers(worker.pull() if self._averaged else {})
         self._places = {name: tensor.data_ptr() for name, tensor in trained.items()}
         self._pipeline = Pipeline(worker, ahead, into=self._memory.weights)
@@ -184,7 +167,7 @@ class Replica(Closing):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The parameters in the form of torch's optimizers, for `torch.amp.GradScaler`."""
+        """The parameters as in torch's optimizers, for `torch.amp.GradScaler`."""
         return [{"params": list(self._trained.values())}]
 
     def zero_grad(self) -> None:
@@ -240,7 +223,6 @@ class Replica(Closing):
         return {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
     def _require_unchanged(self) -> None:
-        """Refuse a module whose parameters have changed since `attach`."""
         now = _trained(self.module, self._trained)
         for name in (*self._trained, *now):
             if name not in self._trained:
@@ -368,9 +350,8 @@ def _fill(views: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
 
 
 def _copy_all(pairs: tuple[list[Tensor], list[Tensor]]) -> None:
-    to, of = pairs
-    if to:
-        torch._foreach_copy_(to, of)
+    if pairs[0]:
+        torch._foreach_copy_(*pairs)
 
 
 # -- parameters and buffers ------------------------------------------------------------------------
@@ -401,8 +382,7 @@ def _check_module(module: Any) -> None:
 
 
 def _float_buffers(module: Module) -> dict[str, Tensor]:
-    kept = module.state_dict().keys()
-    named = module.named_buffers()
+    kept, named = module.state_dict().keys(), module.named_buffers()
     return {n: b for n, b in named if n in kept and b.is_floating_point() and b.numel()}
 
 
@@ -414,5 +394,4 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _described(tensor: Tensor) -> str:
-    dtype = "float64" if tensor.dtype == torch.float64 else "float32"
-    return f"{dtype}{list(tensor.shape)}"
+    return f"{'float64' if tensor.dtype == torch.float64 else 'float32'}{list(tensor.shape)}"

@@ -1,6 +1,5 @@
 """Trees of arrays on a parameter server, as in JAX.
 
-A worker attaches with a tree of the weights' structure, and calls `step` with trees of gradients.
 Arrays are those of numpy and JAX, and objects with `__array__` or DLPack.
 """
 
@@ -30,11 +29,8 @@ ONLY = "array"  # the path of a tree that is one array
 def parameters(tree: Tree) -> dict[str, np.ndarray]:
     """Return the first values for a parameter server of a tree.
 
-    Returns
-    -------
-    arrays
-        Copies of all leaves that are not empty, by their paths, such as "layers/0/w" ("array" if
-        the tree is one). Arrays that are not float64 become float32.
+    They are copies of all leaves that are not empty, by their paths, such as "layers/0/w" ("array"
+    if the tree is one). Arrays that are not float64 become float32.
 
     Raises
     ------
@@ -57,9 +53,9 @@ def parameters(tree: Tree) -> dict[str, np.ndarray]:
 
 
 def restored(like: Tree, arrays: Arrays) -> Tree:
-    """Return a tree of the structure of `like`, with arrays such as `ParameterServer.pull` returns.
+    """Return a tree like `like`, with arrays such as `ParameterServer.pull` returns.
 
-    Arrays have the dtypes of the leaves of `like`, and are copied only if that differs.
+    They have the dtypes of the leaves of `like`, and are copied only if that differs.
 
     Raises
     ------
@@ -87,14 +83,12 @@ def attach(worker: Worker, like: Tree, *, ahead: int = 0) -> Replica:
         A tree of the structure, shapes and dtypes of the weights; the server was started from its
         `parameters`.
     ahead
-        The number of its own last updates that the weights for a gradient may lack; see
-        `dps.Pipeline`.
+        As for `dps.Pipeline`.
 
     Raises
     ------
     ConfigurationError
-        The tree does not match the parameters of the parameter server, or the consistency model
-        does not allow `ahead`.
+        The tree is not that of the parameter server, or `ahead` is not allowed.
     """
     return Replica(worker, like, ahead)
 
@@ -120,14 +114,8 @@ class Replica(Closing):
         """Send gradients, which are copied, and return the weights for the next ones.
 
         Waits for the server while more than `ahead` updates are under way. Errors are those of
-        `dps.Worker.push`.
-
-        Raises
-        ------
-        ShapeMismatch
-            Gradients and weights differ in structure or shape.
-        GroupClosed
-            After `close`.
+        `dps.Worker.push`, `ShapeMismatch` if gradients and weights differ in structure or shape,
+        and `GroupClosed` after `close`.
         """
         self._pipeline.require_open()
         arrays = self._worker.gradients(self._names)
@@ -215,7 +203,7 @@ def _restored(path: str, like: Any, arrays: Arrays) -> np.ndarray:
         like = _array(path, like)
         dtype = like.dtype
     for each in (dtype, found.dtype):
-        _require_floats(path, each, found.shape)
+        _require_floats(path, each, found.shape, ConfigurationError)
     if found.shape != tuple(like.shape):
         raise ConfigurationError(
             f"the tree has {path!r}, {list(like.shape)}, and the arrays {list(found.shape)}"
@@ -224,7 +212,6 @@ def _restored(path: str, like: Any, arrays: Arrays) -> np.ndarray:
 
 
 def _array(path: str, leaf: Any, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:
-    """Return a leaf as an array of floats."""
     what, array, why = f"{path!r} of the tree", None, ""
     try:
         if hasattr(leaf, "__array__") or isinstance(leaf, float):
@@ -240,12 +227,8 @@ def _array(path: str, leaf: Any, refusal: type[DpsError] = ConfigurationError) -
 
 
 def _require_floats(
-    path: str,
-    dtype: np.dtype[Any],
-    shape: tuple[int, ...],
-    refusal: type[DpsError] = ConfigurationError,
+    path: str, dtype: np.dtype[Any], shape: tuple[int, ...], refusal: type[DpsError]
 ) -> None:
-    """Refuse arrays that the server cannot hold."""
     if not is_floating(dtype):
         raise refusal(
             f"{path!r} of the tree is {dtype}{list(shape)}, expected floats; convert with astype, "

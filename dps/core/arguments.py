@@ -1,7 +1,6 @@
-"""Checks of arrays, functions, paths and argument names that users pass.
+"""Checks of arrays, functions, paths and argument names that users pass, where they enter.
 
-Each check runs once, where a value enters. Its message names the argument, the value and what was
-expected. Numbers and choices are checked in `dps.core.ranges`.
+Numbers and choices are checked in `dps.core.ranges`.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from dps.core.ranges import refused, shown
 from dps.errors import ConfigurationError, DpsError
 
 C = TypeVar("C", bound=type)
-
-# -- arrays ----------------------------------------------------------------------------------------
 
 
 def plain(what: str, array: np.ndarray, refusal: type[DpsError] = ConfigurationError) -> np.ndarray:
@@ -44,10 +41,7 @@ def is_floating(dtype: np.dtype[Any]) -> bool:
 def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> Any:
     """Return a gradient as a plain array of a dtype if it holds floats; otherwise unchanged.
 
-    Raises
-    ------
-    DpsError
-        It is masked, or numpy cannot read it, such as a tensor on a GPU.
+    Refuses one that is masked, or that numpy cannot read, such as a tensor on a GPU.
     """
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array__"):
@@ -67,9 +61,6 @@ def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> A
         return array.astype(dtype)
 
 
-# -- numbers that user code returns or reports -----------------------------------------------------
-
-
 def as_number(what: str, value: Any) -> float:
     """Return a number, or an array or tensor with one element, as a float; refuse others."""
     error: Exception | None = None
@@ -82,23 +73,16 @@ def as_number(what: str, value: Any) -> float:
     raise refused(what, value, "a number") from error
 
 
-# -- names -----------------------------------------------------------------------------------------
-
-
 def is_name(value: object) -> bool:
     """Whether a value is a text that is not empty and can be encoded in UTF-8."""
     # Python decodes file names of other encodings to lone surrogates, which cannot.
     return isinstance(value, str) and bool(value) and not re.search("[\ud800-\udfff]", value)
 
 
-# -- functions -------------------------------------------------------------------------------------
-
-
 def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
-    """Refuse an object that is no plain function of some arguments, and perhaps more.
+    """Refuse an object that is no plain function of the arguments `given`, and perhaps more.
 
-    `given` has the names of the arguments in order. Functions that return a coroutine or a
-    generator are refused as well.
+    Functions that return a coroutine or a generator are refused as well.
     """
     call = f"function({', '.join(given)}{', …' if more else ''})"
     if not callable(function):
@@ -127,16 +111,10 @@ def check_function(name: str, function: Any, given: Sequence[str], more: bool = 
 
 
 def check_returned(name: str, returned: object) -> None:
-    """Refuse a coroutine or generator: the body of the function has not run.
-
-    Such a function may hide behind a decorator or a lambda, where `check_function` cannot see it.
-    """
+    """Refuse a coroutine or generator, of a function that `check_function` could not recognise."""
     kinds = (inspect.iscoroutine, inspect.isasyncgen, inspect.isgenerator)
-    if any(is_kind(returned) for is_kind in kinds):
+    if any(is_kind(returned) for is_kind in kinds):  # the body of the function has not run
         raise refused(f"what {name} returned", returned, "the result of a plain function")
-
-
-# -- paths -----------------------------------------------------------------------------------------
 
 
 def as_path(name: str, path: Any) -> str:
@@ -157,14 +135,8 @@ def path_field(owner: object, field: str) -> None:
         object.__setattr__(owner, field, as_path(f"{type(owner).__name__}: {field}", path))
 
 
-# -- names of arguments ----------------------------------------------------------------------------
-
-
 def explained(cls: C) -> C:
-    """Make a class raise `ConfigurationError` with its valid arguments when it is given others.
-
-    Without this decorator, Python raises a `TypeError` that does not list them.
-    """
+    """Make a class raise `ConfigurationError` with its valid arguments when it is given others."""
     init: Callable[..., None] = cls.__init__  # type: ignore[misc]
     signature = inspect.signature(init)
     names = list(signature.parameters)[1:]

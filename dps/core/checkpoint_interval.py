@@ -1,9 +1,8 @@
 """The interval between checkpoints, chosen by the cost of writes and the rate of failures.
 
-Rare checkpoints lose much at a failure, frequent ones delay training. With M seconds between
-failures on average, and writes that delay training by C seconds each, the loss is least if a write
-begins about √(2CM) seconds after the one before (Young 1974; Daly 2006 has the further terms). Both
-numbers are estimated during training. Callers pass the time: no clock is read here.
+With M seconds between failures on average, and writes that delay training by C seconds each, the
+loss is least if a write begins about √(2CM) seconds after the one before (Young 1974; Daly 2006 has
+the further terms). Both numbers are estimated during training, from times that callers pass.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class FailureHistory:
         """Estimate the mean time between two failures of one shard, in seconds.
 
         It is the inverse of the expected rate of a Poisson process with the prior of Jeffreys,
-        Γ(½, 0): before the first failure, twice the exposure. The user's estimate, `prior`, counts
-        as one failure in that time, Γ(1, prior).
+        Γ(½, 0), or with the user's estimate as `prior`: one failure in that time, Γ(1, prior).
         """
         if prior is None:
             return self.exposure / (JEFFREYS + self.failures)
@@ -36,10 +34,9 @@ class FailureHistory:
 
 
 def daly(cost: float, mtbf: float) -> float:
-    """Return Daly's interval between the end of a write and the begin of the next.
+    """Return Daly's interval between the end of a write and the begin of the next, in seconds.
 
-    It is within a percent of the optimum of his model. `cost` is the delay of training by a write,
-    and `mtbf` the mean time between failures. All are in seconds, 0 or more.
+    It is within a percent of the optimum of his model. `cost` is the delay of training by a write.
     """
     if cost >= 2 * mtbf:
         return mtbf
@@ -50,24 +47,19 @@ def daly(cost: float, mtbf: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Means over a shard's last writes.
+    """Means over a shard's last writes."""
 
-    `rate` is that of commits without a write, per second. `cost` is the delay by a write in
-    seconds: its duration, less the time that its updates would have taken without it. `during` is
-    the number of updates during a write.
-    """
-
-    rate: float
+    rate: float  # of commits without a write, per second
+    # Delay by a write in seconds: its duration, less the time that its updates take without it.
     cost: float
-    during: float
+    during: float  # number of updates during a write
 
 
 class WriteCosts:
     """Measures the cost of writes by the arrival of states to be committed.
 
-    Time is divided into periods with a write and without, each from the arrival of one state to
-    that of a later one. A period with a write ends with the first state after the write, which has
-    the updates that waited for it.
+    Periods with and without a write last from the arrival of one state to that of a later one. A
+    period with a write ends with the first state after it, which has the updates that waited.
     """
 
     def __init__(self) -> None:
@@ -89,16 +81,20 @@ class WriteCosts:
 
     def came(self, now: float, version: int) -> bool:
         """Note the arrival of a state; return whether it completes the measurement of a write."""
-        measured = self._took is not None and self._since is not None
-        if self._took is not None:
-            if self._since is not None:
-                self._note_write(self._since, self._took, now, version)
-            self._began = self._took = None
-            self._since = now, version
-        elif self._since is None:
-            self._since = now, version
+        since, took = self._since, self._took
         self._last = now, version
-        return measured
+        if took is not None:
+            self._began = self._took = None
+        if took is not None or since is None:
+            self._since = now, version
+        if took is None or since is None:
+            return False
+        seconds, updates = now - since[0], version - since[1]
+        if self._free.second:  # otherwise, the rate without a write is unknown
+            without = updates * self._free.first / self._free.second
+            # A pause of the workers themselves is no delay by the write.
+            self._writes.note(min(max(0.0, seconds - without), took), updates)
+        return True
 
     def begins(self, now: float) -> None:
         """Note the begin of a write."""
@@ -117,14 +113,6 @@ class WriteCosts:
     def fails(self) -> None:
         """Note the failure of the write, whose cost is not measured."""
         self._began = self._took = self._since = None
-
-    def _note_write(self, since: tuple[float, int], took: float, now: float, version: int) -> None:
-        seconds, updates = now - since[0], version - since[1]
-        if not self._free.second:
-            return  # the rate without a write is unknown
-        without = updates * self._free.first / self._free.second
-        # A pause of the workers themselves is no delay by the write.
-        self._writes.note(min(max(0.0, seconds - without), took), updates)
 
 
 class _Mean:
@@ -151,23 +139,17 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class AutoInterval:
-    """Chooses an interval of `least` to `most` updates.
-
-    `mtbf` is the user's estimate of the seconds between failures of a shard, if any. If a write
-    `begins_early`, it begins after half of the interval.
-    """
+    """Chooses an interval of `least` to `most` updates."""
 
     least: int
     most: int
-    mtbf: float | None
-    begins_early: bool
+    mtbf: float | None  # the user's estimate of the seconds between failures of a shard
+    begins_early: bool  # whether a write begins after half of the interval
 
     def choose(self, known: Estimate, history: FailureHistory) -> Chosen:
-        """Return the number of updates after which the next checkpoint must be complete.
-
-        There is a pause after each write, in which the rate is measured and acks do not wait.
-        """
+        """Return the number of updates after which the next checkpoint must be complete."""
         mtbf = history.mean_time_between(self.mtbf)
+        # In a pause after each write, the rate is measured, and acks do not wait.
         apart = max(known.rate * daly(known.cost, mtbf), (1 + PAUSE) * known.during)
         every = (2 if self.begins_early else 1) * math.ceil(min(apart, self.most))
         return Chosen(min(max(every, self.least), self.most), known.cost, known.rate, mtbf)

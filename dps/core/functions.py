@@ -1,8 +1,7 @@
 """User functions on shards: their arguments, results, and encoding.
 
-A function gets the shard's part of the parameters. Its result is kept in the shard's state, so that
-a repeated request returns it without another run. Only the head runs the function and passes the
-result on, so replicas are bitwise equal whatever the function does.
+A result is kept in the shard's state, so that a repeated request returns it without another run.
+Only the head runs the function, so replicas are bitwise equal whatever it does.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def carried_out(
 ) -> Call:
     """Run a function on a shard's buffer; return the call with its result and changes.
 
-    Raises `FunctionFailed` with the traceback if it raises, or its return value is invalid.
+    Raises `FunctionFailed` with the traceback if it raises or returns something invalid.
     """
     here = parts(layout, buffer)
     try:
@@ -119,10 +118,9 @@ def changed_buffer(layout: ShardLayout, buffer: np.ndarray, call: Call) -> np.nd
     """Return a shard's buffer with the changes of a call."""
     if call.values is None:
         return buffer
-    after, at = buffer.copy(), 0
-    for piece in (layout.pieces[i] for i in call.pieces):
-        after[piece.offset : piece.end] = call.values[at : at + piece.block.nbytes]
-        at += piece.block.nbytes
+    after = buffer.copy()
+    for piece, part in layout.packed(call.pieces):
+        after[piece.offset : piece.end] = call.values[part]
     return after
 
 
@@ -135,10 +133,10 @@ def _gathered(
     for name, array in arrays.items():
         if name not in here:
             raise ValueError(f"no array {name!r} is on this shard; there are: {listed(here)}")
+        found = type(array).__name__
         if isinstance(array, np.ndarray):
             plain(f"new values of {name!r}", array)  # refuses masked ones
-        known = isinstance(array, np.ndarray)
-        found = f"{array.dtype}{list(array.shape)}" if known else type(array).__name__
+            found = f"{array.dtype}{list(array.shape)}"
         wanted = f"{here[name].values.dtype}{list(here[name].values.shape)}"
         if found != wanted:
             raise ValueError(f"new values of {name!r} are {found}, expected {wanted}")
@@ -152,9 +150,6 @@ def _gathered(
     return pieces, np.concatenate([_bytes(arrays[name]) for name in names])
 
 
-# -- arguments and results as bytes ----------------------------------------------------------------
-
-
 def pack(value: Any) -> np.ndarray:
     """Return a value as one uint8 buffer.
 
@@ -164,9 +159,7 @@ def pack(value: Any) -> np.ndarray:
     arrays: list[np.ndarray] = []
     head = json.dumps(_plain(value, arrays), separators=(",", ":")).encode()
     size = np.array([len(head)], "<u8")
-    return np.concatenate(
-        [_bytes(size), np.frombuffer(head, np.uint8), *(_bytes(array) for array in arrays)]
-    )
+    return np.concatenate([_bytes(size), np.frombuffer(head, np.uint8), *map(_bytes, arrays)])
 
 
 def unpack(buffer: np.ndarray) -> Any:
@@ -235,8 +228,6 @@ def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: f
     return Changed(new, result)
 
 
-# -- calls -----------------------------------------------------------------------------------------
-
 DRIVER = "driver"  # the caller that is no worker
 CALLS = "/calls"  # a worker's calls have numbers of their own, under a name of their own
 
@@ -247,13 +238,7 @@ def names_of(worker: str) -> tuple[str, str]:
 
 
 def known_call(functions: Mapping[str, Function], name: str, arguments: Sequence[object]) -> Call:
-    """Return a call of a function, to be sent.
-
-    Raises
-    ------
-    ConfigurationError
-        No function has this name, or it does not take these arguments, or they cannot be sent.
-    """
+    """Return a call of a function; refuse an unknown one, and arguments that it cannot take."""
     if isinstance(name, str) and name in functions:
         given = ["arrays", *(f"args[{number}]" for number in range(len(arguments)))]
         check_function(f"function {name!r}", functions[name], given)
@@ -274,15 +259,7 @@ def known_call(functions: Mapping[str, Function], name: str, arguments: Sequence
 
 
 def all_succeeded(replies: Sequence[np.ndarray | BaseException]) -> list[np.ndarray]:
-    """Return the replies of all shards.
-
-    Raises
-    ------
-    FunctionFailed
-        It failed on some shards; the message lists these, and those where it was carried out.
-    BaseException
-        The first other error of a shard.
-    """
+    """Return the replies of all shards; raise `FunctionFailed` for some, or another error."""
     failed = {shard: e for shard, e in enumerate(replies) if isinstance(e, BaseException)}
     for error in failed.values():
         if not isinstance(error, FunctionFailed):

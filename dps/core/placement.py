@@ -1,14 +1,8 @@
 """Placement: blocks on shards, shards on a hash ring of servers, and moves of replicas.
 
 On a hash ring, each server has as many points as virtual nodes; a key belongs to the server whose
-point comes next, so a server that joins or leaves moves only its own keys. Points are hashes of
-names, the same in every process. The fewer virtual nodes and keys, the further the largest load is
-above the mean: with v virtual nodes for each server, a server's part of the ring has a coefficient
-of variation of about 1/√v.
-
-Without a ring, a host is to hold the mean number of replicas, rounded down or up. Replicas on hosts
-that may hold none move; then replicas move from the fullest host to the emptiest until these differ
-by at most one, preferably those that have to move anyway.
+point comes next, so a server that joins or leaves moves only its own keys. With v virtual nodes, a
+server's part of the ring has a coefficient of variation of about 1/√v.
 """
 
 from __future__ import annotations
@@ -92,16 +86,19 @@ class HashRing:
         return [int(around[first]) for first in np.sort(firsts)]
 
 
+def _digest(name: str) -> bytes:
+    return hashlib.blake2b(name.encode(), digest_size=8).digest()
+
+
 def hashes(names: Sequence[str]) -> np.ndarray:
     """Return the place of each name on the ring."""
-    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
-    return np.array([int.from_bytes(digest, "big") for digest in digests], np.uint64)
+    return np.array([int.from_bytes(_digest(name), "big") for name in names], np.uint64)
 
 
 def apart(hosts: Sequence[T], machine: Callable[[T], str], count: int) -> list[T]:
     """Return hosts in order, but the first `count` on different machines where possible.
 
-    A host with an unknown machine, "", counts as alone on it.
+    A host of an unknown machine, "", counts as alone on it.
     """
     chosen: list[T] = []
     taken: set[str] = set()
@@ -130,10 +127,7 @@ def checked_placement(placement: object, servers: int | None) -> ConsistentHash 
 
 
 def place(weights: Mapping[str, int], shards: int) -> dict[str, int]:
-    """Return the shard of each block, whose sizes are given by its key.
-
-    It does not depend on the order of the blocks or on the process.
-    """
+    """Return the shard of each key, the same in every process, by the sizes of their blocks."""
     mean = sum(weights.values()) / shards
     loads = [0] * shards
     homes: dict[str, int] = {}
@@ -141,19 +135,13 @@ def place(weights: Mapping[str, int], shards: int) -> dict[str, int]:
         empty = [shard for shard in range(shards) if not loads[shard]]
         # The remaining blocks may be just enough to give every shard one.
         open_to = empty if len(weights) - len(homes) <= len(empty) else range(shards)
-        ranked = sorted(open_to, key=lambda shard: _score(key, shard), reverse=True)
+        scores = {shard: _digest(f"{shard}/{key}") for shard in open_to}
+        ranked = sorted(open_to, key=scores.__getitem__, reverse=True)
         fitting = (s for s in ranked if loads[s] + weight <= mean)
         home = next(fitting, min(ranked, key=loads.__getitem__))
         homes[key] = home
         loads[home] += weight
     return homes
-
-
-def _score(key: str, shard: int) -> bytes:
-    return hashlib.blake2b(f"{shard}/{key}".encode(), digest_size=8).digest()
-
-
-# -- moves of replicas -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,25 +156,43 @@ class Move(Generic[H]):
 def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> tuple[Move[H], ...]:
     """Return the moves that spread the replicas of shards evenly over hosts.
 
-    Parameters
-    ----------
-    chains
-        The hosts of each shard's replicas, no host twice.
-    hosts
-        Those that may hold replicas; the first of several equal ones is preferred.
-    replicas
-        Wanted replicas of each shard, on different hosts; without a place, a replica stays. With
-        one, the moves are the fewest; with several, shards that lack one may cost a few more.
+    `chains` has the different hosts of each shard's `replicas`; `hosts` are those that may hold
+    replicas, and the first of several equal ones is preferred. Replicas on other hosts move, if
+    there is a place; then replicas move from the fullest host to the emptiest until these differ by
+    at most one, preferably those that move anyway. With one replica of each shard, the moves are
+    the fewest; with several, shards that lack one may cost a few more.
     """
-    plan = _Plan(chains, hosts)
+    loads = dict.fromkeys(hosts, 0)
+    held = [loads.keys() & chain for chain in chains]
+    for host in (host for hosts_of_shard in held for host in hosts_of_shard):
+        loads[host] += 1
+    sources: dict[tuple[int, H], H | None] = {}
+
+    def put(shard: int, host: H, source: H | None) -> None:
+        held[shard].add(host)
+        loads[host] += 1
+        sources[shard, host] = source
+
     for shard, chain in enumerate(chains):
         lacking = [None] * (replicas - len(chain))
-        for source in [*(host for host in chain if host not in plan.loads), *lacking]:
-            plan.find_place(shard, source)
-    while plan.level():
-        pass
-    found = ((s, source, target) for (s, target), source in plan.sources.items())
-    return tuple(Move(*move) for move in sorted(found, key=lambda move: move[0]))
+        for source in [*(host for host in chain if host not in loads), *lacking]:
+            if able := [host for host in loads if host not in held[shard]]:
+                put(shard, min(able, key=loads.__getitem__), source)
+    while loads:
+        fullest = max(loads, key=loads.__getitem__)
+        emptiest = min(loads, key=loads.__getitem__)
+        if loads[fullest] - loads[emptiest] <= 1:
+            break
+        # The fullest host has more shards, so at least one of them is not on the other.
+        movable = [s for s, on in enumerate(held) if fullest in on and emptiest not in on]
+        moving = [s for s in movable if (s, fullest) in sources]
+        shard = (moving or movable)[0]
+        source = sources.pop((shard, fullest), fullest)
+        held[shard].discard(fullest)
+        loads[fullest] -= 1
+        put(shard, emptiest, source)
+    found = sorted(sources.items(), key=lambda item: item[0][0])
+    return tuple(Move(shard, source, target) for (shard, target), source in found)
 
 
 def moves_to(owners: Sequence[Sequence[H]], chains: Sequence[Sequence[H]]) -> tuple[Move[H], ...]:
@@ -201,47 +207,3 @@ def moves_to(owners: Sequence[Sequence[H]], chains: Sequence[Sequence[H]]) -> tu
         pairs = zip(leaving, coming, strict=False)
         found += [Move(shard, source, target) for source, target in pairs]
     return tuple(found)
-
-
-class _Plan(Generic[H]):
-    """The hosts of all replicas after the moves, and the source of each move."""
-
-    def __init__(self, chains: Sequence[Sequence[H]], hosts: Sequence[H]) -> None:
-        self.loads = dict.fromkeys(hosts, 0)
-        self.held = [{host for host in chain if host in self.loads} for chain in chains]
-        self.sources: dict[tuple[int, H], H | None] = {}
-        for of_shard in self.held:
-            for host in of_shard:
-                self.loads[host] += 1
-
-    def find_place(self, shard: int, source: H | None) -> None:
-        """Move a replica to the emptiest host that has none of the shard, if there is one."""
-        able = [host for host in self.loads if host not in self.held[shard]]
-        if able:
-            self._put(shard, min(able, key=self.loads.__getitem__), source)
-
-    def level(self) -> bool:
-        """Move a replica from the fullest host to the emptiest; return False if they are even."""
-        if not self.loads:
-            return False
-        fullest = max(self.loads, key=self.loads.__getitem__)
-        emptiest = min(self.loads, key=self.loads.__getitem__)
-        if self.loads[fullest] - self.loads[emptiest] <= 1:
-            return False
-        # The fullest host has more shards, so at least one of them is not on the other.
-        able = [
-            shard
-            for shard, held in enumerate(self.held)
-            if fullest in held and emptiest not in held
-        ]
-        shard = min(able, key=lambda s: (s, fullest) not in self.sources)
-        source = self.sources.pop((shard, fullest), fullest)
-        self.held[shard].discard(fullest)
-        self.loads[fullest] -= 1
-        self._put(shard, emptiest, source)
-        return True
-
-    def _put(self, shard: int, host: H, source: H | None) -> None:
-        self.held[shard].add(host)
-        self.loads[host] += 1
-        self.sources[shard, host] = source

@@ -1,7 +1,7 @@
 """Checks of numbers and choices in arguments and fields, and how messages show values.
 
 A valid number becomes a plain float or int: numpy's scalars would turn float32 arrays into float64,
-and cannot cross the wire. Other arguments are checked in `dps.core.arguments`.
+and cannot cross the wire.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ def brief(choice: Any) -> str:
 def in_a_line(text: str) -> str:
     """Return a text, which may quote a file, in one printable line."""
     printable = text if text.isprintable() else repr(text)[1:-1]
-    if len(printable) <= LONGEST_REASON:
-        return printable
-    return f"{printable[: LONGEST_REASON - 1]}…"
+    fits = len(printable) <= LONGEST_REASON
+    return printable if fits else f"{printable[: LONGEST_REASON - 1]}…"
 
 
 def refused(name: str, value: object, expected: str) -> ConfigurationError:
@@ -90,8 +89,6 @@ Check = Callable[..., None]  # of an object and the names of its fields
 
 
 def _numbers(expected: str, holds: Callable[[float], bool]) -> Check:
-    """Return a check that refuses fields with other numbers or values."""
-
     def check(owner: object, *fields: str) -> None:
         for field in fields:
             value = getattr(owner, field)
@@ -119,11 +116,7 @@ def count(owner: object, field: str, least: int, of: str) -> None:
 
 def seed(owner: object, field: str) -> None:
     """Refuse a field that is no integer from 0 to 2⁶³ - 1."""
-    value = getattr(owner, field)
-    number = whole(value)
-    if number is None or not 0 <= number < 1 << 63:
-        raise refused(f"{_name(owner)}: {field}", value, "a whole number from 0 to 2⁶³ - 1")
-    object.__setattr__(owner, field, number)
+    count(owner, field, 0, "numbers below 2⁶³")
 
 
 def choice(owner: object, field: str, *known: str) -> None:
