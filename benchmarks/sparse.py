@@ -23,7 +23,7 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec
 from dps.cluster.node.worker import Worker
 from dps.core.rules.rule import SGD
-from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import SparseSpec
 from flows.metrics.updates import nearest_rank
 
 KEYS = 100_000

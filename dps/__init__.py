@@ -53,7 +53,7 @@ from dps.core.rules.wrappers import (
     WarmUp,
     WeightDecay,
 )
-from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros
+from dps.core.tables.table import Given, Normal, SparseSpec, Uniform, Zeros
 from dps.errors import (
     ConfigurationError,
     CopiesMissingWarning,

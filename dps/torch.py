@@ -112,17 +112,14 @@ def attach(
     Raises
     ------
     ConfigurationError
-        The parameter server has other parameters, the consistency model does not allow `ahead`,
-        the module is on several devices or an unsupported one, or another argument is invalid.
+        The parameter server has other parameters, the module is on several devices or an
+        unsupported one, or another argument is invalid.
     """
     return Replica(worker, module, ahead, buffers, average_every)
 
 
 class Replica(Closing):
-    """A `module` with the weights of a parameter server, from `attach`. Not thread-safe.
-
-    A `with` statement closes it.
-    """
+    """A `module` from `attach`, a context manager that closes it at the end. Not thread-safe."""
 
     def __init__(
         self, worker: Worker, module: Module, ahead: int, buffers: Buffers, average_every: int
@@ -180,12 +177,8 @@ class Replica(Closing):
 
         The gradients are None afterwards. A parameter without a gradient stays as it is, with its
         optimizer state. Waits for the server while more than `ahead` updates are under way. Errors
-        are those of `dps.Worker.push`, and `GroupClosed` after `close`.
-
-        Raises
-        ------
-        ConfigurationError
-            The parameters of the module, or their memory, have changed since `attach`.
+        are those of `dps.Worker.push`, `GroupClosed` after `close`, and `ConfigurationError` if
+        the parameters of the module, or their memory, have changed since `attach`.
         """
         self._pipeline.require_open()
         self._require_unchanged()
@@ -352,9 +345,6 @@ def _fill(views: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
 def _copy_all(pairs: tuple[list[Tensor], list[Tensor]]) -> None:
     if pairs[0]:
         torch._foreach_copy_(*pairs)
-
-
-# -- parameters and buffers ------------------------------------------------------------------------
 
 
 def _trained(module: Module, held: Container[str] = ()) -> dict[str, Tensor]:

@@ -94,9 +94,9 @@ def attach(worker: Worker, like: Tree, *, ahead: int = 0) -> Replica:
 
 
 class Replica(Closing):
-    """A tree with the weights of a parameter server, from `attach`. Not thread-safe.
+    """Keeps `weights`, the tree to compute the next gradients on; from `attach`. Not thread-safe.
 
-    A `with` statement closes it. `weights` is the tree to compute the next gradients on.
+    A `with` statement closes it.
     """
 
     def __init__(self, worker: Worker, like: Tree, ahead: int) -> None:

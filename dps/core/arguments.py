@@ -31,18 +31,13 @@ def plain(what: str, array: np.ndarray, refusal: type[DpsError] = ConfigurationE
 
 
 def is_floating(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers of a dtype can be cast to float32 or float64, unlike complex numbers.
-
-    Decided by name, because numpy has no kind for bfloat16 and similar types.
-    """
+    """Whether numbers of a dtype can be cast to float32 or float64, unlike complex numbers."""
+    # numpy has no kind for bfloat16 and similar types.
     return "float" in dtype.name
 
 
 def as_gradient(what: str, value: Any, dtype: str, refusal: type[DpsError]) -> Any:
-    """Return a gradient as a plain array of a dtype if it holds floats; otherwise unchanged.
-
-    Refuses one that is masked, or that numpy cannot read, such as a tensor on a GPU.
-    """
+    """Return a gradient as a plain array of a dtype if it holds floats; otherwise unchanged."""
     if not isinstance(value, np.ndarray):
         if not hasattr(value, "__array__"):
             return value
@@ -80,10 +75,7 @@ def is_name(value: object) -> bool:
 
 
 def check_function(name: str, function: Any, given: Sequence[str], more: bool = False) -> None:
-    """Refuse an object that is no plain function of the arguments `given`, and perhaps more.
-
-    Functions that return a coroutine or a generator are refused as well.
-    """
+    """Refuse an object that is no plain function of the arguments `given`, and perhaps more."""
     call = f"function({', '.join(given)}{', …' if more else ''})"
     if not callable(function):
         raise refused(name, function, f"a function: {call}")

@@ -19,7 +19,7 @@ import numpy as np
 from dps.core.arguments import is_name, plain
 from dps.core.placement import place
 from dps.core.ranges import listed, shown, whole_argument
-from dps.core.tables.spec import PARTITIONS, SparseSpec
+from dps.core.tables.table import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 Arrays = Mapping[str, np.ndarray]
@@ -55,16 +55,13 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Elements `start` to `stop` of the flattened array `name`.
-
-    `row` is the size of a row of the array if the block holds whole rows, else 0.
-    """
+    """Elements `start` to `stop` of the flattened array `name`."""
 
     name: str
     start: int
     stop: int
     dtype: str
-    row: int = 0
+    row: int = 0  # size of a row of the array if the block holds whole rows
 
     @property
     def nbytes(self) -> int:
@@ -109,10 +106,8 @@ class ShardLayout:
     @cached_property
     def runs(self) -> tuple[tuple[int, int, str], ...]:
         """Stretches of one dtype as (first byte, end byte, dtype)."""
-        of_dtypes = (
-            ([p for p in self.pieces if p.block.dtype == dtype], dtype) for dtype in DTYPES
-        )
-        return tuple((some[0].offset, some[-1].end, dtype) for some, dtype in of_dtypes if some)
+        alike = ([p for p in self.pieces if p.block.dtype == dtype] for dtype in DTYPES)
+        return tuple((p[0].offset, p[-1].end, p[0].block.dtype) for p in alike if p)
 
     @cached_property
     def held(self) -> frozenset[str]:
@@ -150,21 +145,14 @@ class ShardLayout:
         chosen = [self.pieces[i] for i in pieces]
         return np.concatenate([buffer[piece.offset : piece.end] for piece in chosen])
 
-    def name_at(self, byte: int) -> str:
-        """Return the name of the array at a byte of the buffer."""
-        return next(p.block.name for p in self.pieces if p.offset <= byte < p.end)
-
 
 @dataclass(frozen=True)
 class Layout:
-    """The placement of a model's arrays and sparse tables on shards. Immutable.
-
-    `homes` has the shard of each partition of keys, if there are tables.
-    """
+    """The placement of a model's arrays and sparse tables on shards. Immutable."""
 
     arrays: tuple[ArraySpec, ...]
     shards: tuple[ShardLayout, ...]
-    homes: tuple[int, ...] = ()
+    homes: tuple[int, ...] = ()  # the shard of each partition of keys, if there are tables
 
     @classmethod
     def of(
@@ -178,8 +166,7 @@ class Layout:
         """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
 
         Each shard gets at least about ten blocks, which keeps the shards within 10% of their mean.
-        With `whole_rows` a block holds whole rows of an array, at least one. Raises
-        `ConfigurationError` if anything is invalid, or there are more shards than elements or rows.
+        With `whole_rows` a block holds whole rows of an array, at least one.
         """
         if not isinstance(params, Mapping):
             raise ConfigurationError(
@@ -251,11 +238,7 @@ class Layout:
         return ShapeMismatch(f"no parameter is named {shown(name)}; there are: {known}")
 
     def check(self, arrays: Arrays, values: bool = True) -> None:
-        """Refuse arrays that do not fit the parameters; check their values only if `values`.
-
-        Raises `ShapeMismatch` for an unknown name, or another shape or dtype than the parameter's,
-        and `NonFiniteGradient` if an array holds NaN or infinity.
-        """
+        """Refuse arrays that do not fit the parameters; check their values only if `values`."""
         for name, array in arrays.items():
             spec = self.names.get(name)
             if spec is None:
@@ -287,8 +270,8 @@ class Layout:
     def gather(self, shard: int, arrays: Arrays, empty: Empty = np.empty) -> Gathered:
         """Return a shard's part of `arrays` as one uint8 buffer, and the indices of its pieces.
 
-        The buffer is a view if one array or flat arrays have the pieces in this order, else a copy
-        in memory of `empty`. No indices mean all pieces.
+        The buffer is a view if one array or flat arrays have the pieces in this order, otherwise a
+        copy in memory of `empty`. No indices mean all pieces.
         """
         if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
             return arrays.gathered(shard, empty), arrays.layout.shards[shard].pieces
@@ -363,15 +346,11 @@ class Layout:
 
 
 class Extent(NamedTuple):
-    """A stretch of `nbytes` that is contiguous in three buffers.
+    """A stretch of `nbytes` that is contiguous in three buffers."""
 
-    `begin` is its first byte in the flat buffer, `in_shard` in that of the shard, and `packed` in
-    the shard's part of a gradient of the same arrays.
-    """
-
-    begin: int
-    in_shard: int
-    packed: int
+    begin: int  # its first byte in the flat buffer
+    in_shard: int  # in the buffer of the shard
+    packed: int  # in the shard's part of a gradient of the same arrays
     nbytes: int
 
 

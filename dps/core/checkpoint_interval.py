@@ -67,17 +67,18 @@ class WriteCosts:
         self._since: tuple[float, int] | None = None  # those at the begin of the period
         self._began: float | None = None  # when the write of the period began
         self._took: float | None = None  # its duration, once it has ended
-        self._free = _Mean()  # seconds without a write, and updates in them
-        self._writes = _Mean()  # delay by writes, and updates during them
+        # Exponentially weighted sums: seconds without a write, and updates in them; delay by
+        # writes, updates during them, and weights.
+        self._free: tuple[float, ...] = (0.0, 0.0)
+        self._writes: tuple[float, ...] = (0.0, 0.0, 0.0)
 
     @property
     def estimate(self) -> Estimate | None:
         """The estimate; None before the first write, and time without a write, were measured."""
-        free, writes = self._free, self._writes
-        if not writes.weight or not free.first:
+        (seconds, updates), (cost, during, weight) = self._free, self._writes
+        if not weight or not seconds:
             return None
-        cost, during = writes.first / writes.weight, writes.second / writes.weight
-        return Estimate(free.second / free.first, cost, during)
+        return Estimate(updates / seconds, cost / weight, during / weight)
 
     def came(self, now: float, version: int) -> bool:
         """Note the arrival of a state; return whether it completes the measurement of a write."""
@@ -90,10 +91,10 @@ class WriteCosts:
         if took is None or since is None:
             return False
         seconds, updates = now - since[0], version - since[1]
-        if self._free.second:  # otherwise, the rate without a write is unknown
-            without = updates * self._free.first / self._free.second
+        if self._free[1]:  # otherwise, the rate without a write is unknown
+            without = updates * self._free[0] / self._free[1]
             # A pause of the workers themselves is no delay by the write.
-            self._writes.note(min(max(0.0, seconds - without), took), updates)
+            self._writes = _noted(self._writes, min(max(0.0, seconds - without), took), updates, 1)
         return True
 
     def begins(self, now: float) -> None:
@@ -101,7 +102,7 @@ class WriteCosts:
         if self._last is not None and self._since is not None and self._began is None:
             seconds, updates = self._last[0] - self._since[0], self._last[1] - self._since[1]
             if seconds > 0:
-                self._free.note(seconds, updates)
+                self._free = _noted(self._free, seconds, updates)
         self._since = self._last
         self._began, self._took = now, None
 
@@ -115,16 +116,8 @@ class WriteCosts:
         self._began = self._took = self._since = None
 
 
-class _Mean:
-    """Exponentially weighted sums of two numbers."""
-
-    def __init__(self) -> None:
-        self.first = self.second = self.weight = 0.0
-
-    def note(self, first: float, second: float) -> None:
-        self.first = MEMORY * self.first + first
-        self.second = MEMORY * self.second + second
-        self.weight = MEMORY * self.weight + 1
+def _noted(sums: tuple[float, ...], *new: float) -> tuple[float, ...]:
+    return tuple(MEMORY * old + added for old, added in zip(sums, new, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

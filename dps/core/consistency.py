@@ -1,15 +1,15 @@
-"""The consistency models as data: how far workers may run ahead of one another.
+"""The consistency models: how far workers may run ahead of one another, by their clocks.
 
-The shard enforces them (`dps.protocol.server.replica`) by the workers' clocks, which are part of
-its state (`dps.core.shard`). A worker's clock is the number of its last applied update.
+A worker's clock is the number of its last applied update.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from dps.core import ranges
+from dps.core.ranges import Checked, whole_argument, whole_from
 from dps.core.shard import Progress
 from dps.errors import ConfigurationError
 
@@ -27,7 +27,7 @@ class BSP:
 
 
 @dataclass(frozen=True, slots=True)
-class SSP:
+class SSP(Checked):
     """Stale synchronous with bound `tau`, the paper's "maximal delayed time" (OSDI 2014, 3.4).
 
     A worker whose clock is more than `tau` ahead of the slowest active worker's waits before it
@@ -37,10 +37,7 @@ class SSP:
     SSP(tau=4)
     """
 
-    tau: int
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "tau", 0, "updates")
+    tau: Annotated[int, whole_from(0, "updates")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +53,8 @@ Consistency = BSP | SSP | ASP
 
 
 def check_ahead(consistency: Consistency, ahead: int) -> None:
-    """Refuse a number of own updates that a worker's weights may lack.
-
-    Raises
-    ------
-    ConfigurationError
-        It is negative, no whole number, or more than the consistency model allows.
-    """
-    ranges.whole_argument("ahead", ahead, 0, "updates")
+    """Refuse a number of own updates that a worker's weights must not lack."""
+    whole_argument("ahead", ahead, 0, "updates")
     if isinstance(consistency, ASP):
         return
     bound = consistency.tau if isinstance(consistency, SSP) else 0
@@ -78,8 +69,7 @@ def check_ahead(consistency: Consistency, ahead: int) -> None:
 def slack(consistency: Consistency, workers: Mapping[str, Progress], worker: str) -> int | None:
     """Return how many gradients, besides one, a worker may compute before it reads weights again.
 
-    Negative: the worker is too far ahead to read. None: there is no bound. Only active `workers`
-    count.
+    Negative: the worker is too far ahead to read. None: there is no bound.
     """
     known = workers.get(worker)
     if isinstance(consistency, ASP) or known is None or not known.active:

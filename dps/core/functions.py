@@ -91,10 +91,7 @@ def parts(layout: ShardLayout, buffer: np.ndarray) -> dict[str, Part]:
 def carried_out(
     functions: Mapping[str, Function], layout: ShardLayout, buffer: np.ndarray, call: Call
 ) -> Call:
-    """Run a function on a shard's buffer; return the call with its result and changes.
-
-    Raises `FunctionFailed` with the traceback if it raises or returns something invalid.
-    """
+    """Run a function on a shard's buffer; return the call with its result and changes."""
     here = parts(layout, buffer)
     try:
         returned = functions[call.function](here, *unpack(call.arguments))
@@ -151,11 +148,7 @@ def _gathered(
 
 
 def pack(value: Any) -> np.ndarray:
-    """Return a value as one uint8 buffer.
-
-    It is None, a bool, a number, a text, an array of numbers, or a list, tuple or dict by text of
-    such values; others raise `ConfigurationError`. Numpy's scalars become Python's.
-    """
+    """Return a value as one uint8 buffer; refuse types other than those of `_plain`."""
     arrays: list[np.ndarray] = []
     head = json.dumps(_plain(value, arrays), separators=(",", ":")).encode()
     size = np.array([len(head)], "<u8")
@@ -213,16 +206,14 @@ AVERAGE = "dps.average"
 
 
 def average(arrays: Mapping[str, Part], mine: Mapping[str, np.ndarray], share: float) -> Changed:
-    """Move arrays towards a caller's values; the result has the spans and new values of each.
-
-    `share` is the weight of the caller's values; 1 replaces the old ones, including NaN.
-    """
+    """Move arrays towards a caller's values; the result has the spans and new values of each."""
     new: dict[str, np.ndarray] = {}
     result: dict[str, Any] = {}
     for name in sorted(mine.keys() & arrays.keys()):
         part, flat = arrays[name], mine[name].reshape(-1)
         theirs = np.concatenate([flat[start:stop] for start, stop in part.spans])
         weight = part.values.dtype.type(share)
+        # A share of 1 replaces the old values, including NaN.
         new[name] = theirs if share == 1 else (1 - weight) * part.values + weight * theirs
         result[name] = [[list(span) for span in part.spans], new[name]]
     return Changed(new, result)

@@ -73,11 +73,6 @@ class HashRing:
         order = np.argsort(points, kind="stable")
         return cls(points[order], np.repeat(np.arange(len(servers)), virtual_nodes)[order])
 
-    def owner(self, keys: np.ndarray) -> np.ndarray:
-        """Return the number of the server of each hash of a key."""
-        owners: np.ndarray = self.owners[np.searchsorted(self.points, keys) % len(self.points)]
-        return owners
-
     def successors(self, key: str) -> list[int]:
         """Return the numbers of all servers, each once, in the order of the ring from a key on."""
         start = int(np.searchsorted(self.points, hashes([key])[0]))
@@ -96,16 +91,13 @@ def hashes(names: Sequence[str]) -> np.ndarray:
 
 
 def apart(hosts: Sequence[T], machine: Callable[[T], str], count: int) -> list[T]:
-    """Return hosts in order, but the first `count` on different machines where possible.
-
-    A host of an unknown machine, "", counts as alone on it.
-    """
+    """Return hosts in order, but the first `count` on different machines where possible."""
     chosen: list[T] = []
     taken: set[str] = set()
     for host in hosts:
         if len(chosen) < count and machine(host) not in taken:
             chosen.append(host)
-            taken |= {machine(host)} - {""}
+            taken |= {machine(host)} - {""}  # a host of an unknown machine is alone on it
     return [*chosen, *(host for host in hosts if host not in chosen)]
 
 
@@ -196,10 +188,7 @@ def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> t
 
 
 def moves_to(owners: Sequence[Sequence[H]], chains: Sequence[Sequence[H]]) -> tuple[Move[H], ...]:
-    """Return the moves that bring each shard's replicas to its owners.
-
-    Replicas of a shard with fewer owners than replicas stay where they are.
-    """
+    """Return the moves that bring each shard's replicas to its owners, as far as there are any."""
     found = []
     for shard, (wanted, chain) in enumerate(zip(owners, chains, strict=True)):
         leaving = [host for host in chain if host not in wanted]

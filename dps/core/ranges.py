@@ -11,8 +11,9 @@ import math
 import operator
 import reprlib
 from collections.abc import Callable, Iterable
+from functools import cache, partial
 from numbers import Real
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -36,15 +37,12 @@ def brief(choice: Any) -> str:
     if not dataclasses.is_dataclass(choice) or isinstance(choice, type):
         return repr(choice)
     arguments = []
-    positional = True
     for field in dataclasses.fields(choice):
         value = getattr(choice, field.name)
-        required = field.default is dataclasses.MISSING
-        if required and positional:
+        if field.default is dataclasses.MISSING:
             arguments.append(brief(value))
-        elif required or value != field.default:
+        elif value != field.default:
             arguments.append(f"{field.name}={brief(value)}")
-        positional = positional and required
     return f"{type(choice).__name__}({', '.join(arguments)})"
 
 
@@ -85,58 +83,91 @@ def real(value: Any) -> float | None:
         return math.inf
 
 
-Check = Callable[..., None]  # of an object and the names of its fields
+# Returns a value in the form that it is kept in; refuses others, under a name.
+Check = Callable[[str, Any], Any]
 
 
-def _numbers(expected: str, holds: Callable[[float], bool]) -> Check:
-    def check(owner: object, *fields: str) -> None:
-        for field in fields:
-            value = getattr(owner, field)
-            number = real(value)
-            if number is None or not holds(number):
-                raise refused(f"{_name(owner)}: {field}", value, expected)
-            object.__setattr__(owner, field, number)
+def _number(expected: str, holds: Callable[[float], bool]) -> Check:
+    def check(name: str, value: Any) -> float:
+        number = real(value)
+        if number is None or not holds(number):
+            raise refused(name, value, expected)
+        return number
 
     return check
 
 
-not_negative = _numbers("a number, 0 or above", lambda x: 0 <= x < math.inf)
-positive = _numbers("a number above 0", lambda x: 0 < x < math.inf)
+def whole_from(least: int, of: str) -> Check:
+    """Return a check of `whole_argument`."""
+    return lambda name, value: whole_argument(name, value, least, of)
+
+
+argument_above_zero = _number("a number above 0", lambda x: 0 < x < math.inf)
+NotNegative = Annotated[float, _number("a number, 0 or above", lambda x: 0 <= x < math.inf)]
+Positive = Annotated[float, argument_above_zero]
 # Above 0 in float32 as well.
-visible = _numbers(f"a number of {LEAST:.2g} or above", lambda x: LEAST <= x < math.inf)
-fraction = _numbers("0 or more and below 1", lambda x: 0 <= x < 1)
-share = _numbers("a number above 0, at most 1", lambda x: 0 < x <= 1)
+Visible = Annotated[
+    float, _number(f"a number of {LEAST:.2g} or above", lambda x: LEAST <= x < math.inf)
+]
+Fraction = Annotated[float, _number("0 or more and below 1", lambda x: 0 <= x < 1)]
+Share = Annotated[float, _number("a number above 0, at most 1", lambda x: 0 < x <= 1)]
+Seed = Annotated[int, whole_from(0, "numbers below 2⁶³")]
+
+
+class Checked:
+    """Base of dataclasses whose fields have the types above, or are one of several texts."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        cls: Any = type(self)
+        for field, check in _checks(cls):
+            _apply(check, self, field)
+
+
+@cache
+def _checks(cls: type) -> tuple[tuple[str, Check], ...]:
+    found: list[tuple[str, Check]] = []
+    for field, hint in get_type_hints(cls, include_extras=True).items():
+        if get_origin(hint) is Literal:
+            found.append((field, partial(one_of, known=get_args(hint))))
+        found += ((field, check) for check in getattr(hint, "__metadata__", ()))
+    return tuple(found)
+
+
+def _apply(check: Check, owner: object, field: str) -> None:
+    checked = check(f"{type(owner).__name__}: {field}", getattr(owner, field))
+    object.__setattr__(owner, field, checked)
+
+
+def _fields(kind: Any) -> Callable[..., None]:
+    def check(owner: object, *fields: str) -> None:
+        for field in fields:
+            _apply(kind.__metadata__[0], owner, field)
+
+    return check
+
+
+# Checks of the fields of an object, for classes with conditions.
+not_negative, positive, share = _fields(NotNegative), _fields(Positive), _fields(Share)
 
 
 def count(owner: object, field: str, least: int, of: str) -> None:
     """Refuse a field that is no integer from `least` on; `of` is the unit."""
-    number = whole_argument(f"{_name(owner)}: {field}", getattr(owner, field), least, of)
-    object.__setattr__(owner, field, number)
-
-
-def seed(owner: object, field: str) -> None:
-    """Refuse a field that is no integer from 0 to 2⁶³ - 1."""
-    count(owner, field, 0, "numbers below 2⁶³")
+    _apply(whole_from(least, of), owner, field)
 
 
 def choice(owner: object, field: str, *known: str) -> None:
     """Refuse a field that is none of the known texts."""
-    one_of(f"{_name(owner)}: {field}", getattr(owner, field), known)
+    _apply(partial(one_of, known=known), owner, field)
 
 
-def one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Refuse an argument that is none of the known texts."""
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
+    """Return an argument; refuse one that is none of the known texts."""
     if not isinstance(value, str) or value not in known:
         *others, last = map(repr, known)
         raise refused(name, value, f"{', '.join(others)} or {last}" if others else last)
-
-
-def argument_above_zero(name: str, value: Any) -> float:
-    """Return an argument as a float; refuse one that is not above 0, infinite or no number."""
-    number = real(value)
-    if number is None or not 0 < number < math.inf:
-        raise refused(name, value, "a number above 0")
-    return number
+    return value
 
 
 def whole_argument(name: str, value: Any, least: int, of: str) -> int:
@@ -145,7 +176,3 @@ def whole_argument(name: str, value: Any, least: int, of: str) -> int:
     if number is None or not least <= number < 1 << 63:
         raise refused(name, value, f"{least} or more whole {of}")
     return number
-
-
-def _name(owner: object) -> str:
-    return type(owner).__name__

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import numpy as np
 
-from dps.core import ranges
 from dps.core.blocks import ShardLayout
+from dps.core.ranges import Checked, Positive, whole_from
 from dps.core.tables.table import Rows, added
 from dps.core.updates import Operation
 
@@ -31,7 +31,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Continue:
+class Continue(Checked):
     """Workers continue with the last weights, and their gradients are buffered.
 
     Parameters
@@ -47,12 +47,8 @@ class Continue:
     Continue(limit=100, buffer='worker')
     """
 
-    limit: int = 32
+    limit: Annotated[int, whole_from(1, "gradients")] = 32
     buffer: Literal["mailbox", "worker"] = "mailbox"
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "limit", 1, "gradients")
-        ranges.choice(self, "buffer", "mailbox", "worker")
 
 
 Outage = Wait | Continue
@@ -60,7 +56,7 @@ Policy = Literal["sum", "mean", "each", "staleness_scaled", "clip", "drop_older"
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(Checked):
     """How buffered gradients are applied after an outage (see `dps.core.replay`).
 
     >>> Replay("clip", clip_norm=5.0).policy
@@ -68,13 +64,8 @@ class Replay:
     """
 
     policy: Policy = "sum"
-    clip_norm: float = 1.0
-    drop_older_than: int = 100
-
-    def __post_init__(self) -> None:
-        ranges.choice(self, "policy", *get_args(Policy))
-        ranges.positive(self, "clip_norm")
-        ranges.count(self, "drop_older_than", 0, "versions")
+    clip_norm: Positive = 1.0
+    drop_older_than: Annotated[int, whole_from(0, "versions")] = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +85,15 @@ def plan(
 ) -> Plan:
     """Return what to apply for these buffered gradients on a shard that is at `version`.
 
-    `summable` turns an operation into one that can be summed; None: each can.
+    `summable` turns an operation into one that can be summed; None: each can. The policies:
 
-    Policies
-    --------
-    sum, mean
-        One step with the sum, or the mean, of the gradients.
-    each
-        One step for each, in order.
-    staleness_scaled
-        One step for each, its learning rate divided by 1 + its staleness.
-    clip
-        One step with the sum, scaled down to the norm `clip_norm` if it is longer.
-    drop_older
-        Gradients staler than `drop_older_than` versions are left out; the others are summed.
-    published
-        The rule of "Training Through Failure": the sum; over 50 gradients, a tenth of the
-        learning rate.
+    - sum, mean: one step with the sum, or the mean, of the gradients;
+    - each: one step for each, in order;
+    - staleness_scaled: one step for each, its learning rate divided by 1 + its staleness;
+    - clip: one step with the sum, scaled down to the norm `clip_norm` if it is longer;
+    - drop_older: gradients staler than `drop_older_than` versions are left out, others summed;
+    - published: the rule of "Training Through Failure", the sum, but at a tenth of the learning
+      rate for more than 50 gradients.
     """
     once = _each_once(buffered)
     ops = [replace(op, replayed=True) for op in once if op.kind == "gradient"]
@@ -158,11 +141,7 @@ def _each_once(buffered: Sequence[Operation]) -> list[Operation]:
 
 
 def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Merge runs of gradients that cover the same pieces into one operation each.
-
-    Their rows may differ. The updates keep their identity: the first gives the operation its own,
-    the others are `merged`.
-    """
+    """Merge runs of gradients that cover the same pieces into one operation each."""
     sums: list[Operation] = []
     for op in ops:
         last = sums[-1] if sums else None

@@ -1,9 +1,8 @@
 """The shard: the state machine that applies operations to a shard's blocks and rows.
 
 State is one immutable value: weights, rows, optimizer state, version, dedupe table and workers'
-clocks together, because they must be copied, replicated and restored together. Applying an
-operation yields the next state; the old one stays valid. The epoch in which a shard is served is
-no part of the state: the coordinator decides that.
+clocks must be copied, replicated and restored together. Applying an operation yields the next
+state; the old one stays valid. The epoch of a shard is no part of it: the coordinator decides that.
 """
 
 from __future__ import annotations
@@ -114,23 +113,18 @@ def initial_state(values: np.ndarray, rule: UpdateRule) -> ShardState:
 
 
 def is_duplicate(state: ShardState, update: UpdateId) -> bool:
-    """Whether the state already contains the update, or a later one of its worker.
-
-    Updates of one worker reach a shard in order, one at a time, so the last number is enough.
-    """
+    """Whether the state already contains the update, or a later one of its worker."""
+    # Updates of one worker reach a shard in order, one at a time, so the last number is enough.
     known = state.workers.get(update.worker)
     return known is not None and (update.incarnation, update.seq) <= (known.incarnation, known.seq)
 
 
 def is_evicted(state: ShardState, update: UpdateId) -> bool:
-    """Whether the worker, in the incarnation of this update, was evicted or has left.
-
-    A resent update that was applied before is not refused for that: it must not be taken for lost.
-    A read has the number 0.
-    """
+    """Whether the worker, in the incarnation of this update, was evicted or has left."""
     known = state.workers.get(update.worker)
     if known is None or known.active or known.incarnation != update.incarnation:
         return False
+    # A resent update that was applied must not be taken for lost. A read has the number 0.
     return not 0 < update.seq <= known.seq
 
 
@@ -171,8 +165,7 @@ class StateMachine:
     def apply(self, state: ShardState, op: Operation) -> Step:
         """Return the state after `op`; a duplicate leaves it as it is.
 
-        Raises `NonFiniteGradient` or `ShapeMismatch` if the gradient is refused, and
-        `FunctionFailed` if a function raises or returns what it may not.
+        Raises `NonFiniteGradient`, `ShapeMismatch` or `FunctionFailed` if it refuses the operation.
         """
         if op.kind == "leave":
             return _left(state, op)
@@ -284,10 +277,7 @@ class StateMachine:
     def _stepped_tables(
         self, state: ShardState, op: Operation, scale_of: Scale
     ) -> dict[str, SparseTable]:
-        """Return the tables after a step with the rows of an operation; missing rows are created.
-
-        All other rows stay unchanged, even if the rule would change them on a gradient of zeros.
-        """
+        """Return the tables after a step; rows that are not pushed stay, whatever the rule is."""
         _check_rows(self.layout, op)
         after = dict(state.tables)
         for rows in op.rows:
@@ -378,7 +368,8 @@ def _shaped(part: np.ndarray, dtype: str, row: int) -> np.ndarray:
 def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
     if not all_finite(chunk.gradient):
         wrong = int(np.flatnonzero(~np.isfinite(chunk.gradient))[0])
-        name = layout.name_at(chunk.begin + wrong * chunk.gradient.itemsize)
+        byte = chunk.begin + wrong * chunk.gradient.itemsize
+        name = next(p.block.name for p in layout.pieces if p.offset <= byte < p.end)
         raise NonFiniteGradient(
             f"update {op.id}: the gradient of {name!r} holds NaN or infinity; "
             "nothing of this update was applied"
@@ -395,12 +386,9 @@ def _gaps(layout: ShardLayout, chunks: Sequence[_Chunk]) -> Iterator[slice]:
 
 
 def _chunks(layout: ShardLayout, op: Operation, rule: UpdateRule | None = None) -> Iterator[_Chunk]:
-    """Cut what the gradient covers, and the gradient, into chunks of one rule.
-
-    A rule by rows gets whole rows. A gradient of rows of tables alone covers nothing here.
-    """
+    """Cut what the gradient covers, and the gradient, into chunks of one rule."""
     if op.gradient is None and op.rows:
-        return
+        return  # a gradient of rows of tables alone
     stretches = _stretches(layout, op, rule)
     expected = sum(end - begin for begin, end, *_ in stretches)
     if op.gradient is None or op.codec or op.gradient.nbytes != expected:

@@ -1,7 +1,6 @@
 """The identity of updates and the operations that change a shard.
 
-An operation travels from a worker to a shard, down a chain and into a mailbox. A shard is a state
-machine over operations: replicas that apply the same ones in the same order are bitwise equal.
+Replicas that apply the same operations in the same order are bitwise equal.
 """
 
 from __future__ import annotations
@@ -42,10 +41,7 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a function on a shard, with its result once it has run.
-
-    Arguments and result are packed (see `dps.core.functions`).
-    """
+    """A call of a function, whose arguments and result are packed (see `dps.core.functions`)."""
 
     function: str  # the name under which it is registered
     arguments: np.ndarray

@@ -28,8 +28,7 @@ from dps.core.blocks import DTYPES, Layout
 from dps.core.checksum import sealed, unsealed
 from dps.core.ranges import listed
 from dps.core.tables.key_routing import checked_rows
-from dps.core.tables.spec import Given, Normal, SparseSpec, Uniform, Zeros, partitions_of
-from dps.core.tables.table import Level
+from dps.core.tables.table import Given, Level, Normal, SparseSpec, Uniform, Zeros, partitions_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.recovery.files import NotAFile, contents, make_folder, publish
 

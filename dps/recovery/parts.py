@@ -14,8 +14,7 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.shard import ShardState
-from dps.core.tables.spec import mix64
-from dps.core.tables.table import Level, SparseTable
+from dps.core.tables.table import Level, SparseTable, mix64
 
 PAGES = 64  # of the rows of each table on a shard
 

@@ -11,8 +11,7 @@ import pytest
 
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import Gradients
-from dps.core.tables.spec import SparseSpec
-from dps.core.tables.table import KEYS
+from dps.core.tables.table import KEYS, SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError
 from dps.events import Restored

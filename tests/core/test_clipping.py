@@ -11,7 +11,7 @@ import pytest
 from dps.core.blocks import Layout
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.rules.wrappers import Clipped, norm_of
-from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import SparseSpec
 from dps.errors import NonFiniteGradient
 from dps.protocol.client.encoder import Parts, split
 

@@ -8,8 +8,7 @@ import pytest
 from dps import Given, Momentum, SparseSpec, Uniform
 from dps.core.blocks import Layout
 from dps.core.tables.key_routing import begun_rows, checked_rows, dealt_out, without_rows
-from dps.core.tables.spec import partitions_of
-from dps.core.tables.table import EMPTY
+from dps.core.tables.table import EMPTY, partitions_of
 from dps.errors import ConfigurationError, ShapeMismatch
 
 ROWS = np.random.default_rng(0).normal(size=(100, 3))

@@ -26,7 +26,7 @@ from dps.core.rules.wrappers import (
     frozen,
 )
 from dps.core.shard import ShardState, StateMachine, initial_state
-from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError
 from dps.protocol.client.encoder import split

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from dps.core.blocks import Layout
 from dps.core.tables.key_routing import as_range, asked, dealt
-from dps.core.tables.spec import PARTITIONS, SparseSpec, partitions_of
-from dps.core.tables.table import KEYS, are_sorted
+from dps.core.tables.table import KEYS, PARTITIONS, SparseSpec, are_sorted, partitions_of
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
 TABLES = (SparseSpec("emb", 2), SparseSpec("bias", 1, "float64"))

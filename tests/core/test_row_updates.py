@@ -12,8 +12,7 @@ from dps.core.replay import Policy, Replay, plan, summed
 from dps.core.rules.rule import SGD, Adam
 from dps.core.shard import ShardState, StateMachine, Step, check_gradient, initial_state
 from dps.core.tables.key_routing import dealt
-from dps.core.tables.spec import SparseSpec
-from dps.core.tables.table import KEYS, Rows, table_of
+from dps.core.tables.table import KEYS, Rows, SparseSpec, table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, ShapeMismatch
 

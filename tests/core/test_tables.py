@@ -16,8 +16,7 @@ from dps.core.blocks import Layout, ShardLayout
 from dps.core.rules.proximal import GroupL1, Proximal
 from dps.core.rules.rule import SGD, AdaGrad, Adam, UpdateRule
 from dps.core.shard import StateMachine, initial_state
-from dps.core.tables.spec import Normal, SparseSpec, Uniform
-from dps.core.tables.table import EMPTY, KEYS, Level, Rows, SparseTable
+from dps.core.tables.table import EMPTY, KEYS, Level, Normal, Rows, SparseSpec, SparseTable, Uniform
 from dps.core.updates import Operation, UpdateId
 
 SPEC = SparseSpec("emb", 3, initial=Normal(0.5, seed=7))

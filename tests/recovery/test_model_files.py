@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 
 from dps import Normal, SparseSpec, load
 from dps.core.blocks import Layout
-from dps.core.tables.spec import Given
+from dps.core.tables.table import Given
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.recovery import model_files
 from dps.recovery.model_files import MANIFEST

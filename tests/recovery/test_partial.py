@@ -14,8 +14,7 @@ import pytest
 from dps.core.blocks import Layout
 from dps.core.rules.rule import Momentum
 from dps.core.shard import Progress, ShardState, StateMachine, initial_state
-from dps.core.tables.spec import SparseSpec
-from dps.core.tables.table import KEYS
+from dps.core.tables.table import KEYS, SparseSpec
 from dps.core.updates import Operation, UpdateId
 from dps.errors import CheckpointCorrupt, StaleEpoch, StoreUnavailable
 from dps.recovery.checkpoint_files import CheckpointFiles

@@ -28,8 +28,7 @@ from dps.core.filters.filter import Sending
 from dps.core.functions import Changed, Part
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import asked
-from dps.core.tables.spec import PARTITIONS, SparseSpec
-from dps.core.tables.table import table_of
+from dps.core.tables.table import PARTITIONS, SparseSpec, table_of
 from dps.core.updates import UpdateId
 from dps.errors import Evicted, InternalError
 from dps.protocol.client.shard_client import Outcome

@@ -20,7 +20,7 @@ from dps.core.functions import Function
 from dps.core.placement import ConsistentHash
 from dps.core.rules.rule import SGD, UpdateRule, by_rows
 from dps.core.shard import ShardState
-from dps.core.tables.spec import SparseSpec
+from dps.core.tables.table import SparseSpec
 from dps.errors import DpsError
 from dps.events import Event
 from dps.protocol.client.client import Client

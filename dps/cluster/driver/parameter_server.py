@@ -33,8 +33,7 @@ from dps.core.functions import Function
 from dps.core.placement import BALANCED, ConsistentHash
 from dps.core.ranges import argument_above_zero, shown, whole_argument
 from dps.core.rules.rule import SGD, UpdateRule
-from dps.core.tables.spec import SparseSpec
-from dps.core.tables.table import KEYS
+from dps.core.tables.table import KEYS, SparseSpec
 from dps.errors import ConfigurationError, GroupClosed
 from dps.events import Failover, Sink
 from dps.observe.progress import display

@@ -30,8 +30,7 @@ from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.rules.wrappers import as_rule, check_names
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import begun_rows, dealt_out, without_rows
-from dps.core.tables.spec import SparseSpec
-from dps.core.tables.table import SparseTable
+from dps.core.tables.table import SparseSpec, SparseTable
 from dps.errors import ConfigurationError
 from dps.events import Sink
 from dps.protocol.compression import checked_filters, checked_pull_filters

@@ -47,9 +47,7 @@ class FilterChain:
     ) -> tuple[Section, Array | None]:
         """Return the encoded entries of a gradient, and the residual for the next one.
 
-        The gradient is 1-D and finite; the last residual, if any, is added to it. Raises
-        `NonFiniteGradient` if the sum overflows, and `ConfigurationError` if a selection does not
-        return a mask of the gradient.
+        The gradient is 1-D and finite; the last residual, if any, is added to it.
         """
         with np.errstate(over="ignore"):
             accumulated = gradient if residual is None else gradient + residual
@@ -72,7 +70,7 @@ class FilterChain:
         """Return the encoded changes of 1-D weights, for a worker that has a copy of them.
 
         Quantised entries are differences, so that the next one makes up for rounding; others are
-        the weights themselves. Raises `ConfigurationError` if a selection returns no mask.
+        the weights themselves.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             difference = values - copy
@@ -161,7 +159,7 @@ class Outbox:
         """Return the filtered form of an operation with a dense, finite gradient.
 
         Nothing changes until `commit`. `weights` is the shard's buffer that the gradient was
-        computed from, if the worker has read any. Errors are those of `FilterChain.filtered`.
+        computed from, if the worker has read any.
         """
         assert op.gradient is not None
         of_shard = {s.name: s for s in stretches(self._layout, ())}
@@ -226,12 +224,7 @@ class Outbox:
 def checked(
     filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
 ) -> dict[str, FilterChain]:
-    """Return the chain of each array that has filters.
-
-    `filters` are those of each array, and of "*" for all others; `names` are those of all arrays.
-    Raises `ConfigurationError` if an array is unknown, or its filters do not work together or with
-    the rule.
-    """
+    """Return the chain of each array that has filters; "*" stands for all others in `names`."""
     chains = _chains("filters", filters, names)
     for name, chain in filters.items():
         all_others = name == EVERY and is_per_array(rule)
@@ -243,10 +236,7 @@ def checked(
 def checked_of_pulls(
     filters: Mapping[str, Sequence[Filter]], names: Collection[str]
 ) -> dict[str, FilterChain]:
-    """Return the chain of each array whose weights are filtered when they are pulled.
-
-    As `checked`; filters without feedback are refused as well.
-    """
+    """Return the chain of each array whose weights are filtered when they are pulled."""
     chains = _chains("pull_filters", filters, names)
     for name, chain in filters.items():
         for selection in chain:

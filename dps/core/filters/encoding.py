@@ -19,7 +19,7 @@ from dps.errors import ShapeMismatch
 
 Array = np.ndarray
 Values = Literal["raw", "bf16", "int8"]
-Random = Callable[[], np.random.Generator]
+Random = Callable[[], np.random.Generator]  # called for the rounding to int8
 
 KEYS = ("", "bits", "uint16", "uint32")
 VALUES = ("raw", "bf16", "int8")
@@ -68,10 +68,7 @@ def stretches(layout: ShardLayout, pieces: Sequence[int]) -> tuple[Stretch, ...]
 
 
 def encoded(accumulated: Array, selected: Array | None, values: Values, random: Random) -> Section:
-    """Encode the entries of a 1-D array under a mask (None: all), in the shortest form.
-
-    `random` makes the generator that rounds to int8.
-    """
+    """Encode the entries of a 1-D array under a mask (None: all), in the shortest form."""
     size, dtype = accumulated.size, accumulated.dtype
     entries = size if selected is None else int(np.count_nonzero(selected))
     kinds = ("uint16" if size <= 1 << 16 else "uint32", "bits") if entries else ("",)
@@ -105,7 +102,7 @@ def assembled(op: Operation, sections: Sequence[Section]) -> Operation:
 
 
 def taken_apart(op: Operation) -> Iterator[Section]:
-    """Yield the sections of an encoded operation; raises `ShapeMismatch` if it is malformed."""
+    """Yield the sections of an encoded operation; refuse one that is malformed."""
     payload = np.empty(0, np.uint8) if op.gradient is None else op.gradient
     at = 0
     for part in op.codec:
@@ -118,10 +115,7 @@ def taken_apart(op: Operation) -> Iterator[Section]:
 
 
 def decoded(layout: ShardLayout, op: Operation) -> Operation:
-    """Return the operation with a dense gradient, with 0 for entries that were not sent.
-
-    Raises `ShapeMismatch` if the payload does not match its encoding or the shard.
-    """
+    """Return the operation with a dense gradient, with 0 for entries that were not sent."""
     if not op.codec:
         return op
     chosen = stretches(layout, op.pieces)
@@ -133,11 +127,7 @@ def decoded(layout: ShardLayout, op: Operation) -> Operation:
 
 
 def patched(layout: ShardLayout, buffer: Array, op: Operation) -> Array:
-    """Return a new buffer of a shard, with the entries of an operation in their places.
-
-    Raw entries replace those of the buffer, others are added to them. Errors are those of
-    `decoded`.
-    """
+    """Return a new buffer: raw entries of an operation replace its own, others are added."""
     chosen = stretches(layout, ())
     _require(op, len(chosen) == len(op.codec) and buffer.nbytes == layout.nbytes)
     new = buffer.copy()

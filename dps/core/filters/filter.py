@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from dps.core import ranges
+from dps.core.ranges import Checked, Fraction, NotNegative, Positive, Seed, Share, choice, refused
 from dps.core.updates import UpdateId
 
 Array = np.ndarray
@@ -22,9 +22,8 @@ Array = np.ndarray
 class Sending:
     """The context of a gradient that a filter gets.
 
-    When a worker pulls, the gradient is the difference between the weights and the worker's copy,
-    which is `weights`. Then `push` counts the replies since all weights were sent, and `update`
-    has the worker, its incarnation and the number of the reply.
+    In pulls, the gradient is the difference between the weights and the worker's copy, which is
+    `weights`; `push` counts the replies since all weights were sent, and `update` numbers them.
 
     Attributes
     ----------
@@ -78,9 +77,8 @@ class Selection(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class SignificantlyModified:
-    """Withhold entries with |g| ≤ threshold, where g sums up since the last sending (Li et al.,
-    NIPS 2014).
+class SignificantlyModified(Checked):
+    """Withhold entries with |g| ≤ threshold, until their sum is larger (Li et al., NIPS 2014).
 
     Parameters
     ----------
@@ -96,14 +94,14 @@ class SignificantlyModified:
     array([False,  True])
     """
 
-    threshold: float
+    threshold: NotNegative
     decay: Literal["1/t"] | None = None
     feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        ranges.not_negative(self, "threshold")
+        Checked.__post_init__(self)
         if self.decay is not None:
-            ranges.choice(self, "decay", "1/t")
+            choice(self, "decay", "1/t")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return where |g| is above the threshold."""
@@ -113,13 +111,12 @@ class SignificantlyModified:
 
 
 @dataclass(frozen=True, slots=True)
-class KKT:
+class KKT(Checked):
     """Withhold entries that would leave a weight at zero: w = 0 and |g| ≤ strength − delta.
 
-    For proximal rules with an L1 penalty λ: these weights fulfil the optimality (Karush, Kuhn,
-    Tucker) condition of zero, and the proximal operator would set them to zero anyway (Li et al.,
-    OSDI 2014, section 5.1). Withheld entries are dropped. Each push must have the gradient of the
-    whole loss, because it is compared with the whole penalty.
+    For proximal rules with an L1 penalty λ, whose operator would set these weights to zero anyway:
+    they fulfil the Karush-Kuhn-Tucker condition (Li et al., OSDI 2014, section 5.1). Withheld
+    entries are dropped. Each push must have the gradient of the whole loss.
 
     Parameters
     ----------
@@ -136,15 +133,14 @@ class KKT:
     array([False,  True,  True])
     """
 
-    strength: float
-    delta: float = 0.0
+    strength: Positive
+    delta: NotNegative = 0.0
     feedback: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        ranges.positive(self, "strength")
-        ranges.not_negative(self, "delta")
+        Checked.__post_init__(self)
         if self.delta > self.strength:
-            raise ranges.refused("KKT: delta", self.delta, f"at most strength={self.strength}")
+            raise refused("KKT: delta", self.delta, f"at most strength={self.strength}")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return where the weight is not zero or its gradient is large."""
@@ -156,7 +152,7 @@ class KKT:
 
 
 @dataclass(frozen=True, slots=True)
-class RandomSkip:
+class RandomSkip(Checked):
     """Withhold entries at random; their sum is sent with a later push.
 
     Parameters
@@ -173,13 +169,9 @@ class RandomSkip:
     array([ True,  True,  True])
     """
 
-    share: float
-    seed: int = 0
+    share: Fraction
+    seed: Seed = 0
     feedback: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        ranges.fraction(self, "share")
-        ranges.seed(self, "seed")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return a random mask."""
@@ -188,7 +180,7 @@ class RandomSkip:
 
 
 @dataclass(frozen=True, slots=True)
-class TopK:
+class TopK(Checked):
     """Send the k = share · size entries of the largest magnitude, at least one.
 
     The others are added to the next gradient ("Sparsified SGD with memory", Stich, Cordonnier and
@@ -206,11 +198,8 @@ class TopK:
     array([False,  True,  True, False])
     """
 
-    share: float
+    share: Share
     feedback: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        ranges.share(self, "share")
 
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return where the largest entries are, without zeros."""
@@ -223,7 +212,7 @@ class TopK:
 
 
 @dataclass(frozen=True, slots=True)
-class Quantise:
+class Quantise(Checked):
     """Send values in fewer bits.
 
     Parameters
@@ -242,11 +231,7 @@ class Quantise:
     """
 
     form: Literal["bf16", "int8"]
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        ranges.choice(self, "form", "bf16", "int8")
-        ranges.seed(self, "seed")
+    seed: Seed = 0
 
     @property
     def feedback(self) -> bool:

@@ -6,19 +6,25 @@ Workers push the gradients of the loss alone; the server adds the penalty.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
-from dps.core import ranges
+from dps.core.ranges import Checked, NotNegative, Positive, refused, whole_from
 from dps.core.rules.rule import Array, Out, Slots, Stepped
 
 
-class _ProximalStep:
+class _ProximalStep(Checked):
     """The step of rules with a `learning_rate` and a `penalty`."""
 
     __slots__ = ()
     slots: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self: Any) -> None:
+        Checked.__post_init__(self)
+        if isinstance(self.penalty, type) or not hasattr(self.penalty, "shrink"):
+            what = f"{type(self).__name__}: penalty"
+            raise refused(what, self.penalty, "a penalty such as L1(0.01) or GroupL1(0.1)")
 
     @property
     def by_rows(self: Any) -> bool:
@@ -26,19 +32,14 @@ class _ProximalStep:
         return bool(self.penalty.by_rows)
 
     def step(
-        self: Any,
-        values: Array,
-        gradient: Array,
-        slots: Slots,
-        t: int,
-        scale: float,
-        out: Out = None,
+        self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
     ) -> Stepped:
         """Return the new values; there is no optimizer state."""
-        rate = self.learning_rate * scale
+        rule: Any = self
+        rate = rule.learning_rate * scale
         new: Array = np.multiply(gradient, rate, out=out)
         np.subtract(values, new, out=new)
-        self.penalty.shrink(new, rate)
+        rule.penalty.shrink(new, rate)
         return new, {}
 
 
@@ -48,7 +49,8 @@ class Proximal(_ProximalStep):
 
     It minimises loss + h (Parikh and Boyd 2014, section 4.2), where the loss is that of one push. A
     fixed step γ ≤ 1/L converges if each push has the gradient of the whole loss, and L is its
-    Lipschitz constant. With gradients of batches it only comes near.
+    Lipschitz constant; with gradients of batches it only comes near. Each step pays the penalty
+    once, also a step with the sum of several gradients.
 
     Parameters
     ----------
@@ -57,10 +59,6 @@ class Proximal(_ProximalStep):
     penalty
         h: `L1`, `L2`, `ElasticNet` or `GroupL1`.
 
-    Notes
-    -----
-    Each step pays the penalty once, also a step with the sum of several gradients.
-
     Examples
     --------
     >>> rule = Proximal(learning_rate=0.5, penalty=L1(1.0))
@@ -68,22 +66,19 @@ class Proximal(_ProximalStep):
     array([1.5, 0. ])
     """
 
-    learning_rate: float
+    learning_rate: NotNegative
     penalty: Penalty
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "learning_rate")
-        _require_penalty(self, self.penalty)
 
 
 @dataclass(frozen=True, slots=True)
 class DelayedProximal(_ProximalStep):
     """Delayed block proximal gradient descent (Li et al., NIPS 2014; OSDI 2014, section 5.1).
 
-    The step is that of `Proximal`, at the largest learning rate for which the paper's theorem
-    promises a stationary point with late gradients, also of a loss that is not convex: γ =
-    M / (L_var + τ·L_cov + ε), with M = 1 as the proximal operator measures plain distances. A block
-    is the set of arrays of one push.
+    `Proximal` at the largest learning rate for which the paper's theorem promises a stationary
+    point with late gradients, also of a loss that is not convex: γ =
+    1 / (L_var + τ·L_cov + ε). A block is the set of arrays of one push. In the paper, a step sums
+    the gradients of all workers; here each push is a step with the gradient of the whole loss, and
+    τ counts pushes.
 
     Parameters
     ----------
@@ -101,39 +96,22 @@ class DelayedProximal(_ProximalStep):
     eps
         ε, above 0 as in the theorem, in the unit of `l_var`.
 
-    Notes
-    -----
-    A step of the paper sums the gradients of all workers, and its constants are sums over workers.
-    Here each push is a step with the gradient of the whole loss, and τ counts pushes.
-
     Examples
     --------
     >>> DelayedProximal(l_var=1.0, l_cov=0.5, tau=2, penalty=L1(0.1), eps=0.5).learning_rate
     0.4
     """
 
-    l_var: float
-    l_cov: float
-    tau: int
+    l_var: NotNegative
+    l_cov: NotNegative
+    tau: Annotated[int, whole_from(0, "updates")]
     penalty: Penalty
-    eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "l_var", "l_cov")
-        ranges.positive(self, "eps")
-        ranges.count(self, "tau", 0, "updates")
-        _require_penalty(self, self.penalty)
+    eps: Positive = 1e-6
 
     @property
     def learning_rate(self) -> float:
         """γ, the step size."""
         return 1 / (self.l_var + self.tau * self.l_cov + self.eps)
-
-
-def _require_penalty(rule: object, penalty: object) -> None:
-    if isinstance(penalty, type) or not hasattr(penalty, "shrink"):
-        what = f"{type(rule).__name__}: penalty"
-        raise ranges.refused(what, penalty, "a penalty such as L1(0.01) or GroupL1(0.1)")
 
 
 class Penalty(Protocol):
@@ -157,21 +135,16 @@ class Penalty(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Weighted:
+class _Weighted(Checked):
     """Base of penalties with one `strength`."""
 
-    strength: float
+    strength: NotNegative
     by_rows: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "strength")
 
 
 @dataclass(frozen=True, slots=True)
 class L1(_Weighted):
     """The lasso's penalty: h(w) = λ·Σ|w|, which makes weights zero one by one.
-
-    Its proximal operator is the soft threshold, sign(x)·max(|x| − γλ, 0).
 
     Parameters
     ----------
@@ -185,7 +158,7 @@ class L1(_Weighted):
     """
 
     def shrink(self, values: Array, step: float) -> None:
-        """Apply the soft threshold γλ."""
+        """Apply the soft threshold: sign(x)·max(|x| − γλ, 0)."""
         soft_threshold(values, step * self.strength)
 
     def value(self, values: Array) -> float:
@@ -196,8 +169,6 @@ class L1(_Weighted):
 @dataclass(frozen=True, slots=True)
 class L2(_Weighted):
     """Ridge or weight decay: h(w) = ½·λ·Σw².
-
-    Its proximal operator is x / (1 + γλ).
 
     Parameters
     ----------
@@ -220,10 +191,8 @@ class L2(_Weighted):
 
 
 @dataclass(frozen=True, slots=True)
-class ElasticNet:
+class ElasticNet(Checked):
     """Both: h(w) = λ₁·Σ|w| + ½·λ₂·Σw² (Zou and Hastie 2005).
-
-    Its proximal operator is the soft threshold γλ₁, divided by 1 + γλ₂.
 
     Parameters
     ----------
@@ -236,12 +205,9 @@ class ElasticNet:
     4.5
     """
 
-    l1: float
-    l2: float
+    l1: NotNegative
+    l2: NotNegative
     by_rows: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "l1", "l2")
 
     def shrink(self, values: Array, step: float) -> None:
         """Apply the soft threshold γλ₁ and divide by 1 + γλ₂."""
@@ -257,11 +223,9 @@ class ElasticNet:
 class GroupL1(_Weighted):
     """The group lasso's penalty: h(w) = λ·Σ‖row‖₂, which makes whole rows zero (Yuan and Lin 2006).
 
-    A group is a row of a parameter array: its elements with the same first index. In a matrix of
-    features × outputs these are the weights of one feature. In an array of one dimension each
-    element is a group, as with `L1`. Shards hold whole rows, so few long rows may spread unevenly.
-
-    Its proximal operator is row·max(1 − γλ / ‖row‖₂, 0).
+    A group is a row of a parameter array: its elements with the same first index, such as the
+    weights of one feature in a matrix of features × outputs. In an array of one dimension each
+    element is a group. Shards hold whole rows, so few long rows may spread unevenly.
 
     Parameters
     ----------
@@ -277,7 +241,7 @@ class GroupL1(_Weighted):
     by_rows: ClassVar[bool] = True
 
     def shrink(self, values: Array, step: float) -> None:
-        """Shorten each row by γλ, at most to zero."""
+        """Shorten each row by γλ, at most to zero: row·max(1 − γλ / ‖row‖₂, 0)."""
         threshold = step * self.strength
         if threshold == 0:
             return
@@ -301,7 +265,7 @@ def soft_threshold(values: Array, threshold: float) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class FTRL:
+class FTRL(Checked):
     """Follow the (proximally) regularised leader (McMahan et al. 2013, section 3, algorithm 1).
 
     After gradients g₁ … g_t, at weights w₁ … w_t, the new weight minimises
@@ -310,6 +274,10 @@ class FTRL:
 
     where σ₁ + … + σ_t = 1/η_t = (β + √Σ g_s²) / α. Without penalties it is w − η_t·g_t: gradient
     descent with a learning rate that falls for each weight as its gradients add up.
+
+    The paper starts at w₁ = 0. With other first values, algorithm 1 would omit β/α·w₁ and so forget
+    most of them in the first step; here the new weight still minimises the sum. A weight whose
+    gradients were all 0 stays. A factor on the learning rate is one on g_s in the sum, not in η.
 
     Parameters
     ----------
@@ -321,13 +289,6 @@ class FTRL:
         λ₁ and λ₂, 0 or above, in units of gradients, and of gradients per unit of weight. They
         enter once, not with each step, so they weigh less and less beside the sum of gradients.
 
-    Notes
-    -----
-    The paper starts at w₁ = 0. With other first values, algorithm 1 would omit β/α·w₁ and so forget
-    most of them in the first step; here the new weight still minimises the sum above. As in the
-    paper, a weight whose gradients were all 0 stays. A factor on the learning rate of a step is one
-    on g_s in the sum, not on its square in η; without penalties that is the same.
-
     Examples
     --------
     >>> zero, state = np.zeros(2), {"linear": np.zeros(2), "squares": np.zeros(2)}
@@ -335,15 +296,11 @@ class FTRL:
     array([0. , 0.5])
     """
 
-    alpha: float = 0.1
-    beta: float = 1.0
-    l1: float = 0.0
-    l2: float = 0.0
+    alpha: Positive = 0.1
+    beta: NotNegative = 1.0
+    l1: NotNegative = 0.0
+    l2: NotNegative = 0.0
     slots: ClassVar[tuple[str, ...]] = ("linear", "squares")
-
-    def __post_init__(self) -> None:
-        ranges.positive(self, "alpha")
-        ranges.not_negative(self, "beta", "l1", "l2")
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from dps.core import ranges
+from dps.core.ranges import Checked, Fraction, NotNegative, Visible, refused
 
 Array = np.ndarray
 Slots = Mapping[str, Array]
@@ -120,15 +120,16 @@ def is_rule(choice: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Wrapper:
+class Wrapper(Checked):
     """Base of rules around another `rule`, which has all that they do not override."""
 
     rule: UpdateRule
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if isinstance(self.rule, type(self)) or not is_rule(self.rule):
             what = f"{type(self).__name__}: rule"
-            raise ranges.refused(what, self.rule, "another update rule such as SGD(0.1)")
+            raise refused(what, self.rule, "another update rule such as SGD(0.1)")
 
     def __getattr__(self, name: str) -> Any:
         # Such as `by_rows`, `needs_base`, `per_array` and `factor`.
@@ -153,7 +154,7 @@ class Wrapper:
 
 
 @dataclass(frozen=True, slots=True)
-class SGD:
+class SGD(Checked):
     """Plain stochastic gradient descent: w ← w − η·g.
 
     >>> values, _ = SGD(0.1).step(np.ones(2), np.array([1.0, 2.0]), {}, t=1, scale=1.0)
@@ -161,11 +162,8 @@ class SGD:
     array([0.9, 0.8])
     """
 
-    learning_rate: float
+    learning_rate: NotNegative  # 0 learns nothing: for comparison
     slots: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "learning_rate")  # 0 learns nothing: for comparison
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
@@ -177,20 +175,16 @@ class SGD:
 
 
 @dataclass(frozen=True, slots=True)
-class Momentum:
+class Momentum(Checked):
     """SGD with heavy-ball momentum, as in torch: m ← μ·m + g; w ← w − η·m.
 
     >>> Momentum(0.1).slots
     ('momentum',)
     """
 
-    learning_rate: float
-    momentum: float = 0.9
+    learning_rate: NotNegative
+    momentum: Fraction = 0.9
     slots: ClassVar[tuple[str, ...]] = ("momentum",)
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "learning_rate")
-        ranges.fraction(self, "momentum")
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
@@ -204,10 +198,10 @@ class Momentum:
 
 
 @dataclass(frozen=True, slots=True)
-class AdaGrad:
-    """AdaGrad with a diagonal matrix (Duchi, Hazan and Singer 2011, figure 1, δ = `eps`).
+class AdaGrad(Checked):
+    """AdaGrad with a diagonal matrix (Duchi, Hazan and Singer 2011), as in torch by default.
 
-    s ← s + g²; w ← w − η·g / (√s + ε): as in torch with its default settings.
+    s ← s + g²; w ← w − η·g / (√s + ε).
 
     Parameters
     ----------
@@ -223,14 +217,10 @@ class AdaGrad:
     array([-0.5,  0.5])
     """
 
-    learning_rate: float = 0.01
-    eps: float = 1e-10
+    learning_rate: NotNegative = 0.01
+    eps: Visible = 1e-10
     kind: ClassVar[str] = "adagrad"
     slots: ClassVar[tuple[str, ...]] = ("squares",)
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "learning_rate")
-        ranges.visible(self, "eps")
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
@@ -247,23 +237,18 @@ class AdaGrad:
 
 
 @dataclass(frozen=True, slots=True)
-class Adam:
+class Adam(Checked):
     """Adam with bias correction (Kingma and Ba 2015), as in torch with its default settings.
 
     >>> Adam(0.01).slots
     ('mean', 'square')
     """
 
-    learning_rate: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
+    learning_rate: NotNegative = 0.001
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Visible = 1e-8
     slots: ClassVar[tuple[str, ...]] = ("mean", "square")
-
-    def __post_init__(self) -> None:
-        ranges.not_negative(self, "learning_rate")
-        ranges.fraction(self, "beta1", "beta2")
-        ranges.visible(self, "eps")
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
@@ -311,12 +296,8 @@ class AdamW(Adam):
     'adamw'
     """
 
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     kind: ClassVar[str] = "adamw"
-
-    def __post_init__(self) -> None:
-        Adam.__post_init__(self)  # super() fails: slots=True creates a new class
-        ranges.not_negative(self, "weight_decay")
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None

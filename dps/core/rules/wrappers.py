@@ -7,13 +7,22 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, Protocol
 
 import numpy as np
 
-from dps.core import ranges
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.ranges import listed, refused, shown
+from dps.core.ranges import (
+    Checked,
+    Fraction,
+    NotNegative,
+    Positive,
+    listed,
+    positive,
+    refused,
+    shown,
+    whole_from,
+)
 from dps.core.rules.rule import (
     Array,
     Out,
@@ -34,12 +43,15 @@ from dps.errors import ConfigurationError, ShapeMismatch
 
 EVERY = "*"
 STRETCH = 1 << 16  # elements that are read at a time
+Updates = Annotated[int, whole_from(1, "updates")]
 TINY = 1e-6  # torch adds it to the norm before it divides by it
 
 
 @dataclass(frozen=True)
 class Clipped(Wrapper):
     """Another rule, with gradients that workers clip before they push them.
+
+    A sum of several gradients, as after an outage or by filters, may be larger.
 
     Parameters
     ----------
@@ -50,11 +62,6 @@ class Clipped(Wrapper):
     value
         The largest magnitude of an element, above 0, as in ``torch.nn.utils.clip_grad_value_``;
         before the norm is taken. None: any.
-
-    Notes
-    -----
-    Gradients are clipped one by one. The sum of several, as after an outage, may be larger, and so
-    may a gradient that filters send together with earlier ones.
 
     Examples
     --------
@@ -70,7 +77,7 @@ class Clipped(Wrapper):
         given = [name for name in ("norm", "value") if getattr(self, name) is not None]
         if not given:
             raise ConfigurationError("Clipped: expected norm=…, value=… or both")
-        ranges.positive(self, *given)
+        positive(self, *given)
         if clipping_of(self.rule) is not None:
             raise ConfigurationError(
                 "Clipped: the rule within is clipped already; give norm and value at once"
@@ -79,10 +86,7 @@ class Clipped(Wrapper):
     def clipped(
         self, parts: Sequence[Array], fresh: Callable[[], Sequence[Array]]
     ) -> Sequence[Array]:
-        """Return the parts of one gradient, clipped together.
-
-        They are in arrays of `fresh`, unless they are small enough, or not finite.
-        """
+        """Return the parts of one gradient, clipped together in `fresh` ones if they have to be."""
         value, norm = self.value, self.norm
         now = parts
         # NaN is not within the limit either.
@@ -102,7 +106,7 @@ class Clipped(Wrapper):
 
 
 def clipping_of(rule: UpdateRule | None) -> Clipped | None:
-    """Return how a rule clips gradients, whatever is around it; None: not at all."""
+    """Return how a rule clips gradients, if it does."""
     return within(rule, Clipped)
 
 
@@ -135,10 +139,9 @@ class DelayCompensated(Wrapper):
     """Another rule, with gradients that are corrected for the updates that they have missed.
 
     g + λ·g⊙g⊙(w − w'), where w' are the weights that g was computed from and w the present ones: a
-    step of Taylor's series in which λ·g⊙g stands for the second derivative ("Asynchronous
-    Stochastic Gradient Descent with Delay Compensation", Zheng et al., ICML 2017, section 3, with a
-    constant λ). Gradients that are summed into one step are each corrected to the weights before
-    it.
+    step of Taylor's series in which λ·g⊙g stands for the second derivative (Zheng et al., ICML
+    2017, section 3, with a constant λ). Each push carries its weights as well. Gradients are not
+    corrected before a worker has read weights, nor elements whose correction overflows.
 
     Parameters
     ----------
@@ -147,12 +150,6 @@ class DelayCompensated(Wrapper):
     strength
         λ, 0 or above, in units of one over the loss.
 
-    Notes
-    -----
-    Each push carries the weights as well, whatever filters do to its gradient. Before a worker has
-    read weights, its gradients are not corrected; nor are elements whose correction is too large
-    for their dtype.
-
     Examples
     --------
     >>> one = np.ones(1)
@@ -160,16 +157,8 @@ class DelayCompensated(Wrapper):
     array([6.])
     """
 
-    strength: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ranges.not_negative(self, "strength")
-
-    @property
-    def needs_base(self) -> bool:
-        """Gradients have to come with the weights that they were computed from."""
-        return True
+    strength: NotNegative
+    needs_base: ClassVar[bool] = True
 
     def compensated(self, values: Array, gradient: Array, base: Array) -> Array:
         """Return the corrected gradient; three 1-D arrays of equal shape and dtype."""
@@ -183,10 +172,7 @@ class DelayCompensated(Wrapper):
 
 
 def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operation) -> Operation:
-    """Return the operation with its gradient corrected to these values, if it carries weights.
-
-    Raises `ShapeMismatch` if gradient and weights differ in size.
-    """
+    """Return the operation with its gradient corrected to these values, if it carries weights."""
     if op.base is None or not needs_base(rule):
         return op
     check_base(op)
@@ -207,7 +193,7 @@ def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operat
 
 
 def check_base(op: Operation) -> None:
-    """Refuse weights of another size than the gradient; raises `ShapeMismatch`."""
+    """Refuse weights of another size than the gradient."""
     if op.base is not None and op.gradient is not None and op.base.nbytes != op.gradient.nbytes:
         raise ShapeMismatch(
             f"update {op.id}: {op.base.nbytes} bytes of weights, expected {op.gradient.nbytes}"
@@ -218,18 +204,14 @@ def check_base(op: Operation) -> None:
 class WeightDecay(Wrapper):
     """Another rule, with weight decay in its gradient: g ← g + λ·w.
 
-    As the argument ``weight_decay`` of torch's optimizers: the gradient of λ/2·Σw² is added before
-    momentum and the like. For decoupled decay see `AdamW`.
+    As the argument ``weight_decay`` of torch's optimizers: the gradient of λ/2·Σw² is added on the
+    server, once in each step, before momentum and the like. Rows of sparse tables decay when they
+    are pushed to. For decoupled decay see `AdamW`.
 
     Parameters
     ----------
     strength
         λ, 0 or above, in units of the loss per squared unit of weight.
-
-    Notes
-    -----
-    The server adds it, with the weights at that moment. Rows of sparse tables decay when they are
-    pushed to. Gradients that are summed into one step decay the weights once.
 
     Examples
     --------
@@ -238,11 +220,7 @@ class WeightDecay(Wrapper):
     array([0.95])
     """
 
-    strength: float
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        ranges.not_negative(self, "strength")
+    strength: NotNegative
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
@@ -278,7 +256,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDecay:
+class StepDecay(Checked):
     """Multiply the learning rate by a number at regular intervals, as torch's ``StepLR`` does.
 
     Parameters
@@ -294,12 +272,8 @@ class StepDecay:
     [1.0, 0.5, 0.25]
     """
 
-    every: int
-    by: float = 0.1
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "every", 1, "updates")
-        ranges.positive(self, "by")
+    every: Updates
+    by: Positive = 0.1
 
     def factor(self, version: int) -> float:
         """Return `by` to the power of the number of whole intervals."""
@@ -307,7 +281,7 @@ class StepDecay:
 
 
 @dataclass(frozen=True, slots=True)
-class Cosine:
+class Cosine(Checked):
     """Lower the learning rate along half a cosine; it stays at its end.
 
     The factor is least + (1 − least)·(1 + cos(π·v / updates)) / 2 for a version v up to `updates`,
@@ -326,12 +300,8 @@ class Cosine:
     [1.0, 0.1, 0.1]
     """
 
-    updates: int
-    least: float = 0.0
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "updates", 1, "updates")
-        ranges.fraction(self, "least")
+    updates: Updates
+    least: Fraction = 0.0
 
     def factor(self, version: int) -> float:
         """Return the factor at this version."""
@@ -340,7 +310,7 @@ class Cosine:
 
 
 @dataclass(frozen=True, slots=True)
-class WarmUp:
+class WarmUp(Checked):
     """Raise the learning rate linearly to its full size, before another schedule.
 
     As torch's ``SequentialLR`` with ``LinearLR`` first.
@@ -360,13 +330,12 @@ class WarmUp:
     [0.0, 0.5, 1.0, 0.1]
     """
 
-    updates: int
+    updates: Updates
     then: Schedule = Constant()
-    start: float = 0.0
+    start: Fraction = 0.0
 
     def __post_init__(self) -> None:
-        ranges.count(self, "updates", 1, "updates")
-        ranges.fraction(self, "start")
+        Checked.__post_init__(self)
         _require_schedule(self, "then", self.then)
 
     def factor(self, version: int) -> float:
@@ -380,16 +349,14 @@ class WarmUp:
 class Scheduled(Wrapper):
     """Another rule, with a learning rate that follows a schedule.
 
+    A schedule follows the version of the shard: the number of updates of all workers that it has
+    applied. Gradients that are summed into one step, as after an outage, count one by one, and the
+    step has the rate of the first.
+
     Parameters
     ----------
     schedule
         The factor on its learning rate: `Constant`, `StepDecay`, `Cosine`, `WarmUp` or your own.
-
-    Notes
-    -----
-    A schedule follows the version of the shard: the number of updates of all workers that it has
-    applied. Gradients that are summed into one step, as after an outage, count one by one, and the
-    step has the rate of the first.
 
     Examples
     --------
@@ -418,10 +385,10 @@ def _require_schedule(owner: object, field: str, schedule: object) -> None:
 class StalenessAware(Wrapper):
     """Another rule, at its learning rate divided by the staleness of the gradient.
 
-    The learning rate of a step is η / max(1, s), where s is the version of the shard before the
-    step less the one that the gradient was computed from ("Staleness-aware Async-SGD", Zhang,
-    Gupta, Lian and Liu, IJCAI 2016). For gradients that are summed into one step, s is their mean.
-    Meant for `ASP` and `SSP`: under `BSP`, each update is as stale as its place in the round.
+    η / max(1, s), where s is the version of the shard before the step less the one that the
+    gradient was computed from (Zhang et al., IJCAI 2016). For gradients that are summed into one
+    step, s is their mean. For `ASP` and `SSP`: under `BSP`, an update is as stale as its place in
+    the round.
 
     >>> StalenessAware(SGD(0.1)).factor(staleness=4)
     0.25
@@ -468,18 +435,15 @@ class PerArray:
 
     ``ParameterServer(…, optimizer={"embedding": AdaGrad(0.1), "*": AdamW()})`` makes one.
 
+    Each slot of optimizer state is as large as the shard, also if only some arrays use it. Put
+    `Clipped` around it, because it clips whole gradients; other wrappers may be inside or outside.
+
     Parameters
     ----------
     rules
         Pairs of a name and its rule. In a name, ``*`` stands for any characters, as in
         ``"*.bias"``. A full name goes before patterns, and ``"*"`` after all others; otherwise the
         first that matches counts.
-
-    Notes
-    -----
-    Each slot of optimizer state is as large as the shard, also if only some arrays use it; tables
-    have the slots of their own rule. `Clipped` goes around it, because it clips whole gradients;
-    other wrappers may be inside or outside.
 
     Examples
     --------

@@ -15,15 +15,17 @@ from dps.core import ranges
 from dps.core.arguments import as_gradient, plain
 from dps.core.blocks import Layout, all_finite
 from dps.core.rules.rule import UpdateRule, rule_for
-from dps.core.tables.spec import Given, SparseSpec, partitions_of
 from dps.core.tables.table import (
     KEYS,
+    Given,
     Level,
     Rows,
+    SparseSpec,
     SparseTable,
     are_sorted,
     as_keys,
     check_fit,
+    partitions_of,
     summed_by_key,
 )
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
@@ -35,9 +37,7 @@ Gradients = Mapping[str, tuple[object, object]]
 def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int, tuple[Rows, ...]]:
     """Return the rows of each shard, sorted by key; rows of a repeated key are summed.
 
-    The arrays may be views of the arguments. Raises `ShapeMismatch` for an unknown table, invalid
-    keys, or not one row of the table's width for each; with `values`, `NonFiniteGradient` if rows,
-    or the sum of those of one key, hold NaN or infinity.
+    The arrays may be views of the arguments. With `values`, NaN and infinity are refused.
     """
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
@@ -126,10 +126,7 @@ def _order(keys: np.ndarray) -> np.ndarray | None:
 def _by_shard(
     layout: Layout, keys: np.ndarray, order: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, dict[int, slice]]:
-    """Return keys sorted by shard and then by `order`, their indices, and the slice of each shard.
-
-    Without indices, None, the keys have kept their order.
-    """
+    """Return keys sorted by shard, then by `order`; their indices; and the slice of each shard."""
     ordered, shards = keys if order is None else keys[order], len(layout.shards)
     if shards == 1 or not len(keys):
         return ordered, order, {0: slice(0, len(keys))} if len(keys) else {}

@@ -13,8 +13,7 @@ from dps.core.consistency import BSP, SSP
 from dps.core.replay import Continue
 from dps.core.rules.rule import Adam
 from dps.core.tables.key_routing import asked
-from dps.core.tables.spec import Normal, SparseSpec
-from dps.core.tables.table import KEYS
+from dps.core.tables.table import KEYS, Normal, SparseSpec
 from dps.protocol.messages import PullRows
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint_files import CheckpointFiles
