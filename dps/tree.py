@@ -16,7 +16,6 @@ from dps.cluster.node.pipeline import Closing, Pipeline
 from dps.cluster.node.worker import Worker, check_worker
 from dps.core.arguments import is_floating, plain
 from dps.core.blocks import Arrays, FlatArrays
-from dps.core.consistency import check_ahead
 from dps.core.ranges import refused
 from dps.errors import ConfigurationError, DpsError, ShapeMismatch
 
@@ -101,7 +100,6 @@ class Replica(Closing):
 
     def __init__(self, worker: Worker, like: Tree, ahead: int) -> None:
         check_worker(worker)
-        check_ahead(worker.consistency, ahead)
         self._names = tuple(path for path, _ in _leaves(like))
         wanted = {path: f"{a.dtype}{list(a.shape)}" for path, a in parameters(like).items()}
         worker.layout.require(wanted, "the tree", "dps.tree.parameters(tree)")

@@ -274,7 +274,7 @@ class Layout:
         copy in memory of `empty`. No indices mean all pieces.
         """
         if isinstance(arrays, FlatArrays) and arrays.layout.owner is self:
-            return arrays.gathered(shard, empty), arrays.layout.shards[shard].pieces
+            return arrays.gathered(shard, empty), arrays.layout.pieces[shard]
         layout = self.shards[shard]
         pieces, chosen = layout.joined, tuple[int, ...]()
         if not layout.held <= arrays.keys():
@@ -306,15 +306,15 @@ class Layout:
             if spec.name in chosen:
                 begin, end = end, end + spec.nbytes
                 places[spec.name] = slice(begin, end), spec
-        parts = tuple(_flat_part(shard, places) for shard in self.shards)
-        return FlatLayout(places, parts, end, self)
+        pieces, extents = zip(*(_flat_part(shard, places) for shard in self.shards), strict=True)
+        return FlatLayout(places, pieces, extents, end, self)
 
     def scatter_into(self, buffers: Mapping[int, np.ndarray], out: FlatArrays) -> None:
         """Write the shards' buffers into flat arrays of this layout."""
         if out.layout.owner is not self:
             raise ShapeMismatch("these flat arrays were laid out for other parameters")
         for shard, buffer in buffers.items():
-            for begin, in_shard, _, nbytes in out.layout.shards[shard].extents:
+            for begin, in_shard, _, nbytes in out.layout.extents[shard]:
                 out.buffer[begin : begin + nbytes] = buffer[in_shard : in_shard + nbytes]
 
     def scatter(
@@ -354,19 +354,13 @@ class Extent(NamedTuple):
     nbytes: int
 
 
-class FlatPart(NamedTuple):
-    """A shard's part of flat arrays: the indices of its pieces (empty: all), and their extents."""
-
-    pieces: tuple[int, ...]
-    extents: tuple[Extent, ...]
-
-
 @dataclass(frozen=True, eq=False)
 class FlatLayout:
     """The places of arrays in a flat buffer of `nbytes`, and each shard's part of it."""
 
     places: Mapping[str, tuple[slice, ArraySpec]]
-    shards: tuple[FlatPart, ...]
+    pieces: tuple[tuple[int, ...], ...]  # of each shard; empty: all
+    extents: tuple[tuple[Extent, ...], ...]
     nbytes: int
     owner: Layout
 
@@ -408,7 +402,7 @@ class FlatArrays(Mapping[str, np.ndarray]):
 
     def gathered(self, shard: int, empty: Empty) -> np.ndarray:
         """Return a shard's part as one uint8 buffer: a view if it is contiguous, else a copy."""
-        extents = self.layout.shards[shard].extents
+        extents = self.layout.extents[shard]
         if len(extents) == 1:
             return self.buffer[extents[0].begin : extents[0].begin + extents[0].nbytes]
         out = empty((sum(extent.nbytes for extent in extents),), "uint8")
@@ -417,7 +411,9 @@ class FlatArrays(Mapping[str, np.ndarray]):
         return out
 
 
-def _flat_part(shard: ShardLayout, places: Mapping[str, tuple[slice, ArraySpec]]) -> FlatPart:
+def _flat_part(
+    shard: ShardLayout, places: Mapping[str, tuple[slice, ArraySpec]]
+) -> tuple[tuple[int, ...], tuple[Extent, ...]]:
     present = tuple(i for i, piece in enumerate(shard.pieces) if piece.block.name in places)
     extents: list[Extent] = []
     for piece, where in shard.packed(present) if present else ():
@@ -429,7 +425,7 @@ def _flat_part(shard: ShardLayout, places: Mapping[str, tuple[slice, ArraySpec]]
             extents[-1] = last._replace(nbytes=last.nbytes + new.nbytes)
         else:
             extents.append(new)
-    return FlatPart(() if len(present) == len(shard.pieces) else present, tuple(extents))
+    return () if len(present) == len(shard.pieces) else present, tuple(extents)
 
 
 def all_finite(array: np.ndarray) -> bool:
@@ -438,9 +434,6 @@ def all_finite(array: np.ndarray) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         # The dot product needs no temporary array, but may overflow.
         return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
-
-
-# -- cutting arrays --------------------------------------------------------------------------------
 
 
 def _spec(name: str, array: np.ndarray) -> ArraySpec:

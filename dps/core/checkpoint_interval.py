@@ -121,16 +121,6 @@ def _noted(sums: tuple[float, ...], *new: float) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """An interval in updates, and the numbers that it was computed from."""
-
-    every: int
-    cost: float
-    rate: float
-    mtbf: float
-
-
-@dataclass(frozen=True, slots=True)
 class AutoInterval:
     """Chooses an interval of `least` to `most` updates."""
 
@@ -139,10 +129,10 @@ class AutoInterval:
     mtbf: float | None  # the user's estimate of the seconds between failures of a shard
     begins_early: bool  # whether a write begins after half of the interval
 
-    def choose(self, known: Estimate, history: FailureHistory) -> Chosen:
-        """Return the number of updates after which the next checkpoint must be complete."""
+    def choose(self, known: Estimate, history: FailureHistory) -> tuple[int, float]:
+        """Return the interval in updates, and the mean time between failures that it is for."""
         mtbf = history.mean_time_between(self.mtbf)
         # In a pause after each write, the rate is measured, and acks do not wait.
         apart = max(known.rate * daly(known.cost, mtbf), (1 + PAUSE) * known.during)
         every = (2 if self.begins_early else 1) * math.ceil(min(apart, self.most))
-        return Chosen(min(max(every, self.least), self.most), known.cost, known.rate, mtbf)
+        return min(max(every, self.least), self.most), mtbf

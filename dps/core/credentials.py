@@ -1,13 +1,8 @@
-"""Detection and masking of passwords in addresses.
-
-Credentials belong in the environment. An address is shown, recorded and copied, together with any
-password in it.
-"""
+"""Detection and masking of passwords in addresses, which are shown, recorded and copied."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from urllib.parse import unquote, unquote_plus
 
 MASK = "***"
@@ -44,18 +39,15 @@ def masked_for(uri: str, text: str) -> str:
     text = masked(text)
     found = next(filter(None, map(_USER.search, _UP_TO_AT.findall(uri))), None)
     user, _, password = found[2].partition(":") if found else ("", "", "")
-    for secret in sorted(_spellings(password, uri), key=len, reverse=True):
+    secrets = [password, *(parameter[2] for parameter in _PARAMETER.finditer(uri))]
+    # Both as written and percent-decoded.
+    spelled = {spell(secret) for secret in secrets for spell in (str, unquote, unquote_plus)}
+    inner = {found for secret in spelled for found in _ODBC_PASSWORD.findall(secret)}
+    for secret in sorted((spelled | inner) - {"", MASK}, key=len, reverse=True):
         text = text.replace(secret, MASK)
     for quote in ("'", '"') if user else ():
         text = text.replace(f"{quote}{unquote(user)}{quote}", f"{quote}{MASK}{quote}")
     return text
-
-
-def _spellings(password: str, uri: str) -> Iterator[str]:
-    """Yield the secrets of an address, both as written and percent-decoded."""
-    for secret in (password, *(parameter[2] for parameter in _PARAMETER.finditer(uri))):
-        yield from {secret, unquote(secret), unquote_plus(secret)} - {"", MASK}
-        yield from _ODBC_PASSWORD.findall(unquote_plus(secret))
 
 
 def holds_secret(text: str) -> bool:

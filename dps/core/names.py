@@ -1,7 +1,4 @@
-"""Names of nodes, their roles, and of the sources of restored shards.
-
-A node has a role and numbers, such as "replica-0-1"; its replacement has one more suffix.
-"""
+"""Names of nodes, such as "replica-0-1", of their roles, and of the sources of restored shards."""
 
 from __future__ import annotations
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 import numpy as np
 
-from dps.core import ranges
-from dps.errors import ConfigurationError, require
+from dps.core.ranges import Checked, refused, whole_from
+from dps.errors import ConfigurationError
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
@@ -31,7 +31,7 @@ class Balanced:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsistentHash:
+class ConsistentHash(Checked):
     """Shards go to servers by consistent hashing: each to the server that comes next on a ring.
 
     Replicas go to the servers after that. If a server is lost or leaves, only its own shards move;
@@ -48,15 +48,13 @@ class ConsistentHash:
     ConsistentHash(virtual_nodes=128)
     """
 
-    virtual_nodes: int = VIRTUAL_NODES
+    virtual_nodes: Annotated[int, whole_from(1, "points")] = VIRTUAL_NODES
 
     def __post_init__(self) -> None:
-        ranges.count(self, "virtual_nodes", 1, "points")
-        require(
-            self.virtual_nodes <= MOST_VIRTUAL_NODES,
-            f"ConsistentHash: virtual_nodes={self.virtual_nodes}, expected at most "
-            f"{MOST_VIRTUAL_NODES:,}",
-        )
+        Checked.__post_init__(self)
+        if self.virtual_nodes > MOST_VIRTUAL_NODES:
+            expected = f"at most {MOST_VIRTUAL_NODES:,}"
+            raise refused("ConsistentHash: virtual_nodes", self.virtual_nodes, expected)
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def checked_placement(placement: object, servers: int | None) -> ConsistentHash 
     chosen = ConsistentHash() if by_name else placement
     if not isinstance(chosen, ConsistentHash):
         known = f"{BALANCED!r}, {CONSISTENT_HASH!r} or ConsistentHash(virtual_nodes=...)"
-        raise ranges.refused("placement", placement, known)
+        raise refused("placement", placement, known)
     if servers is None:
         raise ConfigurationError(
             "consistent hashing needs servers=..., over how many nodes the shards are shared out; "

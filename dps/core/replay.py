@@ -95,7 +95,13 @@ def plan(
     - published: the rule of "Training Through Failure", the sum, but at a tenth of the learning
       rate for more than 50 gradients.
     """
-    once = _each_once(buffered)
+    latest: dict[str, tuple[int, int]] = {}
+    once = []  # without those that the shard would refuse if the gradients arrived one by one
+    for op in buffered:
+        number = (op.id.incarnation, op.id.seq)
+        if number > latest.get(op.id.worker, (0, 0)):
+            latest[op.id.worker] = number
+            once.append(op)
     ops = [replace(op, replayed=True) for op in once if op.kind == "gradient"]
     # Ticks only advance clocks; one that comes after a later update of its worker changes nothing.
     ticks = [op for op in once if op.kind == "tick"]
@@ -126,18 +132,6 @@ def plan(
         case "sum":
             todo = total(ops)
     return Plan((*todo, *ticks), dropped)
-
-
-def _each_once(buffered: Sequence[Operation]) -> list[Operation]:
-    """Leave out what the shard would refuse if the gradients arrived one by one."""
-    latest: dict[str, tuple[int, int]] = {}
-    once = []
-    for op in buffered:
-        number = (op.id.incarnation, op.id.seq)
-        if number > latest.get(op.id.worker, (0, 0)):
-            latest[op.id.worker] = number
-            once.append(op)
-    return once
 
 
 def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ...]:

@@ -77,11 +77,9 @@ class ShardState:
 
     @property
     def entry_clock(self) -> int:
-        """The clock at which a newcomer begins: the slowest, or the fastest of all that have left.
-
-        It never goes back. So a shard that was restored to an earlier state, where current workers
-        enter again, takes none to be further than it is; others would not wait for it.
-        """
+        """The clock at which a newcomer begins: the slowest, or the fastest of those that left."""
+        # It never goes back. So a shard that was restored to an earlier state, where current
+        # workers enter again, takes none to be further than it is; others would not wait for it.
         left = (p.clock for p in self.workers.values())
         return min(self.clocks.values()) if self.clocks else max(left, default=0)
 
@@ -248,20 +246,16 @@ class StateMachine:
 
         def step(chunk: _Chunk) -> None:
             assert chunk.rule is not None
+            t, scale = state.steps + 1, scale_of(chunk.rule)
+            old = {name: chunk.of(slot) for name, slot in state.slots.items()}
             # A diverging run shows in its results. The setting is each thread's own.
             with np.errstate(over="ignore", invalid="ignore"):
                 _check_chunk(self.layout, op, chunk)
-                _, new_slots = chunk.rule.step(
-                    chunk.of(state.values),
-                    chunk.gradient,
-                    {name: chunk.of(slot) for name, slot in state.slots.items()},
-                    state.steps + 1,
-                    scale_of(chunk.rule),
-                    out=chunk.of(values),
+                _, new = chunk.rule.step(
+                    chunk.of(state.values), chunk.gradient, old, t, scale, chunk.of(values)
                 )
-            for name, slot in slots.items():
-                own = name in new_slots  # otherwise, it belongs to the rules of other arrays
-                chunk.of(slot)[:] = new_slots[name] if own else chunk.of(state.slots[name])
+            for name, slot in slots.items():  # some may belong to the rules of other arrays
+                chunk.of(slot)[:] = new.get(name, old[name])
 
         def copy(gap: slice) -> None:
             values[gap] = state.values[gap]
@@ -287,14 +281,11 @@ class StateMachine:
             rule, full = rule_for(self.rule, rows.table), rows.gradient.shape
             shape = full if by_rows(rule) else (-1,)
             present = table.rows(spec, rows.keys, rule.slots)
+            values, gradient = present.values.reshape(shape), rows.gradient.reshape(shape)
+            old = {name: slot.reshape(shape) for name, slot in present.slots.items()}
+            t, scale = state.steps + 1, scale_of(rule)
             with np.errstate(over="ignore", invalid="ignore"):  # as for arrays
-                values, slots = rule.step(
-                    present.values.reshape(shape),
-                    rows.gradient.reshape(shape),
-                    {name: slot.reshape(shape) for name, slot in present.slots.items()},
-                    state.steps + 1,
-                    scale_of(rule),
-                )
+                values, slots = rule.step(values, gradient, old, t, scale)
             slots = {name: slot.reshape(full) for name, slot in slots.items()}
             # The keys may be a view of a whole message, which a table must not keep alive.
             level = Level(rows.keys.copy(), values.reshape(full), slots)
@@ -339,9 +330,6 @@ def _check_rows(layout: ShardLayout, op: Operation) -> None:
                 f"update {op.id}: the rows for table {spec.name!r} hold NaN or infinity; "
                 "nothing of this update was applied"
             )
-
-
-# -- chunks of a buffer ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,12 +312,12 @@ class CheckpointPersistence(Persistence):
         known = self._costs.estimate
         if self._auto is None or known is None:
             return
-        chosen = self._auto.choose(known, self._history())
-        if chosen.every != self._every:
-            self._every = chosen.every
-            self._promise(chosen.every)
-            by = chosen.cost, chosen.rate, chosen.mtbf
-            self._emit(IntervalChosen(self._clock.now(), self._shard, epoch, chosen.every, *by))
+        every, mtbf = self._auto.choose(known, self._history())
+        if every != self._every:
+            self._every = every
+            self._promise(every)
+            by = known.cost, known.rate, mtbf
+            self._emit(IntervalChosen(self._clock.now(), self._shard, epoch, every, *by))
 
     def _note(self, epoch: int, state: ShardState) -> None:
         """Take note of a state that is about to be acked."""

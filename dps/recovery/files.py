@@ -10,9 +10,11 @@ import errno
 import io
 import os
 import posixpath
+import re
 import stat
 import uuid
 from typing import Any, BinaryIO, Protocol, runtime_checkable
+from zlib import crc32
 
 import fsspec
 from fsspec.core import split_protocol
@@ -154,3 +156,19 @@ def _sync_folder(fs: Any, folder: str) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def sealed(text: str) -> str:
+    """Return a JSON object, as text, with its checksum as last key: for damage, not forgery."""
+    return f'{text[:-1]},"crc":"{crc32(text.encode()):08x}"}}'
+
+
+def unsealed(data: bytes) -> bytes:
+    """Return the bytes of a text without its checksum; raises `ValueError` if that is wrong."""
+    found = re.fullmatch(rb'(.+),"crc":"([0-9a-f]{8})"\}', data, re.DOTALL)
+    if found is None:
+        raise ValueError("has no checksum: it was not written by dps, or was cut short")
+    text = found[1] + b"}"
+    if f"{crc32(text):08x}".encode() != found[2]:
+        raise ValueError("does not match its checksum: it was changed after it was written")
+    return text

@@ -18,7 +18,6 @@ import fsspec
 import numpy as np
 
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
-from dps.core.checksum import sealed, unsealed
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.functions import CALLS, DRIVER
@@ -31,7 +30,7 @@ from dps.core.tables.table import Level, merged
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.protocol.wire import decode, encode, message
 from dps.recovery.checkpoint_files import CheckpointFiles
-from dps.recovery.files import NotAFile, contents, make_folder, publish
+from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed, unsealed
 from dps.recovery.strategy import Recovery
 
 FILE = "run.json"

@@ -25,12 +25,11 @@ from safetensors.numpy import save as save_tensors
 
 from dps.core.arguments import as_path
 from dps.core.blocks import DTYPES, Layout
-from dps.core.checksum import sealed, unsealed
 from dps.core.ranges import listed
 from dps.core.tables.key_routing import checked_rows
 from dps.core.tables.table import Given, Level, Normal, SparseSpec, Uniform, Zeros, partitions_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
-from dps.recovery.files import NotAFile, contents, make_folder, publish
+from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed, unsealed
 
 MANIFEST = "model.json"
 FORMAT = 1

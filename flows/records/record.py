@@ -18,10 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from dps.core.checksum import sealed, unsealed
 from dps.core.credentials import masked
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import Event, TrialEnded, TrialStarted, from_line, to_json
+from dps.recovery.files import sealed, unsealed
 from flows.files import open_own, write_whole
 
 EVENTS_FILE = "events.jsonl"

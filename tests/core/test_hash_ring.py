@@ -17,7 +17,7 @@ KEYS = hashes([f"w{i}" for i in range(785)])
 NAMES = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
 
 
-def owner(ring: HashRing, keys: np.ndarray) -> np.ndarray:
+def owners_of(ring: HashRing, keys: np.ndarray) -> np.ndarray:
     """The number of the server of each hash of a key."""
     return np.asarray(ring.owners[np.searchsorted(ring.points, keys) % len(ring.points)])
 
@@ -29,7 +29,7 @@ def test_a_key_belongs_to_the_server_whose_point_comes_next(virtual_nodes: int) 
         for number, name in enumerate(SERVERS)
         for i in range(virtual_nodes)
     }
-    found = owner(HashRing.of(SERVERS, virtual_nodes), KEYS)
+    found = owners_of(HashRing.of(SERVERS, virtual_nodes), KEYS)
     for key, owner in zip(KEYS.tolist(), found.tolist(), strict=True):
         following = min((p for p in points if p >= key), default=min(points))
         assert owner == points[following]
@@ -42,7 +42,7 @@ def test_successors_are_all_servers_once_and_the_owner_is_the_first(
     ring = HashRing.of(servers, virtual_nodes)
     found = ring.successors(key)
     assert sorted(found) == list(range(len(servers)))
-    assert found[0] == int(owner(ring, hashes([key]))[0])
+    assert found[0] == int(owners_of(ring, hashes([key]))[0])
 
 
 @given(NAMES, st.integers(1, 20), st.integers(0, 7), st.integers(1, 3), st.integers(0, 3))
@@ -90,7 +90,7 @@ def test_more_virtual_nodes_share_the_ring_out_more_evenly(
     shares: list[float] = []
     for naming in range(320 // servers):
         ring = HashRing.of([f"{naming}/{i}" for i in range(servers)], virtual_nodes)
-        shares += (np.bincount(owner(ring, keys), minlength=servers) / len(keys)).tolist()
+        shares += (np.bincount(owners_of(ring, keys), minlength=servers) / len(keys)).tolist()
     expected = stats.beta(virtual_nodes, (servers - 1) * virtual_nodes)
     assert stats.kstest(shares, expected.cdf).pvalue > 0.01
     assert np.std(shares) / np.mean(shares) < 1.15 / math.sqrt(virtual_nodes)

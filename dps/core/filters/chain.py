@@ -115,9 +115,6 @@ def _raw(numbers: Array, mask: Array | None) -> Section:
     return encoded(numbers, mask, "raw", np.random.default_rng)
 
 
-# -- residuals -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The effect of filters: sums over gradients."""
@@ -216,9 +213,6 @@ class Outbox:
         none = {name: np.zeros_like(residual) for name, residual in kept.items()}
         norms = dict.fromkeys(kept, 0.0)
         return Prepared(assembled(op, sections), none, norms, {}, Counts(), lossless)
-
-
-# -- checks ----------------------------------------------------------------------------------------
 
 
 def checked(

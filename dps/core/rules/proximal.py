@@ -75,10 +75,9 @@ class DelayedProximal(_ProximalStep):
     """Delayed block proximal gradient descent (Li et al., NIPS 2014; OSDI 2014, section 5.1).
 
     `Proximal` at the largest learning rate for which the paper's theorem promises a stationary
-    point with late gradients, also of a loss that is not convex: γ =
-    1 / (L_var + τ·L_cov + ε). A block is the set of arrays of one push. In the paper, a step sums
-    the gradients of all workers; here each push is a step with the gradient of the whole loss, and
-    τ counts pushes.
+    point with late gradients, also of a loss that is not convex: γ = 1 / (L_var + τ·L_cov + ε). A
+    block is the set of arrays of one push. In the paper, a step sums the gradients of all workers;
+    here each push is a step with the gradient of the whole loss, and τ counts pushes.
 
     Parameters
     ----------

@@ -78,7 +78,7 @@ class Clipped(Wrapper):
         if not given:
             raise ConfigurationError("Clipped: expected norm=…, value=… or both")
         positive(self, *given)
-        if clipping_of(self.rule) is not None:
+        if within(self.rule, Clipped) is not None:
             raise ConfigurationError(
                 "Clipped: the rule within is clipped already; give norm and value at once"
             )
@@ -103,11 +103,6 @@ class Clipped(Wrapper):
                 for part, out in zip(before, now, strict=True):
                     np.multiply(part, norm / found, out=out)
         return now
-
-
-def clipping_of(rule: UpdateRule | None) -> Clipped | None:
-    """Return how a rule clips gradients, if it does."""
-    return within(rule, Clipped)
 
 
 def norm_of(parts: Sequence[Array]) -> float:
@@ -407,9 +402,6 @@ class StalenessAware(Wrapper):
         return factor(self.rule, staleness) / max(1.0, staleness)
 
 
-# -- rules by name ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Frozen:
     """The rule of arrays that are not trained.
@@ -468,7 +460,7 @@ class PerArray:
                 )
             if not is_rule(rule):
                 raise refused(f"optimizer[{name!r}]", rule, "an update rule such as SGD(0.1)")
-            if clipping_of(rule) is not None:
+            if within(rule, Clipped) is not None:
                 raise ConfigurationError(
                     f"optimizer[{name!r}]: a gradient is clipped as a whole; put Clipped(…) around "
                     "all rules: Clipped(PerArray((…)), norm=…)"

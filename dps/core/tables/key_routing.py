@@ -139,9 +139,6 @@ def _by_shard(
     return ordered[by_shard], by_shard if order is None else order[by_shard], cuts
 
 
-# -- initial rows ----------------------------------------------------------------------------------
-
-
 def without_rows(specs: Sequence[SparseSpec]) -> tuple[SparseSpec, ...]:
     """Return the specifications of tables without initial rows, which are sent with every task."""
     return tuple(

@@ -230,9 +230,6 @@ def _dtype_name(dtype: Any) -> str:
         return ""
 
 
-# -- rows ------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Level:
     """Some rows of a table: int64 keys, sorted, each once; values and slots (rows, width)."""

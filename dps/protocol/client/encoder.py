@@ -18,8 +18,8 @@ import numpy as np
 from dps.core.blocks import Arrays, Empty, Gathered, Layout
 from dps.core.filters.chain import Counts, Outbox, Prepared
 from dps.core.filters.encoding import stretches
-from dps.core.rules.rule import UpdateRule, needs_base
-from dps.core.rules.wrappers import Clipped, clipping_of, frozen
+from dps.core.rules.rule import UpdateRule, needs_base, within
+from dps.core.rules.wrappers import Clipped, frozen
 from dps.core.tables.key_routing import Gradients, check_rows, dealt
 from dps.core.tables.table import Rows
 from dps.core.updates import Operation
@@ -95,7 +95,7 @@ def split(
     layout.check(gradients, values)
     dense = {shard: layout.gather(shard, gradients, empty) for shard in layout.shards_of(gradients)}
     parts = Parts(dense, dealt(layout, rows, values))
-    clipping = clipping_of(rule)
+    clipping = within(rule, Clipped)
     if clipping is not None:
         parts = _clipped(layout, parts, clipping, empty)
     for buffer, _ in parts.dense.values():

@@ -9,7 +9,6 @@ from zlib import crc32
 
 import pytest
 
-from dps.core.checksum import sealed
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
 from dps.events import (
     CheckpointFailed,
@@ -20,6 +19,7 @@ from dps.events import (
     TrialEnded,
     to_json,
 )
+from dps.recovery.files import sealed
 from flows.records.record import (
     EVENTS_FILE,
     EventWriter,
