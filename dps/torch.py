@@ -18,7 +18,7 @@ from dps.core.arguments import as_gradient
 from dps.core.blocks import Arrays, FlatLayout
 from dps.core.consistency import check_ahead
 from dps.core.functions import AVERAGE, Function, average
-from dps.core.ranges import one_of, refused, shown, whole_argument
+from dps.core.ranges import described, one_of, refused, shown, whole_argument
 from dps.errors import ConfigurationError
 
 try:
@@ -41,12 +41,8 @@ def parameters(module: Module, buffers: Buffers = "kept") -> dict[str, np.ndarra
 
     They are copies of all trained parameters that are not empty, by their names in `state_dict`;
     with `buffers` "averaged" also those of its buffers of floats, such as the running statistics of
-    batch norm. Those that are not float64 become float32.
-
-    Raises
-    ------
-    ConfigurationError
-        An invalid argument, or a parameter that is complex, sparse or not initialised.
+    batch norm. Those that are not float64 become float32. Raises `ConfigurationError` for an
+    invalid argument, and for parameters that are complex, sparse or not initialised.
     """
     one_of("buffers", buffers, get_args(Buffers))
     named = {**_trained(module), **(_float_buffers(module) if buffers == "averaged" else {})}
@@ -75,9 +71,7 @@ def state_dict(module: Module, weights: Arrays) -> dict[str, Any]:
         if not isinstance(found, np.ndarray):
             raise refused(what, found, f"an array of floats{wanted}")
         if found.dtype != np.float64 or list(found.shape) != wanted:
-            raise ConfigurationError(
-                f"{what} is {found.dtype}{list(found.shape)}, expected floats{wanted}"
-            )
+            raise ConfigurationError(f"{what} is {described(found)}, expected floats{wanted}")
         for alias, tensor in own.items():
             if tensor is own[name]:  # itself, and tied parameters
                 state[alias].copy_(torch.from_numpy(np.array(found)))
@@ -94,6 +88,9 @@ def attach(
 ) -> Replica:
     """Make a module a replica of the weights on the parameter server, and load them.
 
+    Raises `ConfigurationError` if the parameter server has other parameters, the module is on
+    several devices or an unsupported one, or another argument is invalid.
+
     Parameters
     ----------
     worker
@@ -108,12 +105,6 @@ def attach(
         "kept": each worker has its own. "averaged": they are averaged over the workers every
         `average_every` steps and at the end; for a server with `parameters(module, "averaged")` and
         `functions=dps.torch.FUNCTIONS`.
-
-    Raises
-    ------
-    ConfigurationError
-        The parameter server has other parameters, the module is on several devices or an
-        unsupported one, or another argument is invalid.
     """
     return Replica(worker, module, ahead, buffers, average_every)
 
@@ -255,8 +246,6 @@ class Replica(Closing):
         self._pipeline.abandon()
 
 
-# -- memory ----------------------------------------------------------------------------------------
-#
 # The pipeline writes into `weights`, on the host, and `load` makes the module compute with them.
 # `collected` returns gradients on the host. After it, and after `settle`, `weights` may be written.
 

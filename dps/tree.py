@@ -16,7 +16,7 @@ from dps.cluster.node.pipeline import Closing, Pipeline
 from dps.cluster.node.worker import Worker, check_worker
 from dps.core.arguments import is_floating, plain
 from dps.core.blocks import Arrays, FlatArrays
-from dps.core.ranges import refused
+from dps.core.ranges import described, refused
 from dps.errors import ConfigurationError, DpsError, ShapeMismatch
 
 # An array, None (no arrays), or a mapping, list, tuple, named tuple or dataclass of trees.
@@ -29,12 +29,8 @@ def parameters(tree: Tree) -> dict[str, np.ndarray]:
     """Return the first values for a parameter server of a tree.
 
     They are copies of all leaves that are not empty, by their paths, such as "layers/0/w" ("array"
-    if the tree is one). Arrays that are not float64 become float32.
-
-    Raises
-    ------
-    ConfigurationError
-        A leaf is no array of floats, or two have the same path.
+    if the tree is one). Arrays that are not float64 become float32. Raises `ConfigurationError` if
+    a leaf is no array of floats, or two have the same path.
 
     Examples
     --------
@@ -54,12 +50,8 @@ def parameters(tree: Tree) -> dict[str, np.ndarray]:
 def restored(like: Tree, arrays: Arrays) -> Tree:
     """Return a tree like `like`, with arrays such as `ParameterServer.pull` returns.
 
-    They have the dtypes of the leaves of `like`, and are copied only if that differs.
-
-    Raises
-    ------
-    ConfigurationError
-        A leaf is not of floats, or there is no array of its path and shape.
+    They have the dtypes of the leaves of `like`, and are copied only if that differs. Raises
+    `ConfigurationError` if a leaf is not of floats, or there is no array of its path and shape.
 
     Examples
     --------
@@ -72,7 +64,7 @@ def restored(like: Tree, arrays: Arrays) -> Tree:
 
 
 def attach(worker: Worker, like: Tree, *, ahead: int = 0) -> Replica:
-    """Join the training of a tree of weights.
+    """Join the training of a tree of weights; refuse one that is not that of the parameter server.
 
     Parameters
     ----------
@@ -83,25 +75,17 @@ def attach(worker: Worker, like: Tree, *, ahead: int = 0) -> Replica:
         `parameters`.
     ahead
         As for `dps.Pipeline`.
-
-    Raises
-    ------
-    ConfigurationError
-        The tree is not that of the parameter server, or `ahead` is not allowed.
     """
     return Replica(worker, like, ahead)
 
 
 class Replica(Closing):
-    """Keeps `weights`, the tree to compute the next gradients on; from `attach`. Not thread-safe.
-
-    A `with` statement closes it.
-    """
+    """Keeps `weights` to compute gradients on; a `with` statement closes it. Not thread-safe."""
 
     def __init__(self, worker: Worker, like: Tree, ahead: int) -> None:
         check_worker(worker)
         self._names = tuple(path for path, _ in _leaves(like))
-        wanted = {path: f"{a.dtype}{list(a.shape)}" for path, a in parameters(like).items()}
+        wanted = {path: described(array) for path, array in parameters(like).items()}
         worker.layout.require(wanted, "the tree", "dps.tree.parameters(tree)")
         self._worker = worker
         self._like = like

@@ -1,8 +1,7 @@
 """The layout of a model: arrays cut into blocks, blocks on shards, and arrays in one flat buffer.
 
-A `Layout` gathers gradients into one byte buffer per shard, and scatters weights out of them. It
-also places the keys of sparse tables, by partitions (see `dps.core.tables.key_routing`). It is
-plain, immutable data that every process holds. In flat arrays, which are views of one buffer, a
+A `Layout` is immutable data that every process holds. It gathers gradients into one byte buffer
+per shard, and scatters weights out of them. In flat arrays, which are views of one buffer, a
 shard's part is contiguous: gradients that are computed into them need no copy.
 """
 
@@ -18,7 +17,7 @@ import numpy as np
 
 from dps.core.arguments import is_name, plain
 from dps.core.placement import place
-from dps.core.ranges import listed, shown, whole_argument
+from dps.core.ranges import described, listed, shown, whole_argument
 from dps.core.tables.table import PARTITIONS, SparseSpec
 from dps.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch
 
@@ -243,14 +242,11 @@ class Layout:
             spec = self.names.get(name)
             if spec is None:
                 raise self._unknown(name)
-            if not isinstance(array, np.ndarray):
+            is_array = isinstance(array, np.ndarray)
+            if not is_array or array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
                 hint = "; leave out what has no gradient, and it stays" if array is None else ""
-                raise ShapeMismatch(f"{name!r} is {type(array).__name__}, expected an array{hint}")
-            if array.shape != spec.shape or array.dtype != np.dtype(spec.dtype):
-                raise ShapeMismatch(
-                    f"array {name!r} is {array.dtype}{list(array.shape)}, "
-                    f"expected {spec.dtype}{list(spec.shape)}"
-                )
+                found, wanted = described(array), f"{spec.dtype}{list(spec.shape)}"
+                raise ShapeMismatch(f"{name!r} is {found}, expected an array {wanted}{hint}")
             if values and not all_finite(array):
                 raise NonFiniteGradient(
                     f"array {name!r} holds NaN or infinity; nothing of this update was applied"

@@ -1,7 +1,6 @@
 """User functions on shards: their arguments, results, and encoding.
 
-A result is kept in the shard's state, so that a repeated request returns it without another run.
-Only the head runs the function, so replicas are bitwise equal whatever it does.
+Only the head runs a function. Its result is in the shard's state, also for repeated requests.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 
 from dps.core.arguments import check_function, nearest, plain
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.ranges import listed, refused, shown
+from dps.core.ranges import described, listed, refused, shown
 from dps.core.updates import Call
 from dps.errors import ConfigurationError, FunctionFailed
 
@@ -130,11 +129,9 @@ def _gathered(
     for name, array in arrays.items():
         if name not in here:
             raise ValueError(f"no array {name!r} is on this shard; there are: {listed(here)}")
-        found = type(array).__name__
         if isinstance(array, np.ndarray):
             plain(f"new values of {name!r}", array)  # refuses masked ones
-            found = f"{array.dtype}{list(array.shape)}"
-        wanted = f"{here[name].values.dtype}{list(here[name].values.shape)}"
+        found, wanted = described(array), described(here[name].values)
         if found != wanted:
             raise ValueError(f"new values of {name!r} are {found}, expected {wanted}")
         if not all_finite(array):

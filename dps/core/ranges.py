@@ -58,6 +58,13 @@ def refused(name: str, value: object, expected: str) -> ConfigurationError:
     return ConfigurationError(f"{name}={shown(value)}, expected {expected}")
 
 
+def described(value: object) -> str:
+    """Return dtype and shape of an array, as in "float32[2, 3]", or the type of another value."""
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype}{list(value.shape)}"
+    return type(value).__name__
+
+
 def listed(names: Iterable[str]) -> str:
     """Return a list of names for messages: the first dozen, and their number."""
     known = list(names)

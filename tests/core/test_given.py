@@ -7,7 +7,7 @@ import pytest
 
 from dps import Given, Momentum, SparseSpec, Uniform
 from dps.core.blocks import Layout
-from dps.core.tables.key_routing import begun_rows, checked_rows, dealt_out, without_rows
+from dps.core.tables.key_routing import checked_rows, dealt_out, separated
 from dps.core.tables.table import EMPTY, partitions_of
 from dps.errors import ConfigurationError, ShapeMismatch
 
@@ -16,15 +16,17 @@ ROWS = np.random.default_rng(0).normal(size=(100, 3))
 
 def test_an_array_is_that_of_the_first_keys() -> None:
     spec = SparseSpec("t", 3, "float64", ROWS)
-    level = begun_rows([spec])["t"]
+    bare, rows = separated([spec])
+    level = rows["t"]
     np.testing.assert_array_equal(level.keys, np.arange(100))
     np.testing.assert_array_equal(level.values, ROWS)
-    assert without_rows([spec]) == (SparseSpec("t", 3, "float64"),)
+    assert bare == (SparseSpec("t", 3, "float64"),)
 
 
 def test_keys_may_be_given_in_any_order() -> None:
     keys = np.random.default_rng(1).permutation(100) * 10
-    level = begun_rows([SparseSpec("t", 3, "float32", Given(ROWS, keys, Uniform(0.1)))])["t"]
+    _, rows = separated([SparseSpec("t", 3, "float32", Given(ROWS, keys, Uniform(0.1)))])
+    level = rows["t"]
     np.testing.assert_array_equal(level.keys, np.arange(100) * 10)
     np.testing.assert_array_equal(level.values, ROWS[keys.argsort()].astype(np.float32))
 

@@ -29,7 +29,7 @@ from dps.core.ranges import one_of, refused, shown, whole_argument
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.rules.wrappers import as_rule, check_names
 from dps.core.shard import ShardState
-from dps.core.tables.key_routing import begun_rows, dealt_out, without_rows
+from dps.core.tables.key_routing import dealt_out, separated
 from dps.core.tables.table import SparseSpec, SparseTable
 from dps.errors import ConfigurationError
 from dps.events import Sink
@@ -185,8 +185,7 @@ def afresh(
     if choices.tables:
         recovery.must_allow("tables")
     rule = as_rule(choices.optimizer)
-    rows = begun_rows(choices.tables)
-    tables = without_rows(choices.tables)
+    tables, rows = separated(choices.tables)
     layout = Layout.of(params, choices.shards, whole_rows=by_rows(rule), tables=tables)
     params = {name: plain(name, array) for name, array in params.items()}
     check_names(rule, [*layout.names, *(table.name for table in layout.tables)])

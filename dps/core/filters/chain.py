@@ -1,8 +1,8 @@
 """Chains of filters, their checks, and the gradients that they withhold at one worker.
 
-A gradient is filtered once, when it is pushed, and the same operation is resent after failures. A
-residual is part of no update until it is sent, so it is neither lost nor applied twice with one. It
-is lost with the worker; a worker that leaves in order sends it as one last update.
+A gradient is filtered once, when it is pushed, and the same operation is resent after failures. So
+a residual is neither lost nor applied twice with an update. It is lost with the worker; a worker
+that leaves in order sends it as one last update.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from dps.core.blocks import Layout, all_finite
 from dps.core.filters.encoding import Section, assembled, encoded, stretches, values_of
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
-from dps.core.ranges import listed, refused, shown
+from dps.core.ranges import described, listed, refused, shown
 from dps.core.rules.proximal import L1, ElasticNet
 from dps.core.rules.rule import UpdateRule, is_per_array, rule_for
 from dps.core.updates import Operation
@@ -287,15 +287,13 @@ def _chain(where: str, filters: Sequence[Filter]) -> FilterChain:
 
 
 def _check_mask(mask: object, selection: Selection, gradient: Array, sending: Sending) -> None:
-    """Refuse what is no mask: integers would choose entries by their indices."""
-    found = type(mask).__name__
-    if isinstance(mask, np.ndarray):
-        if mask.dtype == bool and mask.shape == gradient.shape:
-            return
-        found = f"{mask.dtype}{list(mask.shape)}"
+    # Integers would choose entries by their indices.
+    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.shape == gradient.shape:
+        return
     raise ConfigurationError(
-        f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned {found}, "
-        f"expected a mask, bool{list(gradient.shape)}; nothing of update {sending.update} was sent"
+        f"filters[{sending.array!r}]: {type(selection).__name__}.selected returned "
+        f"{described(mask)}, expected a mask, bool{list(gradient.shape)}; nothing of update "
+        f"{sending.update} was sent"
     )
 
 

@@ -254,13 +254,6 @@ class Adam(Checked):
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
     ) -> Stepped:
         """Return the new values and the new running mean and mean square of the gradient."""
-        scratch, after = self._direction(gradient, slots, t)
-        scratch *= self.learning_rate * scale / (1 - self.beta1**t)
-        new = np.subtract(values, scratch, out=scratch if out is None else out)
-        return new, after
-
-    def _direction(self, gradient: Array, slots: Slots, t: int) -> Stepped:
-        """Return mean / (√square + ε), without the correction of the mean; and the new slots."""
         scratch = np.multiply(gradient, 1 - self.beta1)
         mean = np.multiply(slots["mean"], self.beta1)
         mean += scratch
@@ -272,7 +265,9 @@ class Adam(Checked):
         scratch *= 1 / float(np.sqrt(1 - self.beta2**t))
         scratch += self.eps
         np.divide(mean, scratch, out=scratch)
-        return scratch, {"mean": mean, "square": square}
+        scratch *= self.learning_rate * scale / (1 - self.beta1**t)
+        new = np.subtract(values, scratch, out=scratch if out is None else out)
+        return new, {"mean": mean, "square": square}
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,10 +297,7 @@ class AdamW(Adam):
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
     ) -> Stepped:
-        """Return the new values and the new running mean and mean square of the gradient."""
-        scratch, after = self._direction(gradient, slots, t)
-        rate = self.learning_rate * scale
-        scratch *= rate / (1 - self.beta1**t)
-        new = np.multiply(values, 1 - rate * self.weight_decay, out=out)
-        new -= scratch
-        return new, after
+        """Decay the weights and take the step of `Adam`."""
+        kept = 1 - self.learning_rate * scale * self.weight_decay
+        decayed = np.multiply(values, kept, out=out)
+        return Adam.step(self, decayed, gradient, slots, t, scale, decayed)

@@ -425,10 +425,9 @@ class Frozen:
 class PerArray:
     """A rule for each array and sparse table, by names.
 
-    ``ParameterServer(…, optimizer={"embedding": AdaGrad(0.1), "*": AdamW()})`` makes one.
-
-    Each slot of optimizer state is as large as the shard, also if only some arrays use it. Put
-    `Clipped` around it, because it clips whole gradients; other wrappers may be inside or outside.
+    ``ParameterServer(…, optimizer={"embedding": AdaGrad(0.1), "*": AdamW()})`` makes one. Each slot
+    of optimizer state is as large as the shard, also if only some arrays use it. Put `Clipped`
+    around it, because it clips whole gradients; other wrappers may be inside or outside.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
         keys, gradient = _checked(layout.shards[0].table(name), pushed)
-        order = _order(keys)
+        order = None if are_sorted(keys) else keys.argsort()
         if order is not None and not are_sorted(keys[order]):
             keys, gradient = summed_by_key(keys, gradient)
             order = None
@@ -86,8 +86,8 @@ def asked(layout: Layout, table: str, keys: object) -> Question:
     """Distribute keys to their shards; raises `ShapeMismatch` for an unknown table or bad keys."""
     spec = layout.shards[0].table(table)
     wanted = as_keys(table, keys)
-    # Sorted keys are faster for a shard.
-    ordered, order, cuts = _by_shard(layout, wanted, _order(wanted))
+    order = None if are_sorted(wanted) else wanted.argsort()  # sorted keys are faster for a shard
+    ordered, order, cuts = _by_shard(layout, wanted, order)
     where = {shard: cut if order is None else order[cut] for shard, cut in cuts.items()}
     return Question(spec, {s: ordered[cut] for s, cut in cuts.items()}, where, len(wanted))
 
@@ -104,23 +104,15 @@ def as_range(start: object, stop: object) -> tuple[int, int]:
 
 
 def _checked(spec: SparseSpec, pushed: tuple[object, object]) -> tuple[np.ndarray, np.ndarray]:
+    what = f"the rows for table {spec.name!r}"
     if not isinstance(pushed, tuple) or len(pushed) != 2:
-        raise ShapeMismatch(
-            f"the rows for table {spec.name!r} are {type(pushed).__name__}, "
-            "expected a pair: keys, and an array with a row for each"
-        )
+        expected = "a pair: keys, and an array with a row for each"
+        raise ShapeMismatch(f"{what} are {type(pushed).__name__}, expected {expected}")
     keys = as_keys(spec.name, pushed[0])
-    gradient = as_gradient(
-        f"the rows for table {spec.name!r}", pushed[1], spec.dtype, ShapeMismatch
-    )
+    gradient = as_gradient(what, pushed[1], spec.dtype, ShapeMismatch)
     check_fit(spec, keys, gradient)
     assert isinstance(gradient, np.ndarray)
     return keys, gradient
-
-
-def _order(keys: np.ndarray) -> np.ndarray | None:
-    """Return the indices that sort the keys; None if they are sorted, each once."""
-    return None if are_sorted(keys) else keys.argsort()
 
 
 def _by_shard(
@@ -139,19 +131,16 @@ def _by_shard(
     return ordered[by_shard], by_shard if order is None else order[by_shard], cuts
 
 
-def without_rows(specs: Sequence[SparseSpec]) -> tuple[SparseSpec, ...]:
-    """Return the specifications of tables without initial rows, which are sent with every task."""
-    return tuple(
-        replace(spec, initial=spec.initial.otherwise) if isinstance(spec.initial, Given) else spec
-        for spec in specs
-    )
-
-
-def begun_rows(specs: Sequence[SparseSpec]) -> dict[str, Level]:
-    """Return the initial rows by table; raises the same errors as `checked_rows`."""
-    given = [(spec, spec.initial) for spec in specs if isinstance(spec.initial, Given)]
-    found = {spec.name: checked_rows(spec, each.rows, each.keys) for spec, each in given}
-    return {name: level for name, level in found.items() if len(level)}
+def separated(specs: Sequence[SparseSpec]) -> tuple[tuple[SparseSpec, ...], dict[str, Level]]:
+    """Return tables without initial rows, which every task gets, and the initial rows by table."""
+    bare, rows = [], {}
+    for spec in specs:
+        initial = spec.initial
+        if isinstance(initial, Given):
+            rows[spec.name] = checked_rows(spec, initial.rows, initial.keys)
+            spec = replace(spec, initial=initial.otherwise)
+        bare.append(spec)
+    return tuple(bare), {name: level for name, level in rows.items() if len(level)}
 
 
 def checked_rows(spec: SparseSpec, rows: object, keys: object = None) -> Level:

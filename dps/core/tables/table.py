@@ -5,8 +5,7 @@ arithmetic and one multiplication: every process on every machine computes the s
 
 A table is a log-structured merge tree in memory (O'Neil et al. 1996). A push adds a small level in
 front of the others, and a level is merged with the next while that is less than twice as long. So a
-push of k rows copies O(k log n) of n rows on average, and the table before it stays valid. A worker
-sorts the keys of a push and sums the gradients of repeated ones.
+push of k rows copies O(k log n) of n rows on average, and the table before it stays valid.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dps.core.arguments import is_name, plain
-from dps.core.ranges import Checked, NotNegative, Seed, refused, whole_argument
+from dps.core.ranges import Checked, NotNegative, Seed, described, refused, whole_argument
 from dps.errors import ShapeMismatch
 
 GROWTH = 2  # least ratio of the lengths of a level and the one before
@@ -146,7 +145,7 @@ class Given:
             raise refused("Given: otherwise", self.otherwise, "Zeros(), Uniform or Normal")
 
     def __repr__(self) -> str:
-        return f"Given({self.rows.dtype}{list(self.rows.shape)})"
+        return f"Given({described(self.rows)})"
 
 
 Initial = Zeros | Uniform | Normal | Given
@@ -403,16 +402,12 @@ def as_keys(table: str, keys: object) -> np.ndarray:
 
 def check_fit(spec: SparseSpec, keys: np.ndarray, gradient: object) -> None:
     """Refuse a gradient that is not one row for each key; raises `ShapeMismatch`."""
-    expected = f"{spec.dtype}{[len(keys), spec.width]}"
-    if not isinstance(gradient, np.ndarray):
+    shape = len(keys), spec.width
+    is_array = isinstance(gradient, np.ndarray)
+    if not is_array or gradient.shape != shape or gradient.dtype != np.dtype(spec.dtype):
         raise ShapeMismatch(
-            f"the rows for table {spec.name!r} are {type(gradient).__name__}, "
-            f"expected an array {expected}"
-        )
-    if gradient.shape != (len(keys), spec.width) or gradient.dtype != np.dtype(spec.dtype):
-        raise ShapeMismatch(
-            f"the rows for table {spec.name!r} are {gradient.dtype}{list(gradient.shape)}, "
-            f"expected {expected}: one for each key"
+            f"the rows for table {spec.name!r} are {described(gradient)}, expected an array "
+            f"{spec.dtype}{list(shape)}: one for each key"
         )
 
 
