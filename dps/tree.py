@@ -116,17 +116,12 @@ class Replica(Closing):
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the paths and arrays of a tree, without empty arrays."""
     parts = _parts(tree)
     if parts is not None:
         for name, part in parts:
-            yield from _leaves(part, _below(path, name))
+            yield from _leaves(part, f"{path}/{name}")
     elif not _is_empty(tree):
-        yield path or ONLY, tree
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
+        yield path[1:] or ONLY, tree
 
 
 def _is_empty(leaf: Any) -> bool:
@@ -156,8 +151,8 @@ def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
         return None
     parts = _parts(like)
     if parts is None:
-        return like if _is_empty(like) else _restored(path or ONLY, like, arrays)
-    built = [_built(part, arrays, _below(path, name)) for name, part in parts]
+        return like if _is_empty(like) else _restored(path[1:] or ONLY, like, arrays)
+    built = [_built(part, arrays, f"{path}/{name}") for name, part in parts]
     try:
         if isinstance(like, Mapping):
             made = dict(zip(like, built, strict=True))
@@ -171,8 +166,8 @@ def _built(like: Tree, arrays: Arrays, path: str) -> Tree:
         return replace(like, **{name: part for (name, _), part in zip(parts, built, strict=True)})
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"{path or 'it'!r} of the tree is {type(like).__name__}, which cannot be made of its "
-            f"parts ({error}); expected dicts, lists, tuples, named tuples and dataclasses"
+            f"{path[1:] or 'it'!r} of the tree is {type(like).__name__}, which cannot be made of "
+            f"its parts ({error}); expected dicts, lists, tuples, named tuples and dataclasses"
         ) from error
 
 

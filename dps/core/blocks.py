@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ Empty = Callable[[tuple[int, ...], str], np.ndarray]
 DTYPES = ("float64", "float32")  # widest first, so that every block in a buffer is aligned
 ITEM_BYTES = {dtype: np.dtype(dtype).itemsize for dtype in DTYPES}
 DEFAULT_BLOCK_BYTES = 1 << 18
-BLOCKS_PER_SHARD = 10
+BLOCKS_PER_SHARD = 10  # at least about, which keeps the shards within 10% of their mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +163,7 @@ class Layout:
         whole_rows: bool = False,
         tables: Sequence[SparseSpec] = (),
     ) -> Layout:
-        """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards.
-
-        Each shard gets at least about ten blocks, which keeps the shards within 10% of their mean.
-        With `whole_rows` a block holds whole rows of an array, at least one.
-        """
+        """Cut `params` into blocks of at most `block_bytes` and place them on `shards` shards."""
         if not isinstance(params, Mapping):
             raise ConfigurationError(
                 f"params is {type(params).__name__}, expected a mapping of names to arrays, such "
@@ -338,9 +335,6 @@ class Layout:
         return out
 
 
-# -- flat arrays -----------------------------------------------------------------------------------
-
-
 class Extent(NamedTuple):
     """A stretch of `nbytes` that is contiguous in three buffers."""
 
@@ -467,11 +461,8 @@ def _cut(arrays: Iterable[ArraySpec], limit_bytes: int, whole_rows: bool) -> Ite
 
 
 def _pieces(blocks: list[Block]) -> tuple[Piece, ...]:
-    pieces, offset = [], 0
-    for block in sorted(blocks, key=lambda b: DTYPES.index(b.dtype)):
-        pieces.append(Piece(block, offset))
-        offset += block.nbytes
-    return tuple(pieces)
+    ordered = sorted(blocks, key=lambda b: DTYPES.index(b.dtype))
+    return tuple(map(Piece, ordered, accumulate((b.nbytes for b in ordered), initial=0)))
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:

@@ -23,21 +23,17 @@ class FailureHistory:
     exposure: float = 0.0
 
     def mean_time_between(self, prior: float | None = None) -> float:
-        """Estimate the mean time between two failures of one shard, in seconds.
-
-        It is the inverse of the expected rate of a Poisson process with the prior of Jeffreys,
-        Γ(½, 0), or with the user's estimate as `prior`: one failure in that time, Γ(1, prior).
-        """
+        """Estimate the mean time between two failures of one shard, in seconds."""
+        # The inverse of the expected rate of a Poisson process with the prior of Jeffreys, Γ(½, 0),
+        # or with the user's estimate as `prior`: one failure in that time, Γ(1, prior).
         if prior is None:
             return self.exposure / (JEFFREYS + self.failures)
         return (prior + self.exposure) / (1 + self.failures)
 
 
 def daly(cost: float, mtbf: float) -> float:
-    """Return Daly's interval between the end of a write and the begin of the next, in seconds.
-
-    It is within a percent of the optimum of his model. `cost` is the delay of training by a write.
-    """
+    """Return Daly's interval between the end of a write and the begin of the next, in seconds."""
+    # Within a percent of the optimum of his model.
     if cost >= 2 * mtbf:
         return mtbf
     part = cost / (2 * mtbf)
@@ -58,8 +54,8 @@ class Estimate:
 class WriteCosts:
     """Measures the cost of writes by the arrival of states to be committed.
 
-    Periods with and without a write last from the arrival of one state to that of a later one. A
-    period with a write ends with the first state after it, which has the updates that waited.
+    Periods with and without a write last from one state to another. A period with a write ends with
+    the first state after it, which has the updates that waited.
     """
 
     def __init__(self) -> None:

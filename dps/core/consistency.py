@@ -67,10 +67,8 @@ def check_ahead(consistency: Consistency, ahead: int) -> None:
 
 
 def slack(consistency: Consistency, workers: Mapping[str, Progress], worker: str) -> int | None:
-    """Return how many gradients, besides one, a worker may compute before it reads weights again.
-
-    Negative: the worker is too far ahead to read. None: there is no bound.
-    """
+    """Return how many gradients, besides one, a worker may compute before it reads weights."""
+    # Negative: it is too far ahead to read. None: there is no bound.
     known = workers.get(worker)
     if isinstance(consistency, ASP) or known is None or not known.active:
         return None

@@ -98,10 +98,8 @@ def carried_out(
         pieces, values = _gathered(layout, here, changed.arrays)
         result = pack(changed.result)
         if result.nbytes > RESULT_BYTES:
-            raise ValueError(
-                f"the result has {result.nbytes} bytes, at most {RESULT_BYTES} are kept: return "
-                "less"
-            )
+            most = f"at most {RESULT_BYTES} are kept"
+            raise ValueError(f"the result has {result.nbytes} bytes, {most}: return less")
     except BaseException as error:
         # The traceback begins at the user's function.
         inner = error.__traceback__ and error.__traceback__.tb_next

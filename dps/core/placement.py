@@ -21,8 +21,7 @@ T = TypeVar("T")
 H = TypeVar("H", bound=Hashable)
 
 BALANCED, CONSISTENT_HASH = "balanced", "consistent_hash"
-VIRTUAL_NODES = 64
-MOST_VIRTUAL_NODES = 10_000
+VIRTUAL_NODES, MOST_VIRTUAL_NODES = 64, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +145,10 @@ class Move(Generic[H]):
 def moves(chains: Sequence[Sequence[H]], hosts: Sequence[H], replicas: int) -> tuple[Move[H], ...]:
     """Return the moves that spread the replicas of shards evenly over hosts.
 
-    `chains` has the different hosts of each shard's `replicas`; `hosts` are those that may hold
-    replicas, and the first of several equal ones is preferred. Replicas on other hosts move, if
-    there is a place; then replicas move from the fullest host to the emptiest until these differ by
-    at most one, preferably those that move anyway. With one replica of each shard, the moves are
-    the fewest; with several, shards that lack one may cost a few more.
+    `chains` has the hosts of each shard's replicas, and `hosts` those that may hold any. Replicas
+    on others move, if there is a place; then replicas move from the fullest host to the emptiest
+    until these differ by at most one, preferably those that move anyway. With one replica of each
+    shard, the moves are the fewest; with several, shards that lack one may cost a few more.
     """
     loads = dict.fromkeys(hosts, 0)
     held = [loads.keys() & chain for chain in chains]

@@ -13,7 +13,8 @@ import reprlib
 from collections.abc import Callable, Iterable
 from functools import cache, partial
 from numbers import Real
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
@@ -128,17 +129,21 @@ class Checked:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        for field, check in _checks(cls):
-            _apply(check, self, field)
+        for field, optional, check in _checks(cls):
+            if not (optional and getattr(self, field) is None):
+                _apply(check, self, field)
 
 
 @cache
-def _checks(cls: type) -> tuple[tuple[str, Check], ...]:
-    found: list[tuple[str, Check]] = []
+def _checks(cls: type) -> tuple[tuple[str, bool, Check], ...]:
+    found: list[tuple[str, bool, Check]] = []
     for field, hint in get_type_hints(cls, include_extras=True).items():
-        if get_origin(hint) is Literal:
-            found.append((field, partial(one_of, known=get_args(hint))))
-        found += ((field, check) for check in getattr(hint, "__metadata__", ()))
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for kind in kinds:
+            checks = getattr(kind, "__metadata__", ())
+            if get_origin(kind) is Literal:
+                checks = (partial(one_of, known=get_args(kind)),)
+            found += ((field, type(None) in kinds, check) for check in checks)
     return tuple(found)
 
 

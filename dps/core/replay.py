@@ -17,8 +17,7 @@ from dps.core.ranges import Checked, Positive, whole_from
 from dps.core.tables.table import Rows, added
 from dps.core.updates import Operation
 
-PUBLISHED_QUEUE = 50
-PUBLISHED_SCALE = 0.1
+PUBLISHED_QUEUE, PUBLISHED_SCALE = 50, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +91,7 @@ def plan(
     - staleness_scaled: one step for each, its learning rate divided by 1 + its staleness;
     - clip: one step with the sum, scaled down to the norm `clip_norm` if it is longer;
     - drop_older: gradients staler than `drop_older_than` versions are left out, others summed;
-    - published: the rule of "Training Through Failure", the sum, but at a tenth of the learning
-      rate for more than 50 gradients.
+    - published: as in "Training Through Failure", the sum; at a tenth of the rate if of over 50.
     """
     latest: dict[str, tuple[int, int]] = {}
     once = []  # without those that the shard would refuse if the gradients arrived one by one

@@ -161,10 +161,7 @@ class StateMachine:
     empty: Empty = np.empty  # allocates the buffer of the weights after a step
 
     def apply(self, state: ShardState, op: Operation) -> Step:
-        """Return the state after `op`; a duplicate leaves it as it is.
-
-        Raises `NonFiniteGradient`, `ShapeMismatch` or `FunctionFailed` if it refuses the operation.
-        """
+        """Return the state after `op`, or refuse it; a duplicate leaves the state as it is."""
         if op.kind == "leave":
             return _left(state, op)
         if is_duplicate(state, op.id):
@@ -233,11 +230,7 @@ class StateMachine:
     def _stepped_arrays(
         self, state: ShardState, op: Operation, scale_of: Scale
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Run the rule over what the gradient covers and copy the rest; return new buffers.
-
-        A chunk stays in the processor's cache from the check to the last operation. If it is not
-        finite, the step ends: nothing refers to the new buffers yet, so nothing was applied.
-        """
+        """Run the rule over what the gradient covers and copy the rest; return new buffers."""
         if op.gradient is None and op.rows:
             return state.values, state.slots
         chunks = list(_chunks(self.layout, op, self.rule))
@@ -248,7 +241,9 @@ class StateMachine:
             assert chunk.rule is not None
             t, scale = state.steps + 1, scale_of(chunk.rule)
             old = {name: chunk.of(slot) for name, slot in state.slots.items()}
-            # A diverging run shows in its results. The setting is each thread's own.
+            # A chunk stays in the processor's cache from the check on. If it is not finite, nothing
+            # refers to the new buffers yet, so nothing was applied. A diverging run shows in its
+            # results. The setting is each thread's own.
             with np.errstate(over="ignore", invalid="ignore"):
                 _check_chunk(self.layout, op, chunk)
                 _, new = chunk.rule.step(

@@ -14,14 +14,12 @@ from dps.core.tables.table import Rows
 
 
 class UpdateId(NamedTuple):
-    """Identity of a pushed update: worker, the worker's incarnation, and its number, from 1.
-
-    The number of a worker's last update is its clock, the same on all shards whatever these have
-    lost, so a worker that joins continues from the clocks of the others.
-    """
+    """Identity of a pushed update: worker, the worker's incarnation, and its number, from 1."""
 
     worker: str
     incarnation: int
+    # That of a worker's last update is its clock, the same on all shards whatever these have lost,
+    # so a worker that joins continues from the clocks of the others.
     seq: int
 
 

@@ -14,8 +14,9 @@ from dps.core.filters.encoding import (
     Section,
     assembled,
     decoded,
+    nbytes_of_keys,
+    nbytes_of_values,
     patched,
-    plain_nbytes,
     stretches,
     taken_apart,
 )
@@ -138,11 +139,9 @@ def _unpacked(layout: ShardLayout, op: Operation) -> Operation:
     sections = []
     for stretch, section in zip(chosen, taken_apart(op), strict=True):
         part = section.part
-        keys, values = plain_nbytes(part, stretch.dtype, stretch.size)
-        whole = (
-            _restored(op, section.keys, keys if part.packed_keys else None),
-            _restored(op, section.values, values if part.packed_values else None),
-        )
+        keys = nbytes_of_keys(part, stretch.size) if part.packed_keys else None
+        values = nbytes_of_values(part, stretch.dtype, stretch.size) if part.packed_values else None
+        whole = _restored(op, section.keys, keys), _restored(op, section.values, values)
         plain = replace(
             part,
             key_bytes=whole[0].nbytes,

@@ -186,7 +186,7 @@ def test_a_full_name_goes_first_then_the_first_that_fits_then_the_rest(
             r"optimizer\['c'\]: no array or table .*: a, b",
         ),
         ({"a": SGD, "*": SGD(1)}, r"optimizer\['a'\]=<class .*expected an update rule such as"),
-        ({"": SGD(1)}, r"optimizer\[''\]: expected the name of an array"),
+        ({"": SGD(1)}, "optimizer: name='', expected the name of an array"),
         ({"*": Clipped(SGD(1), 1.0)}, r"a gradient is clipped as a whole; put Clipped"),
         ({"*": PerArray((("*", SGD(1)),))}, r"optimizer\['\*'\] has rules by names within it"),
         (

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from dps.core.filters.chain import EVERY, checked, checked_of_pulls
+from dps.core.filters.chain import checked, checked_of_pulls
 from dps.core.rules.rule import SGD, UpdateRule
+from dps.core.rules.wrappers import EVERY
 from dps.protocol import executor as offload
 from dps.protocol import key_cache as keys
 from dps.protocol.group import Group

@@ -19,13 +19,10 @@ from dps.core.filters.encoding import Section, assembled, encoded, stretches, va
 from dps.core.filters.filter import KKT, Filter, Lossless, Quantise, Selection, Sending
 from dps.core.ranges import described, listed, refused, shown
 from dps.core.rules.proximal import L1, ElasticNet
-from dps.core.rules.rule import UpdateRule, is_per_array, rule_for
+from dps.core.rules.rule import Array, UpdateRule, is_per_array, rule_for
+from dps.core.rules.wrappers import EVERY
 from dps.core.updates import Operation
 from dps.errors import ConfigurationError, NonFiniteGradient
-
-Array = np.ndarray
-
-EVERY = "*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +33,10 @@ class FilterChain:
     quantise: Quantise | None = None
     lossless: bool = False
 
-    @property
-    def feedback(self) -> bool:
-        """Whether anything is kept for the next gradient."""
-        rounding = self.quantise is not None and self.quantise.feedback
-        return rounding or any(selection.feedback for selection in self.selections)
-
     def filtered(
         self, gradient: Array, residual: Array | None, sending: Sending
     ) -> tuple[Section, Array | None]:
-        """Return the encoded entries of a gradient, and the residual for the next one.
-
-        The gradient is 1-D and finite; the last residual, if any, is added to it.
-        """
+        """Return the encoded entries of a gradient plus residual, and the next residual, if any."""
         with np.errstate(over="ignore"):
             accumulated = gradient if residual is None else gradient + residual
         if residual is not None and not all_finite(accumulated):
@@ -58,13 +46,15 @@ class FilterChain:
             )
         mask, kept = self._selected(accumulated, sending)
         section = self._encoded(accumulated, mask, sending)
-        if self.quantise is not None and self.quantise.feedback:
+        rounding = self.quantise is not None and self.quantise.feedback
+        if rounding:
             sent = values_of(section, str(accumulated.dtype), accumulated.size)
             if mask is None:
                 kept = accumulated - sent
             else:
                 kept[mask] = accumulated[mask] - (sent if sent.size < mask.size else sent[mask])
-        return section, kept if self.feedback else None
+        keeps = rounding or any(selection.feedback for selection in self.selections)
+        return section, kept if keeps else None
 
     def changed(self, values: Array, copy: Array, sending: Sending) -> Section:
         """Return the encoded changes of 1-D weights, for a worker that has a copy of them.

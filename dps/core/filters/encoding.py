@@ -159,19 +159,23 @@ def values_of(section: Section, dtype: str, size: int) -> Array:
     return values
 
 
-def plain_nbytes(part: Encoding, dtype: str, size: int) -> tuple[int, int]:
-    """Return the sizes of indices and values before compression."""
-    sent = size if part.entries < 0 else part.entries
-    values = _value_nbytes(part.values, np.dtype(dtype), sent)
-    return _keys_nbytes(part.keys, size, max(0, part.entries)), values
+def nbytes_of_keys(part: Encoding, size: int) -> int:
+    """Return the size of the indices before compression."""
+    return _keys_nbytes(part.keys, size, max(0, part.entries))
+
+
+def nbytes_of_values(part: Encoding, dtype: str, size: int) -> int:
+    """Return the size of the values before compression."""
+    entries = size if part.entries < 0 else part.entries
+    return _value_nbytes(part.values, np.dtype(dtype), entries)
 
 
 def _fill(op: Operation, out: Array, section: Section) -> None:
     part, size = section.part, out.size
     _require(op, part.entries <= size)
     _require(op, not (part.cached or part.packed_keys or part.packed_values))
-    found = section.keys.nbytes, section.values.nbytes
-    _require(op, found == plain_nbytes(part, str(out.dtype), size))
+    _require(op, section.keys.nbytes == nbytes_of_keys(part, size))
+    _require(op, section.values.nbytes == nbytes_of_values(part, str(out.dtype), size))
     values = values_of(section, str(out.dtype), size)
     if part.entries < 0:
         out[:] = values

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from dps.core.ranges import Checked, Fraction, NotNegative, Positive, Seed, Share, choice, refused
+from dps.core.ranges import Checked, Fraction, NotNegative, Positive, Seed, Share, refused
 from dps.core.updates import UpdateId
 
 Array = np.ndarray
@@ -98,11 +98,6 @@ class SignificantlyModified(Checked):
     decay: Literal["1/t"] | None = None
     feedback: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        Checked.__post_init__(self)
-        if self.decay is not None:
-            choice(self, "decay", "1/t")
-
     def selected(self, gradient: Array, sending: Sending) -> Array:
         """Return where |g| is above the threshold."""
         threshold = self.threshold / sending.push if self.decay else self.threshold
@@ -183,8 +178,7 @@ class RandomSkip(Checked):
 class TopK(Checked):
     """Send the k = share · size entries of the largest magnitude, at least one.
 
-    The others are added to the next gradient ("Sparsified SGD with memory", Stich, Cordonnier and
-    Jaggi, NeurIPS 2018).
+    The others are added to the next gradient (Stich, Cordonnier and Jaggi, NeurIPS 2018).
 
     Parameters
     ----------

@@ -135,8 +135,6 @@ class Penalty(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Weighted(Checked):
-    """Base of penalties with one `strength`."""
-
     strength: NotNegative
     by_rows: ClassVar[bool] = False
 

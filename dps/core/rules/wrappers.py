@@ -12,17 +12,7 @@ from typing import Annotated, Any, ClassVar, Protocol
 import numpy as np
 
 from dps.core.blocks import ShardLayout, all_finite
-from dps.core.ranges import (
-    Checked,
-    Fraction,
-    NotNegative,
-    Positive,
-    listed,
-    positive,
-    refused,
-    shown,
-    whole_from,
-)
+from dps.core.ranges import Checked, Fraction, NotNegative, Positive, listed, refused, whole_from
 from dps.core.rules.rule import (
     Array,
     Out,
@@ -69,15 +59,13 @@ class Clipped(Wrapper):
     ()
     """
 
-    norm: float | None = None
-    value: float | None = None
+    norm: Positive | None = None
+    value: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("norm", "value") if getattr(self, name) is not None]
-        if not given:
+        if self.norm is None and self.value is None:
             raise ConfigurationError("Clipped: expected norm=…, value=… or both")
-        positive(self, *given)
         if within(self.rule, Clipped) is not None:
             raise ConfigurationError(
                 "Clipped: the rule within is clipped already; give norm and value at once"
@@ -140,8 +128,6 @@ class DelayCompensated(Wrapper):
 
     Parameters
     ----------
-    rule
-        Any update rule, `StalenessAware` included.
     strength
         λ, 0 or above, in units of one over the loss.
 
@@ -308,8 +294,6 @@ class Cosine(Checked):
 class WarmUp(Checked):
     """Raise the learning rate linearly to its full size, before another schedule.
 
-    As torch's ``SequentialLR`` with ``LinearLR`` first.
-
     Parameters
     ----------
     updates
@@ -454,9 +438,7 @@ class PerArray:
         object.__setattr__(self, "rules", tuple(map(tuple, self.rules)))
         for name, rule in self.rules:
             if not isinstance(name, str) or not name:
-                raise ConfigurationError(
-                    f"optimizer[{shown(name)}]: expected the name of an array, as text"
-                )
+                raise refused("optimizer: name", name, "the name of an array, as text")
             if not is_rule(rule):
                 raise refused(f"optimizer[{name!r}]", rule, "an update rule such as SGD(0.1)")
             if within(rule, Clipped) is not None:

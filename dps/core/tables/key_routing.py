@@ -35,10 +35,7 @@ Gradients = Mapping[str, tuple[object, object]]
 
 
 def dealt(layout: Layout, gradients: Gradients, values: bool = True) -> dict[int, tuple[Rows, ...]]:
-    """Return the rows of each shard, sorted by key; rows of a repeated key are summed.
-
-    The arrays may be views of the arguments. With `values`, NaN and infinity are refused.
-    """
+    """Return the rows of each shard, sorted by key and summed; they may be views of arguments."""
     parts: dict[int, list[Rows]] = {}
     for name, pushed in gradients.items():
         keys, gradient = _checked(layout.shards[0].table(name), pushed)

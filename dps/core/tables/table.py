@@ -269,10 +269,7 @@ class SparseTable:
         return reduce(merged, parts) if parts else none
 
     def rows(self, spec: SparseSpec, keys: np.ndarray, slots: tuple[str, ...] = ()) -> Level:
-        """Return the rows of these int64 keys and some slots, as fresh arrays.
-
-        Missing rows have their initial values, and slots of zeros. Sorted keys are faster.
-        """
+        """Return copies of the rows of int64 keys and some slots, or of their initial values."""
         left = np.arange(len(keys))  # indices of the keys that were not found yet
         found: list[tuple[np.ndarray, Level, np.ndarray]] = []
         for level in self.levels:
@@ -364,9 +361,6 @@ def _places(present: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.nda
     return at, present[at] == wanted
 
 
-# -- gradients of rows -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """The gradient (rows, width) of rows of a sparse table: int64 keys, sorted, each once."""
@@ -402,12 +396,11 @@ def as_keys(table: str, keys: object) -> np.ndarray:
 
 def check_fit(spec: SparseSpec, keys: np.ndarray, gradient: object) -> None:
     """Refuse a gradient that is not one row for each key; raises `ShapeMismatch`."""
-    shape = len(keys), spec.width
-    is_array = isinstance(gradient, np.ndarray)
-    if not is_array or gradient.shape != shape or gradient.dtype != np.dtype(spec.dtype):
+    shape, dtype = (len(keys), spec.width), np.dtype(spec.dtype)
+    if not isinstance(gradient, np.ndarray) or (gradient.shape, gradient.dtype) != (shape, dtype):
         raise ShapeMismatch(
             f"the rows for table {spec.name!r} are {described(gradient)}, expected an array "
-            f"{spec.dtype}{list(shape)}: one for each key"
+            f"{dtype}{list(shape)}: one for each key"
         )
 
 
