@@ -6,7 +6,7 @@ A request names its reply, unless that is `Done`. Any request may be answered by
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, dataclass_transform
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from dps.protocol import wire
 from dps.protocol.monitor import Sighting
 from dps.protocol.transport import Endpoint, Watched
 
-T = TypeVar("T")
-
 STOPPED = "the training was stopped by ParameterServer.stop()"
 
 wire.message(FailureHistory)
@@ -28,30 +26,25 @@ wire.message(Failover)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def _message(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass that may cross the wire."""
-    made = dataclass(frozen=True, slots=True)(cls)
-    wire.message(made)
-    return made
+class Message:
+    """Makes each subclass a frozen dataclass that may cross the wire."""
+
+    def __init_subclass__(cls) -> None:
+        wire.message(dataclass(frozen=True)(cls))
 
 
-@dataclass(frozen=True, slots=True)
-class OfShard:
+class OfShard(Message):
     """A message about a shard as it is configured in `epoch`; a replica refuses any other epoch."""
 
     shard: int
     epoch: int
 
 
-@_message
-class Done:
+class Done(Message):
     """Reply to a request that returns nothing."""
 
 
 # -- the routing table -----------------------------------------------------------------------------
-
-
-@_message
 class View(OfShard):
     """The replicas of a shard, from head to tail; they are used only while it is `serving`."""
 
@@ -59,8 +52,7 @@ class View(OfShard):
     serving: bool
 
 
-@_message
-class Keepers:
+class Keepers(Message):
     """The nodes that keep the states and the buffered gradients of all shards in an epoch.
 
     The first `whole` stores have all that was acked before.
@@ -71,7 +63,6 @@ class Keepers:
     whole: int = 0
 
 
-@_message
 class Seed(OfShard):
     """A shard that `host` must be given: the copy of worker `donor`, or ("") initial values."""
 
@@ -80,8 +71,7 @@ class Seed(OfShard):
     donor: str = ""
 
 
-@_message
-class Table:
+class Table(Message):
     """The routing table, which the coordinator publishes; `version` grows with every change.
 
     It is `complete` if all replicas of every shard serve, and `closed` if the group is closing. The
@@ -105,22 +95,19 @@ class Table:
     failovers: int = 0
 
 
-@_message
-class GetTable:
+class GetTable(Message):
     """Get the table when it is newer than version `after`, or after `patience` s. Reply: Table."""
 
     after: int
     patience: float
 
 
-@_message
-class ReportFailure:
+class ReportFailure(Message):
     """A call to `host` failed; the coordinator checks that before it acts. Reply: Table."""
 
     host: Endpoint
 
 
-@_message
 class ReportLink(OfShard):
     """A successor, store or mailbox was out of reach for `seconds`, over a lease. Reply: Table."""
 
@@ -129,10 +116,7 @@ class ReportLink(OfShard):
 
 
 # -- hosts -----------------------------------------------------------------------------------------
-
-
-@_message
-class HostInfo:
+class HostInfo(Message):
     """A server, replica, spare, store or mailbox; `home` is the shard it is meant for, or -1."""
 
     host: Endpoint
@@ -142,15 +126,13 @@ class HostInfo:
     machine: str = ""
 
 
-@_message
-class AddHosts:
+class AddHosts(Message):
     """Use these hosts. All those of the start come in one message."""
 
     hosts: tuple[HostInfo, ...]
 
 
-@_message
-class RenewLease:
+class RenewLease(Message):
     """A host asks for its lease; `life` is how often it has started over. Reply: Renewed."""
 
     host: Endpoint
@@ -158,8 +140,7 @@ class RenewLease:
     watched: Watched | None = None
 
 
-@_message
-class Renewed:
+class Renewed(Message):
     """Whether the lease was `granted`; if not, the holder was given up. A worker may have to leave.
 
     Hosts receive the `history` of failures.
@@ -170,28 +151,23 @@ class Renewed:
     history: FailureHistory = field(default_factory=FailureHistory)
 
 
-@_message
-class Sighted:
+class Sighted(Message):
     """What a monitor sees of the processes on its host."""
 
     monitor: str
     sightings: tuple[Sighting, ...]
 
 
-@_message
 class Release(OfShard):
-    """A host forgets a replica that has been replaced since `epoch`."""
+    """Forget a replica that has been replaced since `epoch`."""
 
 
 # -- workers ---------------------------------------------------------------------------------------
+class EnterWorker(Message):
+    """A worker starts, in the process at `address` and the Dask task `task`. Reply: Entered.
 
-
-@_message
-class EnterWorker:
-    """A worker loop starts, in the process at `address`. Reply: Entered.
-
-    A request that is resent has the same `token`. The loop runs in the Dask task `task`, which was
-    submitted after `stops` stops of the training.
+    A request that is resent has the same `token`. The training had been stopped `stops` times when
+    the task was submitted.
     """
 
     worker: str
@@ -203,31 +179,22 @@ class EnterWorker:
     watched: Watched | None = None
 
 
-@_message
-class Returned:
+class Returned(Message):
     """The training function of a Dask task has returned; `result` is packed, None: not kept."""
 
     task: str
     result: np.ndarray | None
 
 
-@_message
-class Entered:
-    """The worker's incarnation: how often a worker of that name has entered.
-
-    It has not entered if its training function has `returned` before.
-    """
+class Entered(Message):
+    """How often a worker of that name has entered; it has not if its task has `returned` before."""
 
     incarnation: int
     returned: Returned | None = None
 
 
-@_message
-class RenewWorker:
-    """A worker, or a caller of functions, states its acks; the worker's lease is renewed.
-
-    Reply: Renewed.
-    """
+class RenewWorker(Message):
+    """A worker, or a caller of functions, renews its lease and states its acks. Reply: Renewed."""
 
     worker: str
     incarnation: int
@@ -235,8 +202,7 @@ class RenewWorker:
     watched: Watched | None = None
 
 
-@_message
-class ExitWorker:
+class ExitWorker(Message):
     """A worker ends, for a `reason` as in `WorkerLeft`; `called` is whether it called functions."""
 
     worker: str
@@ -247,21 +213,14 @@ class ExitWorker:
     returned: Returned | None = None
 
 
-@_message
 class Evict(OfShard):
-    """Remove workers that are gone from a shard's clock table. Reply: Durable."""
+    """Remove workers that are gone from a shard's clock table.
 
-    workers: tuple[UpdateId, ...]
-
-
-@_message
-class Durable:
-    """How many updates of the evicted workers a shard has durably, by the names of `names_of`.
-
-    A name under which a later incarnation has pushed is left out: that one is told itself.
+    Reply: how many updates of them the shard has durably, by the names of `names_of`. A name under
+    which a later incarnation has pushed is left out: that one states its own.
     """
 
-    applied: dict[str, int]
+    workers: tuple[UpdateId, ...]
 
 
 def donor_name(worker: str, incarnation: int) -> str:
@@ -270,59 +229,43 @@ def donor_name(worker: str, incarnation: int) -> str:
 
 
 # -- from the driver to the coordinator ------------------------------------------------------------
-
-
-@_message
-class Scale:
+class Scale(Message):
     """Spread the shards over this many hosts from now on; answered at once."""
 
     servers: int
 
 
-@_message
-class Drain:
+class Drain(Message):
     """Empty a host, and use it no more; answered at once."""
 
     host: Endpoint
 
 
-@_message
-class Dismiss:
+class Dismiss(Message):
     """Ask a worker to leave; answered at once."""
 
     worker: str
 
 
-@_message
-class StopTraining:
-    """End all workers that started before this stop, the `number`-th. Reply: Ending.
+class StopTraining(Message):
+    """End all workers that started before this stop, the `number`-th.
 
-    The reply comes when all of them have left, or after `patience` seconds.
+    Reply, when all have left or after `patience` seconds: the names of those that have not.
     """
 
     number: int
     patience: float
 
 
-@_message
-class Ending:
-    """The workers that have not left yet, though they have to."""
-
-    left: tuple[str, ...]
-
-
-@_message
-class CloseGroup:
+class CloseGroup(Message):
     """Let every client know that the group is being closed."""
 
 
-@_message
-class GetIncidents:
+class GetIncidents(Message):
     """Get what has happened to the shards so far. Reply: Incidents."""
 
 
-@_message
-class Incidents:
+class Incidents(Message):
     """One loss for each restoration that cost updates, and the last failovers."""
 
     losses: tuple[Loss, ...]
@@ -330,11 +273,8 @@ class Incidents:
 
 
 # -- replicas --------------------------------------------------------------------------------------
-
-
-@_message
 class Install(OfShard):
-    """Hold a state, whose version `saved` is durable, as a replica in a chain of these members."""
+    """Hold a state, whose version `saved` is durable, as a replica in this chain."""
 
     chain: tuple[Endpoint, ...]
     state: ShardState
@@ -343,11 +283,10 @@ class Install(OfShard):
     keepers: Keepers = Keepers()
 
 
-@_message
 class Restore(OfShard):
     """Restore the shard by its durability (in `cut`), and serve it alone. Reply: Brought.
 
-    `since`: no store has it any more; continue from what the host received in that epoch or later.
+    `since`: no store has it; continue from what the host received in that epoch or later.
     `from_below`: no host received it either; continue from the layer of checkpoints.
     """
 
@@ -358,7 +297,6 @@ class Restore(OfShard):
     from_below: bool = False
 
 
-@_message
 class Configure(OfShard):
     """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it.
 
@@ -371,7 +309,6 @@ class Configure(OfShard):
     keepers: Keepers = Keepers()
 
 
-@_message
 class Extend(OfShard):
     """Copy the state to `host`, which acknowledges every operation from now on."""
 
@@ -379,7 +316,6 @@ class Extend(OfShard):
     keepers: Keepers
 
 
-@_message
 class Replicate(OfShard):
     """Operations from `first` on for the successor; a newcomer is told what is `committed`."""
 
@@ -388,14 +324,12 @@ class Replicate(OfShard):
     committed: int = -1
 
 
-@_message
 class CanReach(OfShard):
     """Call a store that could not be reached; answered if that answers."""
 
     store: Endpoint
 
 
-@_message
 class Seeded(OfShard):
     """A `Seed` was carried out."""
 
@@ -403,17 +337,13 @@ class Seeded(OfShard):
 
 
 # -- pushes, to a shard's head ---------------------------------------------------------------------
-
-
-@_message
-class CopyId:
+class CopyId(Message):
     """Unique name of a worker's copy of a shard's weights: the `number`-th that `holder` sent."""
 
     holder: str
     number: int
 
 
-@_message
 class Push(OfShard):
     """Apply an operation. Reply: Pushed, with weights to read next if `pull`.
 
@@ -427,8 +357,7 @@ class Push(OfShard):
     has: CopyId | None = None
 
 
-@_message
-class Pushed:
+class Pushed(Message):
     """The update is as durable as the strategy promises; `outcome` is "applied" or "duplicate".
 
     `clock` is the worker's clock on this shard, `result` the packed result of a call, `applied` the
@@ -443,8 +372,7 @@ class Pushed:
     applied: int = 0
 
 
-@_message
-class Waiting:
+class Waiting(Message):
     """Ask again: the consistency model makes the worker wait, or the update is not durable yet.
 
     `reason` is why it could not be made durable, `for_workers` whether only slow workers are waited
@@ -455,7 +383,6 @@ class Waiting:
     for_workers: bool = False
 
 
-@_message
 class ReplayBuffered(OfShard):
     """Apply gradients that a worker buffered while the shard was down, oldest first."""
 
@@ -463,53 +390,31 @@ class ReplayBuffered(OfShard):
 
 
 # -- pulls, to the replica that serves reads -------------------------------------------------------
+class Pull(OfShard):
+    """Read the weights, or `rows` of a table. Reply: Weights or RowsRead, or Waiting.
 
-
-@dataclass(frozen=True, slots=True)
-class _Read(OfShard):
-    """Read something at version `seen` or later, unless what was read before is lost.
-
-    The consistency model may make the `worker` wait, for `patience` seconds; "" never waits.
+    Read version `seen` or later, unless what was read before is lost. The consistency model may
+    make the `reader` wait, for `patience` seconds; one without a name never waits. Where pulls are
+    filtered, it `has` a copy of the weights.
     """
 
-    worker: str
-    incarnation: int
+    reader: UpdateId
     seen: int
     patience: float
-
-
-@_message
-class Pull(_Read):
-    """Read the weights. Reply: Weights.
-
-    `has` is the copy that the worker has, where pulls are filtered.
-    """
-
     has: CopyId | None = None
+    rows: RowsAsked | None = None
 
 
-@_message
-class PullRows(_Read):
-    """Read rows of a table by their keys, int64 and sorted. Reply: RowsRead."""
-
-    table: str
-    keys: np.ndarray
-
-
-@_message
-class PullRange(_Read):
-    """Read the rows that exist with keys from `start` to below `stop`. Reply: RowsRead."""
+class RowsAsked(Message):
+    """Rows by their keys, int64 and sorted; `keys` None: all from key `start` to below `stop`."""
 
     table: str
-    start: int
-    stop: int
+    keys: np.ndarray | None
+    start: int = 0
+    stop: int = 0
 
 
-RowsAsked = PullRows | PullRange
-
-
-@_message
-class ShardMetadata:
+class ShardMetadata(Message):
     """A shard's state besides its weights, and the epoch in which they were read."""
 
     epoch: int
@@ -519,8 +424,7 @@ class ShardMetadata:
     results: dict[str, np.ndarray]
 
 
-@_message
-class Weights:
+class Weights(Message):
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
     The worker may compute `slack` more gradients from them without reading again; -1: any number.
@@ -538,8 +442,7 @@ class Weights:
     codec: tuple[Encoding, ...] = ()
 
 
-@_message
-class RowsRead:
+class RowsRead(Message):
     """Rows of a table at a shard's `version`, read at `at` (seconds since the Unix epoch).
 
     `keys` are those in the range, sorted; None: those that were asked for.
@@ -558,44 +461,26 @@ class RowsRead:
 Reach = dict[str, tuple[int, int]]
 
 
-@_message
 class WantCut(OfShard):
     """A checkpoint is due: the coordinator takes a cut that holds `version` of this shard soon."""
 
     version: int
 
 
-@_message
 class HoldCut(OfShard):
-    """Admit no gradients until a cut is taken, or for `patience` seconds at most. Reply: Held."""
+    """Admit no gradients until a cut is taken, or for `patience` seconds at most. Reply: Reach."""
 
     cut: int
     patience: float
 
 
-@_message
-class Held:
-    """How far each active worker is on a shard that admits no gradients."""
-
-    reach: Reach
-
-
-@_message
 class TakeCut(OfShard):
-    """Write the state in which each worker is as far as `upto`. Reply: Taken, once written."""
+    """Write the state in which each worker is as far as `upto`. Reply: the version in the cut."""
 
     cut: int
     upto: Reach
 
 
-@_message
-class Taken:
-    """The shard's version in the cut."""
-
-    version: int
-
-
-@_message
 class EndCut(OfShard):
     """The cut is complete, or given up; cuts before `oldest` are no longer needed."""
 
@@ -604,29 +489,17 @@ class EndCut(OfShard):
     oldest: int
 
 
-@_message
 class Save(OfShard):
-    """To a tail: write all that is acknowledged by now to a checkpoint. Reply: SavedAt."""
-
-
-@_message
-class SavedAt:
-    """A version of a shard; its checkpoint holds that one or a later one."""
-
-    version: int
+    """To a tail: write all that is acknowledged by now to a checkpoint. Reply: its version."""
 
 
 # -- to stores and mailboxes -----------------------------------------------------------------------
-
-
-@_message
 class PutState(OfShard):
     """Keep this state; refused if a server of a later epoch has used the store."""
 
     state: ShardState
 
 
-@_message
 class PutSince(OfShard):
     """Like `PutState`, without what the store has already, in its state of index `base`.
 
@@ -638,52 +511,30 @@ class PutSince(OfShard):
     kept: dict[str, int]
 
 
-@_message
 class LookUp(OfShard):
-    """Refuse servers of earlier epochs from now on. Reply: StoredAt."""
+    """Refuse servers of earlier epochs from now on. Reply: the state's index; -1: there is none."""
 
 
-@_message
-class StoredAt:
-    """The index of the state that a store has of a shard; -1: it has none."""
-
-    index: int
-
-
-@_message
 class GetState(OfShard):
     """Refuse servers of earlier epochs from now on. Reply: the shard's state."""
 
 
-@_message
 class Deposit(OfShard):
     """Keep a gradient for a shard that is down in `epoch`."""
 
     operation: Operation
 
 
-@_message
 class TakeMail(OfShard):
-    """Close the shard's mailbox for `epoch`. Reply: Mail."""
+    """Close the shard's mailbox for `epoch`. Reply: its operations, in the order of deposit."""
 
 
-@_message
-class Mail:
-    """Buffered gradients, in the order in which they were deposited."""
-
-    operations: tuple[Operation, ...]
-
-
-@_message
 class ClearMail(OfShard):
     """Forget what was taken from the shard's mailbox: it is served in this epoch, and has it."""
 
 
 # -- losses of acknowledged updates ----------------------------------------------------------------
-
-
-@_message
-class Loss:
+class Loss(Message):
     """Updates that were acknowledged, and that a shard has lost.
 
     Attributes
@@ -736,8 +587,7 @@ class Loss:
         return f"shard {self.shard} {many}: it was restored from {self.restored_from}{because}"
 
 
-@_message
-class Brought:
+class Brought(Message):
     """What a shard was restored with; reply to `Restore`, and part of `Seeded`.
 
     `applied` are the updates of each worker, or caller of functions, in the state. `based_on` is
@@ -750,7 +600,6 @@ class Brought:
     based_on: int | None = None
 
 
-@_message
 class Restoration(OfShard):
     """The restoration of a shard that had been served, because of `cause`; `number` counts them.
 
@@ -768,8 +617,7 @@ class Restoration(OfShard):
     cause: str = ""
 
 
-@_message
-class Account:
+class Account(Message):
     """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`.
 
     It was given to an `incarnation`; `count` includes what earlier ones were told of.
@@ -782,8 +630,7 @@ class Account:
     incarnation: int
 
 
-@_message
-class Statement:
+class Statement(Message):
     """All that was acknowledged to a client, as of version `known` of the table.
 
     It covers the `incarnations` of the worker that this client has been, and no others: another
@@ -809,44 +656,27 @@ def loss_after(restoration: Restoration, workers: dict[str, int], certain: bool)
     return Loss(r.shard, r.at, total, certain, r.source, r.version, r.epoch, workers, r.cause)
 
 
-# -- to look at a shard ----------------------------------------------------------------------------
-
-
-@_message
-class Audit(OfShard):
-    """Get the numbers of a shard's state. Reply: AuditReply."""
-
-
-@_message
-class AuditReply:
-    """The numbers of a shard's state (see `dps.events.Audited`)."""
-
-    node: str
-    version: int
-    applied: dict[str, int]
-    duplicates: int
-
-
-@_message
+# -- status ----------------------------------------------------------------------------------------
 class Describe(OfShard):
-    """Get the status of a shard, for a view of the training. Reply: Description."""
+    """Get the status of a shard. Reply: Description."""
 
 
-@_message
-class Description:
-    """A shard's version and size, the updates of each worker, and the clocks of active ones.
+class Description(Message):
+    """How far a shard is on the node `node`, by its state, and the clocks of active workers.
 
-    This replica has applied `updates` itself; `missed` is the sum of their staleness, in versions.
+    Since it started, this replica has applied `updates`; `missed` is the sum of their staleness, in
+    versions, and `duplicates` the number of updates that it has refused.
     """
 
+    node: str
     version: int
     nbytes: int
     applied: dict[str, int]
     clocks: dict[str, int]
+    duplicates: int
     updates: int
     missed: int
 
 
-@_message
-class Flush:
+class Flush(Message):
     """Record all events that are not recorded yet."""

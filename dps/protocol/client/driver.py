@@ -153,8 +153,7 @@ async def save_all(router: Router, limit: float) -> tuple[int, ...]:
             try:
                 if view.serving:
                     request = Save(shard, view.epoch)
-                    reply = await router.transport.call(view.chain[-1], request, timings.copy)
-                    return int(reply.version)
+                    return int(await router.transport.call(view.chain[-1], request, timings.copy))
             except (TransportError, NotServing, StaleEpoch):
                 router.report(view.chain[-1])
             if asyncio.get_running_loop().time() >= until:

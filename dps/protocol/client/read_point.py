@@ -19,7 +19,7 @@ from dps.errors import ShapeMismatch
 from dps.protocol.compression import updated
 from dps.protocol.executor import offload
 from dps.protocol.key_cache import digest_of, is_cached
-from dps.protocol.messages import CopyId, RowsRead, Weights
+from dps.protocol.messages import CopyId, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,6 @@ class ShardRead:
     incarnation: int | None = None
     number: int = 0
     seen: tuple[int, float] | None = None
-
-    def with_rows(self, rows: RowsRead) -> ShardRead:
-        """Return the state after a read of rows."""
-        return replace(self, seen=(rows.version, rows.at))
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,7 +277,7 @@ async def _(right, self, on, epoch):
     for mailbox in self._keepers_of(on.shard).mailboxes:
         mail = await self.node.transport.call(mailbox, TakeMail(on.shard, epoch), 1.0, "store")
         await self.node.transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
-        await on.replay(epoch, mail.operations)
+        await on.replay(epoch, mail)
 
 
 @instead_of(ShardServer, "_take_mail", "mailbox cleared before the shard is served", "mailboxes")
