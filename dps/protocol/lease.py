@@ -1,14 +1,10 @@
 """Leases: the right to serve, or to be waited for, which lasts only while it is renewed.
 
-The holder counts four fifths of the lease from the moment at which it asked, on its own clock. The
-coordinator counts the whole lease from the moment at which it was asked. So the holder knows that
-its lease is over before the coordinator gives it up, if two conditions hold: the rates of their
-clocks differ by less than a tenth, and the holder's clock stands still for at most a tenth of the
-lease.
-
-A process that was paused finds its lease over when it runs again, because clocks count the time in
-which a process is stopped or a machine is suspended. They do not count the time in which a virtual
-machine is paused; the second tenth allows for that.
+The holder counts four fifths of the lease from when it asked, on its own clock. The coordinator
+counts the whole lease from when it was asked. So the holder knows that its lease is over before the
+coordinator gives it up, if the rates of their clocks differ by less than a tenth, and the holder's
+clock stands still for at most a tenth of the lease. Clocks count the time in which a process is
+stopped or a machine is suspended, but not that in which a virtual machine is paused.
 
 The monitor of a host vouches for processes that run but do not answer. That only makes the
 coordinator wait longer: the holder does not count on it.
@@ -43,14 +39,14 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the lease is not over yet."""
+        """Whether the lease lasts."""
         return self._clock.monotonic() < self._until
 
     async def renew_forever(self, ask: Callable[[float], Awaitable[bool]], tasks: Tasks) -> None:
         """Renew the lease in background `tasks` until cancelled.
 
-        `ask` asks the coordinator, with a deadline in seconds, and returns whether the lease was
-        granted. Calls may overlap, so that one lost answer does not end the lease.
+        `ask` asks the coordinator, with a deadline, and returns whether the lease was granted.
+        Calls may overlap, so that one lost answer does not end the lease.
         """
         await repeat_forever(self._every, lambda: self._renew(ask), tasks)
 

@@ -262,14 +262,7 @@ class CloseGroup(Message):
 
 
 class GetIncidents(Message):
-    """Get what has happened to the shards so far. Reply: Incidents."""
-
-
-class Incidents(Message):
-    """One loss for each restoration that cost updates, and the last failovers."""
-
-    losses: tuple[Loss, ...]
-    failovers: tuple[Failover, ...]
+    """Reply: a tuple of losses, one for each restoration that cost any, and one of failovers."""
 
 
 # -- replicas --------------------------------------------------------------------------------------
@@ -455,7 +448,6 @@ class RowsRead(Message):
 
 
 # -- checkpoints, and cuts of all shards -----------------------------------------------------------
-
 # How far each active worker is: its incarnation, and its clock, which is the number of its last
 # update, or that of the round in which it entered.
 Reach = dict[str, tuple[int, int]]
@@ -539,24 +531,19 @@ class Loss(Message):
 
     Attributes
     ----------
-    shard
-        Which shard it was.
+    shard, epoch
+        The shard, and its epoch since it was restored.
     time
-        When the shard was restored, in seconds since the Unix epoch.
-    updates
-        How many are lost; of a worker's own losses, of that worker's updates.
+        When it was restored, in seconds since the Unix epoch.
+    updates, workers
+        How many updates are lost; in a worker's own losses, how many of its own. How many of each
+        worker, by its name.
     exact
         Whether that is their number. If not, there are at least that many: a worker that had pushed
         them was lost too, so its last acknowledgements are unknown.
-    source
-        What the shard was restored from: "initial" values, "checkpoint", "store" or "worker", or
-        the name that another durability gives it.
-    version
-        How many updates the restored state has.
-    epoch
-        The shard's epoch since then.
-    workers
-        The name of each worker that lost updates, and how many.
+    source, version
+        What the shard was restored from ("initial" values, "checkpoint", "store", "worker", or the
+        name that another durability gives it), and how many updates that has.
     cause
         Why the shard had to be restored.
     """

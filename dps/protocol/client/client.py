@@ -29,6 +29,7 @@ from dps.errors import (
     TransportError,
     UpdatesLost,
 )
+from dps.protocol import messages as msg
 from dps.protocol.client.encoder import NO_ROWS, Encoder, FilterState, Parts
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
@@ -36,20 +37,6 @@ from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.group import Group
 from dps.protocol.lease import repeat_forever
-from dps.protocol.messages import (
-    STOPPED,
-    Entered,
-    EnterWorker,
-    ExitWorker,
-    Loss,
-    RenewWorker,
-    Returned,
-    RowsAsked,
-    RowsRead,
-    Statement,
-    Table,
-    donor_name,
-)
 from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport, Watched
 from dps.recovery.durability import WorkerContext
@@ -65,7 +52,7 @@ class Caller:
     incarnation: int = 0  # of a caller of functions that is no worker
     stops: int = 0  # how often the training had been stopped when this worker was started
     on_ack: OnAck = lambda *outcome: None
-    on_loss: Callable[[Loss], None] = lambda loss: None  # again if it turns out to be larger
+    on_loss: Callable[[msg.Loss], None] = lambda loss: None  # again if it turns out to be larger
     is_cancelled: Callable[[], bool] = lambda: False
     watched: Callable[[], Watched | None] = lambda: None  # the monitor of this process, if any
 
@@ -93,7 +80,7 @@ class Client:
         self._known = -1  # the version of the table that losses are known from
         self._ended: DpsError | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._part: tuple[Callable[[Table], None], Tasks] | None = None  # of the durability
+        self._part: tuple[Callable[[msg.Table], None], Tasks] | None = None  # of the durability
         self._seq = 0
         self._calls = 0
         self._place = ("", "", "")
@@ -101,7 +88,6 @@ class Client:
         # the request at once, so requests reach each shard in the order they were made in.
         self._turn = asyncio.Lock()
         self._given_up = False
-        self._renewing: asyncio.Task[None] | None = None
         self._dropped: set[tuple[int, UpdateId]] = set()
         self._rows_read_as: set[int] = set()  # incarnations, since the last push
         self._shards = range(len(group.layout.shards))
@@ -110,7 +96,7 @@ class Client:
 
     # -- membership -------------------------------------------------------------------------------
 
-    async def enter(self, address: str, node: str, task: str = "") -> Returned | None:
+    async def enter(self, address: str, node: str, task: str = "") -> msg.Returned | None:
         """Join the training under this client's name, as a Dask task.
 
         If the task's training function has returned before, return what is known of its result.
@@ -121,11 +107,11 @@ class Client:
         async with self._turn:
             return await self._enter()
 
-    async def _enter(self) -> Returned | None:
+    async def _enter(self) -> msg.Returned | None:
         """Begin a new incarnation of the worker, in turn: others wait until all shards know it."""
         self.may_go_on()  # otherwise others would wait for a worker that pushes no more
         address, node, task = self._place
-        request = EnterWorker(
+        request = msg.EnterWorker(
             self.worker,
             address,
             node,
@@ -134,16 +120,16 @@ class Client:
             task=task,
             watched=self._caller.watched(),
         )
-        reply: Entered = await self.router.ask(request)
+        reply: msg.Entered = await self.router.ask(request)
         if reply.returned is not None:
             return reply.returned
         await self._close_part()
+        if not self.incarnation:
+            every = self.group.timings.renewal
+            self.tasks.start(repeat_forever(every, self._renew, self.tasks))
         self.incarnation, self._given_up = reply.incarnation, False
         self._incarnations = (*self._incarnations, self.incarnation)
         self._start_part()
-        if self._renewing is None:
-            every = self.group.timings.renewal
-            self._renewing = self.tasks.start(repeat_forever(every, self._renew, self.tasks))
         await self._push_to(self._shards, Operation("join", self._reader))
         # All shards begin with the same clock: some may be a round behind the others.
         clocks = [shard_client.clock for shard_client in self._shard_clients]
@@ -173,7 +159,7 @@ class Client:
         if self.router.closed:
             return
         incarnation, statement = self.incarnation, self._statement
-        request = RenewWorker(self.worker, incarnation, statement, self._caller.watched())
+        request = msg.RenewWorker(self.worker, incarnation, statement, self._caller.watched())
         try:
             reply = await self.router.ask_once(request, self.group.timings.lease)
         except (TransportError, NotServing):
@@ -183,7 +169,7 @@ class Client:
         if self.worker and not reply.granted and incarnation == self.incarnation:
             self._given_up = True
 
-    async def leave(self, reason: str, returned: Returned | None = None) -> None:
+    async def leave(self, reason: str, returned: msg.Returned | None = None) -> None:
         """Leave the training, once the gradients that are buffered or withheld here are applied.
 
         The coordinator records `returned`, so that the same Dask task trains only once.
@@ -203,11 +189,11 @@ class Client:
             finally:
                 await self._exit(reason, returned)
 
-    async def _exit(self, reason: str, returned: Returned | None = None) -> None:
+    async def _exit(self, reason: str, returned: msg.Returned | None = None) -> None:
         """Tell the coordinator to wait for this worker no more."""
         if self.router.closed and self._caller.is_cancelled():
             return  # the group has been closed, so no coordinator needs the report
-        request = ExitWorker(
+        request = msg.ExitWorker(
             self.worker,
             self.incarnation,
             reason,
@@ -229,7 +215,7 @@ class Client:
         """Start what the durability makes workers do."""
         tasks = Tasks(self._fail)
         context = WorkerContext(
-            name=donor_name(self.worker, self.incarnation),
+            name=msg.donor_name(self.worker, self.incarnation),
             rule=self.group.rule,
             timings=self.group.timings,
             transport=self.router.transport,
@@ -286,7 +272,7 @@ class Client:
             if self._is_gated and read_as - {self.incarnation}:
                 # Others may be any number of updates ahead of what was computed from an earlier
                 # incarnation's read. The round continues without it.
-                for shard in parts.touched:
+                for shard in {*parts.dense, *parts.rows}:
                     self.note_outcome(shard, update, 0, "dropped")
             else:
                 operation = Operation("gradient", update)
@@ -389,7 +375,7 @@ class Client:
         return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
 
     @property
-    def losses(self) -> tuple[Loss, ...]:
+    def losses(self) -> tuple[msg.Loss, ...]:
         """The losses of this client's acknowledged updates."""
         return self.receipts.losses
 
@@ -421,19 +407,20 @@ class Client:
         The rows of a shard are of one version, not older than the last read of that shard.
         """
         question = asked(self.group.layout, table, keys)
-        rows = await self._rows({s: RowsAsked(table, some) for s, some in question.keys.items()})
+        wanted = {shard: msg.RowsAsked(table, some) for shard, some in question.keys.items()}
+        rows = await self._rows(wanted)
         return question.answer({shard: each.values for shard, each in rows.items()})
 
     async def pull_range(self, table: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Read the rows with keys from `start` to below `stop`; return sorted keys, and rows."""
         self.group.layout.shards[0].table(table)
-        rows_asked = RowsAsked(table, None, *as_range(start, stop))
+        rows_asked = msg.RowsAsked(table, None, *as_range(start, stop))
         rows = (await self._rows(dict.fromkeys(self._shards, rows_asked))).values()
         keys = np.concatenate([each.keys for each in rows if each.keys is not None])
         order = keys.argsort()
         return keys[order], np.concatenate([each.values for each in rows])[order]
 
-    async def _rows(self, wanted: Mapping[int, RowsAsked]) -> dict[int, RowsRead]:
+    async def _rows(self, wanted: Mapping[int, msg.RowsAsked]) -> dict[int, msg.RowsRead]:
         """Read rows of shards, again as another incarnation if this one was evicted."""
         while True:
             async with self._turn:
@@ -503,18 +490,18 @@ class Client:
         if self._ended is not None:
             raise type(self._ended)(str(self._ended)) from self._ended.__cause__
 
-    def _heard(self, table: Table) -> None:
+    def _heard(self, table: msg.Table) -> None:
         """Take from a new table what it reports of losses, and of the end."""
         self._known = table.version
         entered = self.worker and self.incarnation
         if self.receipts.heard(table.restorations) and (entered or self.receipts.accounts):
             self.tasks.start(self._renew())  # the coordinator waits for this client's statement
         if table.stops > self._caller.stops:
-            self._end(TrainingStopped(STOPPED))
+            self._end(TrainingStopped(msg.STOPPED))
         elif table.losses:
             self._end_if_wanted("a shard has lost acknowledged updates")
 
-    def _lost(self, loss: Loss) -> None:
+    def _lost(self, loss: msg.Loss) -> None:
         self._caller.on_loss(loss)
         self._end_if_wanted(f"of the updates of {self.worker}, {loss}")
 
@@ -545,9 +532,9 @@ class Client:
         return "stopped" if isinstance(self._ended, TrainingStopped) else "failed"
 
     @property
-    def _statement(self) -> Statement:
+    def _statement(self) -> msg.Statement:
         known = 0 if self.receipts.undecided else self._known
-        return Statement(known, self._incarnations, self.receipts.accounts)
+        return msg.Statement(known, self._incarnations, self.receipts.accounts)
 
     async def _at_once(self, requests: Sequence[Awaitable[T]]) -> list[T]:
         """Wait for requests to shards.

@@ -35,24 +35,11 @@ from dps.errors import (
     StoreUnavailable,
     TransportError,
 )
+from dps.protocol import messages as msg
 from dps.protocol.client.read_point import Copy, ShardRead
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
 from dps.protocol.key_cache import KnownKeys
-from dps.protocol.messages import (
-    Account,
-    Deposit,
-    Pull,
-    Push,
-    Pushed,
-    ReplayBuffered,
-    ReportLink,
-    RowsAsked,
-    RowsRead,
-    View,
-    Waiting,
-    Weights,
-)
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -62,8 +49,10 @@ T = TypeVar("T")
 
 Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
 OnAck = Callable[[int, UpdateId, int, Outcome], None]
+# Sends a request to a shard in this view; None: it is to be repeated.
+Attempt = Callable[[msg.View], Awaitable[T | None]]
 
-BUFFERED = Pushed("buffered", 0, 0, None)  # no shard has replied
+BUFFERED = msg.Pushed("buffered", 0, 0, None)  # no shard has replied
 
 
 class ShardClient:
@@ -130,12 +119,12 @@ class ShardClient:
         async with self._turn:
             await self._read(reader)
 
-    async def pull_rows(self, reader: UpdateId, rows: RowsAsked) -> RowsRead | None:
+    async def pull_rows(self, reader: UpdateId, rows: msg.RowsAsked) -> msg.RowsRead | None:
         """Read rows of a table, and wait for a shard that is down; None: the worker was evicted."""
         async with self._turn:
             try:
                 attempt = partial(self._ask_to_read, reader, rows)
-                read: RowsRead = await self._until_served("pull of rows", attempt)
+                read: msg.RowsRead = await self._until_served("pull of rows", attempt)
             except Evicted:
                 self._note_evicted(reader.incarnation)
                 return None
@@ -146,15 +135,15 @@ class ShardClient:
         """Run a function on the shard, once; return its packed result.
 
         Waits for a shard that is down, because a result cannot be buffered. Raises `Evicted` if a
-        later incarnation of the caller has called since.
+        later incarnation of the caller has called.
         """
 
-        async def attempt(view: View) -> np.ndarray | None:
+        async def attempt(view: msg.View) -> np.ndarray | None:
             try:
                 await self._send_earlier(view)
             except Evicted:  # that is no reason to refuse a call, which no clock bounds
                 self._note_evicted(op.id.incarnation)
-            request = Push(view.shard, view.epoch, op, False, self._timings.hold)
+            request = msg.Push(view.shard, view.epoch, op, False, self._timings.hold)
             reply = await self._ask(view, view.chain[0], request)
             if reply is None:
                 return None
@@ -196,15 +185,14 @@ class ShardClient:
 
     # -- attempts: each returns None if it is to be repeated --------------------------------------
 
-    async def _push(self, op: Operation, pull: bool, view: View) -> Pushed | None:
+    async def _push(self, op: Operation, pull: bool, view: msg.View) -> msg.Pushed | None:
         await self._send_earlier(view)
-        head, patience = view.chain[0], self._timings.hold
+        head, has = view.chain[0], self._copy.has if pull else None
         shortened = partial(self.keys.shortened, op, head)
         sent = await offload(shortened, op.nbytes if op.codec else 0)
-        has = self._copy.has if pull else None
-        request = Push(view.shard, view.epoch, sent, pull, patience=patience, has=has)
+        request = msg.Push(view.shard, view.epoch, sent, pull, self._timings.hold, has)
         try:
-            reply: Pushed | None = await self._ask(view, head, request)
+            reply: msg.Pushed | None = await self._ask(view, head, request)
         except KeysUnknown:
             self.keys.forget()
             return None
@@ -219,14 +207,14 @@ class ShardClient:
     async def _read(self, reader: UpdateId) -> None:
         """Read the weights, unless the worker is evicted: that drops nothing that it has pushed."""
 
-        async def attempt(view: View) -> Weights | None:
+        async def attempt(view: msg.View) -> msg.Weights | None:
             reply = await self._ask_to_read(reader, None, view)
             weights = None if reply is None else await self._copy.whole(reply)
             if weights is not None:
                 self._keep(reader.incarnation, weights)
             return weights
 
-        async def keep_last(view: View) -> Weights | None:
+        async def keep_last(view: msg.View) -> msg.Weights | None:
             """Compute from the last weights again, as far as the consistency model allows."""
             last, mine = self.read.weights, self.read.incarnation == reader.incarnation
             if last is not None and (last.slack < 0 or (mine and self._since_read <= last.slack)):
@@ -240,17 +228,17 @@ class ShardClient:
             self._note_evicted(reader.incarnation)
 
     async def _ask_to_read(
-        self, reader: UpdateId, rows: RowsAsked | None, view: View
+        self, reader: UpdateId, rows: msg.RowsAsked | None, view: msg.View
     ) -> Any | None:
         await self._send_earlier(view)  # the shard judges by this worker's clock
-        seen, has = self.read.seen[0] if self.read.seen else 0, self._copy.has
-        request = Pull(view.shard, view.epoch, reader, seen, self._timings.hold, has, rows)
+        seen, has = self.read.seen[0] if self.read.seen else 0, None if rows else self._copy.has
+        request = msg.Pull(view.shard, view.epoch, reader, seen, self._timings.hold, has, rows)
         replica = view.chain[-1]
         if self._group.recovery.durability.reads == "any":
             replica = view.chain[zlib.crc32(reader.worker.encode()) % len(view.chain)]
         return await self._ask(view, replica, request)
 
-    async def _buffer(self, outage: Continue, op: Operation, view: View) -> Pushed | None:
+    async def _buffer(self, outage: Continue, op: Operation, view: msg.View) -> msg.Pushed | None:
         """Buffer an operation while the shard is down, in this worker or in the mailboxes."""
         is_here = outage.buffer == "worker"
         if (len(self._held) if is_here else self._deposited) >= outage.limit:
@@ -267,7 +255,7 @@ class ShardClient:
             mailboxes = (await self._router.table()).mailboxes
             if not mailboxes:
                 return None
-            await self._deposit_in(mailboxes, Deposit(self._shard, view.epoch, op))
+            await self._deposit_in(mailboxes, msg.Deposit(self._shard, view.epoch, op))
             self._deposited += 1
             self._last, self._told_in = op.id, 0
         if op.kind == "gradient":
@@ -276,7 +264,7 @@ class ShardClient:
 
     # -- acknowledgements -------------------------------------------------------------------------
 
-    def _acked(self, op: Operation, epoch: int, reply: Pushed) -> None:
+    def _acked(self, op: Operation, epoch: int, reply: msg.Pushed) -> None:
         self._deposited = 0
         self._missed.clear()
         self.clock = reply.clock
@@ -290,13 +278,13 @@ class ShardClient:
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
             self._client.note_outcome(self._shard, op.id, reply.version, outcome)
 
-    def _note_acked(self, op: Operation, epoch: int, reply: Pushed) -> None:
+    def _note_acked(self, op: Operation, epoch: int, reply: msg.Pushed) -> None:
         """Count an ack; on joining, that covers updates of other processes under this name."""
         name, incarnation, _ = op.id
-        account = Account(self._shard, name, epoch, reply.applied, incarnation)
+        account = msg.Account(self._shard, name, epoch, reply.applied, incarnation)
         self._client.receipts.acked(account)
 
-    def _keep(self, incarnation: int, weights: Weights) -> None:
+    def _keep(self, incarnation: int, weights: msg.Weights) -> None:
         seen = weights.version, weights.at
         self.read = ShardRead(weights, incarnation, self._number, seen)
         self._since_read = 0
@@ -313,7 +301,7 @@ class ShardClient:
 
     # -- what a shard must have before a request ---------------------------------------------------
 
-    async def _send_earlier(self, view: View) -> None:
+    async def _send_earlier(self, view: msg.View) -> None:
         await self._tell(view)
         await self._flush_held(view)
 
@@ -339,15 +327,15 @@ class ShardClient:
                 version = -1
                 await asyncio.sleep(self._timings.retry)
 
-    async def _tell(self, view: View) -> None:
+    async def _tell(self, view: msg.View) -> None:
         """Send this worker's clock to a shard in a new epoch, which may have lost it.
 
         So may a mailbox, and a replay policy may leave out what was buffered.
         """
         if self._telling is None or self._last is None or self._told_in == view.epoch:
             return
-        join, patience = Operation("join", self._last), self._timings.hold
-        request = Push(view.shard, view.epoch, join, False, patience)
+        join = Operation("join", self._last)
+        request = msg.Push(view.shard, view.epoch, join, False, self._timings.hold)
         await self._ask(view, view.chain[0], request)
         self._told_in = view.epoch
 
@@ -358,17 +346,17 @@ class ShardClient:
             if view.serving:
                 async with self._turn:
                     with suppress(Evicted):
-                        await self._attempt(view, self._flush_held, None)
+                        await self._attempt(view, self._flush_held)
             else:
                 await self._until_replaced(view)
 
-    async def _flush_held(self, view: View) -> bool:
+    async def _flush_held(self, view: msg.View) -> bool:
         """Apply the gradients that are buffered here; they come before newer ones.
 
         Those of an earlier incarnation may be refused, which does not concern the present one.
         """
         if self._held:
-            request = ReplayBuffered(self._shard, view.epoch, tuple(self._held))
+            request = msg.ReplayBuffered(self._shard, view.epoch, tuple(self._held))
             try:
                 await self._ask(view, view.chain[0], request, self._timings.copy)
             except Evicted:
@@ -382,60 +370,49 @@ class ShardClient:
             await self._tell(view)
         return True
 
-    async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: Deposit) -> None:
+    async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: msg.Deposit) -> None:
         """Deposit a gradient in each of several mailboxes: only then it is safe.
 
         The coordinator may drop a mailbox that is unreachable for longer than a lease.
         """
-        timings, now = self._timings, asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time
         for mailbox in mailboxes:
             try:
-                await self._router.transport.call(mailbox, request, timings.call, "store")
+                await self._router.transport.call(mailbox, request, self._timings.call, "store")
             except TransportError:
                 missed = now() - self._missed.setdefault(mailbox, now())
-                link = ReportLink(self._shard, request.epoch, mailbox, missed)
-                self._router.report(mailbox, link if missed > timings.lease else None)
+                link = msg.ReportLink(self._shard, request.epoch, mailbox, missed)
+                self._router.report(mailbox, link if missed > self._timings.lease else None)
                 raise
             self._missed.pop(mailbox, None)
 
     # -- one request, until it is served -----------------------------------------------------------
 
     async def _until_served(
-        self,
-        what: str,
-        attempt: Callable[[View], Awaitable[T | None]],
-        meanwhile: Callable[[View], Awaitable[T | None]] | None = None,
+        self, what: str, attempt: Attempt[T], meanwhile: Attempt[T] | None = None
     ) -> T:
         """Repeat `attempt` until it succeeds; while the shard is down, try `meanwhile` instead.
 
-        Raises
-        ------
-        ShardUnavailable
-            The shard stayed down for longer than `Timings.unavailable`.
+        Raises `ShardUnavailable` if the shard stays down for longer than `Timings.unavailable`.
         """
         limit, self._why = self._timings.unavailable, ""
         view = await self._router.view(self._shard)
         try:
             async with asyncio.timeout(limit) as scope:
-                self._client.may_go_on()
-                while (result := await self._attempt(view, attempt, meanwhile)) is None:
+                while True:
+                    self._client.may_go_on()
+                    if (result := await self._attempt(view, attempt, meanwhile)) is not None:
+                        return result
                     if self._waits_for_workers:  # so the shard is served
                         scope.reschedule(asyncio.get_running_loop().time() + limit)
                     view = await self._router.view(self._shard)
-                    self._client.may_go_on()
-                return result
         except TimeoutError:
+            what = f"{what}: shard {self._shard} (epoch {view.epoch})"
             why = f": {self._why}" if self._why else ""
-            raise ShardUnavailable(
-                f"{what}: shard {self._shard} (epoch {view.epoch}) was not served for {limit:g} s"
-                f"{why}"
-            ) from None
+            raise ShardUnavailable(f"{what} was not served for {limit:g} s{why}") from None
 
     async def _attempt(
-        self,
-        view: View,
-        attempt: Callable[[View], Awaitable[T | None]],
-        meanwhile: Callable[[View], Awaitable[T | None]] | None,
+        self, view: msg.View, attempt: Attempt[T], meanwhile: Attempt[T] | None = None
     ) -> T | None:
         """Try once; return None when it is time to try again with the view that is then known."""
         self._waits_for_workers = False
@@ -452,7 +429,7 @@ class ShardClient:
             await self._until_replaced(view, self._timings.retry)
             return None
 
-    async def _until_replaced(self, view: View, patience: float = math.inf) -> None:
+    async def _until_replaced(self, view: msg.View, patience: float = math.inf) -> None:
         """Wait until the table has another view of the shard, or for `patience` seconds."""
         until = asyncio.get_running_loop().time() + patience
         while (table := await self._router.table()).views[self._shard] == view:
@@ -464,17 +441,16 @@ class ShardClient:
                 break
 
     async def _ask(
-        self, view: View, to: Endpoint, request: Any, deadline: float | None = None
+        self, view: msg.View, to: Endpoint, request: Any, deadline: float | None = None
     ) -> Any | None:
         """Ask a replica; None: it makes this client wait, and the reason is noted."""
-        timings = self._timings
-        deadline = deadline or timings.call + timings.hold
+        deadline = deadline or self._timings.call + self._timings.hold
         try:
             reply = await self._router.call(view, to, request, deadline, "train")
         except TransportError:
             self._router.report(to)
             raise
-        if isinstance(reply, Waiting):
+        if isinstance(reply, msg.Waiting):
             self._why, self._waits_for_workers = reply.reason, reply.for_workers
             return None
         return reply
