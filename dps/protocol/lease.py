@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
 
 from dps.errors import NotServing, TransportError
-from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock
 
@@ -33,7 +32,6 @@ class Lease:
 
     def __init__(self, timings: Timings, clock: Clock) -> None:
         self._seconds = timings.lease
-        self._every = timings.renewal
         self._clock = clock
         self._until = -math.inf
 
@@ -42,19 +40,15 @@ class Lease:
         """Whether the lease lasts."""
         return self._clock.monotonic() < self._until
 
-    async def renew_forever(self, ask: Callable[[float], Awaitable[bool]], tasks: Tasks) -> None:
-        """Renew the lease in background `tasks` until cancelled.
-
-        `ask` asks the coordinator, with a deadline, and returns whether the lease was granted.
-        Calls may overlap, so that one lost answer does not end the lease.
-        """
-        await repeat_forever(self._every, lambda: self._renew(ask), tasks)
-
     def end(self) -> None:
         """End the lease."""
         self._until = -math.inf
 
-    async def _renew(self, ask: Callable[[float], Awaitable[bool]]) -> None:
+    async def renew(self, ask: Callable[[float], Awaitable[bool]]) -> None:
+        """Renew the lease if `ask`, which is given a deadline, returns that it was granted.
+
+        Calls may overlap, so that one lost answer does not end the lease.
+        """
         asked = self._clock.monotonic()
         try:
             granted = await ask(self._seconds)
@@ -63,15 +57,6 @@ class Lease:
         if granted:
             until = asked + self._seconds * (1 - DRIFT - STANDSTILL)
             self._until = max(self._until, until)
-
-
-async def repeat_forever(
-    every: float, act: Callable[[], Coroutine[Any, Any, None]], tasks: Tasks
-) -> None:
-    """Start `act` every `every` seconds until cancelled; calls may overlap."""
-    while True:
-        tasks.start(act())
-        await asyncio.sleep(every)
 
 
 class Leases(Generic[Holder]):

@@ -173,9 +173,9 @@ class EnterWorker(Message):
     worker: str
     address: str
     node: str
+    task: str
     token: str
     stops: int
-    task: str = ""
     watched: Watched | None = None
 
 

@@ -44,6 +44,16 @@ class Tasks:
         """
         return self.start(self._kept(work, pause))
 
+    def repeat(self, act: Callable[[], Coroutine[Any, Any, None]], every: float) -> None:
+        """Start `act` every `every` seconds; calls may overlap."""
+
+        async def repeated() -> None:
+            while True:
+                self.start(act())
+                await asyncio.sleep(every)
+
+        self.keep(repeated, every)
+
     async def close(self) -> None:
         """Cancel all tasks, and wait until they have ended."""
         tasks = self._tasks - {asyncio.current_task()}

@@ -45,7 +45,7 @@ SAVED = Recovery(Checkpoint(every=1, mode="sync", path="memory://tasks"))
     ("cls", "method", "recovery"),
     [
         (CommitLog, "_commit", Recovery(Chain(2))),
-        (Lease, "_renew", Recovery(SharedStore())),
+        (Lease, "renew", Recovery(SharedStore())),
         (CommitLog, "_commit", SAVED),
     ],
     ids=["chain", "stateless", "checkpoint"],

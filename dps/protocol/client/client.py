@@ -36,7 +36,6 @@ from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.group import Group
-from dps.protocol.lease import repeat_forever
 from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport, Watched
 from dps.recovery.durability import WorkerContext
@@ -83,7 +82,7 @@ class Client:
         self._part: tuple[Callable[[msg.Table], None], Tasks] | None = None  # of the durability
         self._seq = 0
         self._calls = 0
-        self._place = ("", "", "")
+        self._place = ("", "", "")  # address, node and Dask task
         # Held while a request is prepared, and while the worker enters. Whoever releases it sends
         # the request at once, so requests reach each shard in the order they were made in.
         self._turn = asyncio.Lock()
@@ -110,23 +109,15 @@ class Client:
     async def _enter(self) -> msg.Returned | None:
         """Begin a new incarnation of the worker, in turn: others wait until all shards know it."""
         self.may_go_on()  # otherwise others would wait for a worker that pushes no more
-        address, node, task = self._place
-        request = msg.EnterWorker(
-            self.worker,
-            address,
-            node,
-            token=uuid.uuid4().hex,
-            stops=self._caller.stops,
-            task=task,
-            watched=self._caller.watched(),
-        )
+        token, caller = uuid.uuid4().hex, self._caller
+        place = self._place
+        request = msg.EnterWorker(self.worker, *place, token, caller.stops, caller.watched())
         reply: msg.Entered = await self.router.ask(request)
         if reply.returned is not None:
             return reply.returned
         await self._close_part()
         if not self.incarnation:
-            every = self.group.timings.renewal
-            self.tasks.start(repeat_forever(every, self._renew, self.tasks))
+            self.tasks.repeat(self._renew, self.group.timings.renewal)
         self.incarnation, self._given_up = reply.incarnation, False
         self._incarnations = (*self._incarnations, self.incarnation)
         self._start_part()
@@ -193,14 +184,8 @@ class Client:
         """Tell the coordinator to wait for this worker no more."""
         if self.router.closed and self._caller.is_cancelled():
             return  # the group has been closed, so no coordinator needs the report
-        request = msg.ExitWorker(
-            self.worker,
-            self.incarnation,
-            reason,
-            called=self._calls > 0,
-            statement=self._statement,
-            returned=returned,
-        )
+        name, called, statement = self.worker, self._calls > 0, self._statement
+        request = msg.ExitWorker(name, self.incarnation, reason, called, statement, returned)
         await self.router.ask(request)
 
     async def close(self) -> None:

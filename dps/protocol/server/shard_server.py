@@ -71,8 +71,8 @@ class ShardServer:
 
     def start(self) -> None:
         """Ask for a lease, and renew it from now on."""
-        pause = self._group.timings.retry
-        self._tasks.keep(lambda: self._lease.renew_forever(self._renew, self._tasks), pause)
+        renewal = self._group.timings.renewal
+        self._tasks.repeat(lambda: self._lease.renew(self._renew), renewal)
 
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back.

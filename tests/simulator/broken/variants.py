@@ -223,7 +223,7 @@ async def _(right, self, message):
     return reply
 
 
-@instead_of(Lease, "_renew", "lease counted from the reply")
+@instead_of(Lease, "renew", "lease counted from the reply")
 async def _(right, self, ask):
     with suppress(TransportError, NotServing):
         if await ask(self._seconds):
@@ -691,7 +691,7 @@ async def _(right, self, m):
     return self._table()
 
 
-@instead_of(Lease, "_renew", "no allowance for a clock that is slow or stands still", "watched")
+@instead_of(Lease, "renew", "no allowance for a clock that is slow or stands still", "watched")
 async def _(right, self, ask):
     asked = self._clock.monotonic()
     with suppress(TransportError, NotServing):
