@@ -53,14 +53,11 @@ class View(OfShard):
 
 
 class Keepers(Message):
-    """The nodes that keep the states and the buffered gradients of all shards in an epoch.
-
-    The first `whole` stores have all that was acked before.
-    """
+    """The nodes that keep the states and the buffered gradients of all shards in an epoch."""
 
     stores: tuple[Endpoint, ...] = ()
     mailboxes: tuple[Endpoint, ...] = ()
-    whole: int = 0
+    whole: int = 0  # this number of the first stores have all that was acked before
 
 
 class Seed(OfShard):
@@ -72,27 +69,21 @@ class Seed(OfShard):
 
 
 class Table(Message):
-    """The routing table, which the coordinator publishes; `version` grows with every change.
-
-    It is `complete` if all replicas of every shard serve, and `closed` if the group is closing. The
-    durability asks workers for what is `wanted`. Hosts are `leaving` while something is to be moved
-    from them. `restorations` are the last of each lost shard, `losses` the revision of their cost,
-    and `failovers` a number. Workers that started before the last of `stops` must end.
-    """
+    """The routing table, which the coordinator publishes; `version` grows with every change."""
 
     version: int
     views: tuple[View, ...]
     stores: tuple[Endpoint, ...]
     mailboxes: tuple[Endpoint, ...]
     seeds: tuple[Seed, ...]
-    complete: bool
-    closed: bool
-    wanted: tuple[Any, ...] = ()
-    leaving: tuple[Endpoint, ...] = ()
-    restorations: tuple[Restoration, ...] = ()
-    losses: int = 0
-    stops: int = 0
-    failovers: int = 0
+    complete: bool  # all replicas of every shard serve
+    closed: bool  # the group is closing
+    wanted: tuple[Any, ...] = ()  # what the durability asks workers for
+    leaving: tuple[Endpoint, ...] = ()  # hosts from which something is to be moved
+    restorations: tuple[Restoration, ...] = ()  # the last of each lost shard
+    losses: int = 0  # the revision of their cost
+    stops: int = 0  # workers that started before the last stop must end
+    failovers: int = 0  # their number
 
 
 class GetTable(Message):
@@ -141,14 +132,11 @@ class RenewLease(Message):
 
 
 class Renewed(Message):
-    """Whether the lease was `granted`; if not, the holder was given up. A worker may have to leave.
-
-    Hosts receive the `history` of failures.
-    """
+    """Whether the lease was `granted`; if not, the holder was given up."""
 
     granted: bool
-    leaving: bool = False
-    history: FailureHistory = field(default_factory=FailureHistory)
+    leaving: bool = False  # whether a worker is asked to leave
+    history: FailureHistory = field(default_factory=FailureHistory)  # for hosts
 
 
 class Sighted(Message):
@@ -164,18 +152,14 @@ class Release(OfShard):
 
 # -- workers ---------------------------------------------------------------------------------------
 class EnterWorker(Message):
-    """A worker starts, in the process at `address` and the Dask task `task`. Reply: Entered.
-
-    A request that is resent has the same `token`. The training had been stopped `stops` times when
-    the task was submitted.
-    """
+    """A worker starts, in the process at `address` and the Dask task `task`. Reply: Entered."""
 
     worker: str
     address: str
     node: str
     task: str
-    token: str
-    stops: int
+    token: str  # the same if the request is resent
+    stops: int  # how often the training had been stopped when the task was submitted
     watched: Watched | None = None
 
 
@@ -277,28 +261,21 @@ class Install(OfShard):
 
 
 class Restore(OfShard):
-    """Restore the shard by its durability (in `cut`), and serve it alone. Reply: Brought.
-
-    `since`: no store has it; continue from what the host received in that epoch or later.
-    `from_below`: no host received it either; continue from the layer of checkpoints.
-    """
+    """Restore the shard by its durability (in `cut`), and serve it alone. Reply: Brought."""
 
     host: Endpoint
     keepers: Keepers
     cut: int = 0
-    since: int = 0
-    from_below: bool = False
+    since: int = 0  # no store has it; continue from what the host received in this epoch or later
+    from_below: bool = False  # no host received it either; continue from the checkpoints below
 
 
 class Configure(OfShard):
-    """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it.
-
-    With `kept`, all that may have been acked is durable already.
-    """
+    """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it."""
 
     chain: tuple[Endpoint, ...]
     me: Endpoint
-    kept: bool = False
+    kept: bool = False  # all that may have been acked is durable already
     keepers: Keepers = Keepers()
 
 
@@ -338,42 +315,30 @@ class CopyId(Message):
 
 
 class Push(OfShard):
-    """Apply an operation. Reply: Pushed, with weights to read next if `pull`.
-
-    The reply is `Waiting` if the consistency model makes it wait for more than `patience` seconds.
-    `has` is as in `Pull`.
-    """
+    """Apply an operation. Reply: Pushed, with weights to read next if `pull`; or Waiting."""
 
     operation: Operation
     pull: bool
-    patience: float
-    has: CopyId | None = None
+    patience: float  # seconds for which the consistency model may make it wait
+    has: CopyId | None = None  # as in `Pull`
 
 
 class Pushed(Message):
-    """The update is as durable as the strategy promises; `outcome` is "applied" or "duplicate".
-
-    `clock` is the worker's clock on this shard, `result` the packed result of a call, `applied` the
-    number of the worker's, or caller's, updates in the state.
-    """
+    """The update is as durable as the strategy promises; `outcome` is "applied" or "duplicate"."""
 
     outcome: str
     version: int
-    clock: int
+    clock: int  # the worker's on this shard
     weights: Weights | None
-    result: np.ndarray | None = None
-    applied: int = 0
+    result: np.ndarray | None = None  # of a call, packed
+    applied: int = 0  # number of the worker's, or caller's, updates in the state
 
 
 class Waiting(Message):
-    """Ask again: the consistency model makes the worker wait, or the update is not durable yet.
+    """Ask again: the consistency model makes the worker wait, or the update is not durable yet."""
 
-    `reason` is why it could not be made durable, `for_workers` whether only slow workers are waited
-    for.
-    """
-
-    reason: str = ""
-    for_workers: bool = False
+    reason: str = ""  # why it could not be made durable
+    for_workers: bool = False  # whether only slow workers are waited for
 
 
 class ReplayBuffered(OfShard):
@@ -384,17 +349,12 @@ class ReplayBuffered(OfShard):
 
 # -- pulls, to the replica that serves reads -------------------------------------------------------
 class Pull(OfShard):
-    """Read the weights, or `rows` of a table. Reply: Weights or RowsRead, or Waiting.
+    """Read the weights, or `rows` of a table. Reply: Weights or RowsRead, or Waiting."""
 
-    Read version `seen` or later, unless what was read before is lost. The consistency model may
-    make the `reader` wait, for `patience` seconds; one without a name never waits. Where pulls are
-    filtered, it `has` a copy of the weights.
-    """
-
-    reader: UpdateId
-    seen: int
+    reader: UpdateId  # the consistency model never makes one without a name wait
+    seen: int  # read this version or a later one, unless what was read before is lost
     patience: float
-    has: CopyId | None = None
+    has: CopyId | None = None  # where pulls are filtered
     rows: RowsAsked | None = None
 
 
@@ -420,30 +380,26 @@ class ShardMetadata(Message):
 class Weights(Message):
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
-    The worker may compute `slack` more gradients from them without reading again; -1: any number.
-    `metadata` is sent if workers' copies may restore the shard. Where pulls are filtered, `copy` is
-    what the worker has now: `values`, or its copy `since` changed by them as `codec` describes.
+    Where pulls are filtered, `copy` is what the worker has now: `values`, or its copy `since`
+    changed by them as `codec` describes.
     """
 
     version: int
     at: float
-    slack: int
+    slack: int  # how many more gradients may be computed from them; -1: any number
     values: np.ndarray
-    metadata: ShardMetadata | None = None
+    metadata: ShardMetadata | None = None  # if workers' copies may restore the shard
     copy: CopyId | None = None
     since: CopyId | None = None
     codec: tuple[Encoding, ...] = ()
 
 
 class RowsRead(Message):
-    """Rows of a table at a shard's `version`, read at `at` (seconds since the Unix epoch).
-
-    `keys` are those in the range, sorted; None: those that were asked for.
-    """
+    """Rows of a table at a shard's `version`, read at `at` (seconds since the Unix epoch)."""
 
     version: int
     at: float
-    keys: np.ndarray | None
+    keys: np.ndarray | None  # those in the range, sorted; None: those that were asked for
     values: np.ndarray
 
 
@@ -493,14 +449,11 @@ class PutState(OfShard):
 
 
 class PutSince(OfShard):
-    """Like `PutState`, without what the store has already, in its state of index `base`.
-
-    `kept` are how many of the oldest levels of each table are left out.
-    """
+    """Like `PutState`, without what the store has already, in its state of index `base`."""
 
     state: ShardState
     base: int
-    kept: dict[str, int]
+    kept: dict[str, int]  # how many of the oldest levels of each table are left out
 
 
 class LookUp(OfShard):
@@ -575,57 +528,44 @@ class Loss(Message):
 
 
 class Brought(Message):
-    """What a shard was restored with; reply to `Restore`, and part of `Seeded`.
-
-    `applied` are the updates of each worker, or caller of functions, in the state. `based_on` is
-    the epoch in which it was read, if it is a worker's copy.
-    """
+    """What a shard was restored with; reply to `Restore`, and part of `Seeded`."""
 
     source: str
     version: int
-    applied: dict[str, int] = field(hash=False)
-    based_on: int | None = None
+    applied: dict[str, int] = field(hash=False)  # by worker, or caller of functions
+    based_on: int | None = None  # the epoch in which it was read, if it is a worker's copy
 
 
 class Restoration(OfShard):
-    """The restoration of a shard that had been served, because of `cause`; `number` counts them.
-
-    `applied` are the updates of each worker, or caller of functions, in the state, without those
-    that an earlier restoration had lost and an older copy has brought back. It is not `certain` if
-    some may have entered in a failed attempt to restore the shard, without an acknowledgement.
-    """
+    """The restoration of a shard that had been served, because of `cause`; `number` counts them."""
 
     number: int
     at: float
     source: str
     version: int
+    # By worker, or caller of functions; without updates that an earlier restoration had lost and an
+    # older copy has brought back.
     applied: dict[str, int] = field(hash=False)
+    # False if updates may have entered in a failed attempt to restore it, without an ack.
     certain: bool
     cause: str = ""
 
 
 class Account(Message):
-    """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`.
-
-    It was given to an `incarnation`; `count` includes what earlier ones were told of.
-    """
+    """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`."""
 
     shard: int
     name: str
     epoch: int
-    count: int
+    count: int  # also those that were acknowledged to earlier incarnations
     incarnation: int
 
 
 class Statement(Message):
-    """All that was acknowledged to a client, as of version `known` of the table.
+    """All that was acknowledged to a client, as of version `known` of the table."""
 
-    It covers the `incarnations` of the worker that this client has been, and no others: another
-    process may have the same name. `known` is 0 while an ack from before a restoration may yet
-    count.
-    """
-
-    known: int
+    known: int  # 0 while an ack from before a restoration may yet count
+    # Those that this client has been, and no others: another process may have the same name.
     incarnations: tuple[int, ...]
     accounts: tuple[Account, ...]
 
@@ -649,20 +589,16 @@ class Describe(OfShard):
 
 
 class Description(Message):
-    """How far a shard is on the node `node`, by its state, and the clocks of active workers.
-
-    Since it started, this replica has applied `updates`; `missed` is the sum of their staleness, in
-    versions, and `duplicates` the number of updates that it has refused.
-    """
+    """How far a shard is, by the state of the replica on a node."""
 
     node: str
     version: int
     nbytes: int
-    applied: dict[str, int]
-    clocks: dict[str, int]
-    duplicates: int
-    updates: int
-    missed: int
+    applied: dict[str, int]  # how many updates of each worker
+    clocks: dict[str, int]  # of active workers
+    duplicates: int  # refused by this replica
+    updates: int  # applied by this replica
+    missed: int  # the sum of their staleness, in versions
 
 
 class Flush(Message):

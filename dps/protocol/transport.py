@@ -38,21 +38,18 @@ class Transport(Protocol):
         is no reply within `deadline` seconds: the message may have been carried out. The bytes are
         counted as `link`: "train", "replicate", "store" or "control".
         """
-        ...
 
     async def gone(self, address: str) -> bool:
         """Whether it is proven that the process at `address` has ended: its port is closed.
 
         False proves nothing: the process may be cut off, paused, or alive. Takes a moment at most.
         """
-        ...
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array that can be sent without a copy, if there is such memory; not filled.
 
         Thread-safe. It must not be written to after it was sent.
         """
-        ...
 
 
 async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> list[T]:
@@ -88,11 +85,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since the Unix epoch."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds on a clock of this process that never goes back, for durations and leases."""
-        ...
 
 
 class Watched(NamedTuple):
@@ -110,11 +105,9 @@ class Monitors(Protocol):
 
     def follow(self, monitor: str) -> None:
         """Pass reports of a monitor to the coordinator from now on; no effect if repeated."""
-        ...
 
     async def kill(self, watched: Watched, stopped: float) -> None:
         """Make a monitor kill a process that has been stopped for `stopped` seconds, and still is.
 
         Raises `DpsError` if it cannot be reached. A process that it does not kill is no error.
         """
-        ...

@@ -17,7 +17,6 @@ import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
-from dps.core.filters.outbox import Counts
 from dps.core.functions import CALLS, DRIVER, all_succeeded, known_call, unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked
 from dps.core.updates import Operation, UpdateId
@@ -239,13 +238,12 @@ class Client:
         """Push an update that was cut by `Encoder.split`; return its number.
 
         The gradients were computed from `computed_on`, or else from the last read. With `pull`, the
-        weights are read in the same round trip, and returned by `weights`. The gradients of a
-        worker that was evicted meanwhile may be dropped as too stale, and counted, and it enters
-        again. So are gradients that it computed from weights that it read before it entered again.
+        weights are read in the same round trip, and returned by `weights`. If the worker was
+        evicted meanwhile, or has read the weights before it entered again, the gradients may be
+        dropped as too stale, and counted.
 
         Raises `NonFiniteGradient`, and no shard has applied anything; `ShardUnavailable` if a shard
-        stays down for too long; or, when the training has ended, what `may_go_on` raises: then
-        what was sent may have been applied.
+        stays down for too long; or what `may_go_on` raises, and it may have been applied.
         """
         self.may_go_on()
         point = computed_on or self.read_point()
@@ -355,14 +353,7 @@ class Client:
     @property
     def filtered(self) -> FilterState:
         """What the filters have done to this client's gradients so far."""
-        state = self.encoder.state
-        saved = sum(shard_client.keys.saved_bytes for shard_client in self._shard_clients)
-        return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
-
-    @property
-    def losses(self) -> tuple[msg.Loss, ...]:
-        """The losses of this client's acknowledged updates."""
-        return self.receipts.losses
+        return self.encoder.state(sum(client.keys.saved_bytes for client in self._shard_clients))
 
     @property
     def dropped(self) -> int:

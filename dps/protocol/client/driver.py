@@ -22,7 +22,7 @@ from dps.errors import (
     TransportError,
 )
 from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import Install, Save, Seed, Seeded, View, brought
+from dps.protocol.messages import Install, Save, Seed, Seeded, brought
 from dps.protocol.tasks import Tasks, internal_error
 
 _log = logging.getLogger("dps.client")
@@ -113,17 +113,14 @@ async def save_all(router: Router, limit: float) -> tuple[int, ...]:
     until = asyncio.get_running_loop().time() + limit
     timings = router.group.timings
 
-    async def latest(shard: int) -> View:
-        try:
-            async with asyncio.timeout(limit):
-                return (await router.fetch()).views[shard]  # also when the group is closed
-        except TimeoutError:
-            reason = f"checkpoint: the coordinator did not answer for {limit:g} s"
-            raise DeadlineExceeded(reason) from None
-
     async def save(shard: int) -> int:
         while True:
-            view = await latest(shard)
+            try:
+                async with asyncio.timeout(limit):
+                    view = (await router.fetch()).views[shard]  # also when the group is closed
+            except TimeoutError:
+                reason = f"checkpoint: the coordinator did not answer for {limit:g} s"
+                raise DeadlineExceeded(reason) from None
             try:
                 if view.serving:
                     request = Save(shard, view.epoch)

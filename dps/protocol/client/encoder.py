@@ -1,8 +1,7 @@
 """From a worker's gradients to one operation for each shard: checked, clipped, cut, filtered.
 
-Checking, clipping and cutting read all of the gradients, so a worker does them in the thread of the
-training function. Filters run in order, one update after the other, and each gradient passes them
-once: whatever is sent again is the same operation.
+All but filtering runs in the thread of the training function, as it reads all of the gradients.
+Each gradient passes the filters once: whatever is sent again is the same operation.
 """
 
 from __future__ import annotations
@@ -133,10 +132,9 @@ class Encoder:
         """What is withheld from a shard, by array (see `Outbox.withheld`)."""
         return self._outboxes[shard].withheld() if self._outboxes else {}
 
-    @property
-    def state(self) -> FilterState:
-        """What the filters have done so far."""
-        counts = sum((outbox.counts for outbox in self._outboxes), Counts())
+    def state(self, saved_bytes: int) -> FilterState:
+        """What the filters have done so far; key caching has saved this number of bytes."""
+        counts = sum((outbox.counts for outbox in self._outboxes), Counts(sent_bytes=-saved_bytes))
         norms = (outbox.residual_norm for outbox in self._outboxes)
         return FilterState(counts, math.hypot(*norms))
 
