@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -77,11 +78,9 @@ class Router:
         """Wait for a table of a version above `than`, for `Timings.hold` at most."""
         table = await self.table()
         if table.version <= than:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self.group.timings.hold):
                     await self._news.wait()
-            except TimeoutError:
-                return table
         return await self.table()
 
     async def fetch(self) -> Table:

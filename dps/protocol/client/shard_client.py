@@ -72,7 +72,6 @@ class ShardClient:
         self.acked_in = 0  # the epoch of the last acknowledgement
         self._copy = Copy(self._layout)
         self._held: list[Operation] = []
-        self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
         self._missed: dict[Endpoint, float] = {}  # unreachable mailboxes, and since when
         self._since_read = 0
@@ -81,7 +80,10 @@ class ShardClient:
         self._waits_for_workers = False
         self._last: UpdateId | None = None
         self._told_in = 0  # the epoch in which the shard received the worker's clock
-        self._telling: asyncio.Task[None] | None = None
+        # Where shards go back together, all clocks go back, and the clock must not be told.
+        gated = not isinstance(client.group.consistency, ASP)
+        self._tells = gated and not client.group.restores_together
+        self._catching_up: asyncio.Task[None] | None = None
         self._evicted_as = -1
 
     @property
@@ -98,7 +100,8 @@ class ShardClient:
             meanwhile = None
             if op.kind == "join":
                 self._last = None
-                self._begin_to_tell()
+                if self._tells:
+                    self._catch_up()
             else:
                 self._since_read += 1
                 self._number = op.id.seq
@@ -178,10 +181,9 @@ class ShardClient:
 
     async def close(self) -> None:
         """Forget what is buffered in this worker."""
-        for task in (self._draining, self._telling):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            await asyncio.gather(self._catching_up, return_exceptions=True)
 
     # -- attempts: each returns None if it is to be repeated --------------------------------------
 
@@ -249,8 +251,7 @@ class ShardClient:
         if is_here:
             copied = await offload(op.copied, op.nbytes)  # the arrays may be the caller's
             self._held.append(copied)
-            if self._draining is None or self._draining.done():
-                self._draining = self._client.tasks.start(self._drain_when_served())
+            self._catch_up()
         else:
             mailboxes = (await self._router.table()).mailboxes
             if not mailboxes:
@@ -305,14 +306,12 @@ class ShardClient:
         await self._tell(view)
         await self._flush_held(view)
 
-    def _begin_to_tell(self) -> None:
-        """Where shards go back together, all clocks go back, and the clock must not be told."""
-        gated = not isinstance(self._group.consistency, ASP) and not self._group.restores_together
-        if gated and (self._telling is None or self._telling.done()):
-            self._telling = self._client.tasks.start(self._tell_forever())
+    def _catch_up(self) -> None:
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = self._client.tasks.start(self._catch_up_forever())
 
-    async def _tell_forever(self) -> None:
-        """Others may wait for this worker at a restored shard, while it waits elsewhere."""
+    async def _catch_up_forever(self) -> None:
+        """Others may wait for this worker at a restored shard, while it sends nothing to it."""
         version = -1
         while True:
             try:
@@ -320,7 +319,7 @@ class ShardClient:
                 async with self._turn:
                     view = await self._router.view(self._shard)
                     if view.serving:
-                        await self._tell(view)
+                        await self._send_earlier(view)
             except (GroupClosed, RemoteError):
                 return
             except (DpsError, TimeoutError):
@@ -332,23 +331,12 @@ class ShardClient:
 
         So may a mailbox, and a replay policy may leave out what was buffered.
         """
-        if self._telling is None or self._last is None or self._told_in == view.epoch:
+        if not self._tells or self._last is None or self._told_in == view.epoch:
             return
         join = Operation("join", self._last)
         request = msg.Push(view.shard, view.epoch, join, False, self._timings.hold)
         await self._ask(view, view.chain[0], request)
         self._told_in = view.epoch
-
-    async def _drain_when_served(self) -> None:
-        """Others may wait for what is buffered here, while this worker pushes nothing."""
-        while self._held:
-            view = await self._router.view(self._shard)
-            if view.serving:
-                async with self._turn:
-                    with suppress(Evicted):
-                        await self._attempt(view, self._flush_held)
-            else:
-                await self._until_replaced(view)
 
     async def _flush_held(self, view: msg.View) -> bool:
         """Apply the gradients that are buffered here; they come before newer ones.
