@@ -27,7 +27,7 @@ from dps.faults.injector import Injector
 from dps.faults.targets import obstacles
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
-from dps.protocol.messages import AuditReply, Table
+from dps.protocol.messages import Description, Table
 from dps.virtual.client import TaskFuture, VirtualClient
 from dps.virtual.threads import VirtualFuture
 
@@ -188,7 +188,7 @@ class _Observed:
         table: Table = self._cluster.sync(self._router.fetch)
         return table
 
-    def audit(self) -> list[AuditReply | None]:
+    def audit(self) -> list[Description | None]:
         heads = Heads(self.group, self._router)
-        replies: list[AuditReply | None] = self._cluster.sync(heads.audit_all)
+        replies: list[Description | None] = self._cluster.sync(heads.describe_all)
         return replies

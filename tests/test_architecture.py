@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # A group has a recovery, which needs the messages and the interfaces of the protocol.
 BASE = (
     "dps.errors dps.core dps.events dps.protocol dps.protocol.messages dps.recovery "
-    "dps.protocol.group dps.protocol.compression"
+    "dps.protocol.group"
 )
 PROTOCOL = f"{BASE} dps.protocol.server dps.protocol.client"
 CLUSTER = (

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from dps.core.functions import CALLS
 from dps.errors import DpsError
 from dps.observe.views import ShardView
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
-from dps.protocol.messages import Audit, AuditReply, Describe, Description, View
+from dps.protocol.messages import Describe, Description, View
 from dps.protocol.transport import Endpoint, Transport
 
 
@@ -24,37 +24,28 @@ class Heads:
         self._router = router
         self._shards = range(len(group.layout.shards))
 
-    async def audit(self, shard: int) -> AuditReply | None:
-        """Return the numbers of a shard's state, None if it does not answer."""
-        reply: AuditReply | None = await self._ask(Audit, shard, self._group.timings.call)
-        return reply
-
-    async def audit_all(self) -> list[AuditReply | None]:
-        """Return the numbers of each shard's state, None for one that does not answer."""
-        return list(await asyncio.gather(*map(self.audit, self._shards)))
-
-    async def describe_all(self, deadline: float) -> list[Description | None]:
-        """Return the status of each shard, None for one that does not answer in time."""
-        asked = (self._ask(Describe, shard, deadline) for shard in self._shards)
-        return list(await asyncio.gather(*asked))
-
-    async def _ask(self, kind: type[Audit | Describe], shard: int, deadline: float) -> Any:
+    async def describe(self, shard: int, deadline: float = math.inf) -> Description | None:
+        """Return the status of a shard, None if it does not answer in time."""
+        deadline = min(deadline, self._group.timings.call)
+        reply: Description | None = None
         with suppress(DpsError, TimeoutError):
             view = await self._router.view(shard)
-            if not view.serving:
-                return None
-            request = kind(shard, view.epoch)
-            return await self._router.call(view, view.chain[0], request, deadline)
-        return None
+            if view.serving:
+                request = Describe(shard, view.epoch)
+                reply = await self._router.call(view, view.chain[0], request, deadline)
+        return reply
+
+    async def describe_all(self, deadline: float = math.inf) -> list[Description | None]:
+        """Return the status of each shard, None for one that does not answer in time."""
+        return list(await asyncio.gather(*(self.describe(s, deadline) for s in self._shards)))
 
 
-async def ask_head(
-    kind: type[Audit | Describe], view: View, transport: Transport, deadline: float
-) -> Any:
-    """Return the reply of the head in a view that serves; None if it does not answer."""
+async def ask_head(view: View, transport: Transport, deadline: float) -> Description | None:
+    """Return the status of the shard of a view that serves; None if it does not answer."""
+    reply: Description | None = None
     with suppress(DpsError, TimeoutError):
-        return await transport.call(view.chain[0], kind(view.shard, view.epoch), deadline)
-    return None
+        reply = await transport.call(view.chain[0], Describe(view.shard, view.epoch), deadline)
+    return reply
 
 
 def shard_view(

@@ -34,7 +34,7 @@ from dps.faults import (
 )
 from dps.faults.acts import Acts
 from dps.faults.targets import Targets
-from dps.protocol.messages import AuditReply, Table
+from dps.protocol.messages import Description, Table
 from dps.recovery.checkpoint_files import CheckpointFiles
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _concerns(sight: Sight, fault: Fault, aim: Aim) -> bool:
     return not writes or aim.heads.get(sight.shard) in writes
 
 
-Audit = Callable[[], Sequence[AuditReply | None]]  # None: the shard is down
+Audit = Callable[[], Sequence[Description | None]]  # None: the shard is down
 
 
 class Progress:

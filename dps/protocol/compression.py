@@ -1,15 +1,18 @@
-"""Lossless compression of encoded gradients and weights, and decoding back to numbers."""
+"""Lossless compression of encoded gradients and weights, and decoding back to numbers.
+
+Decoding raises `ShapeMismatch` if a payload is not what its description says, or does not fit the
+shard.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
+from lz4 import block
 
 from dps.core.blocks import ShardLayout
-from dps.core.filters.chain import FilterChain, checked, checked_of_pulls
 from dps.core.filters.encoding import (
     Section,
     assembled,
@@ -20,56 +23,12 @@ from dps.core.filters.encoding import (
     stretches,
     taken_apart,
 )
-from dps.core.filters.filter import Filter
-from dps.core.rules.rule import UpdateRule
 from dps.core.updates import Operation
-from dps.errors import ConfigurationError, ShapeMismatch
-from dps.recovery.durability import Durability
+from dps.errors import ShapeMismatch
 
 Array = np.ndarray
 
 WORTH = 64  # bytes: a shorter section would get longer
-
-
-def checked_filters(
-    filters: Mapping[str, Sequence[Filter]], names: Collection[str], rule: UpdateRule
-) -> dict[str, FilterChain]:
-    """Return each array's chain of filters (see `dps.core.filters.chain.checked`).
-
-    Raises
-    ------
-    ConfigurationError
-        They cannot work, or the library of a compression is not installed.
-    """
-    chains = checked(filters, names, rule)
-    _require_lz4(chains)
-    return chains
-
-
-def checked_pull_filters(
-    filters: Mapping[str, Sequence[Filter]], names: Collection[str], durability: Durability
-) -> dict[str, FilterChain]:
-    """Return each array's chain of filters for pulls (see `checked_of_pulls`).
-
-    Raises
-    ------
-    ConfigurationError
-        They cannot work, or not with this durability, or the library of a compression is not
-        installed.
-    """
-    chains = checked_of_pulls(filters, names)
-    if chains and (refusal := durability.refusal("filtered pulls")):
-        raise ConfigurationError(refusal)
-    _require_lz4(chains)
-    return chains
-
-
-def _require_lz4(chains: Mapping[str, FilterChain]) -> None:
-    if any(chain.lossless for chain in chains.values()) and find_spec("lz4") is None:
-        raise ConfigurationError(
-            "the filter Lossless needs the package lz4 in every process: pip install lz4, or leave "
-            "the filter out"
-        )
 
 
 def packed(op: Operation, lossless: Sequence[bool]) -> Operation:
@@ -81,13 +40,7 @@ def packed(op: Operation, lossless: Sequence[bool]) -> Operation:
 
 
 def dense(layout: ShardLayout, op: Operation) -> Operation:
-    """Return the operation with its gradient as numbers; entries that were not sent are 0.
-
-    Raises
-    ------
-    ShapeMismatch
-        The payload is not what its description says, or does not fit the shard.
-    """
+    """Return the operation with its gradient as numbers; entries that were not sent are 0."""
     return decoded(layout, _unpacked(layout, op)) if op.codec else op
 
 
@@ -97,13 +50,7 @@ def decoded_bytes(layout: ShardLayout, op: Operation) -> int:
 
 
 def updated(layout: ShardLayout, copy: Array, sent: Operation) -> Array:
-    """Return a worker's copy of a shard's weights, updated by the changes that were sent.
-
-    Raises
-    ------
-    ShapeMismatch
-        The payload is not what its description says, or does not fit the shard.
-    """
+    """Return a worker's copy of a shard's weights, updated by the changes that were sent."""
     return patched(layout, copy, _unpacked(layout, sent))
 
 
@@ -123,8 +70,6 @@ def _shorter(section: Array) -> Array:
     """Return the section compressed, or the same section if that is no longer."""
     if section.nbytes < WORTH:
         return section
-    from lz4 import block  # an optional dependency
-
     compressed = np.frombuffer(block.compress(section, store_size=False), np.uint8)
     return compressed if compressed.nbytes < section.nbytes else section
 
@@ -138,26 +83,24 @@ def _unpacked(layout: ShardLayout, op: Operation) -> Operation:
         raise ShapeMismatch(f"update {op.id}: its encoded gradient does not fit the shard")
     sections = []
     for stretch, section in zip(chosen, taken_apart(op), strict=True):
-        part = section.part
-        keys = nbytes_of_keys(part, stretch.size) if part.packed_keys else None
-        values = nbytes_of_values(part, stretch.dtype, stretch.size) if part.packed_values else None
-        whole = _restored(op, section.keys, keys), _restored(op, section.values, values)
+        part, keys, values = section.part, section.keys, section.values
+        if part.packed_keys:
+            keys = _restored(op, keys, nbytes_of_keys(part, stretch.size))
+        if part.packed_values:
+            nbytes = nbytes_of_values(part, stretch.dtype, stretch.size)
+            values = _restored(op, values, nbytes)
         plain = replace(
             part,
-            key_bytes=whole[0].nbytes,
-            value_bytes=whole[1].nbytes,
+            key_bytes=keys.nbytes,
+            value_bytes=values.nbytes,
             packed_keys=False,
             packed_values=False,
         )
-        sections.append(Section(plain, *whole))
+        sections.append(Section(plain, keys, values))
     return assembled(op, sections)
 
 
-def _restored(op: Operation, section: Array, nbytes: int | None) -> Array:
-    if nbytes is None:
-        return section
-    from lz4 import block
-
+def _restored(op: Operation, section: Array, nbytes: int) -> Array:
     try:
         restored = block.decompress(section.tobytes(), uncompressed_size=nbytes)
     except block.LZ4BlockError as error:

@@ -29,12 +29,8 @@ async def offload(work: Callable[[], T], nbytes: int) -> T:
 class Cores:
     """The cores that a server's steps may use: the caller's, and a thread for each further one.
 
-    Thread-safe. Results do not depend on the number of cores. Threads start when first needed.
-
-    Parameters
-    ----------
-    count
-        Number of cores, 1 or more; None: those that this process may run on, up to `MOST_CORES`.
+    Thread-safe. Results do not depend on the number of cores, which is at most `MOST_CORES` if it
+    is not given.
     """
 
     def __init__(self, count: int | None = None) -> None:
@@ -44,8 +40,8 @@ class Cores:
     def each(self, work: Callable[[T], None], items: Sequence[T]) -> None:
         """Call `work` with every item; the items do not depend on one another.
 
-        If it fails for several, this raises the error of the first of them, as if they had been
-        done in turn. No thread is at work any more when this returns or raises.
+        Raises the error of the first item that fails, as if they had been done in turn. No thread
+        is at work any more when this returns or raises.
         """
         helpers = min(self.count, len(items) // ITEMS_OF_A_CORE) - 1
         if helpers < 1:

@@ -20,32 +20,7 @@ from dps.recovery.strategy import Recovery
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One parameter server: its name, the layout of its parameters, and the user's choices.
-
-    Attributes
-    ----------
-    incarnations
-        Those of workers that took part before the group was resumed.
-    recorded
-        Whether anything listens to its events.
-    filters, pull_filters
-        The filters of each array that has any: of pushed gradients, and of pulled weights.
-    servers
-        Number of nodes that hold shards at first; None: one for each replica, and no shard moves
-        until a user scales the group.
-    functions
-        Those that can be called on its shards, by name.
-    labels
-        Added to the metrics and logs of its processes.
-    on_loss
-        The reaction to a loss of acknowledged updates: "warn", "raise" or "ignore".
-    transport
-        How its processes call each other.
-    placement
-        Which of the `servers` holds which shard; None: the one with the fewest.
-    instance
-        Random for each group, because on virtual time names are the same in every run.
-    """
+    """One parameter server: its name, the layout of its parameters, and the user's choices."""
 
     name: str
     layout: Layout
@@ -54,16 +29,17 @@ class Group:
     recovery: Recovery
     coordinator: Endpoint
     timings: Timings = Timings()
-    incarnations: dict[str, int] = field(default_factory=dict)
-    recorded: bool = True
-    filters: dict[str, FilterChain] = field(default_factory=dict)
-    servers: int | None = None
+    incarnations: dict[str, int] = field(default_factory=dict)  # before the group was resumed
+    recorded: bool = True  # whether anything listens to its events
+    filters: dict[str, FilterChain] = field(default_factory=dict)  # of each array that has any
+    servers: int | None = None  # None: one for each replica; no shard moves until a user scales
     functions: Mapping[str, Function] = field(default_factory=dict)
-    labels: Mapping[str, str] = field(default_factory=dict)
-    on_loss: str = "warn"
+    labels: Mapping[str, str] = field(default_factory=dict)  # of its metrics and logs
+    on_loss: str = "warn"  # or "raise", "ignore": the reaction to a loss of acknowledged updates
     transport: TransportChoice = "auto"
     pull_filters: dict[str, FilterChain] = field(default_factory=dict)
-    placement: ConsistentHash | None = None
+    placement: ConsistentHash | None = None  # None: a shard goes to the server with the fewest
+    # Random for each group, because on virtual time names are the same in every run.
     instance: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
     @property

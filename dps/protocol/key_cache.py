@@ -1,4 +1,4 @@
-"""Key caching: a list of indices that the shard's node has had before is sent by its digest.
+"""Key caching: a list of indices that the receiver has had before is sent by its digest.
 
 The lists are soft state of both ends. A node that does not have the named list refuses, and the
 operation is sent again with it, under the same number. What travels further, down a chain or to a
@@ -8,7 +8,7 @@ mailbox, always carries its lists.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from threading import Lock
@@ -27,48 +27,52 @@ REMEMBERED = 256  # lists that a client takes a node to have
 CACHE_BYTES = 1 << 26
 
 
-def is_cached(keys: Array) -> bool:
-    """Whether a list is long enough to be sent by its digest."""
-    return keys.nbytes >= WORTH
-
-
-def digest_of(keys: Array) -> str:
-    """Return the name of a list, which depends on nothing but its content."""
-    return blake2b(keys.data, digest_size=16).hexdigest()
+def _digest_of(keys: Array) -> str:
+    """Return the name of a list, which depends on its content alone; "" if it is short."""
+    return blake2b(keys.data, digest_size=16).hexdigest() if keys.nbytes >= WORTH else ""
 
 
 def without_lists(op: Operation, known: Collection[str]) -> tuple[Operation, tuple[str, ...]]:
     """Replace lists whose digests are `known` to the receiver by these.
 
-    Returns
-    -------
-    operation
-        The operation to send.
-    digests
-        Of all its lists; "" for those that are sent as they are.
+    Returns the operation to send, and the digests of its lists, "" for those that are short.
     """
     sections = list(taken_apart(op))
-    digests = tuple(digest_of(s.keys) if is_cached(s.keys) else "" for s in sections)
-    if not any(digest and digest in known for digest in digests):
+    digests = tuple(_digest_of(section.keys) for section in sections)
+    left_out = {digest for digest in digests if digest and digest in known}
+    if not left_out:
         return op, digests
     short = [
         Section(replace(section.part, cached=digest), np.empty(0, np.uint8), section.values)
-        if digest and digest in known
+        if digest in left_out
         else section
         for section, digest in zip(sections, digests, strict=True)
     ]
     return assembled(op, short), digests
 
 
+def with_lists(op: Operation, known: Mapping[str, Array]) -> tuple[Operation, dict[str, Array]]:
+    """Undo `without_lists`; also return all lists of the operation, by their digests."""
+    sections = [
+        _filled(op, section, known.get(section.part.cached)) if section.part.cached else section
+        for section in taken_apart(op)
+    ]
+    lists = {_digest_of(section.keys): section.keys.copy() for section in sections}
+    return assembled(op, sections), lists
+
+
+def _filled(op: Operation, section: Section, keys: Array | None) -> Section:
+    if keys is None:
+        raise KeysUnknown(f"update {op.id}: its list of indices is not here; send it again")
+    if keys.nbytes != section.part.key_bytes:
+        raise ShapeMismatch(f"update {op.id}: its list of indices has another length")
+    return Section(replace(section.part, cached=""), keys, section.values)
+
+
 class KnownKeys:
     """The lists that a client takes a node to have: those of acknowledged operations.
 
-    Used from one event loop.
-
-    Attributes
-    ----------
-    saved_bytes
-        Length of all lists that were left out of acknowledged operations.
+    Used from one event loop. `saved_bytes` is the length of all lists that were left out of them.
     """
 
     def __init__(self) -> None:
@@ -91,8 +95,7 @@ class KnownKeys:
             self._at = by
             self._known.clear()
         for section, was in zip(taken_apart(op), sent.codec, strict=True):
-            if is_cached(section.keys):
-                digest = was.cached or digest_of(section.keys)
+            if digest := was.cached or _digest_of(section.keys):
                 self._known[digest] = None
                 self._known.move_to_end(digest)
         while len(self._known) > REMEMBERED:
@@ -114,40 +117,30 @@ class KeyLists:
     def completed(self, op: Operation) -> Operation:
         """Return the operation with all its lists, and keep those that it came with.
 
-        Raises
-        ------
-        KeysUnknown
-            A list is not here (any more).
+        Raises `KeysUnknown` if a list is not here (any more).
         """
         sections = [self._whole(op, section) for section in taken_apart(op)]
         return assembled(op, sections) if any(part.cached for part in op.codec) else op
 
     def _whole(self, op: Operation, section: Section) -> Section:
-        part = section.part
-        if not part.cached:
-            self._keep(section.keys)
-            return section
-        with self._lock:
-            keys = self._found(part.cached)
-        if keys is None:
-            raise KeysUnknown(f"update {op.id}: its list of indices is not here; send it again")
-        if keys.nbytes != part.key_bytes:
-            raise ShapeMismatch(f"update {op.id}: its list of indices has another length")
-        return Section(replace(part, cached=""), keys, section.values)
+        if section.part.cached:
+            with self._lock:
+                keys = self._found(section.part.cached)
+            return _filled(op, section, keys)
+        if digest := _digest_of(section.keys):
+            with self._lock:
+                self._keep(digest, section.keys)
+        return section
 
     def _found(self, digest: str) -> Array | None:
         if digest in self._lists:
             self._lists.move_to_end(digest)
         return self._lists.get(digest)
 
-    def _keep(self, keys: Array) -> None:
-        if not is_cached(keys):
-            return
-        digest = digest_of(keys)
-        with self._lock:
-            if self._found(digest) is None:
-                self._lists[digest] = keys.copy()  # a view would keep the whole payload alive
-                self._nbytes += keys.nbytes
-            while self._nbytes > CACHE_BYTES:
-                _, oldest = self._lists.popitem(last=False)
-                self._nbytes -= oldest.nbytes
+    def _keep(self, digest: str, keys: Array) -> None:
+        if self._found(digest) is None:
+            self._lists[digest] = keys.copy()  # a view would keep the whole payload alive
+            self._nbytes += keys.nbytes
+        while self._nbytes > CACHE_BYTES:
+            _, oldest = self._lists.popitem(last=False)
+            self._nbytes -= oldest.nbytes

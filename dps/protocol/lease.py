@@ -1,14 +1,10 @@
 """Leases: the right to serve, or to be waited for, which lasts only while it is renewed.
 
-The holder counts four fifths of the lease from the moment at which it asked, on its own clock. The
-coordinator counts the whole lease from the moment at which it was asked. So the holder knows that
-its lease is over before the coordinator gives it up, if two conditions hold: the rates of their
-clocks differ by less than a tenth, and the holder's clock stands still for at most a tenth of the
-lease.
-
-A process that was paused finds its lease over when it runs again, because clocks count the time in
-which a process is stopped or a machine is suspended. They do not count the time in which a virtual
-machine is paused; the second tenth allows for that.
+The holder counts four fifths of the lease from when it asked, on its own clock. The coordinator
+counts the whole lease from when it was asked. So the holder knows that its lease is over before the
+coordinator gives it up, if the rates of their clocks differ by less than a tenth, and the holder's
+clock stands still for at most a tenth of the lease. Clocks count the time in which a process is
+stopped or a machine is suspended, but not that in which a virtual machine is paused.
 
 The monitor of a host vouches for processes that run but do not answer. That only makes the
 coordinator wait longer: the holder does not count on it.
@@ -18,11 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Hashable
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
 
 from dps.errors import NotServing, TransportError
-from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock
 
@@ -37,28 +32,23 @@ class Lease:
 
     def __init__(self, timings: Timings, clock: Clock) -> None:
         self._seconds = timings.lease
-        self._every = timings.renewal
         self._clock = clock
         self._until = -math.inf
 
     @property
     def held(self) -> bool:
-        """Whether the lease is not over yet."""
+        """Whether the lease lasts."""
         return self._clock.monotonic() < self._until
-
-    async def renew_forever(self, ask: Callable[[float], Awaitable[bool]], tasks: Tasks) -> None:
-        """Renew the lease in background `tasks` until cancelled.
-
-        `ask` asks the coordinator, with a deadline in seconds, and returns whether the lease was
-        granted. Calls may overlap, so that one lost answer does not end the lease.
-        """
-        await repeat_forever(self._every, lambda: self._renew(ask), tasks)
 
     def end(self) -> None:
         """End the lease."""
         self._until = -math.inf
 
-    async def _renew(self, ask: Callable[[float], Awaitable[bool]]) -> None:
+    async def renew(self, ask: Callable[[float], Awaitable[bool]]) -> None:
+        """Renew the lease if `ask`, which is given a deadline, returns that it was granted.
+
+        Calls may overlap, so that one lost answer does not end the lease.
+        """
         asked = self._clock.monotonic()
         try:
             granted = await ask(self._seconds)
@@ -67,15 +57,6 @@ class Lease:
         if granted:
             until = asked + self._seconds * (1 - DRIFT - STANDSTILL)
             self._until = max(self._until, until)
-
-
-async def repeat_forever(
-    every: float, act: Callable[[], Coroutine[Any, Any, None]], tasks: Tasks
-) -> None:
-    """Start `act` every `every` seconds until cancelled; calls may overlap."""
-    while True:
-        tasks.start(act())
-        await asyncio.sleep(every)
 
 
 class Leases(Generic[Holder]):

@@ -6,7 +6,7 @@ A request names its reply, unless that is `Done`. Any request may be answered by
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, dataclass_transform
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from dps.protocol import wire
 from dps.protocol.monitor import Sighting
 from dps.protocol.transport import Endpoint, Watched
 
-T = TypeVar("T")
-
 STOPPED = "the training was stopped by ParameterServer.stop()"
 
 wire.message(FailureHistory)
@@ -28,30 +26,25 @@ wire.message(Failover)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def _message(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass that may cross the wire."""
-    made = dataclass(frozen=True, slots=True)(cls)
-    wire.message(made)
-    return made
+class Message:
+    """Makes each subclass a frozen dataclass that may cross the wire."""
+
+    def __init_subclass__(cls) -> None:
+        wire.message(dataclass(frozen=True)(cls))
 
 
-@dataclass(frozen=True, slots=True)
-class OfShard:
+class OfShard(Message):
     """A message about a shard as it is configured in `epoch`; a replica refuses any other epoch."""
 
     shard: int
     epoch: int
 
 
-@_message
-class Done:
+class Done(Message):
     """Reply to a request that returns nothing."""
 
 
 # -- the routing table -----------------------------------------------------------------------------
-
-
-@_message
 class View(OfShard):
     """The replicas of a shard, from head to tail; they are used only while it is `serving`."""
 
@@ -59,19 +52,14 @@ class View(OfShard):
     serving: bool
 
 
-@_message
-class Keepers:
-    """The nodes that keep the states and the buffered gradients of all shards in an epoch.
-
-    The first `whole` stores have all that was acked before.
-    """
+class Keepers(Message):
+    """The nodes that keep the states and the buffered gradients of all shards in an epoch."""
 
     stores: tuple[Endpoint, ...] = ()
     mailboxes: tuple[Endpoint, ...] = ()
-    whole: int = 0
+    whole: int = 0  # this number of the first stores have all that was acked before
 
 
-@_message
 class Seed(OfShard):
     """A shard that `host` must be given: the copy of worker `donor`, or ("") initial values."""
 
@@ -80,47 +68,37 @@ class Seed(OfShard):
     donor: str = ""
 
 
-@_message
-class Table:
-    """The routing table, which the coordinator publishes; `version` grows with every change.
-
-    It is `complete` if all replicas of every shard serve, and `closed` if the group is closing. The
-    durability asks workers for what is `wanted`. Hosts are `leaving` while something is to be moved
-    from them. `restorations` are the last of each lost shard, `losses` the revision of their cost,
-    and `failovers` a number. Workers that started before the last of `stops` must end.
-    """
+class Table(Message):
+    """The routing table, which the coordinator publishes; `version` grows with every change."""
 
     version: int
     views: tuple[View, ...]
     stores: tuple[Endpoint, ...]
     mailboxes: tuple[Endpoint, ...]
     seeds: tuple[Seed, ...]
-    complete: bool
-    closed: bool
-    wanted: tuple[Any, ...] = ()
-    leaving: tuple[Endpoint, ...] = ()
-    restorations: tuple[Restoration, ...] = ()
-    losses: int = 0
-    stops: int = 0
-    failovers: int = 0
+    complete: bool  # all replicas of every shard serve
+    closed: bool  # the group is closing
+    wanted: tuple[Any, ...] = ()  # what the durability asks workers for
+    leaving: tuple[Endpoint, ...] = ()  # hosts from which something is to be moved
+    restorations: tuple[Restoration, ...] = ()  # the last of each lost shard
+    losses: int = 0  # the revision of their cost
+    stops: int = 0  # workers that started before the last stop must end
+    failovers: int = 0  # their number
 
 
-@_message
-class GetTable:
+class GetTable(Message):
     """Get the table when it is newer than version `after`, or after `patience` s. Reply: Table."""
 
     after: int
     patience: float
 
 
-@_message
-class ReportFailure:
+class ReportFailure(Message):
     """A call to `host` failed; the coordinator checks that before it acts. Reply: Table."""
 
     host: Endpoint
 
 
-@_message
 class ReportLink(OfShard):
     """A successor, store or mailbox was out of reach for `seconds`, over a lease. Reply: Table."""
 
@@ -129,10 +107,7 @@ class ReportLink(OfShard):
 
 
 # -- hosts -----------------------------------------------------------------------------------------
-
-
-@_message
-class HostInfo:
+class HostInfo(Message):
     """A server, replica, spare, store or mailbox; `home` is the shard it is meant for, or -1."""
 
     host: Endpoint
@@ -142,15 +117,13 @@ class HostInfo:
     machine: str = ""
 
 
-@_message
-class AddHosts:
+class AddHosts(Message):
     """Use these hosts. All those of the start come in one message."""
 
     hosts: tuple[HostInfo, ...]
 
 
-@_message
-class RenewLease:
+class RenewLease(Message):
     """A host asks for its lease; `life` is how often it has started over. Reply: Renewed."""
 
     host: Endpoint
@@ -158,76 +131,54 @@ class RenewLease:
     watched: Watched | None = None
 
 
-@_message
-class Renewed:
-    """Whether the lease was `granted`; if not, the holder was given up. A worker may have to leave.
-
-    Hosts receive the `history` of failures.
-    """
+class Renewed(Message):
+    """Whether the lease was `granted`; if not, the holder was given up."""
 
     granted: bool
-    leaving: bool = False
-    history: FailureHistory = field(default_factory=FailureHistory)
+    leaving: bool = False  # whether a worker is asked to leave
+    history: FailureHistory = field(default_factory=FailureHistory)  # for hosts
 
 
-@_message
-class Sighted:
+class Sighted(Message):
     """What a monitor sees of the processes on its host."""
 
     monitor: str
     sightings: tuple[Sighting, ...]
 
 
-@_message
 class Release(OfShard):
-    """A host forgets a replica that has been replaced since `epoch`."""
+    """Forget a replica that has been replaced since `epoch`."""
 
 
 # -- workers ---------------------------------------------------------------------------------------
-
-
-@_message
-class EnterWorker:
-    """A worker loop starts, in the process at `address`. Reply: Entered.
-
-    A request that is resent has the same `token`. The loop runs in the Dask task `task`, which was
-    submitted after `stops` stops of the training.
-    """
+class EnterWorker(Message):
+    """A worker starts, in the process at `address` and the Dask task `task`. Reply: Entered."""
 
     worker: str
     address: str
     node: str
-    token: str
-    stops: int
-    task: str = ""
+    task: str
+    token: str  # the same if the request is resent
+    stops: int  # how often the training had been stopped when the task was submitted
     watched: Watched | None = None
 
 
-@_message
-class Returned:
+class Returned(Message):
     """The training function of a Dask task has returned; `result` is packed, None: not kept."""
 
     task: str
     result: np.ndarray | None
 
 
-@_message
-class Entered:
-    """The worker's incarnation: how often a worker of that name has entered.
-
-    It has not entered if its training function has `returned` before.
-    """
+class Entered(Message):
+    """How often a worker of that name has entered; it has not if its task has `returned` before."""
 
     incarnation: int
     returned: Returned | None = None
 
 
-@_message
-class RenewWorker:
-    """A worker, or a caller of functions, states its acks; the worker's lease is renewed.
-
-    Reply: Renewed.
-    """
+class RenewWorker(Message):
+    """A worker, or a caller of functions, renews its lease and states its acks. Reply: Renewed."""
 
     worker: str
     incarnation: int
@@ -235,8 +186,7 @@ class RenewWorker:
     watched: Watched | None = None
 
 
-@_message
-class ExitWorker:
+class ExitWorker(Message):
     """A worker ends, for a `reason` as in `WorkerLeft`; `called` is whether it called functions."""
 
     worker: str
@@ -247,21 +197,14 @@ class ExitWorker:
     returned: Returned | None = None
 
 
-@_message
 class Evict(OfShard):
-    """Remove workers that are gone from a shard's clock table. Reply: Durable."""
+    """Remove workers that are gone from a shard's clock table.
 
-    workers: tuple[UpdateId, ...]
-
-
-@_message
-class Durable:
-    """How many updates of the evicted workers a shard has durably, by the names of `names_of`.
-
-    A name under which a later incarnation has pushed is left out: that one is told itself.
+    Reply: how many updates of them the shard has durably, by the names of `names_of`. A name under
+    which a later incarnation has pushed is left out: that one states its own.
     """
 
-    applied: dict[str, int]
+    workers: tuple[UpdateId, ...]
 
 
 def donor_name(worker: str, incarnation: int) -> str:
@@ -270,71 +213,45 @@ def donor_name(worker: str, incarnation: int) -> str:
 
 
 # -- from the driver to the coordinator ------------------------------------------------------------
-
-
-@_message
-class Scale:
+class Scale(Message):
     """Spread the shards over this many hosts from now on; answered at once."""
 
     servers: int
 
 
-@_message
-class Drain:
+class Drain(Message):
     """Empty a host, and use it no more; answered at once."""
 
     host: Endpoint
 
 
-@_message
-class Dismiss:
+class Dismiss(Message):
     """Ask a worker to leave; answered at once."""
 
     worker: str
 
 
-@_message
-class StopTraining:
-    """End all workers that started before this stop, the `number`-th. Reply: Ending.
+class StopTraining(Message):
+    """End all workers that started before this stop, the `number`-th.
 
-    The reply comes when all of them have left, or after `patience` seconds.
+    Reply, when all have left or after `patience` seconds: the names of those that have not.
     """
 
     number: int
     patience: float
 
 
-@_message
-class Ending:
-    """The workers that have not left yet, though they have to."""
-
-    left: tuple[str, ...]
-
-
-@_message
-class CloseGroup:
+class CloseGroup(Message):
     """Let every client know that the group is being closed."""
 
 
-@_message
-class GetIncidents:
-    """Get what has happened to the shards so far. Reply: Incidents."""
-
-
-@_message
-class Incidents:
-    """One loss for each restoration that cost updates, and the last failovers."""
-
-    losses: tuple[Loss, ...]
-    failovers: tuple[Failover, ...]
+class GetIncidents(Message):
+    """Reply: a tuple of losses, one for each restoration that cost any, and one of failovers."""
 
 
 # -- replicas --------------------------------------------------------------------------------------
-
-
-@_message
 class Install(OfShard):
-    """Hold a state, whose version `saved` is durable, as a replica in a chain of these members."""
+    """Hold a state, whose version `saved` is durable, as a replica in this chain."""
 
     chain: tuple[Endpoint, ...]
     state: ShardState
@@ -343,35 +260,25 @@ class Install(OfShard):
     keepers: Keepers = Keepers()
 
 
-@_message
 class Restore(OfShard):
-    """Restore the shard by its durability (in `cut`), and serve it alone. Reply: Brought.
-
-    `since`: no store has it any more; continue from what the host received in that epoch or later.
-    `from_below`: no host received it either; continue from the layer of checkpoints.
-    """
+    """Restore the shard by its durability (in `cut`), and serve it alone. Reply: Brought."""
 
     host: Endpoint
     keepers: Keepers
     cut: int = 0
-    since: int = 0
-    from_below: bool = False
+    since: int = 0  # no store has it; continue from what the host received in this epoch or later
+    from_below: bool = False  # no host received it either; continue from the checkpoints below
 
 
-@_message
 class Configure(OfShard):
-    """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it.
-
-    With `kept`, all that may have been acked is durable already.
-    """
+    """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it."""
 
     chain: tuple[Endpoint, ...]
     me: Endpoint
-    kept: bool = False
+    kept: bool = False  # all that may have been acked is durable already
     keepers: Keepers = Keepers()
 
 
-@_message
 class Extend(OfShard):
     """Copy the state to `host`, which acknowledges every operation from now on."""
 
@@ -379,7 +286,6 @@ class Extend(OfShard):
     keepers: Keepers
 
 
-@_message
 class Replicate(OfShard):
     """Operations from `first` on for the successor; a newcomer is told what is `committed`."""
 
@@ -388,14 +294,12 @@ class Replicate(OfShard):
     committed: int = -1
 
 
-@_message
 class CanReach(OfShard):
     """Call a store that could not be reached; answered if that answers."""
 
     store: Endpoint
 
 
-@_message
 class Seeded(OfShard):
     """A `Seed` was carried out."""
 
@@ -403,59 +307,40 @@ class Seeded(OfShard):
 
 
 # -- pushes, to a shard's head ---------------------------------------------------------------------
-
-
-@_message
-class CopyId:
+class CopyId(Message):
     """Unique name of a worker's copy of a shard's weights: the `number`-th that `holder` sent."""
 
     holder: str
     number: int
 
 
-@_message
 class Push(OfShard):
-    """Apply an operation. Reply: Pushed, with weights to read next if `pull`.
-
-    The reply is `Waiting` if the consistency model makes it wait for more than `patience` seconds.
-    `has` is as in `Pull`.
-    """
+    """Apply an operation. Reply: Pushed, with weights to read next if `pull`; or Waiting."""
 
     operation: Operation
     pull: bool
-    patience: float
-    has: CopyId | None = None
+    patience: float  # seconds for which the consistency model may make it wait
+    has: CopyId | None = None  # as in `Pull`
 
 
-@_message
-class Pushed:
-    """The update is as durable as the strategy promises; `outcome` is "applied" or "duplicate".
-
-    `clock` is the worker's clock on this shard, `result` the packed result of a call, `applied` the
-    number of the worker's, or caller's, updates in the state.
-    """
+class Pushed(Message):
+    """The update is as durable as the strategy promises; `outcome` is "applied" or "duplicate"."""
 
     outcome: str
     version: int
-    clock: int
+    clock: int  # the worker's on this shard
     weights: Weights | None
-    result: np.ndarray | None = None
-    applied: int = 0
+    result: np.ndarray | None = None  # of a call, packed
+    applied: int = 0  # number of the worker's, or caller's, updates in the state
 
 
-@_message
-class Waiting:
-    """Ask again: the consistency model makes the worker wait, or the update is not durable yet.
+class Waiting(Message):
+    """Ask again: the consistency model makes the worker wait, or the update is not durable yet."""
 
-    `reason` is why it could not be made durable, `for_workers` whether only slow workers are waited
-    for.
-    """
-
-    reason: str = ""
-    for_workers: bool = False
+    reason: str = ""  # why it could not be made durable
+    for_workers: bool = False  # whether only slow workers are waited for
 
 
-@_message
 class ReplayBuffered(OfShard):
     """Apply gradients that a worker buffered while the shard was down, oldest first."""
 
@@ -463,53 +348,26 @@ class ReplayBuffered(OfShard):
 
 
 # -- pulls, to the replica that serves reads -------------------------------------------------------
+class Pull(OfShard):
+    """Read the weights, or `rows` of a table. Reply: Weights or RowsRead, or Waiting."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Read(OfShard):
-    """Read something at version `seen` or later, unless what was read before is lost.
-
-    The consistency model may make the `worker` wait, for `patience` seconds; "" never waits.
-    """
-
-    worker: str
-    incarnation: int
-    seen: int
+    reader: UpdateId  # the consistency model never makes one without a name wait
+    seen: int  # read this version or a later one, unless what was read before is lost
     patience: float
+    has: CopyId | None = None  # where pulls are filtered
+    rows: RowsAsked | None = None
 
 
-@_message
-class Pull(_Read):
-    """Read the weights. Reply: Weights.
-
-    `has` is the copy that the worker has, where pulls are filtered.
-    """
-
-    has: CopyId | None = None
-
-
-@_message
-class PullRows(_Read):
-    """Read rows of a table by their keys, int64 and sorted. Reply: RowsRead."""
+class RowsAsked(Message):
+    """Rows by their keys, int64 and sorted; `keys` None: all from key `start` to below `stop`."""
 
     table: str
-    keys: np.ndarray
+    keys: np.ndarray | None
+    start: int = 0
+    stop: int = 0
 
 
-@_message
-class PullRange(_Read):
-    """Read the rows that exist with keys from `start` to below `stop`. Reply: RowsRead."""
-
-    table: str
-    start: int
-    stop: int
-
-
-RowsAsked = PullRows | PullRange
-
-
-@_message
-class ShardMetadata:
+class ShardMetadata(Message):
     """A shard's state besides its weights, and the epoch in which they were read."""
 
     epoch: int
@@ -519,83 +377,58 @@ class ShardMetadata:
     results: dict[str, np.ndarray]
 
 
-@_message
-class Weights:
+class Weights(Message):
     """A shard's values at `version`, read at `at` (seconds since the Unix epoch).
 
-    The worker may compute `slack` more gradients from them without reading again; -1: any number.
-    `metadata` is sent if workers' copies may restore the shard. Where pulls are filtered, `copy` is
-    what the worker has now: `values`, or its copy `since` changed by them as `codec` describes.
+    Where pulls are filtered, `copy` is what the worker has now: `values`, or its copy `since`
+    changed by them as `codec` describes.
     """
 
     version: int
     at: float
-    slack: int
+    slack: int  # how many more gradients may be computed from them; -1: any number
     values: np.ndarray
-    metadata: ShardMetadata | None = None
+    metadata: ShardMetadata | None = None  # if workers' copies may restore the shard
     copy: CopyId | None = None
     since: CopyId | None = None
     codec: tuple[Encoding, ...] = ()
 
 
-@_message
-class RowsRead:
-    """Rows of a table at a shard's `version`, read at `at` (seconds since the Unix epoch).
-
-    `keys` are those in the range, sorted; None: those that were asked for.
-    """
+class RowsRead(Message):
+    """Rows of a table at a shard's `version`, read at `at` (seconds since the Unix epoch)."""
 
     version: int
     at: float
-    keys: np.ndarray | None
+    keys: np.ndarray | None  # those in the range, sorted; None: those that were asked for
     values: np.ndarray
 
 
 # -- checkpoints, and cuts of all shards -----------------------------------------------------------
-
 # How far each active worker is: its incarnation, and its clock, which is the number of its last
 # update, or that of the round in which it entered.
 Reach = dict[str, tuple[int, int]]
 
 
-@_message
 class WantCut(OfShard):
     """A checkpoint is due: the coordinator takes a cut that holds `version` of this shard soon."""
 
     version: int
 
 
-@_message
 class HoldCut(OfShard):
-    """Admit no gradients until a cut is taken, or for `patience` seconds at most. Reply: Held."""
+    """Admit no gradients until a cut is taken, or for `patience` seconds at most. Reply: Reach."""
 
     cut: int
     patience: float
 
 
-@_message
-class Held:
-    """How far each active worker is on a shard that admits no gradients."""
-
-    reach: Reach
-
-
-@_message
 class TakeCut(OfShard):
-    """Write the state in which each worker is as far as `upto`. Reply: Taken, once written."""
+    """Write the state in which each worker is as far as `upto`. Reply: the version in the cut."""
 
     cut: int
     upto: Reach
 
 
-@_message
-class Taken:
-    """The shard's version in the cut."""
-
-    version: int
-
-
-@_message
 class EndCut(OfShard):
     """The cut is complete, or given up; cuts before `oldest` are no longer needed."""
 
@@ -604,108 +437,66 @@ class EndCut(OfShard):
     oldest: int
 
 
-@_message
 class Save(OfShard):
-    """To a tail: write all that is acknowledged by now to a checkpoint. Reply: SavedAt."""
-
-
-@_message
-class SavedAt:
-    """A version of a shard; its checkpoint holds that one or a later one."""
-
-    version: int
+    """To a tail: write all that is acknowledged by now to a checkpoint. Reply: its version."""
 
 
 # -- to stores and mailboxes -----------------------------------------------------------------------
-
-
-@_message
 class PutState(OfShard):
     """Keep this state; refused if a server of a later epoch has used the store."""
 
     state: ShardState
 
 
-@_message
 class PutSince(OfShard):
-    """Like `PutState`, without what the store has already, in its state of index `base`.
-
-    `kept` are how many of the oldest levels of each table are left out.
-    """
+    """Like `PutState`, without what the store has already, in its state of index `base`."""
 
     state: ShardState
     base: int
-    kept: dict[str, int]
+    kept: dict[str, int]  # how many of the oldest levels of each table are left out
 
 
-@_message
 class LookUp(OfShard):
-    """Refuse servers of earlier epochs from now on. Reply: StoredAt."""
+    """Refuse servers of earlier epochs from now on. Reply: the state's index; -1: there is none."""
 
 
-@_message
-class StoredAt:
-    """The index of the state that a store has of a shard; -1: it has none."""
-
-    index: int
-
-
-@_message
 class GetState(OfShard):
     """Refuse servers of earlier epochs from now on. Reply: the shard's state."""
 
 
-@_message
 class Deposit(OfShard):
     """Keep a gradient for a shard that is down in `epoch`."""
 
     operation: Operation
 
 
-@_message
 class TakeMail(OfShard):
-    """Close the shard's mailbox for `epoch`. Reply: Mail."""
+    """Close the shard's mailbox for `epoch`. Reply: its operations, in the order of deposit."""
 
 
-@_message
-class Mail:
-    """Buffered gradients, in the order in which they were deposited."""
-
-    operations: tuple[Operation, ...]
-
-
-@_message
 class ClearMail(OfShard):
     """Forget what was taken from the shard's mailbox: it is served in this epoch, and has it."""
 
 
 # -- losses of acknowledged updates ----------------------------------------------------------------
-
-
-@_message
-class Loss:
+class Loss(Message):
     """Updates that were acknowledged, and that a shard has lost.
 
     Attributes
     ----------
-    shard
-        Which shard it was.
+    shard, epoch
+        The shard, and its epoch since it was restored.
     time
-        When the shard was restored, in seconds since the Unix epoch.
-    updates
-        How many are lost; of a worker's own losses, of that worker's updates.
+        When it was restored, in seconds since the Unix epoch.
+    updates, workers
+        How many updates are lost; in a worker's own losses, how many of its own. How many of each
+        worker, by its name.
     exact
         Whether that is their number. If not, there are at least that many: a worker that had pushed
         them was lost too, so its last acknowledgements are unknown.
-    source
-        What the shard was restored from: "initial" values, "checkpoint", "store" or "worker", or
-        the name that another durability gives it.
-    version
-        How many updates the restored state has.
-    epoch
-        The shard's epoch since then.
-    workers
-        The name of each worker that lost updates, and how many.
+    source, version
+        What the shard was restored from ("initial" values, "checkpoint", "store", "worker", or the
+        name that another durability gives it), and how many updates that has.
     cause
         Why the shard had to be restored.
     """
@@ -736,62 +527,45 @@ class Loss:
         return f"shard {self.shard} {many}: it was restored from {self.restored_from}{because}"
 
 
-@_message
-class Brought:
-    """What a shard was restored with; reply to `Restore`, and part of `Seeded`.
-
-    `applied` are the updates of each worker, or caller of functions, in the state. `based_on` is
-    the epoch in which it was read, if it is a worker's copy.
-    """
+class Brought(Message):
+    """What a shard was restored with; reply to `Restore`, and part of `Seeded`."""
 
     source: str
     version: int
-    applied: dict[str, int] = field(hash=False)
-    based_on: int | None = None
+    applied: dict[str, int] = field(hash=False)  # by worker, or caller of functions
+    based_on: int | None = None  # the epoch in which it was read, if it is a worker's copy
 
 
-@_message
 class Restoration(OfShard):
-    """The restoration of a shard that had been served, because of `cause`; `number` counts them.
-
-    `applied` are the updates of each worker, or caller of functions, in the state, without those
-    that an earlier restoration had lost and an older copy has brought back. It is not `certain` if
-    some may have entered in a failed attempt to restore the shard, without an acknowledgement.
-    """
+    """The restoration of a shard that had been served, because of `cause`; `number` counts them."""
 
     number: int
     at: float
     source: str
     version: int
+    # By worker, or caller of functions; without updates that an earlier restoration had lost and an
+    # older copy has brought back.
     applied: dict[str, int] = field(hash=False)
+    # False if updates may have entered in a failed attempt to restore it, without an ack.
     certain: bool
     cause: str = ""
 
 
-@_message
-class Account:
-    """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`.
-
-    It was given to an `incarnation`; `count` includes what earlier ones were told of.
-    """
+class Account(Message):
+    """The last acknowledgement in `epoch`: the shard then had `count` updates under this `name`."""
 
     shard: int
     name: str
     epoch: int
-    count: int
+    count: int  # also those that were acknowledged to earlier incarnations
     incarnation: int
 
 
-@_message
-class Statement:
-    """All that was acknowledged to a client, as of version `known` of the table.
+class Statement(Message):
+    """All that was acknowledged to a client, as of version `known` of the table."""
 
-    It covers the `incarnations` of the worker that this client has been, and no others: another
-    process may have the same name. `known` is 0 while an ack from before a restoration may yet
-    count.
-    """
-
-    known: int
+    known: int  # 0 while an ack from before a restoration may yet count
+    # Those that this client has been, and no others: another process may have the same name.
     incarnations: tuple[int, ...]
     accounts: tuple[Account, ...]
 
@@ -809,44 +583,23 @@ def loss_after(restoration: Restoration, workers: dict[str, int], certain: bool)
     return Loss(r.shard, r.at, total, certain, r.source, r.version, r.epoch, workers, r.cause)
 
 
-# -- to look at a shard ----------------------------------------------------------------------------
+# -- status ----------------------------------------------------------------------------------------
+class Describe(OfShard):
+    """Get the status of a shard. Reply: Description."""
 
 
-@_message
-class Audit(OfShard):
-    """Get the numbers of a shard's state. Reply: AuditReply."""
-
-
-@_message
-class AuditReply:
-    """The numbers of a shard's state (see `dps.events.Audited`)."""
+class Description(Message):
+    """How far a shard is, by the state of the replica on a node."""
 
     node: str
     version: int
-    applied: dict[str, int]
-    duplicates: int
-
-
-@_message
-class Describe(OfShard):
-    """Get the status of a shard, for a view of the training. Reply: Description."""
-
-
-@_message
-class Description:
-    """A shard's version and size, the updates of each worker, and the clocks of active ones.
-
-    This replica has applied `updates` itself; `missed` is the sum of their staleness, in versions.
-    """
-
-    version: int
     nbytes: int
-    applied: dict[str, int]
-    clocks: dict[str, int]
-    updates: int
-    missed: int
+    applied: dict[str, int]  # how many updates of each worker
+    clocks: dict[str, int]  # of active workers
+    duplicates: int  # refused by this replica
+    updates: int  # applied by this replica
+    missed: int  # the sum of their staleness, in versions
 
 
-@_message
-class Flush:
+class Flush(Message):
     """Record all events that are not recorded yet."""

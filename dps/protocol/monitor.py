@@ -1,8 +1,7 @@
 """The state of a host's monitor: the processes that it watches, and since when each is stopped.
 
-A monitor is a process of its own, which user code cannot block (`dps.cluster.monitor`). It imports
-only this module and the standard library, so that it starts in a few milliseconds. Therefore this
-module may import only the standard library.
+A monitor is a process of its own, which user code cannot block (`dps.cluster.monitor`). It starts
+in a few milliseconds, because it imports only this module and the standard library, as this module.
 """
 
 from __future__ import annotations
@@ -31,10 +30,9 @@ class Sighting(NamedTuple):
 
 
 class Look(NamedTuple):
-    """A process at one moment.
+    """A process at one moment; `progress` is any value that changes whenever it has run.
 
-    `progress` is any value that changes whenever the process has run. A process that is repeatedly
-    stopped and continued is slow, not stopped.
+    So a process that is repeatedly stopped and continued is slow, not stopped.
     """
 
     halted: Halted

@@ -1,13 +1,8 @@
 """Background tasks, and what happens when one ends: its exception never goes unnoticed.
 
-A task handles the errors that it foresees. Any other exception goes to the owner of the task, which
-records it (`TaskFailed`), and then:
-
-===========  =======================================================================================
-server       drops its shards and starts over, empty; the coordinator restores them as after a kill
-coordinator  restarts the task, and looks at all shards again (`Tasks.keep`)
-client       raises `InternalError` in its caller, and the worker leaves
-===========  =======================================================================================
+A task handles the errors that it foresees. Any other exception goes to the owner of the task. A
+server records it (`TaskFailed`), drops its shards and starts over, empty. The coordinator records
+it, restarts the task, and looks at all shards again. A client raises `InternalError` in its caller.
 """
 
 from __future__ import annotations
@@ -48,6 +43,16 @@ class Tasks:
         The pause doubles with each repeated failure, so that it does not slow down other tasks.
         """
         return self.start(self._kept(work, pause))
+
+    def repeat(self, act: Callable[[], Coroutine[Any, Any, None]], every: float) -> None:
+        """Start `act` every `every` seconds; calls may overlap."""
+
+        async def repeated() -> None:
+            while True:
+                self.start(act())
+                await asyncio.sleep(every)
+
+        self.keep(repeated, every)
 
     async def close(self) -> None:
         """Cancel all tasks, and wait until they have ended."""

@@ -32,50 +32,31 @@ class Transport(Protocol):
     """Carries a message to an endpoint and brings the reply back."""
 
     async def call(self, to: Endpoint, message: Any, deadline: float, link: str = "control") -> Any:
-        """Send `message` and return the reply.
+        """Send `message` and return the reply, or raise the `DpsError` that the other side raised.
 
-        Parameters
-        ----------
-        deadline
-            Seconds after which the call is given up.
-        link
-            What the bytes are counted as: "train", "replicate", "store" or "control".
-
-        Raises
-        ------
-        Unreachable
-            The connection was refused or lost. The message may have been carried out.
-        DeadlineExceeded
-            No reply within the deadline. The message may have been carried out.
-        DpsError
-            Whatever error the other side raised.
+        Raises `Unreachable` if the connection is refused or lost, and `DeadlineExceeded` if there
+        is no reply within `deadline` seconds: the message may have been carried out. The bytes are
+        counted as `link`: "train", "replicate", "store" or "control".
         """
-        ...
 
     async def gone(self, address: str) -> bool:
         """Whether it is proven that the process at `address` has ended: its port is closed.
 
         False proves nothing: the process may be cut off, paused, or alive. Takes a moment at most.
         """
-        ...
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
         """Return an array that can be sent without a copy, if there is such memory; not filled.
 
         Thread-safe. It must not be written to after it was sent.
         """
-        ...
 
 
 async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> list[T]:
-    """Return the answers to calls of several processes, of which some may be unreachable.
+    """Return the answers to calls of several processes, in order; some may be unreachable.
 
-    They are in the order of the calls. After the first answer, the others have `grace` seconds.
-
-    Raises
-    ------
-    TransportError, NotServing
-        No call is answered; this is the error of the first.
+    After the first answer, the others have `grace` seconds. If no call is answered, the error of
+    the first is raised.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
     waiting, limit = set(tasks), None
@@ -104,11 +85,9 @@ class Clock(Protocol):
 
     def now(self) -> float:
         """Seconds since the Unix epoch."""
-        ...
 
     def monotonic(self) -> float:
         """Seconds on a clock of this process that never goes back, for durations and leases."""
-        ...
 
 
 class Watched(NamedTuple):
@@ -126,14 +105,9 @@ class Monitors(Protocol):
 
     def follow(self, monitor: str) -> None:
         """Pass reports of a monitor to the coordinator from now on; no effect if repeated."""
-        ...
 
     async def kill(self, watched: Watched, stopped: float) -> None:
         """Make a monitor kill a process that has been stopped for `stopped` seconds, and still is.
 
-        Raises
-        ------
-        DpsError
-            The monitor cannot be reached. A process that it does not kill is no error.
+        Raises `DpsError` if it cannot be reached. A process that it does not kill is no error.
         """
-        ...

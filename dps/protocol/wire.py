@@ -38,12 +38,6 @@ _PLAIN = (str, int, float, bool, type(None))
 _EXACTLY_PLAIN = frozenset(_PLAIN)
 # Made once: `json.dumps` makes an encoder for each call that does not use its defaults.
 _JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
-# The errors that may be raised at the other end, by the name that a message has for one.
-_ERRORS: dict[str, type[DpsError]] = {
-    name: cls
-    for name, cls in vars(errors).items()
-    if isinstance(cls, type) and issubclass(cls, DpsError)
-}
 
 
 def message(cls: type) -> type:
@@ -64,8 +58,8 @@ def message(cls: type) -> type:
     known = _TYPES.get(cls.__name__, cls)
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ConfigurationError(
-            f"{cls.__module__}.{cls.__qualname__} cannot be registered to cross the wire, for "
-            f"{known.__module__}.{known.__qualname__} has this name there; call it otherwise"
+            f"{cls.__module__}.{cls.__qualname__} cannot be registered to cross the wire: "
+            f"{known.__module__}.{known.__qualname__} has this name there; rename one of them"
         )
     _TYPES[cls.__name__] = cls
     _VALUES[cls] = tuple if issubclass(cls, tuple) else _values_of(cls)
@@ -124,9 +118,9 @@ def _plain(value: Any, arrays: Frames) -> Any:
     if isinstance(value, dict):
         return {"%": [[_plain(k, arrays), _plain(v, arrays)] for k, v in value.items()]}
     if isinstance(value, DpsError):
-        known = next(c for c in type(value).__mro__ if _ERRORS.get(c.__name__) is c)
+        known = next(c for c in kind.__mro__ if getattr(errors, c.__name__, None) is c)
         return {"!": known.__name__, "v": str(value)}
-    if any(cls is kind for cls in _by_entry_points(kind.__name__)):
+    if kind in _by_entry_points(kind.__name__):
         message(kind)
         return _plain(value, arrays)
     raise TypeError(
@@ -148,26 +142,21 @@ def _rebuilt(value: Any, frames: Frames) -> Any:
         return frames[value["$"]]
     if "%" in value:
         return {_rebuilt(k, frames): _rebuilt(v, frames) for k, v in value["%"]}
-    return _error(value["!"], value["v"])
-
-
-def _error(name: object, text: object) -> DpsError:
-    cls = _ERRORS.get(name) if isinstance(name, str) else None
-    if cls is None:
-        raise ConfigurationError(f"{name!r} is no error of this version of dps: {text}")
-    return cls(str(text))
+    cls = getattr(errors, str(value["!"]), None)
+    if isinstance(cls, type) and issubclass(cls, DpsError):
+        return cls(str(value["v"]))
+    raise ConfigurationError(f"{value['!']!r} is no error of this version of dps: {value['v']}")
 
 
 def _type(name: str) -> type:
     if name not in _TYPES:
         for cls in _by_entry_points(name):
             message(cls)
-    try:
-        return _TYPES[name]
-    except KeyError:
+    if name not in _TYPES:
         raise ConfigurationError(
             f"{name} is not registered to cross the wire here: import the module that registers it"
-        ) from None
+        )
+    return _TYPES[name]
 
 
 def _by_entry_points(name: str) -> Iterator[type]:

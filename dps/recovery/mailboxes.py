@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dps.core.updates import Operation
 from dps.errors import MailboxClosed, StaleEpoch
-from dps.protocol.messages import ClearMail, Deposit, Done, Mail, TakeMail
+from dps.protocol.messages import ClearMail, Deposit, Done, TakeMail
 
 
 class Mailboxes:
@@ -43,10 +43,10 @@ class Mailboxes:
             mail.append((m.epoch, m.operation))
         return Done()
 
-    def take(self, m: TakeMail) -> Mail:
+    def take(self, m: TakeMail) -> tuple[Operation, ...]:
         """Close the mailbox for this epoch and return what is in it."""
         self._closed[m.shard] = max(m.epoch, self._closed.get(m.shard, 0))
-        return Mail(tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch))
+        return tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch)
 
     def clear(self, m: ClearMail) -> Done:
         """Forget what was taken in this epoch; raises `StaleEpoch` if it was taken again since.

@@ -18,7 +18,7 @@ from dps.core import ranges
 from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
 from dps.errors import StaleEpoch, StoreUnavailable, TransportError
-from dps.protocol.messages import Done, GetState, LookUp, PutSince, PutState, StoredAt
+from dps.protocol.messages import Done, GetState, LookUp, PutSince, PutState
 from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message
 from dps.recovery.durability import Durability, Persistence, ServerContext
@@ -112,8 +112,8 @@ class StorePersistence(Persistence):
 
     async def _index(self, store: Endpoint, epoch: int) -> tuple[int, Endpoint]:
         """Have a store refuse earlier epochs; return the index of its state."""
-        stored = await self._ask(store, LookUp(self._shard, epoch), self._timings.call)
-        return stored.index, store
+        stored: int = await self._ask(store, LookUp(self._shard, epoch), self._timings.call)
+        return stored, store
 
     async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
         """Put the state to a store; of tables only the new levels."""
@@ -173,10 +173,10 @@ class StateStore:
             raise StoreUnavailable(f"store: index {m.base} of shard {m.shard} is not here")
         return self.put(PutState(m.shard, m.epoch, _with(base, m)))
 
-    def look_up(self, m: LookUp) -> StoredAt:
+    def look_up(self, m: LookUp) -> int:
         """Return the index of the state, and fence earlier servers."""
         state = self.get(m)
-        return StoredAt(-1 if state is None else state.index)
+        return -1 if state is None else state.index
 
     def get(self, m: GetState | LookUp) -> ShardState | None:
         """Return the state, if there is one, and fence earlier servers."""

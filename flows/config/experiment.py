@@ -26,6 +26,7 @@ from pydantic import (
 )
 
 from dps.core.consistency import ASP, check_ahead
+from dps.core.filters import chain
 from dps.core.filters.filter import Filter
 from dps.core.placement import checked_placement
 from dps.core.rules.rule import is_per_array
@@ -33,7 +34,6 @@ from dps.core.rules.wrappers import Frozen, check_names, frozen
 from dps.errors import ConfigurationError
 from dps.faults import FaultPlan
 from dps.faults.expansion import Entry, expand
-from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.recovery.strategy import as_servers
 from flows.config.axes import MOST_TRIALS, check_labels, label_of, labelled, seeds_of
 from flows.config.claims import ClaimSection, checked
@@ -181,11 +181,11 @@ class TrialConfig(_Settings):
         if self.filters:
             with refusing("filters"):
                 names = workload_of(self).parameters
-                checked_filters(built(self.filters), names, self.optimizer.build())
+                chain.checked(built(self.filters), names, self.optimizer.build())
         if self.pull_filters:
             with refusing("pull_filters"):
-                names, durability = workload_of(self).parameters, self.recovery.build().durability
-                checked_pull_filters(built(self.pull_filters), names, durability)
+                chain.checked_of_pulls(built(self.pull_filters), workload_of(self).parameters)
+                self.recovery.build().must_allow("filtered pulls")
 
     def _check_changes(self) -> None:
         wanted = [("server.servers", self.server.servers)]

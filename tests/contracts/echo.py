@@ -12,7 +12,7 @@ from dps.cluster.transport.calls import Meter, answer
 from dps.cluster.transport.port import Port, port_of
 from dps.errors import StaleEpoch
 from dps.protocol import wire
-from dps.protocol.messages import Audit, Describe, Flush, GetTable, Waiting
+from dps.protocol.messages import Describe, Flush, GetTable, Save, Waiting
 
 
 class Echo:
@@ -24,13 +24,13 @@ class Echo:
     async def reply_to(self, message: Any) -> Any:
         """Answer a message.
 
-        It refuses an `Audit`, takes a `GetTable`'s patience, answers a `Waiting` once a `GetTable`
+        It refuses a `Save`, takes a `GetTable`'s patience, answers a `Waiting` once a `GetTable`
         is here, has a defect that a `Describe` shows, and sends anything else back.
         """
         match message:
             case Describe():
                 return {}["echo"]
-            case Audit():
+            case Save():
                 raise StaleEpoch(f"shard {message.shard} is in another epoch")
             case GetTable():
                 self._busy.set()

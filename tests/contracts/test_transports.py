@@ -20,7 +20,7 @@ from dps.cluster.names import NodeSpec
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
 from dps.errors import DeadlineExceeded, NotServing, RemoteError, StaleEpoch, TransportError
-from dps.protocol.messages import Audit, Describe, Flush, GetTable, Waiting, Weights
+from dps.protocol.messages import Describe, Flush, GetTable, Save, Waiting, Weights
 from dps.protocol.transport import Endpoint, Transport, TransportChoice
 from dps.virtual.loop import run
 from tests.contracts.echo import Echo, EchoActor
@@ -141,7 +141,7 @@ async def many_calls_at_once_get_their_own_replies(line: Line) -> None:
 
 async def errors_are_raised_here(line: Line) -> None:
     with pytest.raises(StaleEpoch, match="shard 7 is in another epoch"):
-        await line.call(Audit(7, 1))
+        await line.call(Save(7, 1))
     assert await line.call(Flush()) == Flush()
     nobody = Line(line.transport, Endpoint(line.echo.address, "nobody"), line.kill)
     with pytest.raises(NotServing, match="nobody"):

@@ -16,7 +16,7 @@ from dps.protocol.client.receipts import Receipts
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.lease import Lease
-from dps.protocol.messages import Audit
+from dps.protocol.messages import Describe
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.shard_server import ShardServer
 from dps.recovery.checkpoint_files import CheckpointFiles
@@ -45,7 +45,7 @@ SAVED = Recovery(Checkpoint(every=1, mode="sync", path="memory://tasks"))
     ("cls", "method", "recovery"),
     [
         (CommitLog, "_commit", Recovery(Chain(2))),
-        (Lease, "_renew", Recovery(SharedStore())),
+        (Lease, "renew", Recovery(SharedStore())),
         (CommitLog, "_commit", SAVED),
     ],
     ids=["chain", "stateless", "checkpoint"],
@@ -144,7 +144,7 @@ def test_what_a_client_sends_costs_no_host_its_shards(monkeypatch: pytest.Monkey
         host = s.world.hosts[(await s.world.complete()).views[0].chain[0].address]
         failing(monkeypatch, ShardServer, "replica")
         with pytest.raises(Unforeseen):
-            await host.handle(Audit(0, s.world.view(0).epoch))
+            await host.handle(Describe(0, s.world.view(0).epoch))
         assert happened(s, TaskFailed) == []
         assert happened(s, Detected) == []
         assert len(happened(s, Restored)) == 1

@@ -21,7 +21,7 @@ from dps.core.tables.table import Level, Rows, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import ConfigurationError, DpsError
 from dps.protocol import messages, wire
-from dps.protocol.messages import PullRange, PullRows, RowsRead
+from dps.protocol.messages import Pull, RowsAsked, RowsRead
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import Frames, decode, encode
 from tests.support.packages import THIRD_PARTY, installed, package
@@ -29,12 +29,11 @@ from tests.support.strategies import records
 
 CARRIED = (
     *(Endpoint, UpdateId, Operation, Rows, Progress, ShardState, SparseTable, Level),
-    *(PullRows, PullRange, RowsRead),
+    *(Pull, RowsAsked, RowsRead),
 )
 OWN = [c for c in vars(messages).values() if getattr(c, "__module__", "") == messages.__name__]
-BASES = (messages.OfShard, messages._Read)
 MESSAGES = sorted(
-    (c for c in OWN if is_dataclass(c) and c not in BASES), key=lambda cls: cls.__name__
+    (c for c in OWN if is_dataclass(c) and c is not messages.OfShard), key=lambda cls: cls.__name__
 )
 ERRORS = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, DpsError)]
 

@@ -90,7 +90,7 @@ def filled(epoch: int, seqs: Iterable[int]) -> Mailboxes:
 
 
 def seqs(mailboxes: Mailboxes, epoch: int) -> list[int]:
-    return [op.id.seq for op in mailboxes.take(TakeMail(0, epoch)).operations]
+    return [op.id.seq for op in mailboxes.take(TakeMail(0, epoch))]
 
 
 def clear(mailboxes: Mailboxes, epoch: int) -> None:
@@ -101,7 +101,7 @@ def test_a_gradient_that_is_deposited_again_is_kept_once() -> None:
     mailboxes = filled(2, [1, 2, 1])
     mailboxes.deposit(Deposit(0, 3, gradient(2)))
     mailboxes.deposit(Deposit(0, 3, gradient(2, worker="b")))
-    mail = mailboxes.take(TakeMail(0, 3)).operations
+    mail = mailboxes.take(TakeMail(0, 3))
     assert [op.id for op in mail] == [("a", 1, 1), ("a", 1, 2), ("b", 1, 2)]
 
 

@@ -23,7 +23,6 @@ from dps.protocol import wire
 from dps.protocol.messages import (
     Done,
     GetTable,
-    Pull,
     Renewed,
     RenewLease,
     RenewWorker,
@@ -40,9 +39,7 @@ from dps.virtual.profile import PLENTY
 Line = tuple[float, str, str, str, str]
 
 # Messages of immutable plain values, which are sent repeatedly.
-REPEATED = frozenset(
-    {RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Pull, Sighted}
-)
+REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Sighted})
 ECHOED = 0.3
 LATE = (0.1, 3.0)  # seconds after which requests arrive again
 READING = 0.0001  # seconds to read a waiting message

@@ -617,7 +617,7 @@ class CountingWorker:
         It is not told of those that another process of its name was told are durable.
         """
         gone = (self._tally.acked[shard] & self._told[shard]) - found
-        losses = [loss for loss in self.client.losses if loss.shard == shard]
+        losses = [loss for loss in self.client.receipts.losses if loss.shard == shard]
         told = sum(loss.updates for loss in losses)
         counts = not self._world.group.filters and all(loss.exact for loss in losses)
         enough = told >= len(gone) if counts else bool(losses) or not gone

@@ -20,7 +20,7 @@ import numpy as np
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, NotServing
 from dps.events import Event
-from dps.protocol.client.client import Client
+from dps.protocol.client.client import Caller, Client
 from dps.protocol.client.driver import Bootstrap
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import OnAck
@@ -310,7 +310,8 @@ class World:
         process = self._start_process(worker)
         transport = SimTransport(self.network, process)
         watched = self._watch(process)
-        client = Client(self.group, transport, worker, on_ack, watched=watched)
+        caller = Caller(worker, on_ack=on_ack or (lambda *outcome: None), watched=watched)
+        client = Client(self.group, transport, caller)
         self.clients[process] = client
         return process, client
 

@@ -21,7 +21,7 @@ from dps import SGD, ParameterServer, Timings, Worker
 from dps.cluster.liveness import presence_of
 from dps.cluster.names import NodeSpec
 from dps.events import Acked, Applied, Event
-from dps.protocol.messages import AuditReply
+from dps.protocol.messages import Description
 from tests.support.waiting import eventually
 
 COUNTING = SGD(1.0)
@@ -121,10 +121,10 @@ def versions(ps: ParameterServer) -> list[int]:
     return [reply.version if reply else -1 for reply in ps.audit()]
 
 
-def audited(ps: ParameterServer) -> list[AuditReply]:
+def audited(ps: ParameterServer) -> list[Description]:
     """The numbers of every shard, once all of them answer."""
 
-    def complete() -> Sequence[AuditReply] | None:
+    def complete() -> Sequence[Description] | None:
         replies = [reply for reply in ps.audit() if reply is not None]
         return replies if len(replies) == len(ps.group.layout.shards) else None
 

@@ -39,10 +39,10 @@ from dps.errors import (
 )
 from dps.observe.history import History
 from dps.observe.tracking import MlflowRun
-from dps.protocol.client.client import Client
+from dps.protocol.client.client import Caller, Client
 from dps.protocol.client.driver import Bootstrap, save_all
 from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import AuditReply, CloseGroup, Dismiss, StopTraining
+from dps.protocol.messages import CloseGroup, Description, Dismiss, StopTraining
 
 if TYPE_CHECKING:
     import distributed
@@ -198,13 +198,13 @@ class GroupDriver:
         if self._caller is None:
             # It must not be mistaken for the caller before the parameter server was resumed.
             generation = self._start.generation
-            self._caller = Client(self._group, self.transport, incarnation=generation)
+            self._caller = Client(self._group, self.transport, Caller(incarnation=generation))
         self.note_updates()
         return await self._caller.apply(function, arguments)
 
-    async def audit(self) -> list[AuditReply | None]:
+    async def audit(self) -> list[Description | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
-        return await Heads(self._group, self.router).audit_all()
+        return await Heads(self._group, self.router).describe_all()
 
     async def checkpoint(self, limit: float) -> None:
         """Write a checkpoint of every shard within `limit` seconds."""
@@ -232,7 +232,7 @@ class GroupDriver:
         timings, now = self._group.timings, asyncio.get_running_loop().time
         request = StopTraining(self.training.stops, timings.hold)
         until = now() + timings.unavailable
-        while left := (await self.router.ask(request)).left:
+        while left := await self.router.ask(request):
             if now() >= until:
                 raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
 

@@ -76,12 +76,13 @@ class IncidentWatch:
     async def look(self) -> bool:
         """Ask the coordinator for incidents; return whether it has answered."""
         try:
-            reply = await self._router.ask_once(GetIncidents(), self._group.timings.call)
+            now = await self._router.ask_once(GetIncidents(), self._group.timings.call)
         except DpsError:
             return False
-        failovers = [each for each in reply.failovers if each not in self.failovers]
-        losses = [each for each in reply.losses if each not in self.losses]
-        self.failovers, self.losses = reply.failovers, reply.losses
+        losses, failovers = now
+        losses = [each for each in losses if each not in self.losses]
+        failovers = [each for each in failovers if each not in self.failovers]
+        self.losses, self.failovers = now
         for listener in self._listeners:
             for failover in failovers:
                 listener(failover)

@@ -46,7 +46,7 @@ from dps.observe.views import (
     overview_line,
 )
 from dps.protocol.client.client import Client
-from dps.protocol.messages import AuditReply, Loss, Table
+from dps.protocol.messages import Description, Loss, Table
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from dps.recovery import model_files
@@ -729,9 +729,9 @@ class ParameterServer:
         driver = self._driver
         return driver.lost or (driver.is_open and driver.connection.lost)
 
-    def audit(self) -> list[AuditReply | None]:
+    def audit(self) -> list[Description | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
-        replies: list[AuditReply | None] = self._do(self._driver.audit)
+        replies: list[Description | None] = self._do(self._driver.audit)
         return replies
 
     def table(self) -> Table:

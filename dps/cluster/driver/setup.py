@@ -22,6 +22,7 @@ from dps.core.arguments import as_path, check_function, is_name, plain
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.credentials import holds_secret, masked
+from dps.core.filters import chain
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement import ConsistentHash, checked_placement
@@ -33,7 +34,6 @@ from dps.core.tables.key_routing import dealt_out, separated
 from dps.core.tables.table import SparseSpec, SparseTable
 from dps.errors import ConfigurationError
 from dps.events import Sink
-from dps.protocol.compression import checked_filters, checked_pull_filters
 from dps.protocol.group import Group
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint, TransportChoice
@@ -189,8 +189,10 @@ def afresh(
     layout = Layout.of(params, choices.shards, whole_rows=by_rows(rule), tables=tables)
     params = {name: plain(name, array) for name, array in params.items()}
     check_names(rule, [*layout.names, *(table.name for table in layout.tables)])
-    filters = checked_filters(choices.filters, layout.names, rule)
-    pull_filters = checked_pull_filters(choices.pull_filters, layout.names, recovery.durability)
+    filters = chain.checked(choices.filters, layout.names, rule)
+    pull_filters = chain.checked_of_pulls(choices.pull_filters, layout.names)
+    if pull_filters:
+        recovery.must_allow("filtered pulls")
     if recovery.durability.writes_checkpoints:
         must_be_known("optimizer", rule)
         must_be_known("filters", filters)

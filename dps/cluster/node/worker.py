@@ -216,7 +216,7 @@ class Worker:
         They are known when the next request returns. The shard lacks these updates: a training that
         needs them has to push them again.
         """
-        return list(self._client.losses)
+        return list(self._client.receipts.losses)
 
     @property
     def leaving(self) -> bool:

@@ -29,7 +29,7 @@ from dps.core.consistency import ASP
 from dps.core.functions import RESULT_BYTES, pack, unpack
 from dps.core.updates import UpdateId
 from dps.errors import ConfigurationError, ResultLost, ShardUnavailable, UpdatesDropped
-from dps.protocol.client.client import Client
+from dps.protocol.client.client import Caller, Client
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Returned
@@ -92,16 +92,15 @@ class _Task:
         node = place.nodes.get(dask_worker.address, str(dask_worker.name))
         member = self._member = Member(group, node, "worker", meter_of(dask_worker, group.name))
         self._drops = DropLog(group, self._name, dask_worker.log_event)
-        self._client = Client(
-            group,
-            member.transport,
+        caller = Caller(
             self._name,
-            self._note,
-            on_loss=partial(log_own, group, self._name),
             stops=place.stops,
+            on_ack=self._note,
+            on_loss=partial(log_own, group, self._name),
             is_cancelled=self._is_cancelled,
             watched=lambda: member.presence.watched,
         )
+        self._client = Client(group, member.transport, caller)
         self._records = WorkerRecords(self._client, member.recorder, member.clock)
 
     def on_loop(self, request: Coroutine[Any, Any, T]) -> T:
@@ -231,7 +230,7 @@ class _Task:
             while True:
                 await client.router.table()  # raises if the group is closed
                 client.may_go_on()  # raises if the training is stopped
-                reply = await heads.audit(shard)
+                reply = await heads.describe(shard)
                 if reply is not None and reply.applied.keys() >= set(expected):
                     break
                 await asyncio.sleep(self._group.timings.retry)

@@ -29,7 +29,7 @@ from dps.observe.sentences import sentence
 from dps.observe.views import Listing, TrainingView, WorkerView
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
-from dps.protocol.messages import CloseGroup, Describe, Description, GetTable, Sighted, Table, View
+from dps.protocol.messages import CloseGroup, Description, GetTable, Sighted, Table, View
 from dps.protocol.transport import Endpoint
 
 LOOK_SECONDS = 1.0  # a slower shard is shown without its version
@@ -124,7 +124,7 @@ class CoordinatorPlugin(SchedulerPlugin):
     async def _described(self, view: View) -> Description | None:
         if not view.serving:
             return None
-        answer: Description | None = await ask_head(Describe, view, self._looks, LOOK_SECONDS)
+        answer = await ask_head(view, self._looks, LOOK_SECONDS)
         return answer
 
     def _name_of(self, host: Endpoint) -> str:

@@ -10,15 +10,13 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dps.core.blocks import Arrays
 from dps.core.consistency import ASP
-from dps.core.filters.chain import Counts
 from dps.core.functions import CALLS, DRIVER, all_succeeded, known_call, unpack
 from dps.core.tables.key_routing import Gradients, as_range, asked
 from dps.core.updates import Operation, UpdateId
@@ -30,29 +28,13 @@ from dps.errors import (
     TransportError,
     UpdatesLost,
 )
+from dps.protocol import messages as msg
 from dps.protocol.client.encoder import NO_ROWS, Encoder, FilterState, Parts
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
-from dps.protocol.client.shard_client import OnAck, Outcome, Session, ShardClient
+from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.group import Group
-from dps.protocol.lease import repeat_forever
-from dps.protocol.messages import (
-    STOPPED,
-    Entered,
-    EnterWorker,
-    ExitWorker,
-    Loss,
-    PullRange,
-    PullRows,
-    RenewWorker,
-    Returned,
-    RowsAsked,
-    RowsRead,
-    Statement,
-    Table,
-    donor_name,
-)
 from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport, Watched
 from dps.recovery.durability import WorkerContext
@@ -60,161 +42,124 @@ from dps.recovery.durability import WorkerContext
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The process that a client belongs to, and how the client asks and notifies it."""
+
+    worker: str = ""  # a client without a name pushes no updates
+    incarnation: int = 0  # of a caller of functions that is no worker
+    stops: int = 0  # how often the training had been stopped when this worker was started
+    on_ack: OnAck = lambda *outcome: None
+    on_loss: Callable[[msg.Loss], None] = lambda loss: None  # again if it turns out to be larger
+    is_cancelled: Callable[[], bool] = lambda: False
+    watched: Callable[[], Watched | None] = lambda: None  # the monitor of this process, if any
+
+
 class Client:
     """Pushes to and pulls from all shards. Used from one event loop.
 
-    Parameters
-    ----------
-    worker
-        The name under which updates are pushed; "" for a client that pushes none.
-    on_ack
-        Called with the outcome of each update on each shard.
-    incarnation
-        The incarnation of a caller of functions that is no worker.
-    on_loss
-        Called with each loss of updates of this client, and again if it turns out to be larger.
-    stops
-        How often the training had been stopped when this worker was started.
-    is_cancelled
-        Returns whether this worker was cancelled.
-    watched
-        Returns by which monitor this process is watched; None: by none.
-
-    Attributes
-    ----------
-    group, router
-        The group, and the routing table of its shards.
-    encoder
-        Makes the operations of an update.
-    leaving
-        Whether the worker was asked to leave.
+    `leaving` is whether the worker was asked to leave.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        transport: Transport,
-        worker: str = "",
-        on_ack: OnAck | None = None,
-        incarnation: int = 0,
-        *,
-        on_loss: Callable[[Loss], None] = lambda loss: None,
-        stops: int = 0,
-        is_cancelled: Callable[[], bool] = lambda: False,
-        watched: Callable[[], Watched | None] = lambda: None,
-    ) -> None:
+    def __init__(self, group: Group, transport: Transport, caller: Caller = Caller()) -> None:
         self.group = group
-        self.worker = worker
-        self.incarnation = incarnation
+        self.worker = caller.worker
+        self.incarnation = caller.incarnation
         self.leaving = False
         self.router = Router(group, transport)
         self.encoder = Encoder(group, transport.empty)
-        self._on_ack = on_ack
-        self._on_loss = on_loss
-        self._stops = stops
-        self._is_cancelled = is_cancelled
-        self._watched = watched
+        self.receipts = Receipts(group.restores_together, self._lost)
+        self.tasks = Tasks(self._fail)
+        self._caller = caller
         self._is_gated = not isinstance(group.consistency, ASP)
         # Whether a worker's clock must be the same on all shards, whatever its updates change.
         self._ticks = self._is_gated or group.restores_together
-        self._incarnations: tuple[int, ...] = (incarnation,)
+        self._incarnations: tuple[int, ...] = (self.incarnation,)
         self._known = -1  # the version of the table that losses are known from
         self._ended: DpsError | None = None
         self._ending: asyncio.Task[None] | None = None
-        self._tasks = Tasks(self._fail)
-        self._part: tuple[Callable[[Table], None], Tasks] | None = None
+        self._part: tuple[Callable[[msg.Table], None], Tasks] | None = None  # of the durability
         self._seq = 0
         self._calls = 0
-        self._home = ("", "")
-        self._task = ""
+        self._place = ("", "", "")  # address, node and Dask task
         # Held while a request is prepared, and while the worker enters. Whoever releases it sends
         # the request at once, so requests reach each shard in the order they were made in.
         self._turn = asyncio.Lock()
         self._given_up = False
-        self._renewing: asyncio.Task[None] | None = None
         self._dropped: set[tuple[int, UpdateId]] = set()
         self._rows_read_as: set[int] = set()  # incarnations, since the last push
-        self._receipts = Receipts(group.restores_together, self._lost)
-        session = Session(self.router, self._receipts, self._tasks, self._acked, self.may_go_on)
         self._shards = range(len(group.layout.shards))
-        self._shard_clients = [ShardClient(shard, session) for shard in self._shards]
+        self._shard_clients = [ShardClient(shard, self) for shard in self._shards]
         self.router.listen(self._heard)
 
     # -- membership -------------------------------------------------------------------------------
 
-    async def enter(self, address: str, node: str, task: str = "") -> Returned | None:
+    async def enter(self, address: str, node: str, task: str = "") -> msg.Returned | None:
         """Join the training under this client's name, as a Dask task.
 
         If the task's training function has returned before, return what is known of its result.
         """
         await self.router.table()
         self.may_go_on()
-        self._home, self._task = (address, node), task
+        self._place = address, node, task
         async with self._turn:
             return await self._enter()
 
-    async def _enter(self) -> Returned | None:
+    async def _enter(self) -> msg.Returned | None:
         """Begin a new incarnation of the worker, in turn: others wait until all shards know it."""
         self.may_go_on()  # otherwise others would wait for a worker that pushes no more
-        token, watched = uuid.uuid4().hex, self._watched()
-        address, node = self._home
-        reply: Entered = await self.router.ask(
-            EnterWorker(
-                self.worker,
-                address,
-                node,
-                token=token,
-                stops=self._stops,
-                task=self._task,
-                watched=watched,
-            )
-        )
+        token, caller = uuid.uuid4().hex, self._caller
+        place = self._place
+        request = msg.EnterWorker(self.worker, *place, token, caller.stops, caller.watched())
+        reply: msg.Entered = await self.router.ask(request)
         if reply.returned is not None:
             return reply.returned
+        await self._close_part()
+        if not self.incarnation:
+            self.tasks.repeat(self._renew, self.group.timings.renewal)
         self.incarnation, self._given_up = reply.incarnation, False
         self._incarnations = (*self._incarnations, self.incarnation)
-        await self._start_part()
-        if self._renewing is None:
-            every = self.group.timings.renewal
-            renewing = repeat_forever(every, self._renew, self._tasks)
-            self._renewing = self._tasks.start(renewing)
-        for shard_client in self._shard_clients:
-            shard_client.incarnation = self.incarnation
+        self._start_part()
         await self._push_to(self._shards, Operation("join", self._reader))
         # All shards begin with the same clock: some may be a round behind the others.
-        self._seq = max(shard_client.clock for shard_client in self._shard_clients)
-        clocks = enumerate(shard_client.clock for shard_client in self._shard_clients)
-        behind = [shard for shard, clock in clocks if self._ticks and clock < self._seq]
+        clocks = [shard_client.clock for shard_client in self._shard_clients]
+        self._seq = max(clocks)
+        behind = [shard for shard in self._shards if self._ticks and clocks[shard] < self._seq]
         await self._push_to(behind, Operation("tick", self._reader._replace(seq=self._seq)))
         return None
 
     async def _push_to(self, shards: Sequence[int], op: Operation) -> None:
         await self._to_all(shards, lambda shard: self._shard_clients[shard].push(op, False))
 
-    async def _enter_if_given_up(self) -> None:
-        """Enter again, in turn, if the worker was evicted meanwhile."""
+    async def _present(self) -> UpdateId:
+        """Enter again, in turn, if the worker was evicted meanwhile; return its present name."""
         if self._given_up or self._evicted:
             await self._enter()
+        return self._reader
 
     @property
     def _evicted(self) -> bool:
         return any(shard_client.evicted for shard_client in self._shard_clients)
 
+    @property
+    def _reader(self) -> UpdateId:
+        return UpdateId(self.worker, self.incarnation, 0)
+
     async def _renew(self) -> None:
         if self.router.closed:
             return
         incarnation, statement = self.incarnation, self._statement
-        request = RenewWorker(self.worker, incarnation, statement, self._watched())
+        request = msg.RenewWorker(self.worker, incarnation, statement, self._caller.watched())
         try:
             reply = await self.router.ask_once(request, self.group.timings.lease)
         except (TransportError, NotServing):
             return  # the next one is on its way
-        self._receipts.sent(statement.accounts)
+        self.receipts.sent(statement.accounts)
         self.leaving = reply.leaving or self.leaving
         if self.worker and not reply.granted and incarnation == self.incarnation:
             self._given_up = True
 
-    async def leave(self, reason: str, returned: Returned | None = None) -> None:
+    async def leave(self, reason: str, returned: msg.Returned | None = None) -> None:
         """Leave the training, once the gradients that are buffered or withheld here are applied.
 
         The coordinator records `returned`, so that the same Dask task trains only once.
@@ -234,41 +179,33 @@ class Client:
             finally:
                 await self._exit(reason, returned)
 
-    async def _exit(self, reason: str, returned: Returned | None = None) -> None:
+    async def _exit(self, reason: str, returned: msg.Returned | None = None) -> None:
         """Tell the coordinator to wait for this worker no more."""
-        if self.router.closed and self._is_cancelled():
+        if self.router.closed and self._caller.is_cancelled():
             return  # the group has been closed, so no coordinator needs the report
-        request = ExitWorker(
-            self.worker,
-            self.incarnation,
-            reason,
-            called=self._calls > 0,
-            statement=self._statement,
-            returned=returned,
-        )
+        name, called, statement = self.worker, self._calls > 0, self._statement
+        request = msg.ExitWorker(name, self.incarnation, reason, called, statement, returned)
         await self.router.ask(request)
 
     async def close(self) -> None:
         """End the client's tasks; it cannot be used afterwards."""
         self.router.unlisten(self._heard)
-        await self._tasks.close()
+        await self.tasks.close()
         await self._close_part()
         await self._at_once([shard_client.close() for shard_client in self._shard_clients])
         await self.router.close()
 
-    async def _start_part(self) -> None:
-        """Start what the durability has workers do."""
-        await self._close_part()
-        shard_clients = self._shard_clients
+    def _start_part(self) -> None:
+        """Start what the durability makes workers do."""
         tasks = Tasks(self._fail)
         context = WorkerContext(
-            name=donor_name(self.worker, self.incarnation),
+            name=msg.donor_name(self.worker, self.incarnation),
             rule=self.group.rule,
             timings=self.group.timings,
             transport=self.router.transport,
             ask=self.router.ask,
             tasks=tasks,
-            held=lambda shard: shard_clients[shard].read.weights,
+            held=lambda shard: self._shard_clients[shard].read.weights,
         )
         on_table = self.group.recovery.durability.worker_part(context)
         if on_table is not None:
@@ -281,10 +218,6 @@ class Client:
             on_table, tasks = part
             self.router.unlisten(on_table)
             await tasks.close()
-
-    @property
-    def _reader(self) -> UpdateId:
-        return UpdateId(self.worker, self.incarnation, 0)
 
     # -- pushing ----------------------------------------------------------------------------------
 
@@ -305,18 +238,12 @@ class Client:
         """Push an update that was cut by `Encoder.split`; return its number.
 
         The gradients were computed from `computed_on`, or else from the last read. With `pull`, the
-        weights are read in the same round trip, and returned by `weights`. The gradients of a
-        worker that was evicted meanwhile may be dropped as too stale, and counted, and it enters
-        again. So are gradients that it computed from weights that it read before it entered again.
+        weights are read in the same round trip, and returned by `weights`. If the worker was
+        evicted meanwhile, or has read the weights before it entered again, the gradients may be
+        dropped as too stale, and counted.
 
-        Raises
-        ------
-        NonFiniteGradient
-            The gradients are too large, or hold NaN or infinity. No shard has applied anything.
-        ShardUnavailable
-            A shard stayed down for too long.
-        TrainingStopped, UpdatesLost
-            The training has ended; what was sent may have been applied.
+        Raises `NonFiniteGradient`, and no shard has applied anything; `ShardUnavailable` if a shard
+        stays down for too long; or what `may_go_on` raises, and it may have been applied.
         """
         self.may_go_on()
         point = computed_on or self.read_point()
@@ -328,8 +255,8 @@ class Client:
             if self._is_gated and read_as - {self.incarnation}:
                 # Others may be any number of updates ahead of what was computed from an earlier
                 # incarnation's read. The round continues without it.
-                for shard in parts.touched:
-                    self._acked(shard, update, 0, "dropped")
+                for shard in {*parts.dense, *parts.rows}:
+                    self.note_outcome(shard, update, 0, "dropped")
             else:
                 operation = Operation("gradient", update)
                 operations = await self.encoder.operations(operation, parts, point)
@@ -338,7 +265,7 @@ class Client:
         self.may_go_on()
         if self._evicted:
             async with self._turn:
-                await self._enter_if_given_up()
+                await self._present()
             if pull:
                 await self.pull()
         return update.seq
@@ -375,18 +302,14 @@ class Client:
             return
         missing, all_have_it = set(lacking), asyncio.Event()
 
-        async def is_missing(shard: int) -> bool:
-            """Whether a shard lacks it; else wait for a shard to go back, or for all to have it."""
-            while shard not in missing and not all_have_it.is_set():
-                table = await self.router.table()
-                if table.views[shard].epoch > self._shard_clients[shard].acked_in:
-                    missing.add(shard)
-                else:
-                    await _either(all_have_it.wait(), self.router.newer(table.version))
-            return shard in missing
-
-        async def send_again(shard: int) -> None:
-            while await is_missing(shard):
+        async def deliver(shard: int) -> None:
+            while not all_have_it.is_set():
+                if shard not in missing:
+                    table = await self.router.table()
+                    if table.views[shard].epoch <= self._shard_clients[shard].acked_in:
+                        await _either(all_have_it.wait(), self.router.newer(table.version))
+                        continue
+                    missing.add(shard)  # it went back
                 try:
                     await send(shard)
                 except BaseException:
@@ -398,10 +321,10 @@ class Client:
                     missing.clear()
                 if not missing:  # nothing is sent again, so this ack counts, also after a refusal
                     all_have_it.set()
-                    self._receipts.all_acked()
+                    self.receipts.all_acked()
 
         if missing:
-            await asyncio.gather(*(send_again(shard) for shard in self._shards))
+            await asyncio.gather(*map(deliver, self._shards))
 
     async def _push_withheld(self) -> None:
         """Send all that filters withhold as one last update, again where it is refused."""
@@ -410,9 +333,9 @@ class Client:
             left = await self.encoder.remainders(operation, self.read_point())
         while left:
             async with self._turn:
-                await self._enter_if_given_up()
+                reader = await self._present()  # which sets the number that it continues from
                 self._seq += 1
-                last = self._reader._replace(seq=self._seq)
+                last = reader._replace(seq=self._seq)
             left = {shard: replace(op, id=last) for shard, op in left.items()}
             await self._send(last, left, False)
             await self._drain()  # what is buffered here may be refused yet
@@ -421,23 +344,16 @@ class Client:
     async def _drain(self) -> None:
         await self._at_once([shard_client.drain() for shard_client in self._shard_clients])
 
-    def _acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+    def note_outcome(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        """Note the outcome of an update on a shard."""
         if outcome == "dropped":
             self._dropped.add((shard, update))
-        if self._on_ack is not None:
-            self._on_ack(shard, update, version, outcome)
+        self._caller.on_ack(shard, update, version, outcome)
 
     @property
     def filtered(self) -> FilterState:
         """What the filters have done to this client's gradients so far."""
-        state = self.encoder.state
-        saved = sum(shard_client.keys.saved_bytes for shard_client in self._shard_clients)
-        return replace(state, counts=state.counts + Counts(sent_bytes=-saved))
-
-    @property
-    def losses(self) -> tuple[Loss, ...]:
-        """The losses of this client's acknowledged updates."""
-        return self._receipts.losses
+        return self.encoder.state(sum(client.keys.saved_bytes for client in self._shard_clients))
 
     @property
     def dropped(self) -> int:
@@ -456,8 +372,7 @@ class Client:
         read = False
         while not read:
             async with self._turn:
-                await self._enter_if_given_up()
-                reader = self._reader
+                reader = await self._present()
             await self._at_once([client.pull(reader) for client in self._shard_clients])
             self.may_go_on()
             read = reader == self._reader and not (self._given_up or self._evicted)
@@ -468,38 +383,32 @@ class Client:
         The rows of a shard are of one version, not older than the last read of that shard.
         """
         question = asked(self.group.layout, table, keys)
-        of = partial(PullRows, epoch=0, worker=self.worker, incarnation=0, seen=0, patience=0.0)
-        requests = {s: of(shard=s, table=table, keys=some) for s, some in question.keys.items()}
-        rows = await self._rows(requests)
+        wanted = {shard: msg.RowsAsked(table, some) for shard, some in question.keys.items()}
+        rows = await self._rows(wanted)
         return question.answer({shard: each.values for shard, each in rows.items()})
 
     async def pull_range(self, table: str, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Read the rows with keys from `start` to below `stop`; return sorted keys, and rows."""
         self.group.layout.shards[0].table(table)
-        start, stop = as_range(start, stop)
-        of = partial(PullRange, epoch=0, worker=self.worker, incarnation=0, seen=0, patience=0.0)
-        requests = {s: of(shard=s, table=table, start=start, stop=stop) for s in self._shards}
-        rows = (await self._rows(requests)).values()
+        rows_asked = msg.RowsAsked(table, None, *as_range(start, stop))
+        rows = (await self._rows(dict.fromkeys(self._shards, rows_asked))).values()
         keys = np.concatenate([each.keys for each in rows if each.keys is not None])
         order = keys.argsort()
         return keys[order], np.concatenate([each.values for each in rows])[order]
 
-    async def _rows(self, requests: Mapping[int, RowsAsked]) -> dict[int, RowsRead]:
-        """Ask shards for rows, again as another incarnation if this one was evicted."""
+    async def _rows(self, wanted: Mapping[int, msg.RowsAsked]) -> dict[int, msg.RowsRead]:
+        """Read rows of shards, again as another incarnation if this one was evicted."""
         while True:
             async with self._turn:
-                await self._enter_if_given_up()
-                incarnation = self.incarnation
-            asking = [
-                self._shard_clients[shard].pull_rows(replace(request, incarnation=incarnation))
-                for shard, request in requests.items()
-            ]
-            replies = zip(requests, await self._at_once(asking), strict=True)
-            rows = {shard: reply for shard, reply in replies if reply is not None}
+                reader = await self._present()
+            clients = self._shard_clients
+            requests = [clients[s].pull_rows(reader, rows) for s, rows in wanted.items()]
+            replies = zip(wanted, await self._at_once(requests), strict=True)
+            read = {shard: reply for shard, reply in replies if reply is not None}
             self.may_go_on()
-            if len(rows) == len(requests):
-                self._rows_read_as.add(incarnation)
-                return rows
+            if len(read) == len(wanted):
+                self._rows_read_as.add(reader.incarnation)
+                return read
 
     def read_point(self) -> ReadPoint:
         """Return the last read of each shard. Thread-safe."""
@@ -531,14 +440,8 @@ class Client:
     async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         """Run a function on every shard, once on each; return the results, shard by shard.
 
-        Raises
-        ------
-        ConfigurationError
-            There is no such function, or an argument cannot be sent. No shard has been asked.
-        FunctionFailed
-            It failed on some shards, which it left as they were.
-        Evicted
-            A later incarnation of this worker has called functions.
+        Errors as `known_call` and `all_succeeded`; `Evicted` if a later incarnation of this worker
+        has called functions.
         """
         call = known_call(self.group.functions, function, arguments)
         async with self._turn:
@@ -546,7 +449,8 @@ class Client:
             # Calls have numbers of their own: under BSP they are part of no round.
             number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
-        outcomes = await self._at_once([_outcome(shard.call(op)) for shard in self._shard_clients])
+        calls = (shard_client.call(op) for shard_client in self._shard_clients)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
         self.may_go_on()
         return [unpack(result) for result in all_succeeded(outcomes)]
 
@@ -557,24 +461,24 @@ class Client:
 
         That is `TrainingStopped`, `UpdatesLost`, or `InternalError` after a background task failed.
         """
-        if self._is_cancelled():
+        if self._caller.is_cancelled():
             self._end(TrainingStopped(f"the future of {self.worker} was cancelled"))
         if self._ended is not None:
             raise type(self._ended)(str(self._ended)) from self._ended.__cause__
 
-    def _heard(self, table: Table) -> None:
+    def _heard(self, table: msg.Table) -> None:
         """Take from a new table what it reports of losses, and of the end."""
         self._known = table.version
         entered = self.worker and self.incarnation
-        if self._receipts.heard(table.restorations) and (entered or self._receipts.accounts):
-            self._tasks.start(self._renew())  # the coordinator waits for this client's statement
-        if table.stops > self._stops:
-            self._end(TrainingStopped(STOPPED))
+        if self.receipts.heard(table.restorations) and (entered or self.receipts.accounts):
+            self.tasks.start(self._renew())  # the coordinator waits for this client's statement
+        if table.stops > self._caller.stops:
+            self._end(TrainingStopped(msg.STOPPED))
         elif table.losses:
             self._end_if_wanted("a shard has lost acknowledged updates")
 
-    def _lost(self, loss: Loss) -> None:
-        self._on_loss(loss)
+    def _lost(self, loss: msg.Loss) -> None:
+        self._caller.on_loss(loss)
         self._end_if_wanted(f"of the updates of {self.worker}, {loss}")
 
     def _end_if_wanted(self, why: str) -> None:
@@ -592,7 +496,7 @@ class Client:
         if self._ended is None and (self.worker or isinstance(error, InternalError)):
             self._ended = error
             if self.worker:
-                self._ending = self._tasks.start(self._end_in_order())
+                self._ending = self.tasks.start(self._end_in_order())
 
     async def _end_in_order(self) -> None:
         await self._at_once([shard_client.at_rest() for shard_client in self._shard_clients])
@@ -604,9 +508,9 @@ class Client:
         return "stopped" if isinstance(self._ended, TrainingStopped) else "failed"
 
     @property
-    def _statement(self) -> Statement:
-        known = 0 if self._receipts.undecided else self._known
-        return Statement(known, self._incarnations, self._receipts.accounts)
+    def _statement(self) -> msg.Statement:
+        known = 0 if self.receipts.undecided else self._known
+        return msg.Statement(known, self._incarnations, self.receipts.accounts)
 
     async def _at_once(self, requests: Sequence[Awaitable[T]]) -> list[T]:
         """Wait for requests to shards.
@@ -617,14 +521,6 @@ class Client:
         if len(self._shards) == 1 and not self.group.restores_together:
             return [await request for request in requests]
         return list(await asyncio.gather(*requests))
-
-
-async def _outcome(request: Awaitable[T]) -> T | Exception:
-    """Return the result of a request, or its error, to be raised when all have ended."""
-    try:
-        return await request
-    except Exception as error:  # noqa: BLE001 - raised by `all_succeeded`
-        return error
 
 
 async def _either(*works: Coroutine[Any, Any, Any]) -> None:

@@ -22,30 +22,17 @@ from dps.errors import (
     TransportError,
 )
 from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import Install, Save, Seed, Seeded, View, brought
+from dps.protocol.messages import Install, Save, Seed, Seeded, brought
 from dps.protocol.tasks import Tasks, internal_error
 
 _log = logging.getLogger("dps.client")
 
 
 class Bootstrap:
-    """Installs initial values wherever the routing table asks for them.
+    """Installs initial values, or states of an earlier run, where the routing table asks for them.
 
-    Every first head needs them, and later the head of a shard of which nothing survives.
-
-    Parameters
-    ----------
-    initial
-        Each shard's buffer of initial values.
-    saved
-        Each shard's state of an earlier run, to resume from instead.
-    tables
-        Each shard's initial rows of sparse tables; empty: there are none.
-
-    Attributes
-    ----------
-    error
-        Why the last installation failed; None if it did not.
+    Every first head needs them, and later the head of a shard of which nothing survives. `error` is
+    why the last installation failed. `initial` has each shard's buffer, `tables` its rows.
     """
 
     def __init__(
@@ -97,9 +84,7 @@ class Bootstrap:
         timings = self._group.timings
         while True:
             try:
-                await self._install(seed)
-                self.error = None
-                return
+                return await self._install(seed)
             except DpsError as error:
                 self.error = error
                 is_defect = isinstance(error, RemoteError)  # which will hardly go away
@@ -112,49 +97,34 @@ class Bootstrap:
             state, source = initial_state(self._initial[seed.shard], self._group.rule), "initial"
             if self._tables:
                 state = replace(state, tables=self._tables[seed.shard])
-        request = Install(
-            seed.shard,
-            seed.epoch,
-            chain=(seed.host,),
-            state=state,
-            source=source,
-            keepers=seed.keepers,
-        )
+        chain, keepers = (seed.host,), seed.keepers
+        request = Install(seed.shard, seed.epoch, chain, state, source, keepers=keepers)
         await self._router.transport.call(seed.host, request, self._group.timings.copy)
         await self._router.ask(Seeded(seed.shard, seed.epoch, brought(source, state)))
+        self.error = None
 
 
 async def save_all(router: Router, limit: float) -> tuple[int, ...]:
     """Write a checkpoint of every shard; return the version that each contains at least.
 
-    Raises
-    ------
-    StoreUnavailable
-        A checkpoint could not be written.
-    ShardUnavailable
-        A shard was not served for `limit` seconds.
-    DeadlineExceeded
-        The coordinator did not answer for `limit` seconds.
+    Raises `StoreUnavailable` if one cannot be written, `ShardUnavailable` if a shard is not served
+    for `limit` seconds, and `DeadlineExceeded` if the coordinator does not answer for as long.
     """
     until = asyncio.get_running_loop().time() + limit
     timings = router.group.timings
 
-    async def latest(shard: int) -> View:
-        try:
-            async with asyncio.timeout(limit):
-                return (await router.fetch()).views[shard]  # also when the group is closed
-        except TimeoutError:
-            reason = f"checkpoint: the coordinator did not answer for {limit:g} s"
-            raise DeadlineExceeded(reason) from None
-
     async def save(shard: int) -> int:
         while True:
-            view = await latest(shard)
+            try:
+                async with asyncio.timeout(limit):
+                    view = (await router.fetch()).views[shard]  # also when the group is closed
+            except TimeoutError:
+                reason = f"checkpoint: the coordinator did not answer for {limit:g} s"
+                raise DeadlineExceeded(reason) from None
             try:
                 if view.serving:
                     request = Save(shard, view.epoch)
-                    reply = await router.transport.call(view.chain[-1], request, timings.copy)
-                    return int(reply.version)
+                    return int(await router.transport.call(view.chain[-1], request, timings.copy))
             except (TransportError, NotServing, StaleEpoch):
                 router.report(view.chain[-1])
             if asyncio.get_running_loop().time() >= until:

@@ -1,8 +1,7 @@
 """From a worker's gradients to one operation for each shard: checked, clipped, cut, filtered.
 
-Checking, clipping and cutting read all of the gradients, so a worker does them in the thread of the
-training function. Filters run in order, one update after the other, and each gradient passes them
-once: whatever is sent again is the same operation.
+All but filtering runs in the thread of the training function, as it reads all of the gradients.
+Each gradient passes the filters once: whatever is sent again is the same operation.
 """
 
 from __future__ import annotations
@@ -34,23 +33,10 @@ NO_ROWS: Gradients = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """One update, cut by shard.
-
-    Attributes
-    ----------
-    dense
-        The part of the arrays' gradients, for each shard that holds some of these arrays.
-    rows
-        The gradients of rows, one entry per table, for each shard that holds some of these rows.
-    """
+    """One update, cut by shard: of arrays' gradients, and of rows, one entry per table."""
 
     dense: Mapping[int, Gathered]
     rows: Mapping[int, tuple[Rows, ...]]
-
-    @property
-    def touched(self) -> set[int]:
-        """The shards that the update changes."""
-        return {*self.dense, *self.rows}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +59,10 @@ def split(
     """Check an update, clip it as the rule says, and cut it by shard. Thread-safe.
 
     Arrays and tables that the rule does not train are left out. The parts are read-only, so that
-    they can be sent without a copy.
+    they can be sent without a copy; `empty` allocates those that are no views of a gradient.
 
-    Parameters
-    ----------
-    values
-        Whether to look for NaN and infinity.
-    empty
-        Allocates a part, unless it is a view of one of the gradients.
-
-    Raises
-    ------
-    ShapeMismatch, NonFiniteGradient
-        The gradients do not fit, or hold NaN or infinity.
+    Raises `ShapeMismatch` if the gradients do not fit, and `NonFiniteGradient` if they hold NaN or
+    infinity, which is looked for if `values`.
     """
     if still := frozen(rule, [*gradients, *rows]):
         layout.check(gradients, values=False)
@@ -125,11 +102,9 @@ class Encoder:
     ) -> dict[int, Operation]:
         """Filter an update, computed from `point`; return its operation for each shard it changes.
 
-        Filters run in a thread if the gradients are large. Until this returns, or is cancelled,
-        which changes nothing, no other method may be called.
-
-        Raises `NonFiniteGradient`, and changes nothing, if a gradient together with what was
-        withheld before is too large.
+        No other method may be called until this returns. If it is cancelled, or raises
+        `NonFiniteGradient` because a gradient with what was withheld before is too large, nothing
+        is changed.
         """
         made = dict.fromkeys(parts.rows, operation)
         if self._outboxes:
@@ -142,10 +117,7 @@ class Encoder:
         return self._based(made, point)
 
     async def remainders(self, operation: Operation, point: ReadPoint) -> dict[int, Operation]:
-        """Return all that is withheld as one more update, for the shards that it changes.
-
-        No other method may be called until this returns.
-        """
+        """Return all that is withheld as one more update; as `operations`."""
         nbytes = sum(outbox.nbytes for outbox in self._outboxes)
 
         def work() -> dict[int, Prepared]:
@@ -158,10 +130,9 @@ class Encoder:
         """What is withheld from a shard, by array (see `Outbox.withheld`)."""
         return self._outboxes[shard].withheld() if self._outboxes else {}
 
-    @property
-    def state(self) -> FilterState:
-        """What the filters have done so far."""
-        counts = sum((outbox.counts for outbox in self._outboxes), Counts())
+    def state(self, saved_bytes: int) -> FilterState:
+        """What the filters have done so far; key caching has saved this number of bytes."""
+        counts = sum((outbox.counts for outbox in self._outboxes), Counts(sent_bytes=-saved_bytes))
         norms = (outbox.residual_norm for outbox in self._outboxes)
         return FilterState(counts, math.hypot(*norms))
 

@@ -13,39 +13,21 @@ from functools import partial
 import numpy as np
 
 from dps.core.blocks import ShardLayout
-from dps.core.filters.encoding import Section, assembled, taken_apart
 from dps.core.updates import Operation, UpdateId
-from dps.errors import ShapeMismatch
 from dps.protocol.compression import updated
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import digest_of, is_cached
-from dps.protocol.messages import CopyId, RowsRead, Weights
+from dps.protocol.key_cache import with_lists
+from dps.protocol.messages import CopyId, Weights
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRead:
-    """The last read of one shard.
-
-    Attributes
-    ----------
-    weights
-        None before the first read.
-    incarnation
-        The worker's incarnation that read the weights; None before the first read.
-    number
-        Number of the worker's last update that was sent before the weights were read.
-    seen
-        Version, and time in seconds since the Unix epoch, of the last read of weights or rows.
-    """
+    """The last read of one shard; None: there was no read yet."""
 
     weights: Weights | None = None
-    incarnation: int | None = None
-    number: int = 0
-    seen: tuple[int, float] | None = None
-
-    def with_rows(self, rows: RowsRead) -> ShardRead:
-        """Return the state after a read of rows."""
-        return replace(self, seen=(rows.version, rows.at))
+    incarnation: int | None = None  # of the worker that read the weights
+    number: int = 0  # of the worker's last update that was sent before the weights were read
+    seen: tuple[int, float] | None = None  # version and time of the last read of weights or rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,20 +112,7 @@ class Copy:
     def _updated(
         self, values: np.ndarray, reply: Weights
     ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the updated weights, and the lists of indices that the reply stands for.
-
-        A reply leaves out the lists that the reply before had too.
-        """
         number = UpdateId("", 0, reply.copy.number if reply.copy is not None else 0)
-        op = Operation("gradient", number, gradient=reply.values, codec=reply.codec)
-        sections = [self._with_list(section) for section in taken_apart(op)]
-        lists = {digest_of(s.keys): s.keys.copy() for s in sections if is_cached(s.keys)}
-        return updated(self._layout, values, assembled(op, sections)), lists
-
-    def _with_list(self, section: Section) -> Section:
-        if not section.part.cached:
-            return section
-        keys = self._lists.get(section.part.cached)
-        if keys is None:
-            raise ShapeMismatch("weights were sent without a list of indices that is not here")
-        return Section(replace(section.part, cached=""), keys, section.values)
+        sent = Operation("gradient", number, gradient=reply.values, codec=reply.codec)
+        op, lists = with_lists(sent, self._lists)
+        return updated(self._layout, values, op), lists

@@ -11,14 +11,9 @@ from dps.protocol.messages import Account, Loss, Restoration, loss_after
 class Receipts:
     """The acknowledged updates of one client, and which of them were lost. For one event loop.
 
-    Parameters
-    ----------
-    together
-        Whether shards go back together. An update that a shard has acknowledged is then sent to it
-        again if the shard goes back before all have the update. So it is not lost, and it counts
-        when all have it, or when one has refused it.
-    on_loss
-        Called with each loss, and again if it turns out to be larger.
+    If shards go back `together`, an update that a shard has acknowledged is sent to it again if the
+    shard goes back before all have the update. So it is not lost, and it counts when all have it,
+    or when one has refused it.
     """
 
     def __init__(self, together: bool, on_loss: Callable[[Loss], None]) -> None:

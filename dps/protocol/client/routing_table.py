@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +24,7 @@ _log = logging.getLogger("dps.client")
 
 
 class Router:
-    """Finds the coordinator and the replicas of each shard. Used from one event loop.
-
-    Attributes
-    ----------
-    group, transport
-        The group that is called, and by what.
-    """
+    """Finds the coordinator and the replicas of each shard. Used from one event loop."""
 
     def __init__(self, group: Group, transport: Transport) -> None:
         self.group = group
@@ -64,15 +59,7 @@ class Router:
         return self._table is not None and self._table.closed
 
     async def table(self) -> Table:
-        """Return the latest table that is known here.
-
-        Raises
-        ------
-        GroupClosed
-            The group is closed.
-        InternalError
-            The table is no longer kept up to date, because that has failed.
-        """
+        """Return the latest table that is known here; raises `GroupClosed` in a closed group."""
         if self._failure is not None:
             raise internal_error(self._failure)
         if not self._is_watching:
@@ -91,11 +78,9 @@ class Router:
         """Wait for a table of a version above `than`, for `Timings.hold` at most."""
         table = await self.table()
         if table.version <= than:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self.group.timings.hold):
                     await self._news.wait()
-            except TimeoutError:
-                return table
         return await self.table()
 
     async def fetch(self) -> Table:
@@ -134,10 +119,9 @@ class Router:
                 del self._calls[scope]
 
     def report(self, host: Endpoint, request: ReportLink | None = None) -> None:
-        """Report to the coordinator that a call to a host failed, and receive the table after it.
+        """Report to the coordinator that a call to a host failed, or has failed for a while.
 
-        The coordinator takes its time to check, so the reply is not awaited. `request` reports that
-        calls have failed for a while.
+        It takes its time to check, so its reply, a table, is not awaited.
         """
         if host not in self._reported:
             self._reported.add(host)

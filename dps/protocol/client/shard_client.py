@@ -12,13 +12,12 @@ import math
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 
-from dps.core.blocks import ShardLayout
 from dps.core.consistency import ASP
 from dps.core.replay import Continue
 from dps.core.shard import check_gradient
@@ -36,92 +35,43 @@ from dps.errors import (
     StoreUnavailable,
     TransportError,
 )
+from dps.protocol import messages as msg
 from dps.protocol.client.read_point import Copy, ShardRead
-from dps.protocol.client.receipts import Receipts
-from dps.protocol.client.routing_table import Router
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
 from dps.protocol.key_cache import KnownKeys
-from dps.protocol.messages import (
-    Account,
-    Deposit,
-    Pull,
-    Push,
-    Pushed,
-    ReplayBuffered,
-    ReportLink,
-    RowsAsked,
-    RowsRead,
-    View,
-    Waiting,
-    Weights,
-)
-from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
+
+if TYPE_CHECKING:
+    from dps.protocol.client.client import Client
 
 T = TypeVar("T")
 
 Outcome = Literal["applied", "duplicate", "buffered", "dropped"]
 OnAck = Callable[[int, UpdateId, int, Outcome], None]
+# Sends a request to a shard in this view; None: it is to be repeated.
+Attempt = Callable[[msg.View], Awaitable[T | None]]
 
-BUFFERED = Pushed("buffered", 0, 0, None)  # no shard has replied
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What the shard clients of one client share.
-
-    Attributes
-    ----------
-    receipts
-        Counts the acknowledgements.
-    tasks
-        The client's background tasks.
-    on_ack
-        Called with the outcome of each update on each shard.
-    may_go_on
-        Raises if nothing more is to be sent.
-    """
-
-    router: Router
-    receipts: Receipts
-    tasks: Tasks
-    on_ack: OnAck
-    may_go_on: Callable[[], None]
+BUFFERED = msg.Pushed("buffered", 0, 0, None)  # no shard has replied
 
 
 class ShardClient:
-    """One client's requests to one shard. Used from one event loop.
+    """The requests of a client to one shard. Used from one event loop."""
 
-    Attributes
-    ----------
-    incarnation
-        The worker's present incarnation.
-    read
-        The last read. It is replaced as a whole, so any thread may look at it.
-    keys
-        The lists of indices that the shard's head has received.
-    clock
-        The worker's clock on this shard at the last acknowledgement.
-    acked_in
-        The epoch of the last acknowledgement.
-    """
-
-    def __init__(self, shard: int, session: Session) -> None:
+    def __init__(self, shard: int, client: Client) -> None:
         self._shard = shard
-        self._session = session
-        self._router = session.router
-        self._group = group = session.router.group
-        self._layout = group.layout.shards[shard]
+        self._client = client
+        self._router = client.router
+        self._group = client.group
+        self._timings = client.group.timings
+        self._layout = client.group.layout.shards[shard]
         self._turn = asyncio.Lock()
-        self.incarnation = 0
-        self.read = ShardRead()
-        self.keys = KnownKeys()
-        self.clock = 0
-        self.acked_in = 0
+        self.read = ShardRead()  # replaced as a whole, so any thread may look at it
+        self.keys = KnownKeys()  # lists of indices that the shard's head has received
+        self.clock = 0  # of the worker on this shard, at the last acknowledgement
+        self.acked_in = 0  # the epoch of the last acknowledgement
         self._copy = Copy(self._layout)
         self._held: list[Operation] = []
-        self._draining: asyncio.Task[None] | None = None
         self._deposited = 0
         self._missed: dict[Endpoint, float] = {}  # unreachable mailboxes, and since when
         self._since_read = 0
@@ -130,13 +80,16 @@ class ShardClient:
         self._waits_for_workers = False
         self._last: UpdateId | None = None
         self._told_in = 0  # the epoch in which the shard received the worker's clock
-        self._telling: asyncio.Task[None] | None = None
+        # Where shards go back together, all clocks go back, and the clock must not be told.
+        gated = not isinstance(client.group.consistency, ASP)
+        self._tells = gated and not client.group.restores_together
+        self._catching_up: asyncio.Task[None] | None = None
         self._evicted_as = -1
 
     @property
     def evicted(self) -> bool:
         """Whether the shard has refused the worker's present incarnation: it must enter again."""
-        return self._evicted_as >= self.incarnation
+        return self._evicted_as >= self._client.incarnation
 
     async def push(self, op: Operation, pull: bool) -> None:
         """Deliver an operation to the shard, or to a buffer if the outage policy says so.
@@ -147,7 +100,8 @@ class ShardClient:
             meanwhile = None
             if op.kind == "join":
                 self._last = None
-                self._begin_to_tell()
+                if self._tells:
+                    self._catch_up()
             else:
                 self._since_read += 1
                 self._number = op.id.seq
@@ -161,42 +115,38 @@ class ShardClient:
                 self._drop([op])
             else:
                 if pull and reply.weights is None:
-                    await self._read(op.id)
+                    await self._read(op.id._replace(seq=0))
 
     async def pull(self, reader: UpdateId) -> None:
         """Read the weights; during an outage the last ones may have to do."""
         async with self._turn:
             await self._read(reader)
 
-    async def pull_rows(self, request: RowsAsked) -> RowsRead | None:
-        """Read rows of a table, and wait for a shard that is down; None: the worker was evicted.
-
-        `epoch`, `seen` and `patience` of the request are filled in here.
-        """
+    async def pull_rows(self, reader: UpdateId, rows: msg.RowsAsked) -> msg.RowsRead | None:
+        """Read rows of a table, and wait for a shard that is down; None: the worker was evicted."""
         async with self._turn:
             try:
-                rows: RowsRead = await self._until_served(
-                    "pull of rows", partial(self._ask_to_read, request)
-                )
+                attempt = partial(self._ask_to_read, reader, rows)
+                read: msg.RowsRead = await self._until_served("pull of rows", attempt)
             except Evicted:
-                self._note_evicted(request.incarnation)
+                self._note_evicted(reader.incarnation)
                 return None
-        self.read = self.read.with_rows(rows)
-        return rows
+        self.read = replace(self.read, seen=(read.version, read.at))
+        return read
 
     async def call(self, op: Operation) -> np.ndarray:
         """Run a function on the shard, once; return its packed result.
 
         Waits for a shard that is down, because a result cannot be buffered. Raises `Evicted` if a
-        later incarnation of the caller has called since.
+        later incarnation of the caller has called.
         """
 
-        async def attempt(view: View) -> np.ndarray | None:
+        async def attempt(view: msg.View) -> np.ndarray | None:
             try:
                 await self._send_earlier(view)
             except Evicted:  # that is no reason to refuse a call, which no clock bounds
                 self._note_evicted(op.id.incarnation)
-            request = Push(view.shard, view.epoch, op, False, self._group.timings.hold)
+            request = msg.Push(view.shard, view.epoch, op, False, self._timings.hold)
             reply = await self._ask(view, view.chain[0], request)
             if reply is None:
                 return None
@@ -231,22 +181,20 @@ class ShardClient:
 
     async def close(self) -> None:
         """Forget what is buffered in this worker."""
-        for task in (self._draining, self._telling):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        if self._catching_up is not None:
+            self._catching_up.cancel()
+            await asyncio.gather(self._catching_up, return_exceptions=True)
 
     # -- attempts: each returns None if it is to be repeated --------------------------------------
 
-    async def _push(self, op: Operation, pull: bool, view: View) -> Pushed | None:
+    async def _push(self, op: Operation, pull: bool, view: msg.View) -> msg.Pushed | None:
         await self._send_earlier(view)
-        head, patience = view.chain[0], self._group.timings.hold
+        head, has = view.chain[0], self._copy.has if pull else None
         shortened = partial(self.keys.shortened, op, head)
         sent = await offload(shortened, op.nbytes if op.codec else 0)
-        has = self._copy.has if pull else None
-        request = Push(view.shard, view.epoch, sent, pull, patience=patience, has=has)
+        request = msg.Push(view.shard, view.epoch, sent, pull, self._timings.hold, has)
         try:
-            reply: Pushed | None = await self._ask(view, head, request)
+            reply: msg.Pushed | None = await self._ask(view, head, request)
         except KeysUnknown:
             self.keys.forget()
             return None
@@ -261,23 +209,14 @@ class ShardClient:
     async def _read(self, reader: UpdateId) -> None:
         """Read the weights, unless the worker is evicted: that drops nothing that it has pushed."""
 
-        async def attempt(view: View) -> Weights | None:
-            request = Pull(
-                self._shard,
-                epoch=view.epoch,
-                worker=reader.worker,
-                incarnation=reader.incarnation,
-                seen=0,
-                patience=0.0,
-                has=self._copy.has,
-            )
-            reply = await self._ask_to_read(request, view)
+        async def attempt(view: msg.View) -> msg.Weights | None:
+            reply = await self._ask_to_read(reader, None, view)
             weights = None if reply is None else await self._copy.whole(reply)
             if weights is not None:
                 self._keep(reader.incarnation, weights)
             return weights
 
-        async def keep_last(view: View) -> Weights | None:
+        async def keep_last(view: msg.View) -> msg.Weights | None:
             """Compute from the last weights again, as far as the consistency model allows."""
             last, mine = self.read.weights, self.read.incarnation == reader.incarnation
             if last is not None and (last.slack < 0 or (mine and self._since_read <= last.slack)):
@@ -290,42 +229,43 @@ class ShardClient:
         except Evicted:
             self._note_evicted(reader.incarnation)
 
-    async def _ask_to_read(self, request: Pull | RowsAsked, view: View) -> Any | None:
+    async def _ask_to_read(
+        self, reader: UpdateId, rows: msg.RowsAsked | None, view: msg.View
+    ) -> Any | None:
         await self._send_earlier(view)  # the shard judges by this worker's clock
-        seen, patience = self.read.seen[0] if self.read.seen else 0, self._group.timings.hold
-        request = replace(request, epoch=view.epoch, seen=seen, patience=patience)
+        seen, has = self.read.seen[0] if self.read.seen else 0, None if rows else self._copy.has
+        request = msg.Pull(view.shard, view.epoch, reader, seen, self._timings.hold, has, rows)
         replica = view.chain[-1]
         if self._group.recovery.durability.reads == "any":
-            replica = view.chain[zlib.crc32(request.worker.encode()) % len(view.chain)]
+            replica = view.chain[zlib.crc32(reader.worker.encode()) % len(view.chain)]
         return await self._ask(view, replica, request)
 
-    async def _buffer(self, outage: Continue, op: Operation, view: View) -> Pushed | None:
+    async def _buffer(self, outage: Continue, op: Operation, view: msg.View) -> msg.Pushed | None:
         """Buffer an operation while the shard is down, in this worker or in the mailboxes."""
         is_here = outage.buffer == "worker"
         if (len(self._held) if is_here else self._deposited) >= outage.limit:
             return None
         if op.kind == "gradient":  # no shard checks it now, and it could keep one from recovering
-            check = partial(_check, self._layout, op)
-            await offload(check, decoded_bytes(self._layout, op))
+            nbytes = decoded_bytes(self._layout, op)
+            await offload(lambda: check_gradient(self._layout, dense(self._layout, op)), nbytes)
         if is_here:
             copied = await offload(op.copied, op.nbytes)  # the arrays may be the caller's
             self._held.append(copied)
-            if self._draining is None or self._draining.done():
-                self._draining = self._session.tasks.start(self._drain_when_served())
+            self._catch_up()
         else:
             mailboxes = (await self._router.table()).mailboxes
             if not mailboxes:
                 return None
-            await self._deposit_in(mailboxes, Deposit(self._shard, view.epoch, op))
+            await self._deposit_in(mailboxes, msg.Deposit(self._shard, view.epoch, op))
             self._deposited += 1
             self._last, self._told_in = op.id, 0
         if op.kind == "gradient":
-            self._session.on_ack(self._shard, op.id, 0, "buffered")
+            self._client.note_outcome(self._shard, op.id, 0, "buffered")
         return BUFFERED
 
     # -- acknowledgements -------------------------------------------------------------------------
 
-    def _acked(self, op: Operation, epoch: int, reply: Pushed) -> None:
+    def _acked(self, op: Operation, epoch: int, reply: msg.Pushed) -> None:
         self._deposited = 0
         self._missed.clear()
         self.clock = reply.clock
@@ -337,15 +277,15 @@ class ShardClient:
         self._note_acked(op, epoch, reply)
         if op.kind == "gradient":
             outcome: Outcome = "duplicate" if reply.outcome == "duplicate" else "applied"
-            self._session.on_ack(self._shard, op.id, reply.version, outcome)
+            self._client.note_outcome(self._shard, op.id, reply.version, outcome)
 
-    def _note_acked(self, op: Operation, epoch: int, reply: Pushed) -> None:
+    def _note_acked(self, op: Operation, epoch: int, reply: msg.Pushed) -> None:
         """Count an ack; on joining, that covers updates of other processes under this name."""
         name, incarnation, _ = op.id
-        account = Account(self._shard, name, epoch, reply.applied, incarnation)
-        self._session.receipts.acked(account)
+        account = msg.Account(self._shard, name, epoch, reply.applied, incarnation)
+        self._client.receipts.acked(account)
 
-    def _keep(self, incarnation: int, weights: Weights) -> None:
+    def _keep(self, incarnation: int, weights: msg.Weights) -> None:
         seen = weights.version, weights.at
         self.read = ShardRead(weights, incarnation, self._number, seen)
         self._since_read = 0
@@ -355,25 +295,23 @@ class ShardClient:
         for op in ops:
             self._note_evicted(op.id.incarnation)
             if op.kind == "gradient":
-                self._session.on_ack(self._shard, op.id, 0, "dropped")
+                self._client.note_outcome(self._shard, op.id, 0, "dropped")
 
     def _note_evicted(self, incarnation: int) -> None:
         self._evicted_as = max(self._evicted_as, incarnation)
 
     # -- what a shard must have before a request ---------------------------------------------------
 
-    async def _send_earlier(self, view: View) -> None:
+    async def _send_earlier(self, view: msg.View) -> None:
         await self._tell(view)
         await self._flush_held(view)
 
-    def _begin_to_tell(self) -> None:
-        """Where shards go back together, all clocks go back, and the clock must not be told."""
-        gated = not isinstance(self._group.consistency, ASP) and not self._group.restores_together
-        if gated and (self._telling is None or self._telling.done()):
-            self._telling = self._session.tasks.start(self._tell_forever())
+    def _catch_up(self) -> None:
+        if self._catching_up is None or self._catching_up.done():
+            self._catching_up = self._client.tasks.start(self._catch_up_forever())
 
-    async def _tell_forever(self) -> None:
-        """Others may wait for this worker at a restored shard, while it waits elsewhere."""
+    async def _catch_up_forever(self) -> None:
+        """Others may wait for this worker at a restored shard, while it sends nothing to it."""
         version = -1
         while True:
             try:
@@ -381,45 +319,34 @@ class ShardClient:
                 async with self._turn:
                     view = await self._router.view(self._shard)
                     if view.serving:
-                        await self._tell(view)
+                        await self._send_earlier(view)
             except (GroupClosed, RemoteError):
                 return
             except (DpsError, TimeoutError):
                 version = -1
-                await asyncio.sleep(self._group.timings.retry)
+                await asyncio.sleep(self._timings.retry)
 
-    async def _tell(self, view: View) -> None:
+    async def _tell(self, view: msg.View) -> None:
         """Send this worker's clock to a shard in a new epoch, which may have lost it.
 
         So may a mailbox, and a replay policy may leave out what was buffered.
         """
-        if self._telling is None or self._last is None or self._told_in == view.epoch:
+        if not self._tells or self._last is None or self._told_in == view.epoch:
             return
-        join, patience = Operation("join", self._last), self._group.timings.hold
-        request = Push(view.shard, view.epoch, join, False, patience)
+        join = Operation("join", self._last)
+        request = msg.Push(view.shard, view.epoch, join, False, self._timings.hold)
         await self._ask(view, view.chain[0], request)
         self._told_in = view.epoch
 
-    async def _drain_when_served(self) -> None:
-        """Others may wait for what is buffered here, while this worker pushes nothing."""
-        while self._held:
-            view = await self._router.view(self._shard)
-            if view.serving:
-                async with self._turn:
-                    with suppress(Evicted):
-                        await self._attempt(view, self._flush_held, None)
-            else:
-                await self._until_replaced(view)
-
-    async def _flush_held(self, view: View) -> bool:
+    async def _flush_held(self, view: msg.View) -> bool:
         """Apply the gradients that are buffered here; they come before newer ones.
 
         Those of an earlier incarnation may be refused, which does not concern the present one.
         """
         if self._held:
-            request = ReplayBuffered(self._shard, view.epoch, tuple(self._held))
+            request = msg.ReplayBuffered(self._shard, view.epoch, tuple(self._held))
             try:
-                await self._ask(view, view.chain[0], request, self._group.timings.copy)
+                await self._ask(view, view.chain[0], request, self._timings.copy)
             except Evicted:
                 refused, self._held = self._held, []
                 self._drop(refused)
@@ -431,60 +358,49 @@ class ShardClient:
             await self._tell(view)
         return True
 
-    async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: Deposit) -> None:
+    async def _deposit_in(self, mailboxes: Sequence[Endpoint], request: msg.Deposit) -> None:
         """Deposit a gradient in each of several mailboxes: only then it is safe.
 
         The coordinator may drop a mailbox that is unreachable for longer than a lease.
         """
-        timings, now = self._group.timings, asyncio.get_running_loop().time
+        now = asyncio.get_running_loop().time
         for mailbox in mailboxes:
             try:
-                await self._router.transport.call(mailbox, request, timings.call, "store")
+                await self._router.transport.call(mailbox, request, self._timings.call, "store")
             except TransportError:
                 missed = now() - self._missed.setdefault(mailbox, now())
-                link = ReportLink(self._shard, request.epoch, mailbox, missed)
-                self._router.report(mailbox, link if missed > timings.lease else None)
+                link = msg.ReportLink(self._shard, request.epoch, mailbox, missed)
+                self._router.report(mailbox, link if missed > self._timings.lease else None)
                 raise
             self._missed.pop(mailbox, None)
 
     # -- one request, until it is served -----------------------------------------------------------
 
     async def _until_served(
-        self,
-        what: str,
-        attempt: Callable[[View], Awaitable[T | None]],
-        meanwhile: Callable[[View], Awaitable[T | None]] | None = None,
+        self, what: str, attempt: Attempt[T], meanwhile: Attempt[T] | None = None
     ) -> T:
         """Repeat `attempt` until it succeeds; while the shard is down, try `meanwhile` instead.
 
-        Raises
-        ------
-        ShardUnavailable
-            The shard stayed down for longer than `Timings.unavailable`.
+        Raises `ShardUnavailable` if the shard stays down for longer than `Timings.unavailable`.
         """
-        limit, self._why = self._group.timings.unavailable, ""
+        limit, self._why = self._timings.unavailable, ""
         view = await self._router.view(self._shard)
         try:
             async with asyncio.timeout(limit) as scope:
-                self._session.may_go_on()
-                while (result := await self._attempt(view, attempt, meanwhile)) is None:
+                while True:
+                    self._client.may_go_on()
+                    if (result := await self._attempt(view, attempt, meanwhile)) is not None:
+                        return result
                     if self._waits_for_workers:  # so the shard is served
                         scope.reschedule(asyncio.get_running_loop().time() + limit)
                     view = await self._router.view(self._shard)
-                    self._session.may_go_on()
-                return result
         except TimeoutError:
+            what = f"{what}: shard {self._shard} (epoch {view.epoch})"
             why = f": {self._why}" if self._why else ""
-            raise ShardUnavailable(
-                f"{what}: shard {self._shard} (epoch {view.epoch}) was not served for {limit:g} s"
-                f"{why}"
-            ) from None
+            raise ShardUnavailable(f"{what} was not served for {limit:g} s{why}") from None
 
     async def _attempt(
-        self,
-        view: View,
-        attempt: Callable[[View], Awaitable[T | None]],
-        meanwhile: Callable[[View], Awaitable[T | None]] | None,
+        self, view: msg.View, attempt: Attempt[T], meanwhile: Attempt[T] | None = None
     ) -> T | None:
         """Try once; return None when it is time to try again with the view that is then known."""
         self._waits_for_workers = False
@@ -498,14 +414,14 @@ class ShardClient:
         except TimeoutError:
             return None
         except (TransportError, StaleEpoch, NotServing, MailboxClosed, StoreUnavailable):
-            await self._until_replaced(view, self._group.timings.retry)
+            await self._until_replaced(view, self._timings.retry)
             return None
 
-    async def _until_replaced(self, view: View, patience: float = math.inf) -> None:
+    async def _until_replaced(self, view: msg.View, patience: float = math.inf) -> None:
         """Wait until the table has another view of the shard, or for `patience` seconds."""
         until = asyncio.get_running_loop().time() + patience
         while (table := await self._router.table()).views[self._shard] == view:
-            self._session.may_go_on()
+            self._client.may_go_on()
             try:
                 async with asyncio.timeout_at(until):
                     await self._router.newer(table.version)
@@ -513,21 +429,16 @@ class ShardClient:
                 break
 
     async def _ask(
-        self, view: View, to: Endpoint, request: Any, deadline: float | None = None
+        self, view: msg.View, to: Endpoint, request: Any, deadline: float | None = None
     ) -> Any | None:
         """Ask a replica; None: it makes this client wait, and the reason is noted."""
-        timings = self._group.timings
-        deadline = deadline or timings.call + timings.hold
+        deadline = deadline or self._timings.call + self._timings.hold
         try:
             reply = await self._router.call(view, to, request, deadline, "train")
         except TransportError:
             self._router.report(to)
             raise
-        if isinstance(reply, Waiting):
+        if isinstance(reply, msg.Waiting):
             self._why, self._waits_for_workers = reply.reason, reply.for_workers
             return None
         return reply
-
-
-def _check(layout: ShardLayout, op: Operation) -> None:
-    check_gradient(layout, dense(layout, op))

@@ -38,7 +38,6 @@ from dps.protocol.messages import (
     GetIncidents,
     GetTable,
     HostInfo,
-    Incidents,
     Renewed,
     RenewLease,
     RenewWorker,
@@ -199,8 +198,8 @@ class Coordinator:
         self.rebalancer.drain(m.host)
         await self.use_hosts()
 
-    async def _get_incidents(self, m: GetIncidents) -> Incidents:
-        return Incidents(self.losses.found, tuple(self.failovers.found))
+    async def _get_incidents(self, m: GetIncidents) -> tuple[Any, ...]:
+        return self.losses.found, tuple(self.failovers.found)
 
     async def _close_group(self, m: CloseGroup) -> None:
         self._closed = True

@@ -83,12 +83,12 @@ class Snapshots:
             held = await self._ask_all(
                 lambda v: HoldCut(v.shard, v.epoch, cut, self._patience), views, self._patience / 2
             )
-            upto = _furthest(reply.reach for reply in held)
+            upto = _furthest(held)
             taken = await self._ask_all(
                 lambda v: TakeCut(v.shard, v.epoch, cut, upto), views, self._timings.copy
             )
             complete = self._coordinator.views == views and self.newest == before
-            self._satisfy({v.shard: t.version for v, t in zip(views, taken, strict=True)})
+            self._satisfy({v.shard: version for v, version in zip(views, taken, strict=True)})
         finally:
             if complete:
                 self._complete = [*self._complete, cut][-self._keep :]

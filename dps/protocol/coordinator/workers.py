@@ -24,8 +24,6 @@ from dps.protocol.lease import Leases
 from dps.protocol.messages import (
     STOPPED,
     Dismiss,
-    Durable,
-    Ending,
     Entered,
     EnterWorker,
     Evict,
@@ -158,7 +156,7 @@ class Workers:
         if worker is None or worker.active:
             self._dismissed.add(m.worker)
 
-    async def _stop_training(self, m: StopTraining) -> Ending:
+    async def _stop_training(self, m: StopTraining) -> tuple[str, ...]:
         self.stops = max(self.stops, m.number)
         await self._coordinator.publish()
 
@@ -168,7 +166,7 @@ class Workers:
         with suppress(TimeoutError):
             async with asyncio.timeout(m.patience), self._departed:
                 await self._departed.wait_for(lambda: not left())
-        return Ending(left())
+        return left()
 
     # -- liveness --------------------------------------------------------------------------------
 
@@ -249,14 +247,13 @@ class Workers:
         deadline = self._group.timings.call
         try:
             call = self._coordinator.transport.call(view.chain[0], request, deadline)
-            durable: Durable = await call
+            known: dict[str, int] = await call
         except DpsError:
             controller.wake()  # the shard is changing; it evicts again when it is settled
             return
         # What it has of workers that are gone is what they were told, or would have been.
         for gone in workers:
             if not self._may_push_on(gone):
-                known = durable.applied
                 counts = {name: known[name] for name in names_of(gone.worker) if name in known}
                 await self._coordinator.losses.has(view, gone.incarnation, counts)
 

@@ -33,24 +33,20 @@ from dps.events import Promoted, Replayed, ReplicaAdded
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
 from dps.protocol.messages import (
-    AuditReply,
     Configure,
     CopyId,
     Description,
     Done,
-    Durable,
     Evict,
     Extend,
     Install,
     Pull,
-    PullRows,
     Push,
     Pushed,
     Replicate,
     RowsAsked,
     RowsRead,
     Save,
-    SavedAt,
     View,
     Waiting,
     Weights,
@@ -145,24 +141,24 @@ class Replica:
         result = result_of(step.state, op)
         return Pushed(step.outcome, version, known.clock, read, result, applied=known.applied)
 
-    async def pull(self, m: Pull | RowsAsked) -> Weights | RowsRead | Waiting:
+    async def pull(self, m: Pull) -> Weights | RowsRead | Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
 
         Any replica can: it has applied what another one has committed. So it never shows less than
         the client has seen, unless that was lost since.
         """
         self.must_be_in(m.epoch)
-        reader = UpdateId(m.worker, m.incarnation, 0)
+        reader = m.reader
         self._must_be_active(reader)
         until = _now() + m.patience
         seen = min(m.seen, self.state.version)
         if not await self._until(lambda: self._commits.visible.version >= seen, until):
             return Waiting()
         read: Weights | RowsRead | None = None
-        if isinstance(m, Pull):
+        if m.rows is None:
             read = await self._readable(reader, until, m.has)
-        elif await self._until(lambda: self._may_read(m.worker), until):
-            read = await self._rows(m)
+        elif await self._until(lambda: self._may_read(reader.worker), until):
+            read = await self._rows(m.rows)
         self._must_be_active(reader)  # no clock bounds a worker that was evicted while it waited
         return read if read is not None else Waiting(for_workers=True)
 
@@ -359,8 +355,8 @@ class Replica:
         if self._is_tail:
             await self._commits.until_interrupted(self._persistence.begin(epoch, self.state))
 
-    async def evict(self, m: Evict) -> Durable:
-        """Mark lost workers as inactive, so that no gate waits for them."""
+    async def evict(self, m: Evict) -> dict[str, int]:
+        """Mark lost workers as inactive, so that no gate waits for them; reply as in `Evict`."""
         for worker in m.workers:
             until = _now() + self._group.timings.call
             op = Operation("leave", worker)
@@ -374,28 +370,25 @@ class Replica:
                     counts[name] = 0
                 elif there.incarnation <= worker.incarnation or not there.seq:
                     counts[name] = there.applied
-        return Durable(counts)
+        return counts
 
-    async def save(self, m: Save) -> SavedAt:
+    async def save(self, m: Save) -> int:
         """Write what is acknowledged by now to the checkpoint; return its version."""
         self.must_be_in(m.epoch)
         state = self._commits.visible
         await self._persistence.save(m.epoch, state)
-        return SavedAt(state.version)
-
-    def audit(self) -> AuditReply:
-        """Return the numbers of the state."""
-        applied = {name: p.applied for name, p in self.state.workers.items()}
-        return AuditReply(self.node.name, self.state.version, applied, self.ledger.duplicates)
+        return state.version
 
     def describe(self) -> Description:
         """Return how far the shard and its workers are."""
         state, ledger = self.state, self.ledger
         return Description(
+            node=self.node.name,
             version=state.version,
             nbytes=state.nbytes,
             applied={name: p.applied for name, p in state.workers.items()},
             clocks=state.clocks,
+            duplicates=ledger.duplicates,
             updates=ledger.updates,
             missed=ledger.staleness_sum,
         )
@@ -449,7 +442,7 @@ class Replica:
         """Read from a committed state, which never changes, so that no push has to wait."""
         state, now = self._commits.visible, self.node.clock.now()
         spec, table = self._layout.table(m.table), table_of(state.tables, m.table)
-        if isinstance(m, PullRows):
+        if m.keys is not None:
             nbytes = len(m.keys) * (spec.row_nbytes + m.keys.itemsize)
             found = await offload(partial(table.rows, spec, m.keys), nbytes)
             return RowsRead(state.version, now, None, found.values)

@@ -14,6 +14,7 @@ from typing import Any
 
 from dps.core.checkpoint_interval import FailureHistory
 from dps.core.shard import ShardState
+from dps.core.updates import Operation
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored
 from dps.protocol import messages as msg
@@ -36,10 +37,7 @@ NOT_OF_REPLICAS = (
 )
 
 # Requests of clients, which carry arguments of users.
-OF_CLIENTS = (
-    *(msg.Push, msg.Pull, msg.PullRows, msg.PullRange, msg.ReplayBuffered, msg.Deposit),
-    *(msg.Save, msg.Describe, msg.Audit),
-)
+OF_CLIENTS = (*(msg.Push, msg.Pull, msg.ReplayBuffered, msg.Deposit, msg.Save, msg.Describe),)
 
 FORGIVEN = 6  # leases after which an earlier failure counts no more
 MOST_DOUBLINGS = 20
@@ -73,8 +71,8 @@ class ShardServer:
 
     def start(self) -> None:
         """Ask for a lease, and renew it from now on."""
-        pause = self._group.timings.retry
-        self._tasks.keep(lambda: self._lease.renew_forever(self._renew, self._tasks), pause)
+        renewal = self._group.timings.renewal
+        self._tasks.repeat(lambda: self._lease.renew(self._renew), renewal)
 
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back.
@@ -178,7 +176,7 @@ class ShardServer:
         match m:
             case msg.Push():
                 return await self._push(m)
-            case msg.Pull() | msg.PullRows() | msg.PullRange():
+            case msg.Pull():
                 return await self.replica(m.shard).pull(m)
             case msg.Replicate():
                 return await self.replica(m.shard).replicate(m)
@@ -201,8 +199,6 @@ class ShardServer:
                 return await self.replica(m.shard).save(m)
             case msg.Release():
                 return await self._release(m)
-            case msg.Audit():
-                return self.replica(m.shard).audit()
             case msg.Describe():
                 return self.replica(m.shard).describe()
             case msg.CanReach():
@@ -237,9 +233,7 @@ class ShardServer:
         with replica.ledger.pending_push():
             return await replica.push(m)
 
-    async def _cut(
-        self, m: msg.HoldCut | msg.TakeCut | msg.EndCut
-    ) -> msg.Held | msg.Taken | msg.Done:
+    async def _cut(self, m: msg.HoldCut | msg.TakeCut | msg.EndCut) -> msg.Reach | int | msg.Done:
         replica = self.replica(m.shard)
         if replica.cutter is None or replica.epoch != m.epoch:
             raise StaleEpoch(f"shard {m.shard} is in epoch {replica.epoch}, not {m.epoch}")
@@ -337,8 +331,8 @@ class ShardServer:
         calls = [self.node.transport.call(box, take, timings.copy, "store") for box in mailboxes]
         # Acked mail is in all of them, and nothing is added as soon as one is closed. Mail that is
         # in some of them is applied as well.
-        replies: list[msg.Mail] = await answers_of(calls, timings.lease)
-        mail = {op.id: op for each in replies for op in each.operations}
+        replies: list[tuple[Operation, ...]] = await answers_of(calls, timings.lease)
+        mail = {op.id: op for each in replies for op in each}
         if mail:
             await replica.replay(epoch, tuple(mail.values()))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import NotServing
-from dps.protocol.messages import Done, EndCut, Held, HoldCut, Reach, TakeCut, Taken
+from dps.protocol.messages import Done, EndCut, HoldCut, Reach, TakeCut
 from dps.protocol.tasks import Tasks
 from dps.recovery.durability import Persistence
 
@@ -46,7 +46,7 @@ class SnapshotBarrier:
         """Admit everything."""
         self._release()
 
-    async def handle(self, m: HoldCut | TakeCut | EndCut) -> Held | Taken | Done:
+    async def handle(self, m: HoldCut | TakeCut | EndCut) -> Reach | int | Done:
         """Carry out one message of the coordinator's."""
         match m:
             case HoldCut():
@@ -56,7 +56,7 @@ class SnapshotBarrier:
             case EndCut():
                 return await self._end(m)
 
-    async def _hold(self, m: HoldCut) -> Held:
+    async def _hold(self, m: HoldCut) -> Reach:
         async with self._replica.lock:
             if m.cut <= self._last:
                 raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
@@ -66,9 +66,9 @@ class SnapshotBarrier:
             # The coordinator may be gone before it ends the cut.
             self._timer = self._tasks.start(self._release_after(m.patience))
             workers = self._replica.state.workers.items()
-            return Held({name: (p.incarnation, p.clock) for name, p in workers if p.active})
+            return {name: (p.incarnation, p.clock) for name, p in workers if p.active}
 
-    async def _take(self, m: TakeCut) -> Taken:
+    async def _take(self, m: TakeCut) -> int:
         if self._cut != m.cut:
             raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
         self._upto = m.upto
@@ -90,7 +90,7 @@ class SnapshotBarrier:
         if not whole:
             raise NotServing(f"cut {m.cut} of shard {m.shard} is over")
         await self._keeper.write_cut(m.epoch, m.cut, state)
-        return Taken(state.version)
+        return state.version
 
     async def _end(self, m: EndCut) -> Done:
         self._last = max(self._last, m.cut)

@@ -13,6 +13,7 @@ import pytest
 
 from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.replay import Continue
+from dps.core.updates import UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Detected, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
@@ -42,7 +43,7 @@ async def view_of(s: Setting, shard: int = 0) -> View:
 
 
 async def read(s: Setting, view: View, host: Endpoint) -> Any:
-    return await s.ask(host, Pull(view.shard, view.epoch, "", 0, 0, 0.1))
+    return await s.ask(host, Pull(view.shard, view.epoch, UpdateId("", 0, 0), 0, 0.1))
 
 
 @pytest.mark.parametrize("position", [0, -1])

@@ -14,7 +14,8 @@ from dps.core.replay import Continue
 from dps.core.rules.rule import Adam
 from dps.core.tables.key_routing import asked
 from dps.core.tables.table import KEYS, Normal, SparseSpec
-from dps.protocol.messages import PullRows
+from dps.core.updates import UpdateId
+from dps.protocol.messages import Pull, RowsAsked
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.none import NoDurability
@@ -191,7 +192,7 @@ def test_rows_are_shown_only_when_they_are_committed() -> None:
         s.network.slow(head, tail, 0.5)
         pushing = process.run(client.push({}, rows={"emb": ones(MANY)}))
         await asyncio.sleep(0.2)
-        ask = PullRows(0, view.epoch, "", 0, 0, 0.1, "emb", MANY)
+        ask = Pull(0, view.epoch, UpdateId("", 0, 0), 0, 0.1, rows=RowsAsked("emb", MANY))
         read = await s.ask(view.chain[0], ask)
         applied = s.world.hosts[view.chain[0].address].replica(0).state.version
         assert (applied, read.version) == (1, 0)

@@ -222,7 +222,7 @@ async def _(right, self, message):
     return reply
 
 
-@instead_of(Lease, "_renew", "lease counted from the reply")
+@instead_of(Lease, "renew", "lease counted from the reply")
 async def _(right, self, ask):
     with suppress(TransportError, NotServing):
         if await ask(self._seconds):
@@ -276,7 +276,7 @@ async def _(right, self, on, epoch):
     for mailbox in self._keepers_of(on.shard).mailboxes:
         mail = await self.node.transport.call(mailbox, TakeMail(on.shard, epoch), 1.0, "store")
         await self.node.transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
-        await on.replay(epoch, mail.operations)
+        await on.replay(epoch, mail)
 
 
 @instead_of(ShardServer, "_take_mail", "mailbox cleared before the shard is served", "mailboxes")
@@ -690,7 +690,7 @@ async def _(right, self, m):
     return self._table()
 
 
-@instead_of(Lease, "_renew", "no allowance for a clock that is slow or stands still", "watched")
+@instead_of(Lease, "renew", "no allowance for a clock that is slow or stands still", "watched")
 async def _(right, self, ask):
     asked = self._clock.monotonic()
     with suppress(TransportError, NotServing):
