@@ -18,7 +18,7 @@ from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import DpsError, NotServing, StaleEpoch
 from dps.protocol.messages import Replicate, View
-from dps.protocol.server.node import Reach, ServerNode
+from dps.protocol.server.node import ServerNode
 from dps.protocol.transport import Endpoint
 from dps.recovery.durability import Persistence
 
@@ -68,7 +68,6 @@ class CommitLog:
         self._shard = view.shard
         self._newest = state
         self._persistence = persistence
-        self._reach = Reach(node)
         self._on_commit = on_commit
         self._log: deque[tuple[int, Operation]] = deque()
         self._copied: list[int] = []  # indices of states that are being copied to newcomers
@@ -161,7 +160,7 @@ class CommitLog:
         later = tuple(op for index, op in self._log if index > after)
         if later:
             request = Replicate(self._shard, self.epoch, after + 1, later, committed)
-            await self._reach.ask(successor, request, self._timings.call, "replicate")
+            await self._node.ask(successor, request, self._timings.call, "replicate")
 
     async def run(self) -> None:
         """Commit what is added, until cancelled."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection
 
 from dps.core.shard import AppliedUpdate
 from dps.events import Applied
@@ -14,40 +12,20 @@ from dps.protocol.server.node import ServerNode
 STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaMetrics:
-    """The state of one replica of a shard, counted since it came to its node.
+class Ledger:
+    """Counts and records the updates that one replica applies. Used from one event loop.
+
+    Without listeners to the group's events, updates are only counted.
 
     Attributes
     ----------
     updates, duplicates
-        Updates that it has applied, and refused because it had them.
+        Updates that the replica has applied, and refused because it had them.
     staleness, staleness_sum
         Histogram of their staleness: updates up to each of `STALENESS_BOUNDS` but above the one
         before, and above the last. The sum of their staleness.
     waiting
         Pushes that have arrived and are not acknowledged.
-    uncommitted
-        Applied operations that the rest of the chain, a store or files have not acknowledged: how
-        far replication is behind.
-    """
-
-    shard: int
-    epoch: int
-    head: bool
-    version: int
-    updates: int
-    duplicates: int
-    staleness: tuple[int, ...]
-    staleness_sum: int
-    waiting: int
-    uncommitted: int
-
-
-class Ledger:
-    """Counts and records the updates that one replica applies. Used from one event loop.
-
-    Without listeners to the group's events, updates are only counted.
     """
 
     def __init__(self, node: ServerNode, shard: int) -> None:
@@ -59,15 +37,6 @@ class Ledger:
         self._node = node
         self._shard = shard
         self._rows: dict[tuple[int, bool], list[tuple[float, AppliedUpdate]]] = {}
-
-    @contextmanager
-    def pending_push(self) -> Iterator[None]:
-        """Count a push until it is answered."""
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
 
     def add(self, epoch: int, head: bool, updates: Collection[AppliedUpdate]) -> None:
         """Record updates that were just applied."""

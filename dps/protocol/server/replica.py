@@ -37,7 +37,6 @@ from dps.protocol.messages import (
     Configure,
     CopyId,
     Description,
-    Done,
     Durable,
     Evict,
     Extend,
@@ -58,7 +57,7 @@ from dps.protocol.messages import (
 from dps.protocol.server.batching import Batching, evicted
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.copies import SentCopies
-from dps.protocol.server.metrics import Ledger, ReplicaMetrics
+from dps.protocol.server.metrics import Ledger
 from dps.protocol.server.node import ServerNode
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.tasks import Tasks
@@ -156,12 +155,12 @@ class Replica:
         self._must_be_active(reader)
         until = _now() + m.patience
         seen = min(m.seen, self.state.version)
-        if not await self._until(lambda: self._commits.visible.version >= seen, until):
+        if not await self.until(lambda: self._commits.visible.version >= seen, until):
             return Waiting()
         read: Weights | RowsRead | None = None
         if isinstance(m, Pull):
             read = await self._readable(reader, until, m.has)
-        elif await self._until(lambda: self._may_read(m.worker), until):
+        elif await self.until(lambda: self._may_read(m.worker), until):
             read = await self._rows(m)
         self._must_be_active(reader)  # no clock bounds a worker that was evicted while it waited
         return read if read is not None else Waiting(for_workers=True)
@@ -210,7 +209,7 @@ class Replica:
         """
         while True:
             try:
-                if not await self._until(lambda: self._has_room(op), until, self._waiting_for_room):
+                if not await self.until(lambda: self._has_room(op), until, self._waiting_for_room):
                     return Waiting()
                 async with self.lock:
                     self.must_be_head(epoch)
@@ -268,7 +267,7 @@ class Replica:
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
-    async def replicate(self, m: Replicate) -> Done:
+    async def replicate(self, m: Replicate) -> None:
         """Apply the predecessor's operations; reply when they are committed from here on too.
 
         It replies before the call's deadline in any case, so that the predecessor knows that it has
@@ -282,11 +281,10 @@ class Replica:
         except TimeoutError:
             raise NotServing(f"shard {self.shard}: earlier operations take long") from None
         if newcomer:
-            return Done()
+            return
         last, commits = m.first + len(m.operations) - 1, self._commits
-        if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
+        if not await self.until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
             raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
-        return Done()
 
     async def _take(self, m: Replicate) -> None:
         """Apply the new operations, and release the lock, which the caller acquired."""
@@ -303,7 +301,7 @@ class Replica:
             self.lock.release()
         self.notify()
 
-    async def extend(self, m: Extend) -> Done:
+    async def extend(self, m: Extend) -> None:
         """Copy the state to a newcomer while updates go on, then make it the successor.
 
         It gets what is committed, and the rest under the lock: it is never behind.
@@ -327,20 +325,19 @@ class Replica:
                 self.must_be_in(m.epoch)
                 commits.successor = m.host  # from now on nothing is committed without it
                 await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
-        return Done()
 
-    async def configure(self, m: Configure) -> Done:
+    async def configure(self, m: Configure) -> None:
         """Enter a new epoch with a new chain; a replica that becomes the head records it.
 
         A repeated request changes nothing: the chain may be about to be extended since. A replica
         outside the chain serves no request and commits nothing more.
         """
         if not self._is_new(m.epoch):
-            return Done()
+            return
         self._commits.interrupt()
         async with self.lock:
             if not self._is_new(m.epoch):  # another request may have held the lock
-                return Done()
+                return
             was_head, was_tail = self.is_head, self._is_tail
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
@@ -352,7 +349,6 @@ class Replica:
         elif not self.is_head and was_tail and self._is_tail:
             self.node.emit(ReplicaAdded(now, self.shard, m.epoch, self.node.name, version))
         self.notify()
-        return Done()
 
     async def make_durable(self, epoch: int) -> None:
         """Keep the state that this replica serves in a new epoch, if it is the tail."""
@@ -383,12 +379,12 @@ class Replica:
         await self._persistence.save(m.epoch, state)
         return SavedAt(state.version)
 
-    def audit(self) -> AuditReply:
+    async def audit(self) -> AuditReply:
         """Return the numbers of the state."""
         applied = {name: p.applied for name, p in self.state.workers.items()}
         return AuditReply(self.node.name, self.state.version, applied, self.ledger.duplicates)
 
-    def describe(self) -> Description:
+    async def describe(self) -> Description:
         """Return how far the shard and its workers are."""
         state, ledger = self.state, self.ledger
         return Description(
@@ -398,22 +394,6 @@ class Replica:
             clocks=state.clocks,
             updates=ledger.updates,
             missed=ledger.staleness_sum,
-        )
-
-    def metrics(self) -> ReplicaMetrics:
-        """Return the metrics of this replica."""
-        ledger = self.ledger
-        return ReplicaMetrics(
-            shard=self.shard,
-            epoch=self.epoch,
-            head=self.is_head,
-            version=self.state.version,
-            updates=ledger.updates,
-            duplicates=ledger.duplicates,
-            staleness=tuple(ledger.staleness),
-            staleness_sum=ledger.staleness_sum,
-            waiting=ledger.waiting,
-            uncommitted=self.uncommitted,
         )
 
     @property
@@ -438,7 +418,7 @@ class Replica:
     # -- reading -------------------------------------------------------------------------------
 
     async def _readable(self, reader: UpdateId, until: float, has: CopyId | None) -> Weights | None:
-        if not await self._until(lambda: self._may_read(reader.worker), until):
+        if not await self.until(lambda: self._may_read(reader.worker), until):
             return None
         state, left, now = self._commits.visible, self._slack(reader.worker), self.node.clock.now()
         metadata = self._group.recovery.durability.metadata(self.epoch, state)
@@ -465,8 +445,8 @@ class Replica:
 
     # -- waiting and refusing --------------------------------------------------------------------
 
-    async def _until(
-        self, holds: Callable[[], bool], until: float, among: _Waiters | None = None
+    async def until(
+        self, holds: Callable[[], bool], until: float | None, among: _Waiters | None = None
     ) -> bool:
         """Wait until `holds()`; return False if it does not by the loop's time `until`."""
         waiting = self._waiting if among is None else among
@@ -486,8 +466,6 @@ class Replica:
 
     def notify(self) -> None:
         """Wake requests whose condition holds now, and no others: hundreds may be waiting."""
-        if self.cutter is not None:
-            self.cutter.look()
         self._wake(self._waiting, math.inf)
         self._wake(self._waiting_for_room, self._persistence.window - self._commits.in_flight)
 
