@@ -23,6 +23,7 @@ from typing import Any
 from dps.core.names import STORE_ROLES
 from dps.errors import DpsError, NotServing
 from dps.events import Detected, Sink
+from dps.protocol import messages as msg
 from dps.protocol.coordinator.liveness import Membership
 from dps.protocol.coordinator.losses import Failovers, Losses
 from dps.protocol.coordinator.placement import Rebalancer
@@ -30,34 +31,12 @@ from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.coordinator.workers import Workers
 from dps.protocol.group import Group
-from dps.protocol.messages import (
-    AddHosts,
-    CloseGroup,
-    Done,
-    Drain,
-    GetIncidents,
-    GetTable,
-    HostInfo,
-    Incidents,
-    Renewed,
-    RenewLease,
-    RenewWorker,
-    ReportFailure,
-    ReportLink,
-    Scale,
-    Seed,
-    Seeded,
-    Sighted,
-    Table,
-    View,
-    WantCut,
-)
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 from dps.recovery.durability import CoordinatorContext
 
 # Requests that are repeated anyway: one failed reply must not end the process that sends them.
-REPEATED = (GetTable, RenewLease, RenewWorker, Sighted)
+REPEATED = (msg.GetTable, msg.RenewLease, msg.RenewWorker, msg.Sighted)
 
 
 class Coordinator:
@@ -78,7 +57,7 @@ class Coordinator:
         self.tasks = Tasks(self.failed)
         self.stores: tuple[Endpoint, ...] = ()
         self.mailboxes: tuple[Endpoint, ...] = ()
-        self.seeds: dict[int, Seed] = {}
+        self.seeds: dict[int, msg.Seed] = {}
         self.version = 0
         self.members = Membership(self)
         self.part = group.recovery.durability.coordinator_part(
@@ -93,18 +72,18 @@ class Coordinator:
         self._closed = False
         self._published = asyncio.Condition()
         self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
-            GetTable: self._get_table,
-            ReportFailure: self._report_failure,
-            ReportLink: self._report_link,
-            RenewLease: self._renew_lease,
-            Sighted: self._sighted,
-            AddHosts: lambda m: self.members.add(m.hosts),
-            Seeded: self._seeded,
-            WantCut: self._want_cut,
-            Scale: self._scale,
-            Drain: self._drain,
-            GetIncidents: self._get_incidents,
-            CloseGroup: self._close_group,
+            msg.GetTable: self._get_table,
+            msg.ReportFailure: self._report_failure,
+            msg.ReportLink: self._report_link,
+            msg.RenewLease: self._renew_lease,
+            msg.Sighted: self._sighted,
+            msg.AddHosts: lambda m: self.members.add(m.hosts),
+            msg.Seeded: self._seeded,
+            msg.WantCut: self._want_cut,
+            msg.Scale: self._scale,
+            msg.Drain: self._drain,
+            msg.GetIncidents: self._get_incidents,
+            msg.CloseGroup: self._close_group,
             **self.workers.services,
             **(self.part.services if self.part is not None else {}),
         }
@@ -113,7 +92,7 @@ class Coordinator:
         """Carry out one message and return its reply; raises `DpsError` to be sent back."""
         try:
             reply = await self._services[type(message)](message)
-            return Done() if reply is None else reply
+            return msg.Done() if reply is None else reply
         except DpsError:
             raise
         except Exception as error:
@@ -149,17 +128,17 @@ class Coordinator:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _get_table(self, m: GetTable) -> Table:
+    async def _get_table(self, m: msg.GetTable) -> msg.Table:
         with suppress(TimeoutError):
             async with asyncio.timeout(m.patience), self._published:
                 await self._published.wait_for(lambda: self.version > m.after)
         return self._table()
 
-    async def _report_failure(self, m: ReportFailure) -> Table:
+    async def _report_failure(self, m: msg.ReportFailure) -> msg.Table:
         self.members.suspect(m.host.address, "client")
         return self._table()
 
-    async def _report_link(self, m: ReportLink) -> Table:
+    async def _report_link(self, m: msg.ReportLink) -> msg.Table:
         controller = self.controllers[m.shard]
         # A host that did not answer the coordinator either was busy, or is unreachable for all.
         cut = self.members.leases.answered_for(m.host) > m.seconds
@@ -170,12 +149,12 @@ class Coordinator:
                 await self.publish()
         return self._table()
 
-    async def _renew_lease(self, m: RenewLease) -> Renewed:
+    async def _renew_lease(self, m: msg.RenewLease) -> msg.Renewed:
         self.follow(m.watched)
         granted = await self.members.renew(m.host, m.life, m.watched)
-        return Renewed(granted, history=self.failovers.history)
+        return msg.Renewed(granted, history=self.failovers.history)
 
-    async def _sighted(self, m: Sighted) -> None:
+    async def _sighted(self, m: msg.Sighted) -> None:
         names = self.workers.by_process
         for sighting in m.sightings:
             watched = Watched(m.monitor, sighting.number)
@@ -183,26 +162,26 @@ class Coordinator:
             for name in names.get(watched, ()):
                 await self.workers.sighted(name, watched, sighting)
 
-    async def _seeded(self, m: Seeded) -> None:
+    async def _seeded(self, m: msg.Seeded) -> None:
         self.controllers[m.shard].seeded(m.epoch, m.brought)
 
-    async def _want_cut(self, m: WantCut) -> None:
+    async def _want_cut(self, m: msg.WantCut) -> None:
         if self.cuts is not None:
             self.cuts.want(m.shard, m.version)
 
-    async def _scale(self, m: Scale) -> None:
+    async def _scale(self, m: msg.Scale) -> None:
         self.rebalancer.scale(m.servers)
         self.rebalancer.consider()
         await self.publish()
 
-    async def _drain(self, m: Drain) -> None:
+    async def _drain(self, m: msg.Drain) -> None:
         self.rebalancer.drain(m.host)
         await self.use_hosts()
 
-    async def _get_incidents(self, m: GetIncidents) -> Incidents:
-        return Incidents(self.losses.found, tuple(self.failovers.found))
+    async def _get_incidents(self, m: msg.GetIncidents) -> msg.Incidents:
+        return msg.Incidents(self.losses.found, tuple(self.failovers.found))
 
-    async def _close_group(self, m: CloseGroup) -> None:
+    async def _close_group(self, m: msg.CloseGroup) -> None:
         self._closed = True
         await self.publish()
 
@@ -214,12 +193,12 @@ class Coordinator:
     # -- the table -------------------------------------------------------------------------------
 
     @property
-    def views(self) -> list[View]:
+    def views(self) -> list[msg.View]:
         """The replicas of each shard."""
         return [controller.view for controller in self.controllers]
 
-    def _table(self) -> Table:
-        return Table(
+    def _table(self) -> msg.Table:
+        return msg.Table(
             version=self.version,
             views=tuple(self.views),
             stores=self.stores,
@@ -259,7 +238,7 @@ class Coordinator:
             controller.wake()
         await self.publish()
 
-    async def lose_host(self, info: HostInfo, by: str) -> None:
+    async def lose_host(self, info: msg.HostInfo, by: str) -> None:
         """Continue without a host, which serves no more."""
         theirs = [each for each in self.controllers if info.host in each.view.chain]
         for controller in self.controllers:
@@ -279,7 +258,7 @@ class Coordinator:
         self._appoint_keepers(lost=info.host)
         await self.publish()
 
-    async def suspend_host(self, info: HostInfo, by: str) -> None:
+    async def suspend_host(self, info: msg.HostInfo, by: str) -> None:
         """Make the shards wait all of whose replicas are silent."""
         for controller in self.controllers:
             chain = controller.view.chain
@@ -289,7 +268,7 @@ class Coordinator:
                 self._detected(controller, info, by)
         await self.publish()
 
-    def _detected(self, controller: ShardController, info: HostInfo, by: str) -> None:
+    def _detected(self, controller: ShardController, info: msg.HostInfo, by: str) -> None:
         view = controller.view
         serving = any(not self.members.is_silent(member) for member in view.chain)
         now = self.clock.now()
@@ -419,5 +398,5 @@ class Coordinator:
                 controller.forsake()
 
 
-def _of_role(hosts: dict[Endpoint, HostInfo], role: str) -> list[Endpoint]:
+def _of_role(hosts: dict[Endpoint, msg.HostInfo], role: str) -> list[Endpoint]:
     return [host for host, info in hosts.items() if info.role == role]

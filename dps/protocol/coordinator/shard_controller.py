@@ -25,19 +25,8 @@ from dps.errors import (
     TransportError,
 )
 from dps.events import Decided, Moved
+from dps.protocol import messages as msg
 from dps.protocol.coordinator.placement import ReplicaPlacement
-from dps.protocol.messages import (
-    Brought,
-    CanReach,
-    ClearMail,
-    Configure,
-    Extend,
-    Keepers,
-    Release,
-    Restore,
-    Seed,
-    View,
-)
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -64,7 +53,7 @@ class ShardController:
     """
 
     def __init__(self, shard: int, coordinator: Coordinator) -> None:
-        self.view = View(shard, 0, (), serving=False)
+        self.view = msg.View(shard, 0, (), serving=False)
         self.begun = False
         self.reserved: Endpoint | None = None
         self.moving: Move[Endpoint] | None = None
@@ -84,7 +73,7 @@ class ShardController:
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
-        self._brought: Brought | None = None
+        self._brought: msg.Brought | None = None
         self._failed_attempts = 0
         self._began_moving = 0.0
         self._stopped: _Stopped | None = None
@@ -111,16 +100,16 @@ class ShardController:
         """
         chain = tuple(member for member in self.view.chain if member != without)
         chain += (also,) if also is not None else ()
-        self.view = View(self.view.shard, self._next_epoch(), chain, serving=False)
+        self.view = msg.View(self.view.shard, self._next_epoch(), chain, serving=False)
 
     def forsake(self) -> None:
         """Give the shard's present state up, though its replicas live."""
         if self.view.chain:
             self._last_host, self._forsaken = self.view.chain[0], self.view.chain
-        self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
+        self.view = msg.View(self.view.shard, self._next_epoch(), (), serving=False)
         self.look_again()
 
-    def seeded(self, epoch: int, brought: Brought) -> None:
+    def seeded(self, epoch: int, brought: msg.Brought) -> None:
         """Note that the initial values are installed, or a worker's copy."""
         if self._seeded is not None and epoch == self.view.epoch:
             self._brought = brought
@@ -231,7 +220,7 @@ class ShardController:
                 return await self._use_again(view, store)
         return await self._move_on(view)
 
-    async def _reconfigure(self, view: View) -> bool:
+    async def _reconfigure(self, view: msg.View) -> bool:
         """Make what is left of a chain enter the new epoch, then serve."""
         served = replace(view, chain=self._remaining, serving=True)
         silent = any(self._members.is_silent(member) for member in served.chain)
@@ -286,7 +275,7 @@ class ShardController:
             raise
         finally:
             if served:
-                self._serve(View(view.shard, view.epoch, (host,), serving=True))
+                self._serve(msg.View(view.shard, view.epoch, (host,), serving=True))
                 if self.begun:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
                     mail = self._failed_attempts and self._group.recovery.uses_mailbox
@@ -301,19 +290,19 @@ class ShardController:
                 self._failed_attempts += 1
             await self._coordinator.publish()
 
-    def _decide(self, view: View, head: Endpoint, how: str) -> None:
+    def _decide(self, view: msg.View, head: Endpoint, how: str) -> None:
         now, node = self._coordinator.clock.now(), self._members.node(head)
         self._coordinator.emit(Decided(now, view.shard, view.epoch, node, how))
 
-    def _serve(self, view: View) -> None:
+    def _serve(self, view: msg.View) -> None:
         """Let clients use the shard, which has what was in its mailbox, and clear that."""
         self.view = view
         if self._group.recovery.uses_mailbox:
-            clear = ClearMail(view.shard, view.epoch)
+            clear = msg.ClearMail(view.shard, view.epoch)
             for mailbox in self._coordinator.mailboxes:
                 self._send(clear, partial(self._while_at, view, mailbox))
 
-    def _while_at(self, view: View, mailbox: Endpoint) -> Endpoint | None:
+    def _while_at(self, view: msg.View, mailbox: Endpoint) -> Endpoint | None:
         return mailbox if self.view == view and mailbox in self._coordinator.mailboxes else None
 
     @property
@@ -335,7 +324,7 @@ class ShardController:
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
                 shard, epoch = self.view.shard, self._next_epoch()
-                fence = Configure(shard, epoch, (forsaken,), forsaken, keepers=self._keepers)
+                fence = msg.Configure(shard, epoch, (forsaken,), forsaken, keepers=self._keepers)
                 try:
                     await self._call(forsaken, fence)
                 except LeaseExpired:
@@ -344,12 +333,12 @@ class ShardController:
                     continue  # it has nothing of the shard
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
-    async def _bring_back(self, view: View, host: Endpoint) -> Brought:
+    async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
         part, cuts = self._coordinator.part, self._coordinator.cuts
-        restore = Restore(view.shard, view.epoch, host, self._keepers)
+        restore = msg.Restore(view.shard, view.epoch, host, self._keepers)
         if self.begun and part is not None:
             install = partial(self._install, view, host)
-            brought: Brought = await part.restore(view.shard, view.epoch, host, install)
+            brought: msg.Brought = await part.restore(view.shard, view.epoch, host, install)
         elif self.begun and cuts is not None:
             cut = cuts.newest
             try:
@@ -384,15 +373,15 @@ class ShardController:
         has_state = bool(self.view.chain) or any(store in self._stored for store in reached)
         return reached if reached and has_state else stores
 
-    def _note_stored(self, keepers: Keepers) -> None:
+    def _note_stored(self, keepers: msg.Keepers) -> None:
         """Note that the stores of an epoch have what the shard is served with."""
         self._stored = keepers.stores
         self._unreached.difference_update(keepers.stores)
 
-    async def _use_again(self, view: View, store: Endpoint) -> bool:
+    async def _use_again(self, view: msg.View, store: Endpoint) -> bool:
         """Use a store again that was out of reach, if the shard's server reaches it now."""
         self._placement.avoid(store)  # else it is asked again after a while
-        request = CanReach(view.shard, view.epoch, store)
+        request = msg.CanReach(view.shard, view.epoch, store)
         await self._coordinator.transport.call(view.chain[-1], request, self._timings.call)
         self._unreached.discard(store)
         if self.view == view:
@@ -411,25 +400,25 @@ class ShardController:
         return self._durability.needs_store and not self._coordinator.stores
 
     @property
-    def _keepers(self) -> Keepers:
+    def _keepers(self) -> msg.Keepers:
         """The stores and mailboxes of the next epoch; stores that have the state come first."""
         stores = sorted(self._stores, key=lambda store: store not in self._stored)
         whole = sum(store in self._stored for store in stores)
-        return Keepers(tuple(stores), self._coordinator.mailboxes, whole)
+        return msg.Keepers(tuple(stores), self._coordinator.mailboxes, whole)
 
     async def _install(
         self,
-        view: View,
+        view: msg.View,
         host: Endpoint,
         donor: str = "",
         stands: Callable[[], bool] | None = None,
-    ) -> Brought:
+    ) -> msg.Brought:
         """Publish that a host must be given the state, and wait until it has it.
 
         Raises `NotServing` if a worker's copy is wanted that does not stand any more.
         """
         self._seeded = installed = asyncio.Event()
-        seed = Seed(view.shard, view.epoch, host, self._keepers, donor)
+        seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)
         self._coordinator.seeds[view.shard] = seed
         await self._coordinator.publish()
         try:
@@ -450,13 +439,15 @@ class ShardController:
         assert self._brought is not None
         return self._brought
 
-    async def _extend(self, view: View, host: Endpoint) -> bool:
+    async def _extend(self, view: msg.View, host: Endpoint) -> bool:
         """Add a replica at the tail of a chain."""
-        longer = View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
+        longer = msg.View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
         self.reserved = host
         has_all, joined = False, False
         try:
-            await self._call(view.chain[-1], Extend(view.shard, view.epoch, host, self._keepers))
+            await self._call(
+                view.chain[-1], msg.Extend(view.shard, view.epoch, host, self._keepers)
+            )
             has_all = True
             await self._configure(longer, kept=self._stays_durable)
             joined = self.view == view and self._is_coming(host)
@@ -481,7 +472,7 @@ class ShardController:
 
     # -- moves -----------------------------------------------------------------------------------
 
-    async def _move_on(self, view: View) -> bool:
+    async def _move_on(self, view: msg.View) -> bool:
         """Take the next step of a move, if there is one and nothing was lost that it needs."""
         move = self.moving
         if move is None:
@@ -496,7 +487,7 @@ class ShardController:
         self.moving = None
         return True
 
-    async def _switch(self, view: View, move: Move[Endpoint], source: Endpoint) -> bool:
+    async def _switch(self, view: msg.View, move: Move[Endpoint], source: Endpoint) -> bool:
         """Remove the old holder: the others have acknowledged all that it has.
 
         It stops before they serve, so that both never answer, but has to come back if they are lost
@@ -508,11 +499,11 @@ class ShardController:
         stopped = _Stopped(move, source, fence, asyncio.get_running_loop().time())
         switched = False
         try:
-            out = Configure(view.shard, fence, left, source, keepers=self._keepers)
+            out = msg.Configure(view.shard, fence, left, source, keepers=self._keepers)
             await self._call(source, out)
             if source in self.view.chain:
                 self._stopped = stopped
-            shorter = View(view.shard, self._next_epoch(), left, serving=True)
+            shorter = msg.View(view.shard, self._next_epoch(), left, serving=True)
             await self._configure(shorter, kept=self._stays_durable)
             switched = self.view == view
         finally:
@@ -533,7 +524,7 @@ class ShardController:
         if stopped.move.target in self.view.chain:
             self._record_move(stopped)
         # Until the host does it, that only costs memory.
-        release = Release(self.view.shard, stopped.fence)
+        release = msg.Release(self.view.shard, stopped.fence)
         self._send(release, lambda: stopped.holder if stopped.holder in self._members else None)
 
     def _record_move(self, stopped: _Stopped) -> None:
@@ -553,10 +544,10 @@ class ShardController:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _configure(self, view: View, kept: bool = False) -> None:
+    async def _configure(self, view: msg.View, kept: bool = False) -> None:
         """Make the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
-            enter = Configure(
+            enter = msg.Configure(
                 view.shard, view.epoch, view.chain, member, kept, keepers=self._keepers
             )
             await self._call(member, enter)

@@ -20,24 +20,8 @@ from dps.core.functions import CALLS, names_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, TrainingStopped
 from dps.events import WorkerJoined, WorkerLeft
+from dps.protocol import messages as msg
 from dps.protocol.lease import Leases
-from dps.protocol.messages import (
-    STOPPED,
-    Dismiss,
-    Durable,
-    Ending,
-    Entered,
-    EnterWorker,
-    Evict,
-    ExitWorker,
-    Push,
-    Renewed,
-    RenewWorker,
-    Returned,
-    StopTraining,
-    View,
-    donor_name,
-)
 from dps.protocol.monitor import Sighting
 from dps.protocol.transport import Endpoint, Watched
 
@@ -70,7 +54,7 @@ class Workers:
             for name, incarnation in group.incarnations.items()
         }
         self._leases = Leases[str](group.timings, coordinator.clock)
-        self._returned: dict[str, Returned] = {}  # by the Dask task of the training function
+        self._returned: dict[str, msg.Returned] = {}  # by the Dask task of the training function
         self._dismissed: set[str] = set()
         self._departed = asyncio.Condition()
         coordinator.tasks.keep(lambda: self._leases.watch(self._fall_silent), group.timings.retry)
@@ -79,11 +63,11 @@ class Workers:
     def services(self) -> Mapping[type, Callable[[Any], Awaitable[Any]]]:
         """What carries out the requests that concern workers, by type."""
         return {
-            EnterWorker: self._enter,
-            RenewWorker: self._renew,
-            ExitWorker: self._exit,
-            Dismiss: self._dismiss,
-            StopTraining: self._stop_training,
+            msg.EnterWorker: self._enter,
+            msg.RenewWorker: self._renew,
+            msg.ExitWorker: self._exit,
+            msg.Dismiss: self._dismiss,
+            msg.StopTraining: self._stop_training,
         }
 
     @property
@@ -99,7 +83,7 @@ class Workers:
     @property
     def donors(self) -> set[str]:
         """The active workers, by their names as holders of copies."""
-        return {donor_name(name, incarnation) for name, incarnation in self.active.items()}
+        return {msg.donor_name(name, incarnation) for name, incarnation in self.active.items()}
 
     @property
     def by_process(self) -> Mapping[Watched | None, list[str]]:
@@ -111,14 +95,14 @@ class Workers:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _enter(self, m: EnterWorker) -> Entered:
+    async def _enter(self, m: msg.EnterWorker) -> msg.Entered:
         before = self._known.get(m.worker)
         if before is not None and before.token == m.token:
-            return Entered(before.incarnation)
+            return msg.Entered(before.incarnation)
         if m.task in self._returned:
-            return Entered(0, self._returned[m.task])
+            return msg.Entered(0, self._returned[m.task])
         if m.stops < self.stops:  # it was under way when the training was stopped
-            raise TrainingStopped(STOPPED)
+            raise TrainingStopped(msg.STOPPED)
         incarnation = before.incarnation + 1 if before else 1
         self._coordinator.follow(m.watched)
         self._known[m.worker] = _Worker(
@@ -129,20 +113,20 @@ class Workers:
         self._coordinator.emit(WorkerJoined(now, m.worker, incarnation, m.node))
         if before is not None and before.active:  # another process has taken the name
             await self._coordinator.losses.left(m.worker, before.incarnation)
-        return Entered(incarnation)
+        return msg.Entered(incarnation)
 
-    async def _renew(self, m: RenewWorker) -> Renewed:
+    async def _renew(self, m: msg.RenewWorker) -> msg.Renewed:
         await self._coordinator.losses.stated(m.worker, m.incarnation, m.statement)
         worker = self._known.get(m.worker)
         if worker is None or worker.incarnation != m.incarnation or not worker.active:
-            return Renewed(granted=False)
+            return msg.Renewed(granted=False)
         self._leases.grant(m.worker)
         self._coordinator.follow(m.watched)
         if m.watched != worker.watched:
             self._known[m.worker] = replace(worker, watched=m.watched)
-        return Renewed(granted=True, leaving=m.worker in self._dismissed)
+        return msg.Renewed(granted=True, leaving=m.worker in self._dismissed)
 
-    async def _exit(self, m: ExitWorker) -> None:
+    async def _exit(self, m: msg.ExitWorker) -> None:
         self._dismissed.discard(m.worker)
         worker = self._known.get(m.worker)
         if m.returned is not None and worker is not None and worker.incarnation == m.incarnation:
@@ -153,12 +137,12 @@ class Workers:
         if m.called:  # it asks for no result again, as one might that is only silent
             await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
 
-    async def _dismiss(self, m: Dismiss) -> None:
+    async def _dismiss(self, m: msg.Dismiss) -> None:
         worker = self._known.get(m.worker)
         if worker is None or worker.active:
             self._dismissed.add(m.worker)
 
-    async def _stop_training(self, m: StopTraining) -> Ending:
+    async def _stop_training(self, m: msg.StopTraining) -> msg.Ending:
         self.stops = max(self.stops, m.number)
         await self._coordinator.publish()
 
@@ -168,7 +152,7 @@ class Workers:
         with suppress(TimeoutError):
             async with asyncio.timeout(m.patience), self._departed:
                 await self._departed.wait_for(lambda: not left())
-        return Ending(left())
+        return msg.Ending(left())
 
     # -- liveness --------------------------------------------------------------------------------
 
@@ -211,7 +195,7 @@ class Workers:
 
     # -- the clock tables of shards --------------------------------------------------------------
 
-    async def admit_active(self, view: View, host: Endpoint) -> None:
+    async def admit_active(self, view: msg.View, host: Endpoint) -> None:
         """Enter every active worker in a shard's clock table before it is served again.
 
         The restored state may be older than a worker's first request, so that no other worker
@@ -222,7 +206,8 @@ class Workers:
         timings = self._group.timings
         ids = (UpdateId(name, incarnation, 0) for name, incarnation in self.active.items())
         joins = (
-            Push(view.shard, view.epoch, Operation("join", id), False, timings.hold) for id in ids
+            msg.Push(view.shard, view.epoch, Operation("join", id), False, timings.hold)
+            for id in ids
         )
         calls = (self._coordinator.transport.call(host, join, timings.call) for join in joins)
         await asyncio.gather(*calls)
@@ -245,11 +230,11 @@ class Workers:
         view = controller.view
         if not view.serving:
             return
-        request = Evict(view.shard, view.epoch, tuple(workers))
+        request = msg.Evict(view.shard, view.epoch, tuple(workers))
         deadline = self._group.timings.call
         try:
             call = self._coordinator.transport.call(view.chain[0], request, deadline)
-            durable: Durable = await call
+            durable: msg.Durable = await call
         except DpsError:
             controller.wake()  # the shard is changing; it evicts again when it is settled
             return

@@ -30,30 +30,9 @@ from dps.core.tables.table import table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded
+from dps.protocol import messages as msg
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
-from dps.protocol.messages import (
-    AuditReply,
-    Configure,
-    CopyId,
-    Description,
-    Durable,
-    Evict,
-    Extend,
-    Install,
-    Pull,
-    PullRows,
-    Push,
-    Pushed,
-    Replicate,
-    RowsAsked,
-    RowsRead,
-    Save,
-    SavedAt,
-    View,
-    Waiting,
-    Weights,
-)
 from dps.protocol.server.batching import Batching, evicted
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.copies import SentCopies
@@ -78,7 +57,7 @@ class Replica:
         self,
         node: ServerNode,
         tasks: Tasks,
-        view: View,
+        view: msg.View,
         state: ShardState,
         persistence: Persistence,
     ) -> None:
@@ -118,7 +97,7 @@ class Replica:
 
     # -- requests of clients -------------------------------------------------------------------
 
-    async def push(self, m: Push) -> Pushed | Waiting:
+    async def push(self, m: msg.Push) -> msg.Pushed | msg.Waiting:
         """Apply an update once, and reply when it is durable; with weights if asked for."""
         self.must_be_head(m.epoch)
         op, until = m.operation, _now() + m.patience
@@ -126,13 +105,13 @@ class Replica:
             step = await self._batching.apply(op, m.epoch, until)
         else:
             step = await self.apply(op, m.epoch, until)
-        if isinstance(step, Waiting):
+        if isinstance(step, msg.Waiting):
             return step
         # A cut may need what others send only after this worker has joined, so a join does not
         # wait for one. Present workers enter again when the shards are restored.
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
         if not await self._commits.reached(target, until):
-            return Waiting(self._commits.failure)
+            return msg.Waiting(self._commits.failure)
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.ledger.duplicates += 1
         versions = (update.version for update in step.updates if update.id == op.id)
@@ -142,9 +121,9 @@ class Replica:
             read = None  # its next read raises the error
         known = step.state.workers[op.id.worker]
         result = result_of(step.state, op)
-        return Pushed(step.outcome, version, known.clock, read, result, applied=known.applied)
+        return msg.Pushed(step.outcome, version, known.clock, read, result, applied=known.applied)
 
-    async def pull(self, m: Pull | RowsAsked) -> Weights | RowsRead | Waiting:
+    async def pull(self, m: msg.Pull | msg.RowsAsked) -> msg.Weights | msg.RowsRead | msg.Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
 
         Any replica can: it has applied what another one has committed. So it never shows less than
@@ -156,14 +135,14 @@ class Replica:
         until = _now() + m.patience
         seen = min(m.seen, self.state.version)
         if not await self.until(lambda: self._commits.visible.version >= seen, until):
-            return Waiting()
-        read: Weights | RowsRead | None = None
-        if isinstance(m, Pull):
+            return msg.Waiting()
+        read: msg.Weights | msg.RowsRead | None = None
+        if isinstance(m, msg.Pull):
             read = await self._readable(reader, until, m.has)
         elif await self.until(lambda: self._may_read(m.worker), until):
             read = await self._rows(m)
         self._must_be_active(reader)  # no clock bounds a worker that was evicted while it waited
-        return read if read is not None else Waiting(for_workers=True)
+        return read if read is not None else msg.Waiting(for_workers=True)
 
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
         """Apply buffered gradients by the group's replay policy; return when they are durable.
@@ -201,7 +180,7 @@ class Replica:
 
     # -- applying ------------------------------------------------------------------------------
 
-    async def apply(self, op: Operation, epoch: int, until: float) -> Step | Waiting:
+    async def apply(self, op: Operation, epoch: int, until: float) -> Step | msg.Waiting:
         """Apply one operation in its turn; it is not yet durable then.
 
         `Waiting`: until the loop's time `until` a cut, or operations that are not committed, left
@@ -210,7 +189,7 @@ class Replica:
         while True:
             try:
                 if not await self.until(lambda: self._has_room(op), until, self._waiting_for_room):
-                    return Waiting()
+                    return msg.Waiting()
                 async with self.lock:
                     self.must_be_head(epoch)
                     if op.kind in ("gradient", "tick"):
@@ -267,7 +246,7 @@ class Replica:
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
-    async def replicate(self, m: Replicate) -> None:
+    async def replicate(self, m: msg.Replicate) -> None:
         """Apply the predecessor's operations; reply when they are committed from here on too.
 
         It replies before the call's deadline in any case, so that the predecessor knows that it has
@@ -286,7 +265,7 @@ class Replica:
         if not await self.until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
             raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
 
-    async def _take(self, m: Replicate) -> None:
+    async def _take(self, m: msg.Replicate) -> None:
         """Apply the new operations, and release the lock, which the caller acquired."""
         try:
             self.must_be_in(m.epoch)
@@ -301,7 +280,7 @@ class Replica:
             self.lock.release()
         self.notify()
 
-    async def extend(self, m: Extend) -> None:
+    async def extend(self, m: msg.Extend) -> None:
         """Copy the state to a newcomer while updates go on, then make it the successor.
 
         It gets what is committed, and the rest under the lock: it is never behind.
@@ -309,7 +288,7 @@ class Replica:
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            install = Install(
+            install = msg.Install(
                 shard=self.shard,
                 epoch=m.epoch,
                 chain=chain,
@@ -326,7 +305,7 @@ class Replica:
                 commits.successor = m.host  # from now on nothing is committed without it
                 await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
 
-    async def configure(self, m: Configure) -> None:
+    async def configure(self, m: msg.Configure) -> None:
         """Enter a new epoch with a new chain; a replica that becomes the head records it.
 
         A repeated request changes nothing: the chain may be about to be extended since. A replica
@@ -355,12 +334,12 @@ class Replica:
         if self._is_tail:
             await self._commits.until_interrupted(self._persistence.begin(epoch, self.state))
 
-    async def evict(self, m: Evict) -> Durable:
+    async def evict(self, m: msg.Evict) -> msg.Durable:
         """Mark lost workers as inactive, so that no gate waits for them."""
         for worker in m.workers:
             until = _now() + self._group.timings.call
             op = Operation("leave", worker)
-            if isinstance(await self.apply(op, m.epoch, until), Waiting):
+            if isinstance(await self.apply(op, m.epoch, until), msg.Waiting):
                 raise NotServing(f"shard {self.shard}: there is no room for leave {op.id}")
         known, counts = self._commits.visible.workers, dict[str, int]()
         for worker in m.workers:
@@ -370,24 +349,24 @@ class Replica:
                     counts[name] = 0
                 elif there.incarnation <= worker.incarnation or not there.seq:
                     counts[name] = there.applied
-        return Durable(counts)
+        return msg.Durable(counts)
 
-    async def save(self, m: Save) -> SavedAt:
+    async def save(self, m: msg.Save) -> msg.SavedAt:
         """Write what is acknowledged by now to the checkpoint; return its version."""
         self.must_be_in(m.epoch)
         state = self._commits.visible
         await self._persistence.save(m.epoch, state)
-        return SavedAt(state.version)
+        return msg.SavedAt(state.version)
 
-    async def audit(self) -> AuditReply:
+    async def audit(self) -> msg.AuditReply:
         """Return the numbers of the state."""
         applied = {name: p.applied for name, p in self.state.workers.items()}
-        return AuditReply(self.node.name, self.state.version, applied, self.ledger.duplicates)
+        return msg.AuditReply(self.node.name, self.state.version, applied, self.ledger.duplicates)
 
-    async def describe(self) -> Description:
+    async def describe(self) -> msg.Description:
         """Return how far the shard and its workers are."""
         state, ledger = self.state, self.ledger
-        return Description(
+        return msg.Description(
             version=state.version,
             nbytes=state.nbytes,
             applied={name: p.applied for name, p in state.workers.items()},
@@ -417,24 +396,28 @@ class Replica:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def _readable(self, reader: UpdateId, until: float, has: CopyId | None) -> Weights | None:
+    async def _readable(
+        self, reader: UpdateId, until: float, has: msg.CopyId | None
+    ) -> msg.Weights | None:
         if not await self.until(lambda: self._may_read(reader.worker), until):
             return None
         state, left, now = self._commits.visible, self._slack(reader.worker), self.node.clock.now()
         metadata = self._group.recovery.durability.metadata(self.epoch, state)
-        weights = Weights(state.version, now, -1 if left is None else left, state.values, metadata)
+        weights = msg.Weights(
+            state.version, now, -1 if left is None else left, state.values, metadata
+        )
         return await self._copies.filtered(weights, reader, has)
 
-    async def _rows(self, m: RowsAsked) -> RowsRead:
+    async def _rows(self, m: msg.RowsAsked) -> msg.RowsRead:
         """Read from a committed state, which never changes, so that no push has to wait."""
         state, now = self._commits.visible, self.node.clock.now()
         spec, table = self._layout.table(m.table), table_of(state.tables, m.table)
-        if isinstance(m, PullRows):
+        if isinstance(m, msg.PullRows):
             nbytes = len(m.keys) * (spec.row_nbytes + m.keys.itemsize)
             values = await offload(partial(table.values, spec, m.keys), nbytes)
-            return RowsRead(state.version, now, None, values)
+            return msg.RowsRead(state.version, now, None, values)
         rows = await offload(partial(table.between, m.start, m.stop, spec), table.nbytes)
-        return RowsRead(state.version, now, rows.keys, rows.values)
+        return msg.RowsRead(state.version, now, rows.keys, rows.values)
 
     def _may_read(self, worker: str) -> bool:
         left = self._slack(worker)
