@@ -2,20 +2,24 @@
 
 Until a number of servers is asked for, hosts are meant for certain shards (their home) and nothing
 is moved. From then on replicas are kept evenly spread over that many hosts, by one move at a time
-(`dps.core.placement`), or with consistent hashing where the ring has them. A host that
-is drained is emptied, and no longer used.
+(`dps.core.placement`). A host that is drained is emptied, and no longer used.
+
+With consistent hashing, a host is on the ring by the name of its node, so that a lost node's
+successor gets what that one had. A shard's replicas go to the hosts that follow it, on machines of
+their own where there are enough. Hosts that were on the ring when all shards were last served stay
+as long as they can be used, even if another host holds more.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Collection
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dps.core.names import STORE_ROLES, original
-from dps.core.placement import ConsistentHash, HashRing, Move, apart, moves, moves_to
+from dps.core.placement import HashRing, Move, apart, moves, moves_to
 from dps.errors import CapacityError, NotServing
 from dps.protocol.messages import HostInfo
 from dps.protocol.transport import Endpoint
@@ -26,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Rebalancer:
-    """How many hosts hold shards, and what is to move. All calls come from one event loop.
+    """Which hosts hold shards, and what is to move. All calls come from one event loop.
 
     `servers` is how many hosts are to hold shards; None: any number. Something is still to be moved
     from the hosts that are `leaving`.
@@ -41,7 +45,8 @@ class Rebalancer:
         self._members = coordinator.members
         self._controllers = coordinator.controllers
         self._drained: dict[Endpoint, int] = {}
-        self._ring = HostRing(group.placement, group.replicas) if group.placement else None
+        self._on_ring: Collection[Endpoint] = ()
+        self._avoided: dict[tuple[int, Endpoint], float] = {}
 
     # -- what is asked for -----------------------------------------------------------------------
 
@@ -127,7 +132,7 @@ class Rebalancer:
 
     def preferred(self, shard: int) -> list[Endpoint]:
         """The hosts that are to hold a shard, the best first; none: all are alike."""
-        return self._ring.order(shard, self._infos_in_use()) if self._ring is not None else []
+        return self._order(shard, self._in_use().values()) if self._group.placement else []
 
     def load(self, host: Endpoint) -> int:
         """How many replicas a host has, or is about to have."""
@@ -135,24 +140,30 @@ class Rebalancer:
 
     def _able(self) -> list[HostInfo]:
         """The hosts that can hold any shard."""
-        infos = self.usable.values()
-        return [
-            i for i in infos if i.role not in STORE_ROLES and not self._members.is_silent(i.host)
-        ]
+        members = self._members
+        infos = (i for i in self.usable.values() if i.role not in STORE_ROLES)
+        return [info for info in infos if not members.is_silent(info.host)]
 
-    def _in_use(self) -> list[Endpoint]:
-        """The hosts that are to hold shards."""
-        return [info.host for info in self._infos_in_use()]
-
-    def _infos_in_use(self) -> list[HostInfo]:
-        """Those that are on the ring, if there is one, then those that hold most already."""
+    def _in_use(self) -> dict[Endpoint, HostInfo]:
+        """The hosts that are to hold shards: those on the ring, then those that hold most."""
         loads = self._loads()
-        kept = self._ring.members if self._ring is not None else ()
 
         def rank(info: HostInfo) -> tuple[bool, int, str]:
-            return info.host not in kept, -loads[info.host], info.node
+            return info.host not in self._on_ring, -loads[info.host], info.node
 
-        return sorted(self._able(), key=rank)[: self.servers]
+        chosen = sorted(self._able(), key=rank)[: self.servers]
+        return {info.host: info for info in chosen}
+
+    def _order(self, shard: int, infos: Collection[HostInfo]) -> list[Endpoint]:
+        """Return these hosts in the order in which they are to hold a shard."""
+        if self._group.placement is None or not infos:
+            return []
+        around = sorted(infos, key=lambda info: (info.node, str(info.host)))
+        names = tuple(original(info.node) for info in around)
+        ring = _ring_of(names, self._group.placement.virtual_nodes)
+        following = [around[i] for i in ring.successors(str(shard))]
+        chosen = apart(following, lambda info: info.machine, self._group.replicas)
+        return [info.host for info in chosen]
 
     def _loads(self) -> Counter[Endpoint]:
         loads: Counter[Endpoint] = Counter()
@@ -162,16 +173,66 @@ class Rebalancer:
                 loads[each.reserved] += 1
         return loads
 
+    # -- the best host ---------------------------------------------------------------------------
+
+    def best(
+        self, shard: int, chain: tuple[Endpoint, ...], last: Endpoint | None
+    ) -> Endpoint | None:
+        """Return the best host for one more replica of a shard; None: there is none.
+
+        It is the next on the ring, if there is one; else one meant for this shard, else the one
+        with the fewest replicas. Of equals, it is on another machine than the members of `chain`.
+        `last` is where the shard was before.
+        """
+        members = self._members
+        hosts = members.hosts
+        machines = {hosts[member].machine for member in chain if member in hosts} - {""}
+        candidates = [
+            info
+            for host, info in hosts.items()
+            if host not in chain
+            and self.may_hold(info, shard)
+            and not (chain and self.is_avoided(shard, host))
+        ]
+        places = {host: place for place, host in enumerate(self.preferred(shard))}
+
+        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
+            host = info.host
+            return (
+                self.is_avoided(shard, host),
+                not members.answers(host),
+                self.is_reserve(host),
+                host != last,
+                places.get(host, len(places)),
+                info.home != shard,
+                self.load(host),
+                info.machine in machines,
+                (info.role == "replica") != bool(chain),  # it is meant for another role
+                info.node,
+            )
+
+        return min(candidates, key=rank).host if candidates else None
+
+    def avoid(self, shard: int, host: Endpoint) -> None:
+        """Prefer others for a lease: this host may not reach what it needs."""
+        loop, lease = asyncio.get_running_loop(), self._group.timings.lease
+        self._avoided[shard, host] = loop.time() + lease
+        loop.call_later(lease, self._controllers[shard].wake)
+
+    def is_avoided(self, shard: int, host: Endpoint) -> bool:
+        """Whether others are to be tried before this host."""
+        return self._avoided.get((shard, host), 0.0) > asyncio.get_running_loop().time()
+
     # -- moves -----------------------------------------------------------------------------------
 
     def consider(self) -> None:
         """Begin the next move, if it is time for one."""
         if all(each.view.serving and each.moving is None for each in self._controllers):
-            if self._ring is not None:
-                self._ring.members = frozenset(self._in_use())
-            ready = (m for m in self._plan() if self._controllers[m.shard].can_move_to(m.target))
-            for move in islice(ready, 1):
-                self._controllers[move.shard].move(move)
+            self._on_ring = self._in_use().keys() if self._group.placement else ()
+            for move in self._plan():
+                if self._controllers[move.shard].can_move_to(move.target):
+                    self._controllers[move.shard].move(move)
+                    break
 
     def look(self) -> bool:
         """Update `leaving`; return whether it has changed."""
@@ -192,13 +253,16 @@ class Rebalancer:
         if self.servers is None:
             return []
         chains = [controller.view.chain for controller in self._controllers]
-        if self._ring is None:
-            planned = moves(chains, self._in_use(), self._group.replicas)
+        if self._group.placement is None:
+            planned = moves(chains, list(self._in_use()), self._group.replicas)
         else:
-            infos = self._infos_in_use()
-            planned = moves_to([self._ring.owners(s, infos) for s in range(len(chains))], chains)
+            planned = moves_to(self._owners(len(chains)), chains)
         ready = [move for move in planned if move.source is not None]
         return sorted(ready, key=self._urgency)
+
+    def _owners(self, shards: int) -> list[list[Endpoint]]:
+        infos = self._in_use().values()
+        return [self._order(shard, infos)[: self._group.replicas] for shard in range(shards)]
 
     def _urgency(self, move: Move[Endpoint]) -> int:
         """The host that was drained first has the least time left, so it is emptied first."""
@@ -206,88 +270,6 @@ class Rebalancer:
         return last if move.source is None else self._drained.get(move.source, last)
 
 
-class HostRing:
-    """The hosts in use, on a ring for consistent hashing. Used from one event loop.
-
-    A host is on the ring by the name of its node, so that a lost node's successor gets what that
-    one had. A shard's replicas go to the hosts that follow it, on machines of their own where there
-    are enough. The `members` were on it when all shards were last served; they stay as long as they
-    can be used, even if another host holds more.
-    """
-
-    def __init__(self, placement: ConsistentHash, replicas: int) -> None:
-        self.members: frozenset[Endpoint] = frozenset()
-        self._virtual_nodes = placement.virtual_nodes
-        self._replicas = replicas
-        self._names: list[str] = []
-        self._ring = HashRing.of([], self._virtual_nodes)
-
-    def owners(self, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
-        """Return which of these hosts are to hold a shard."""
-        return self.order(shard, hosts)[: self._replicas]
-
-    def order(self, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
-        """Return these hosts in the order in which they are to hold a shard."""
-        around = sorted(hosts, key=lambda info: (info.node, str(info.host)))
-        names = [original(info.node) for info in around]
-        if names != self._names:
-            self._names, self._ring = names, HashRing.of(names, self._virtual_nodes)
-        following = [around[i] for i in self._ring.successors(str(shard))] if names else []
-        chosen = apart(following, lambda info: info.machine, self._replicas)
-        return [info.host for info in chosen]
-
-
-class ReplicaPlacement:
-    """The hosts that one shard may go to; calls `wake` when a host is no longer avoided."""
-
-    def __init__(self, shard: int, coordinator: Coordinator, wake: Callable[[], None]) -> None:
-        self._shard = shard
-        self._coordinator = coordinator
-        self._wake = wake
-        self._avoided: dict[Endpoint, float] = {}
-
-    def best(self, chain: tuple[Endpoint, ...], last: Endpoint | None) -> Endpoint | None:
-        """Return the best host for one more replica; None: there is none.
-
-        It is the next on the ring, if there is one; else one meant for this shard, else the one
-        with the fewest replicas. Of equals, it is on another machine than the members of `chain`.
-        `last` is where the shard was before.
-        """
-        members, rebalancer = self._coordinator.members, self._coordinator.rebalancer
-        hosts = members.hosts
-        machines = {hosts[member].machine for member in chain if member in hosts} - {""}
-        candidates = [
-            info
-            for host, info in hosts.items()
-            if host not in chain
-            and rebalancer.may_hold(info, self._shard)
-            and not (chain and self.is_avoided(host))
-        ]
-        places = {host: place for place, host in enumerate(rebalancer.preferred(self._shard))}
-
-        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
-            host = info.host
-            return (
-                self.is_avoided(host),
-                not members.answers(host),
-                rebalancer.is_reserve(host),
-                host != last,
-                places.get(host, len(places)),
-                info.home != self._shard,
-                rebalancer.load(host),
-                info.machine in machines,
-                (info.role == "replica") != bool(chain),  # it is meant for another role
-                info.node,
-            )
-
-        return min(candidates, key=rank).host if candidates else None
-
-    def avoid(self, host: Endpoint) -> None:
-        """Prefer others for a lease: this host may not reach what it needs."""
-        loop, lease = asyncio.get_running_loop(), self._coordinator.group.timings.lease
-        self._avoided[host] = loop.time() + lease
-        loop.call_later(lease, self._wake)
-
-    def is_avoided(self, host: Endpoint) -> bool:
-        """Whether others are to be tried before this host."""
-        return self._avoided.get(host, 0.0) > asyncio.get_running_loop().time()
+@lru_cache(maxsize=8)
+def _ring_of(names: tuple[str, ...], virtual_nodes: int) -> HashRing:
+    return HashRing.of(names, virtual_nodes)

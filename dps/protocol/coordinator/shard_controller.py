@@ -26,7 +26,6 @@ from dps.errors import (
 )
 from dps.events import Decided, Moved
 from dps.protocol import messages as msg
-from dps.protocol.coordinator.placement import ReplicaPlacement
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -69,7 +68,6 @@ class ShardController:
         self._unreached: set[Endpoint] = set()  # the stores that the shard is served without
         # Hosts that may have got the state from a store since the shard was lost, from which epoch.
         self._tried: dict[Endpoint, int] = {}
-        self._placement = ReplicaPlacement(shard, coordinator, self.wake)
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Event | None = None
@@ -131,7 +129,7 @@ class ShardController:
         ):
             return False
         self._unreached.add(store)
-        self._placement.avoid(store)
+        self._avoid(store)
         self.unsettle()
         self.look_again()
         return True
@@ -165,12 +163,18 @@ class ShardController:
     def can_move_to(self, host: Endpoint) -> bool:
         """Whether a replica may be moved now: the shard is whole, and the host has not failed."""
         whole = self.view.serving and len(self.view.chain) == self._group.replicas
-        return whole and not self._lacks_store and not self._placement.is_avoided(host)
+        return whole and not self._lacks_store and not self._is_avoided(host)
 
     def move(self, move: Move[Endpoint]) -> None:
         """Move a replica, unless something that this needs is lost meanwhile."""
         self.moving, self._began_moving = move, asyncio.get_running_loop().time()
         self.wake()
+
+    def _avoid(self, host: Endpoint) -> None:
+        self._coordinator.rebalancer.avoid(self.view.shard, host)
+
+    def _is_avoided(self, host: Endpoint) -> bool:
+        return self._coordinator.rebalancer.is_avoided(self.view.shard, host)
 
     def _next_epoch(self) -> int:
         self._last_epoch += 1
@@ -216,7 +220,7 @@ class ShardController:
             host = self._free_host
             return host is not None and await self._extend(view, host)
         for store in self._unreached:
-            if not self._placement.is_avoided(store):
+            if not self._is_avoided(store):
                 return await self._use_again(view, store)
         return await self._move_on(view)
 
@@ -271,7 +275,7 @@ class ShardController:
             # A server that was told of lost keepers uses them for as long as the epoch lasts.
             served = (self.view, self._keepers) == (view, keepers) and self._is_coming(host)
         except DpsError:
-            self._placement.avoid(host)
+            self._avoid(host)
             raise
         finally:
             if served:
@@ -307,13 +311,13 @@ class ShardController:
 
     @property
     def _free_host(self) -> Endpoint | None:
-        return self._placement.best(self.view.chain, self._last_host)
+        return self._coordinator.rebalancer.best(self.view.shard, self.view.chain, self._last_host)
 
     @property
     def _holder(self) -> Endpoint | None:
         """A host that may have got the state from a store that was lost before it served."""
         there = [host for host in self._tried if host in self._members]
-        return min(there, key=self._placement.is_avoided) if there and not self._is_kept else None
+        return min(there, key=self._is_avoided) if there and not self._is_kept else None
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
         """Before another host has the shard, take others out of the epoch that clients know.
@@ -380,7 +384,7 @@ class ShardController:
 
     async def _use_again(self, view: msg.View, store: Endpoint) -> bool:
         """Use a store again that was out of reach, if the shard's server reaches it now."""
-        self._placement.avoid(store)  # else it is asked again after a while
+        self._avoid(store)  # else it is asked again after a while
         request = msg.CanReach(view.shard, view.epoch, store)
         await self._coordinator.transport.call(view.chain[-1], request, self._timings.call)
         self._unreached.discard(store)
@@ -453,7 +457,7 @@ class ShardController:
             joined = self.view == view and self._is_coming(host)
         except DpsError:
             self._members.suspect(host.address, "coordinator")
-            self._placement.avoid(host)
+            self._avoid(host)
             raise
         finally:
             there = has_all and self._is_coming(host)

@@ -30,7 +30,7 @@ from dps.protocol.coordinator import placement
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.liveness import Membership, _Member
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.placement import HostRing, Rebalancer, ReplicaPlacement
+from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.workers import Workers
 from dps.protocol.key_cache import KeyLists
@@ -364,16 +364,17 @@ async def _(right, self, op, epoch, until):
 # -- the ring --------------------------------------------------------------------------------------
 
 
-@instead_of(HostRing, "order", "shards dealt out by turns", "rings")
+@instead_of(Rebalancer, "_order", "shards dealt out by turns", "rings")
 def _order_by_turns(right, self, shard, hosts):
     around = sorted(hosts, key=lambda info: (info.node, str(info.host)))
     first = shard % max(1, len(around))
     return [info.host for info in (*around[first:], *around[:first])]
 
 
-@instead_of(HostRing, "owners", "shards moved by turns", "rings")
-def _(right, self, shard, hosts):
-    return _order_by_turns(right, self, shard, hosts)[: self._replicas]
+@instead_of(Rebalancer, "_owners", "shards moved by turns", "rings")
+def _(right, self, shards):
+    hosts, replicas = self._in_use().values(), self._group.replicas
+    return [_order_by_turns(right, self, shard, hosts)[:replicas] for shard in range(shards)]
 
 
 # -- sparse tables ---------------------------------------------------------------------------------
@@ -566,14 +567,14 @@ def _(right, self, info, shard):
     return self.servers is not None or info.home in (-1, shard)
 
 
-@instead_of(ReplicaPlacement, "best", "replicas share a machine", "chains wide")
-def _(right, self, chain, last):
+@instead_of(Rebalancer, "best", "replicas share a machine", "chains wide")
+def _(right, self, shard, chain, last):
     known = self._coordinator.members._known
     infos = {host: known[host].info for host in chain if host in known}
     for host, info in infos.items():
         known[host].info = replace(info, machine="")
     try:
-        return right(self, chain, last)
+        return right(self, shard, chain, last)
     finally:
         for host, info in infos.items():
             known[host].info = info
