@@ -244,10 +244,9 @@ class Coordinator:
         for controller in self.controllers:
             if controller in theirs:
                 controller.unsettle(without=info.host)
-                controller.interrupt()
                 self._detected(controller, info, by)
             if info.host in (controller.reserved, *self.keepers):
-                controller.interrupt()
+                controller.look_again()
             if info.host == controller.reserved:
                 controller.reserved = None  # it may be used again at once, but has nothing
             controller.store_lost(info.host)
@@ -264,7 +263,6 @@ class Coordinator:
             chain = controller.view.chain
             if info.host in chain and all(map(self.members.is_silent, chain)):
                 controller.unsettle()
-                controller.interrupt()
                 self._detected(controller, info, by)
         await self.publish()
 

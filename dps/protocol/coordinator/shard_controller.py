@@ -36,10 +36,9 @@ DONOR_SECONDS = 0.05  # how often to look whether a donor is still active
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    """The old holder of a replica that is moved, which has left the epoch: `fence`, at `at`."""
+    """A move whose source has left the epoch: `fence`, at `at`."""
 
     move: Move[Endpoint]
-    holder: Endpoint
     fence: int
     at: float
 
@@ -62,7 +61,6 @@ class ShardController:
         self._timings = coordinator.group.timings
         self._durability = coordinator.group.recovery.durability
         self._last_epoch = 0
-        self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
         self._stored: tuple[Endpoint, ...] = ()  # the stores that have the state that was acked
         self._unreached: set[Endpoint] = set()  # the stores that the shard is served without
@@ -70,9 +68,8 @@ class ShardController:
         self._tried: dict[Endpoint, int] = {}
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
-        self._seeded: asyncio.Event | None = None
-        self._brought: msg.Brought | None = None
-        self._failed_attempts = 0
+        self._seeded: asyncio.Future[msg.Brought] | None = None
+        self._was_tried = False  # whether an attempt to restore it has failed
         self._began_moving = 0.0
         self._stopped: _Stopped | None = None
         coordinator.tasks.keep(self._tend, self._timings.retry)
@@ -81,37 +78,28 @@ class ShardController:
         """Look whether there is something to do."""
         self._awake.set()
 
-    def interrupt(self) -> None:
-        """Give up the step that is under way: it relies on what has changed."""
+    def look_again(self) -> None:
+        """Give up the step that is under way, which relies on what has changed; choose another."""
         if self._step is not None and not self._step.expired():
             self._step.reschedule(asyncio.get_running_loop().time())
-
-    def look_again(self) -> None:
-        """Give up the step that is under way, and choose another."""
-        self.interrupt()
         self.wake()
 
-    def unsettle(self, without: Endpoint | None = None, also: Endpoint | None = None) -> None:
-        """Stop serving the shard until what is left of its chain has entered a new epoch.
-
-        `also` is a newcomer that becomes its tail.
-        """
-        chain = tuple(member for member in self.view.chain if member != without)
-        chain += (also,) if also is not None else ()
-        self.view = msg.View(self.view.shard, self._next_epoch(), chain, serving=False)
+    def unsettle(self, without: Endpoint | None = None) -> None:
+        """Stop serving the shard until what is left of its chain has entered a new epoch."""
+        self._begin_epoch(tuple(member for member in self.view.chain if member != without))
+        self.look_again()
 
     def forsake(self) -> None:
         """Give the shard's present state up, though its replicas live."""
-        if self.view.chain:
-            self._last_host, self._forsaken = self.view.chain[0], self.view.chain
-        self.view = msg.View(self.view.shard, self._next_epoch(), (), serving=False)
+        self._forsaken = self.view.chain or self._forsaken
+        self._begin_epoch(())
         self.look_again()
 
     def seeded(self, epoch: int, brought: msg.Brought) -> None:
         """Note that the initial values are installed, or a worker's copy."""
-        if self._seeded is not None and epoch == self.view.epoch:
-            self._brought = brought
-            self._seeded.set()
+        installed = self._seeded
+        if installed is not None and not installed.done() and epoch == self.view.epoch:
+            installed.set_result(brought)
 
     def store_lost(self, host: Endpoint) -> None:
         """Note that no state is kept on a host: it may come back, but empty."""
@@ -131,7 +119,6 @@ class ShardController:
         self._unreached.add(store)
         self._avoid(store)
         self.unsettle()
-        self.look_again()
         return True
 
     def cannot_reach(self, store: Endpoint) -> bool:
@@ -175,6 +162,9 @@ class ShardController:
 
     def _is_avoided(self, host: Endpoint) -> bool:
         return self._coordinator.rebalancer.is_avoided(self.view.shard, host)
+
+    def _begin_epoch(self, chain: tuple[Endpoint, ...]) -> None:
+        self.view = msg.View(self.view.shard, self._next_epoch(), chain, serving=False)
 
     def _next_epoch(self) -> int:
         self._last_epoch += 1
@@ -247,7 +237,7 @@ class ShardController:
         One that stopped for a move may lack what the others have committed since, so it comes back
         only if they are all lost.
         """
-        stopped = self._stopped.holder if self._stopped is not None else None
+        stopped = self._stopped.move.source if self._stopped is not None else None
         others = tuple(member for member in self.view.chain if member != stopped)
         return others or self.view.chain
 
@@ -265,7 +255,7 @@ class ShardController:
         return True
 
     async def _restore_on(self, host: Endpoint) -> None:
-        self.unsettle()
+        self._begin_epoch(())
         view, keepers = self.view, self._keepers
         self._decide(view, host, "restore")
         served = False
@@ -282,16 +272,14 @@ class ShardController:
                 self._serve(msg.View(view.shard, view.epoch, (host,), serving=True))
                 if self.begun:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
-                    mail = self._failed_attempts and self._group.recovery.uses_mailbox
-                    self._coordinator.failovers.restored(self.view, brought, certain=not mail)
-                self.begun, self._forsaken = True, ()
+                    certain = not (self._was_tried and self._group.recovery.uses_mailbox)
+                    self._coordinator.failovers.restored(self.view, brought, certain=certain)
                 self._note_stored(keepers)
-                self._stopped = None
-                self._failed_attempts = 0
-                self._tried = {}
+                self.begun, self._was_tried = True, False
+                self._forsaken, self._stopped, self._tried = (), None, {}
             else:
-                self.unsettle()  # the host may have closed the mailbox for its epoch
-                self._failed_attempts += 1
+                self._begin_epoch(self.view.chain)  # the host may have closed the mailbox for it
+                self._was_tried = True
             await self._coordinator.publish()
 
     def _decide(self, view: msg.View, head: Endpoint, how: str) -> None:
@@ -301,17 +289,20 @@ class ShardController:
     def _serve(self, view: msg.View) -> None:
         """Let clients use the shard, which has what was in its mailbox, and clear that."""
         self.view = view
-        if self._group.recovery.uses_mailbox:
-            clear = msg.ClearMail(view.shard, view.epoch)
-            for mailbox in self._coordinator.mailboxes:
-                self._send(clear, partial(self._while_at, view, mailbox))
+        if not self._group.recovery.uses_mailbox:
+            return
 
-    def _while_at(self, view: msg.View, mailbox: Endpoint) -> Endpoint | None:
-        return mailbox if self.view == view and mailbox in self._coordinator.mailboxes else None
+        def is_in_use(mailbox: Endpoint) -> bool:
+            return self.view == view and mailbox in self._coordinator.mailboxes
+
+        for mailbox in self._coordinator.mailboxes:
+            clear = msg.ClearMail(view.shard, view.epoch)
+            self._send(mailbox, clear, partial(is_in_use, mailbox))
 
     @property
     def _free_host(self) -> Endpoint | None:
-        return self._coordinator.rebalancer.best(self.view.shard, self.view.chain, self._last_host)
+        chain, last = self.view.chain, next(iter(self._forsaken), None)
+        return self._coordinator.rebalancer.best(self.view.shard, chain, last)
 
     @property
     def _holder(self) -> Endpoint | None:
@@ -327,22 +318,25 @@ class ShardController:
         """
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
-                shard, epoch = self.view.shard, self._next_epoch()
-                fence = msg.Configure(shard, epoch, (forsaken,), forsaken, keepers=self._keepers)
                 try:
-                    await self._call(forsaken, fence)
+                    await self._call(forsaken, self._fence((forsaken,), forsaken))
                 except LeaseExpired:
                     raise  # it may renew its lease, and serve on
                 except NotServing:
                     continue  # it has nothing of the shard
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
+    def _fence(self, chain: tuple[Endpoint, ...], host: Endpoint) -> msg.Configure:
+        """What takes a host out of the epoch that it is in."""
+        epoch = self._next_epoch()
+        return msg.Configure(self.view.shard, epoch, chain, host, keepers=self._keepers)
+
     async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
-        part, cuts = self._coordinator.part, self._coordinator.cuts
+        part, cuts, brought = self._coordinator.part, self._coordinator.cuts, None
         restore = msg.Restore(view.shard, view.epoch, host, self._keepers)
         if self.begun and part is not None:
             install = partial(self._install, view, host)
-            brought: msg.Brought = await part.restore(view.shard, view.epoch, host, install)
+            brought = await part.restore(view.shard, view.epoch, host, install)
         elif self.begun and cuts is not None:
             cut = cuts.newest
             try:
@@ -361,9 +355,7 @@ class ShardController:
                 raise
         elif self.begun and self._durability.has_layer_below:
             brought = await self._call(host, replace(restore, from_below=True))
-        else:
-            brought = await self._install(view, host)
-        return brought
+        return brought or await self._install(view, host)
 
     @property
     def _is_kept(self) -> bool:
@@ -389,7 +381,7 @@ class ShardController:
         await self._coordinator.transport.call(view.chain[-1], request, self._timings.call)
         self._unreached.discard(store)
         if self.view == view:
-            self.unsettle()
+            self._begin_epoch(view.chain)
             await self._coordinator.publish()
         return True
 
@@ -421,27 +413,21 @@ class ShardController:
 
         Raises `NotServing` if a worker's copy is wanted that does not stand any more.
         """
-        self._seeded = installed = asyncio.Event()
+        self._seeded = installed = asyncio.get_running_loop().create_future()
         seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)
         self._coordinator.seeds[view.shard] = seed
         await self._coordinator.publish()
+        pause = self._timings.call if stands is None else DONOR_SECONDS
         try:
-            patience = self._timings.call if stands is None else DONOR_SECONDS
-            while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(patience):
-                        await installed.wait()
-                        break
-                gone = stands is not None and not stands()
-                if stands is None or gone:
+            while not (await asyncio.wait([installed], timeout=pause))[0]:
+                if stands is None or not stands():
                     self._members.suspect(host.address, "coordinator")
-                if gone:
+                if stands is not None and not stands():
                     raise NotServing(f"shard {view.shard}: {donor} cannot give its copy")
         finally:
             self._seeded = None
             del self._coordinator.seeds[view.shard]
-        assert self._brought is not None
-        return self._brought
+        return installed.result()
 
     async def _extend(self, view: msg.View, host: Endpoint) -> bool:
         """Add a replica at the tail of a chain."""
@@ -467,7 +453,7 @@ class ShardController:
             else:
                 # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
                 # more that it does not have: it may be the last one that has it.
-                self.unsettle(also=host if there else None)
+                self._begin_epoch((*self.view.chain, host) if there else self.view.chain)
             await self._coordinator.publish()
         return True
 
@@ -499,11 +485,10 @@ class ShardController:
         the others may commit something without it at any time.
         """
         left = tuple(member for member in view.chain if member != source)
-        fence = self._next_epoch()  # nothing that it still passes on is of their epoch
-        stopped = _Stopped(move, source, fence, asyncio.get_running_loop().time())
+        out = self._fence(left, source)  # nothing that it still passes on is of their epoch
+        stopped = _Stopped(move, out.epoch, asyncio.get_running_loop().time())
         switched = False
         try:
-            out = msg.Configure(view.shard, fence, left, source, keepers=self._keepers)
             await self._call(source, out)
             if source in self.view.chain:
                 self._stopped = stopped
@@ -514,7 +499,7 @@ class ShardController:
             if switched:
                 self._serve(shorter)
             else:
-                self.unsettle()
+                self._begin_epoch(self.view.chain)
             await self._coordinator.publish()
         self._end_move()
         return True
@@ -522,29 +507,26 @@ class ShardController:
     def _end_move(self) -> None:
         """Release the host that stopped for a move, now that others serve."""
         stopped, self._stopped = self._stopped, None
-        if stopped is None or stopped.holder in self.view.chain:
+        source = stopped.move.source if stopped is not None else None
+        if stopped is None or source is None or source in self.view.chain:
             return
         self.moving = None
         if stopped.move.target in self.view.chain:
-            self._record_move(stopped)
-        # Until the host does it, that only costs memory.
-        release = msg.Release(self.view.shard, stopped.fence)
-        self._send(release, lambda: stopped.holder if stopped.holder in self._members else None)
-
-    def _record_move(self, stopped: _Stopped) -> None:
-        now = asyncio.get_running_loop().time()
-        self._coordinator.emit(
-            Moved(
+            now = asyncio.get_running_loop().time()
+            moved = Moved(
                 self._coordinator.clock.now(),
                 self.view.shard,
                 self.view.epoch,
-                source=self._members.node(stopped.move.source),
+                source=self._members.node(source),
                 target=self._members.node(stopped.move.target),
                 nbytes=self._group.layout.shards[self.view.shard].nbytes,
                 seconds=now - self._began_moving,
                 pause_seconds=now - stopped.at,
             )
-        )
+            self._coordinator.emit(moved)
+        # Until the host does it, that only costs memory.
+        release = msg.Release(self.view.shard, stopped.fence)
+        self._send(source, release, lambda: source in self._members)
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -556,11 +538,11 @@ class ShardController:
             )
             await self._call(member, enter)
 
-    def _send(self, request: Any, whom: Callable[[], Endpoint | None]) -> None:
-        """Repeat a request in the background until it is carried out, or `whom` returns None."""
+    def _send(self, host: Endpoint, request: Any, is_wanted: Callable[[], bool]) -> None:
+        """Repeat a request in the background until it is carried out, or not wanted any more."""
 
         async def send() -> None:
-            while (host := whom()) is not None:
+            while is_wanted():
                 with suppress(DpsError):
                     await self._coordinator.transport.call(host, request, self._timings.call)
                     return

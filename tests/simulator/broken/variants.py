@@ -193,9 +193,9 @@ async def _(right, self, m):
 
 
 @instead_of(ShardController, "unsettle", "restarted although a replica lives", "chains")
-def _(right, self, without=None, also=None):
+def _(right, self, without=None):
     lost_head = without is not None and self.view.chain[:1] == (without,)
-    right(self, without, also)
+    right(self, without)
     if lost_head:
         self.view = replace(self.view, chain=())
 
@@ -737,8 +737,6 @@ def _(right, self, store):
         return right(self, store)
     self.store_lost(store)
     self.unsettle()
-    self.interrupt()
-    self.wake()
     return True
 
 
