@@ -413,7 +413,8 @@ class ShardController:
 
         Raises `NotServing` if a worker's copy is wanted that does not stand any more.
         """
-        self._seeded = installed = asyncio.get_running_loop().create_future()
+        installed: asyncio.Future[msg.Brought] = asyncio.get_running_loop().create_future()
+        self._seeded = installed
         seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)
         self._coordinator.seeds[view.shard] = seed
         await self._coordinator.publish()

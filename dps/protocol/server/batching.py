@@ -35,13 +35,7 @@ class _Held:
 
 
 class Batching:
-    """The updates that wait at one replica. Used from one event loop.
-
-    Attributes
-    ----------
-    together
-        Whether updates wait for others: for the rest of their round, or to be summed with them.
-    """
+    """The updates that wait at one replica, if they are applied `together`."""
 
     def __init__(self, replica: Replica, tasks: Tasks) -> None:
         group = replica.node.group

@@ -13,19 +13,10 @@ STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Ledger:
-    """Counts and records the updates that one replica applies. Used from one event loop.
+    """Counts the updates that one replica applies, and records them if anything listens.
 
-    Without listeners to the group's events, updates are only counted.
-
-    Attributes
-    ----------
-    updates, duplicates
-        Updates that the replica has applied, and refused because it had them.
-    staleness, staleness_sum
-        Histogram of their staleness: updates up to each of `STALENESS_BOUNDS` but above the one
-        before, and above the last. The sum of their staleness.
-    waiting
-        Pushes that have arrived and are not acknowledged.
+    `staleness` is their histogram: updates up to each of `STALENESS_BOUNDS`, and above the last.
+    `waiting` are pushes that are not acknowledged, `duplicates` those that were applied before.
     """
 
     def __init__(self, node: ServerNode, shard: int) -> None:

@@ -27,14 +27,8 @@ LOOKS = 4  # probes per lease of a store that takes long
 class ServerNode:
     """The node that a server runs on, with what it runs by. Used from one event loop.
 
-    Attributes
-    ----------
-    me
-        Where the server is called.
-    each
-        Runs the chunks of a step of the update rule.
-    watched
-        Returns this process as the monitor of its host knows it; None: no monitor watches it.
+    The server is called at `me`; `each` runs the chunks of a step of the update rule; `watched`
+    returns this process as the monitor of its host knows it, or None.
     """
 
     group: Group

@@ -1,8 +1,8 @@
 """One replica of a shard: gates, applies, replicates and acknowledges operations.
 
-An operation is applied under a lock, which gives it its place in the order, and is then committed
-(`dps.protocol.server.commit_log`). Weights are served only once everything in them is committed, so
-the loss of a replica never takes back what a client has seen.
+An operation is applied under a lock, which gives it its place in the order, and is then committed.
+Weights are served only once everything in them is committed, so the loss of a replica never takes
+back what a client has seen.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ _Waiters = dict[asyncio.Future[None], Callable[[], bool]]
 class Replica:
     """A replica of one shard. Used from one event loop.
 
-    A request of one epoch may end in another, after a wait: the server answers only requests of
-    the current one.
+    A request may end in another epoch, after a wait: the server answers only in its own.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class Replica:
         self._machine = StateMachine(layout, group.rule, group.functions, node.each, empty)
         self._waiting: _Waiters = {}
         self._waiting_for_room: _Waiters = {}
-        self._commits = CommitLog(node, view, state, persistence, self.notify)
+        self._commits = CommitLog(self, persistence)
         self._committing = tasks.start(self._commits.run())
         cut = group.restores_together
         self.cutter = SnapshotBarrier(self, tasks, persistence) if cut else None
@@ -126,8 +125,8 @@ class Replica:
     async def pull(self, m: msg.Pull | msg.RowsAsked) -> msg.Weights | msg.RowsRead | msg.Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
 
-        Any replica can: it has applied what another one has committed. So it never shows less than
-        the client has seen, unless that was lost since.
+        Any replica has applied what another one has committed, so it can show what the client has
+        seen, unless that was lost since.
         """
         self.must_be_in(m.epoch)
         reader = UpdateId(m.worker, m.incarnation, 0)
@@ -181,10 +180,9 @@ class Replica:
     # -- applying ------------------------------------------------------------------------------
 
     async def apply(self, op: Operation, epoch: int, until: float) -> Step | msg.Waiting:
-        """Apply one operation in its turn; it is not yet durable then.
+        """Apply one operation in its turn, before it is durable.
 
-        `Waiting`: until the loop's time `until` a cut, or operations that are not committed, left
-        no room for it.
+        `Waiting`: a cut, or operations that are not committed, left no room until the time `until`.
         """
         while True:
             try:
@@ -202,10 +200,7 @@ class Replica:
                 self.notify()  # an operation that was refused, or gave up, leaves room to the next
 
     async def apply_now(self, op: Operation) -> Step:
-        """Apply an operation, make the step's state the current one, and begin to commit it.
-
-        The lock must be held.
-        """
+        """Apply an operation, and begin to commit it. The lock must be held."""
         machine, state = self._machine, self.state
 
         def work() -> Step:
@@ -222,7 +217,7 @@ class Replica:
             if op.kind == "leave":
                 self._copies.forget(op.id.worker)
             self.ledger.add(self.epoch, self.is_head, step.updates)
-            self._commits.add(step.state, step.operation)  # a call, with its result
+            self._commits.add(step.operation)  # a call, with its result
         return step
 
     async def settle(self, complete: bool = False) -> None:
@@ -249,8 +244,8 @@ class Replica:
     async def replicate(self, m: msg.Replicate) -> None:
         """Apply the predecessor's operations; reply when they are committed from here on too.
 
-        It replies before the call's deadline in any case, so that the predecessor knows that it has
-        reached this replica, and the delay is in the work here or behind it.
+        It replies before the call's deadline in any case: then the predecessor knows that the delay
+        is in the work here or behind it, not in the link.
         """
         newcomer, limit = m.committed >= 0, _now() + self._group.timings.call / 2
         try:
@@ -262,11 +257,12 @@ class Replica:
         if newcomer:
             return
         last, commits = m.first + len(m.operations) - 1, self._commits
-        if not await self.until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
+        if not await self.until(
+            lambda: commits.visible.index >= last or m.epoch != self.epoch, limit
+        ):
             raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
 
     async def _take(self, m: msg.Replicate) -> None:
-        """Apply the new operations, and release the lock, which the caller acquired."""
         try:
             self.must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
@@ -281,21 +277,12 @@ class Replica:
         self.notify()
 
     async def extend(self, m: msg.Extend) -> None:
-        """Copy the state to a newcomer while updates go on, then make it the successor.
-
-        It gets what is committed, and the rest under the lock: it is never behind.
-        """
+        """Make a newcomer the successor, with what is committed, and the rest under the lock."""
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
             install = msg.Install(
-                shard=self.shard,
-                epoch=m.epoch,
-                chain=chain,
-                state=state,
-                source="replica",
-                saved=self.saved,
-                keepers=m.keepers,
+                self.shard, m.epoch, chain, state, "replica", self.saved, keepers=m.keepers
             )
             deadline = self._group.timings.copy
             copy = self.node.transport.call(m.host, install, deadline, "replicate")
@@ -303,24 +290,23 @@ class Replica:
             async with self.lock:
                 self.must_be_in(m.epoch)
                 commits.successor = m.host  # from now on nothing is committed without it
-                await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
+                rest = commits.pass_on(m.host, state.index, commits.visible.index)
+                await commits.until_interrupted(rest)
 
     async def configure(self, m: msg.Configure) -> None:
-        """Enter a new epoch with a new chain; a replica that becomes the head records it.
+        """Enter a new epoch with a new chain; outside of it, serve no request and commit nothing.
 
-        A repeated request changes nothing: the chain may be about to be extended since. A replica
-        outside the chain serves no request and commits nothing more.
+        A repeated request changes nothing: the chain may be about to be extended since.
         """
-        if not self._is_new(m.epoch):
-            return
-        self._commits.interrupt()
+        if m.epoch > self.epoch:
+            self._commits.interrupt()
         async with self.lock:
-            if not self._is_new(m.epoch):  # another request may have held the lock
-                return
+            if m.epoch <= self.epoch or self._commits.closed:
+                return self.must_be_in(m.epoch)
             was_head, was_tail = self.is_head, self._is_tail
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
-            self._commits.configure(m.epoch, m.chain)
+            self._commits.configure()
             self._persistence.enter(m.epoch, self._commits.visible if self._is_tail else None)
         now, version = self.node.clock.now(), self.state.version
         if self.is_head and not was_head:
@@ -345,10 +331,8 @@ class Replica:
         for worker in m.workers:
             for name in names_of(worker.worker):
                 there = known.get(name)
-                if there is None:
-                    counts[name] = 0
-                elif there.incarnation <= worker.incarnation or not there.seq:
-                    counts[name] = there.applied
+                if there is None or there.incarnation <= worker.incarnation or not there.seq:
+                    counts[name] = there.applied if there is not None else 0
         return msg.Durable(counts)
 
     async def save(self, m: msg.Save) -> msg.SavedAt:
@@ -366,14 +350,9 @@ class Replica:
     async def describe(self) -> msg.Description:
         """Return how far the shard and its workers are."""
         state, ledger = self.state, self.ledger
-        return msg.Description(
-            version=state.version,
-            nbytes=state.nbytes,
-            applied={name: p.applied for name, p in state.workers.items()},
-            clocks=state.clocks,
-            updates=ledger.updates,
-            missed=ledger.staleness_sum,
-        )
+        applied = {name: p.applied for name, p in state.workers.items()}
+        counts = {"updates": ledger.updates, "missed": ledger.staleness_sum}
+        return msg.Description(state.version, state.nbytes, applied, state.clocks, **counts)
 
     @property
     def saved(self) -> int:
@@ -474,13 +453,6 @@ class Replica:
         if not self.is_head:
             name = self.node.name
             raise StaleEpoch(f"shard {self.shard}: {name} is not the head in epoch {epoch}")
-
-    def _is_new(self, epoch: int) -> bool:
-        """Whether an epoch is still to be entered; raises `StaleEpoch` if it is over."""
-        if epoch > self.epoch and not self._commits.closed:
-            return True
-        self.must_be_in(epoch)
-        return False
 
     def _must_be_active(self, update: UpdateId) -> None:
         if self._is_refused(update):

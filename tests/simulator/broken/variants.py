@@ -179,7 +179,7 @@ async def _(right, self, m):
 
 @instead_of(CommitLog, "pass_on", "operations skipped", "chains")
 async def _(right, self, successor, after, committed=-1):
-    await right(self, successor, max(after, self._newest.index - 1), committed)
+    await right(self, successor, max(after, self._replica.state.index - 1), committed)
 
 
 @instead_of(Replica, "replicate", "gaps in the order taken", "chains")
@@ -551,7 +551,9 @@ async def _(right, self, m):
         async with self.lock:
             self.must_be_in(m.epoch)
             commits.successor = m.host
-            await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
+            await commits.until_interrupted(
+                commits.pass_on(m.host, state.index, commits.visible.index)
+            )
     return Done()
 
 
