@@ -16,8 +16,9 @@ losses            what failures have cost
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from inspect import isawaitable
 from typing import Any
 
 from dps.core.names import STORE_ROLES
@@ -61,7 +62,7 @@ class Coordinator:
         self.version = 0
         self.members = Membership(self)
         self.part = group.recovery.durability.coordinator_part(
-            CoordinatorContext(lambda: self.workers.donors, self.publish, clock, emit)
+            CoordinatorContext(self._donors, self.publish, clock, emit)
         )
         self.controllers = [ShardController(s, self) for s in range(len(group.layout.shards))]
         self.rebalancer = Rebalancer(self)
@@ -71,27 +72,28 @@ class Coordinator:
         self.failovers = Failovers(self)
         self._closed = False
         self._published = asyncio.Condition()
-        self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
+        self._services: dict[type, Callable[[Any], Any]] = {
             msg.GetTable: self._get_table,
             msg.ReportFailure: self._report_failure,
             msg.ReportLink: self._report_link,
             msg.RenewLease: self._renew_lease,
             msg.Sighted: self._sighted,
             msg.AddHosts: lambda m: self.members.add(m.hosts),
-            msg.Seeded: self._seeded,
-            msg.WantCut: self._want_cut,
+            msg.Seeded: lambda m: self.controllers[m.shard].seeded(m.epoch, m.brought),
             msg.Scale: self._scale,
             msg.Drain: self._drain,
-            msg.GetIncidents: self._get_incidents,
+            msg.GetIncidents: lambda m: msg.Incidents(self.losses.found, self.failovers.found),
             msg.CloseGroup: self._close_group,
             **self.workers.services,
             **(self.part.services if self.part is not None else {}),
+            **({msg.WantCut: self.cuts.want} if self.cuts is not None else {}),
         }
 
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back."""
         try:
-            reply = await self._services[type(message)](message)
+            reply = self._services[type(message)](message)
+            reply = await reply if isawaitable(reply) else reply
             return msg.Done() if reply is None else reply
         except DpsError:
             raise
@@ -155,19 +157,9 @@ class Coordinator:
         return msg.Renewed(granted, history=self.failovers.history)
 
     async def _sighted(self, m: msg.Sighted) -> None:
-        names = self.workers.by_process
         for sighting in m.sightings:
-            watched = Watched(m.monitor, sighting.number)
-            await self.members.sighted(watched, sighting)
-            for name in names.get(watched, ()):
-                await self.workers.sighted(name, watched, sighting)
-
-    async def _seeded(self, m: msg.Seeded) -> None:
-        self.controllers[m.shard].seeded(m.epoch, m.brought)
-
-    async def _want_cut(self, m: msg.WantCut) -> None:
-        if self.cuts is not None:
-            self.cuts.want(m.shard, m.version)
+            await self.members.sighted(Watched(m.monitor, sighting.number), sighting)
+        await self.workers.sighted(m)
 
     async def _scale(self, m: msg.Scale) -> None:
         self.rebalancer.scale(m.servers)
@@ -178,9 +170,6 @@ class Coordinator:
         self.rebalancer.drain(m.host)
         await self.use_hosts()
 
-    async def _get_incidents(self, m: msg.GetIncidents) -> msg.Incidents:
-        return msg.Incidents(self.losses.found, tuple(self.failovers.found))
-
     async def _close_group(self, m: msg.CloseGroup) -> None:
         self._closed = True
         await self.publish()
@@ -189,6 +178,10 @@ class Coordinator:
         """Receive the reports of the monitor that watches a process, if one does."""
         if watched is not None:
             self.monitors.follow(watched.monitor)
+
+    def _donors(self) -> set[str]:
+        """The active workers, by their names as holders of copies."""
+        return {msg.donor_name(*worker) for worker in self.workers.active.items()}
 
     # -- the table -------------------------------------------------------------------------------
 
@@ -240,12 +233,15 @@ class Coordinator:
 
     async def lose_host(self, info: msg.HostInfo, by: str) -> None:
         """Continue without a host, which serves no more."""
+        was_keeper = info.host in self.keepers
+        self.stores = tuple(store for store in self.stores if store != info.host)
+        self.mailboxes = tuple(box for box in self.mailboxes if box != info.host)
         theirs = [each for each in self.controllers if info.host in each.view.chain]
         for controller in self.controllers:
             if controller in theirs:
                 controller.unsettle(without=info.host)
                 self._detected(controller, info, by)
-            if info.host in (controller.reserved, *self.keepers):
+            if was_keeper or info.host == controller.reserved:
                 controller.look_again()
             if info.host == controller.reserved:
                 controller.reserved = None  # it may be used again at once, but has nothing
@@ -253,8 +249,8 @@ class Coordinator:
             controller.wake()
         gone = [each.view.shard for each in theirs if each.begun and not each.view.chain]
         if gone and self.cuts is not None:
-            self._roll_back(self.cuts, gone[0])
-        self._appoint_keepers(lost=info.host)
+            self.cuts.roll_back(gone[0])
+        self._appoint_keepers(was_keeper)
         await self.publish()
 
     async def suspend_host(self, info: msg.HostInfo, by: str) -> None:
@@ -319,25 +315,23 @@ class Coordinator:
         """Whether a shard is down, so that it may need what the stores and mailboxes have."""
         return any(each.begun and not each.view.serving for each in self.controllers)
 
-    def _appoint_keepers(self, lost: Endpoint | None = None) -> bool:
+    def _appoint_keepers(self, changed: bool = False) -> bool:
         """Choose the stores and mailboxes; return whether that changes them.
 
         Then the shards enter a new epoch: their servers fill a new store, and close a new mailbox.
         While a shard is down no mailbox is added that lacks what is in the others, and none that is
         in use is dropped, because nothing would read it again.
         """
-        before = self.stores, self.mailboxes
-        self.stores = self._choose_stores(lost)
-        boxes = [box for box in self.mailboxes if box in self.members and box != lost]
+        before, hosts = self.keepers, self.rebalancer.usable
+        self.stores = self._choose_stores()
+        boxes = [box for box in self.mailboxes if box in self.members]
         if not (boxes and self.any_down):
-            hosts = self.rebalancer.usable
             kept = [box for box in boxes if box in hosts and hosts[box].role == "mailbox"]
             able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
             boxes = list(dict.fromkeys(able))[: self.group.recovery.stores]
         self.mailboxes = tuple(boxes)
-        after = self.stores, self.mailboxes
-        changed = after != before or lost in self.keepers
-        if changed and all(after) and self.group.recovery.needs_store:
+        changed = changed or self.keepers != before
+        if changed and self.stores and boxes and self.group.recovery.needs_store:
             self._begin_epochs()
         return changed
 
@@ -366,12 +360,12 @@ class Coordinator:
         self._begin_epochs()
         return True
 
-    def _choose_stores(self, lost: Endpoint | None) -> tuple[Endpoint, ...]:
+    def _choose_stores(self) -> tuple[Endpoint, ...]:
         """Prefer those that keep states already; drained ones come first, and are dropped last."""
         hosts, number = self.rebalancer.usable, self.group.recovery.stores
-        stores = [store for store in self.stores if store in hosts and store != lost]
-        stores += [host for host in _of_role(hosts, "store") if host not in stores]
-        return (*self._not_replaced_by(stores[:number]), *stores[:number])
+        kept = (store for store in self.stores if store in hosts)
+        stores = list(dict.fromkeys((*kept, *_of_role(hosts, "store"))))[:number]
+        return (*self._not_replaced_by(stores), *stores)
 
     def _not_replaced_by(self, stores: Sequence[Endpoint]) -> list[Endpoint]:
         """The drained stores that have a state, until these are enough and have all states."""
@@ -381,19 +375,6 @@ class Coordinator:
             return []
         drained = self.rebalancer.drained
         return [host for host in drained if any(each.keeps_state_at(host) for each in begun)]
-
-    # -- cuts ------------------------------------------------------------------------------------
-
-    def refuse_cut(self, shard: int, cut: int) -> None:
-        """Make all shards go back to the cut before this one, which is damaged."""
-        if self.cuts is not None and self.cuts.newest == cut and self.cuts.refuse(cut):
-            self._roll_back(self.cuts, shard)
-
-    def _roll_back(self, cuts: Snapshots, shard: int) -> None:
-        cuts.roll_back(shard)
-        for controller in self.controllers:
-            if controller.begun:
-                controller.forsake()
 
 
 def _of_role(hosts: dict[Endpoint, msg.HostInfo], role: str) -> list[Endpoint]:

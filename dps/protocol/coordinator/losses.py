@@ -8,7 +8,6 @@ failover is recorded when its cost is known (`Failovers`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -246,7 +245,7 @@ class Failovers:
     """The `count` of all failovers, and the last ones. Used from one event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self.found: deque[Failover] = deque(maxlen=KEPT)
+        self.found: tuple[Failover, ...] = ()
         self.count = 0
         self._coordinator = coordinator
         self._clock = coordinator.clock
@@ -324,7 +323,7 @@ class Failovers:
         )
         del self._outages[view.shard]
         self.count += 1
-        self.found.append(failover)
+        self.found = (*self.found, failover)[-KEPT:]
         self._coordinator.emit(failover)
 
     def _cause(self, shard: int, source: str) -> str:

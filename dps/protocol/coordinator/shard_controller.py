@@ -342,7 +342,7 @@ class ShardController:
             try:
                 brought = await self._call(host, replace(restore, cut=cut))
             except CheckpointCorrupt:  # all shards have to do with the one before
-                self._coordinator.refuse_cut(view.shard, cut)
+                cuts.refuse(view.shard, cut)
                 raise
         elif self._is_kept:
             self._tried.setdefault(host, view.epoch)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from dps.errors import DpsError, NotServing
 from dps.events import CutTaken, RolledBack
-from dps.protocol.messages import EndCut, HoldCut, Reach, TakeCut, View
+from dps.protocol.messages import EndCut, HoldCut, Reach, TakeCut, View, WantCut
 
 if TYPE_CHECKING:
     from dps.protocol.coordinator.coordinator import Coordinator
@@ -42,22 +42,25 @@ class Snapshots:
         """The number of the newest complete cut: what all shards go back to if one is lost."""
         return self._complete[-1]
 
-    def want(self, shard: int, version: int) -> None:
-        """Take a cut soon that holds this version of a shard; one will do for several shards."""
-        self._versions[shard] = version
+    def want(self, m: WantCut) -> None:
+        """Take a cut soon that holds a version of a shard; one will do for several shards."""
+        self._versions[m.shard] = m.version
         self._wanted.set()
 
-    def refuse(self, cut: int) -> bool:
-        """Drop a damaged cut; return whether there is one before it."""
+    def refuse(self, shard: int, cut: int) -> None:
+        """Make all shards go back to the cut before this one, which is damaged."""
         before = [other for other in self._complete if other < cut]
-        if before:
+        if before and cut == self.newest:
             self._complete = before
-        return bool(before)
+            self.roll_back(shard)
 
     def roll_back(self, shard: int) -> None:
-        """Record that all shards go back, because this one was lost."""
+        """Make all shards go back to the newest cut, because this one was lost."""
         self._versions = {}
         self._coordinator.emit(RolledBack(self._clock.now(), shard, self.newest))
+        for controller in self._coordinator.controllers:
+            if controller.begun:
+                controller.forsake()
 
     async def _take_forever(self) -> None:
         while True:

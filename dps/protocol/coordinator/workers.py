@@ -9,7 +9,6 @@ renews its lease, and enters again as a new *incarnation*.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -22,7 +21,6 @@ from dps.errors import DpsError, TrainingStopped
 from dps.events import WorkerJoined, WorkerLeft
 from dps.protocol import messages as msg
 from dps.protocol.lease import Leases
-from dps.protocol.monitor import Sighting
 from dps.protocol.transport import Endpoint, Watched
 
 if TYPE_CHECKING:
@@ -79,19 +77,6 @@ class Workers:
     def active(self) -> dict[str, int]:
         """The active workers, with their incarnations."""
         return {name: worker.incarnation for name, worker in self._known.items() if worker.active}
-
-    @property
-    def donors(self) -> set[str]:
-        """The active workers, by their names as holders of copies."""
-        return {msg.donor_name(name, incarnation) for name, incarnation in self.active.items()}
-
-    @property
-    def by_process(self) -> Mapping[Watched | None, list[str]]:
-        """The names of workers, by the process that a monitor watches."""
-        names = defaultdict[Watched | None, list[str]](list)
-        for name, worker in self._known.items():
-            names[worker.watched].append(name)
-        return names
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -162,17 +147,20 @@ class Workers:
             if worker.address == address and worker.active:
                 await self._remove(name, worker.incarnation, "lost")
 
-    async def sighted(self, name: str, watched: Watched, sighting: Sighting) -> None:
-        """Process a monitor's report on a worker, unless another process has its name."""
-        worker = self._known[name]
-        if worker.watched != watched or not worker.active:
-            return
-        if sighting.state == "gone":
-            await self._remove(name, worker.incarnation, "lost")
-        elif sighting.state == "running":
-            self._leases.vouch(name)
-        elif sighting.seconds >= self._group.timings.stopped:
-            await self._fall_silent(name)
+    async def sighted(self, m: msg.Sighted) -> None:
+        """Process a monitor's reports, unless another process has a worker's name since."""
+        sightings = {Watched(m.monitor, each.number): each for each in m.sightings}
+        for name in list(self._known):
+            worker = self._known[name]
+            sighting = sightings.get(worker.watched) if worker.watched is not None else None
+            if sighting is None or not worker.active:
+                continue
+            if sighting.state == "gone":
+                await self._remove(name, worker.incarnation, "lost")
+            elif sighting.state == "running":
+                self._leases.vouch(name)
+            elif sighting.seconds >= self._group.timings.stopped:
+                await self._fall_silent(name)
 
     async def _fall_silent(self, name: str) -> None:
         self._leases.end(name)
