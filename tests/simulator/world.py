@@ -294,7 +294,7 @@ class World:
     def hears(self, host: Endpoint) -> bool:
         """Whether the coordinator counts on a host, which is not silent."""
         members = self._coordinator.members
-        return host in members and not members.is_silent(host)
+        return host in members and not members[host].silent
 
     def name_of(self, endpoint: Endpoint) -> str:
         """Name of the node at the endpoint; "" if it is not alive."""

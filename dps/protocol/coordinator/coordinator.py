@@ -115,7 +115,7 @@ class Coordinator:
         self.emit(task_failed(self.clock, "scheduler", error))
         for controller in self.controllers:
             for host in controller.view.chain:
-                if self.members.is_lost(host):
+                if self.members[host].given_up:
                     controller.unsettle(without=host)
             controller.look_again()
 
@@ -257,14 +257,14 @@ class Coordinator:
         """Make the shards wait all of whose replicas are silent."""
         for controller in self.controllers:
             chain = controller.view.chain
-            if info.host in chain and all(map(self.members.is_silent, chain)):
+            if info.host in chain and all(self.members[each].silent for each in chain):
                 controller.unsettle()
                 self._detected(controller, info, by)
         await self.publish()
 
     def _detected(self, controller: ShardController, info: msg.HostInfo, by: str) -> None:
         view = controller.view
-        serving = any(not self.members.is_silent(member) for member in view.chain)
+        serving = any(not self.members[member].silent for member in view.chain)
         now = self.clock.now()
         self.emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
         self.failovers.lost(view.shard, info.node, by)
@@ -350,7 +350,7 @@ class Coordinator:
         others = [other for other in self.mailboxes if other != box]
         usable = any(
             other in self.members
-            and not self.members.is_silent(other)
+            and not self.members[other].silent
             and not any(controller.cannot_reach(other) for controller in self.controllers)
             for other in others
         )

@@ -71,7 +71,7 @@ class Rebalancer:
         the other hosts are too few, and `NotServing` if a shard is down that needs what it keeps.
         """
         self._group.recovery.must_allow("moves")
-        info = self._members.info(host)
+        info = self._members[host].info
         if info is None or host in self._drained:
             return
         if info.role in STORE_ROLES:
@@ -142,7 +142,7 @@ class Rebalancer:
         """The hosts that can hold any shard."""
         members = self._members
         infos = (i for i in self.usable.values() if i.role not in STORE_ROLES)
-        return [info for info in infos if not members.is_silent(info.host)]
+        return [info for info in infos if not members[info.host].silent]
 
     def _in_use(self) -> dict[Endpoint, HostInfo]:
         """The hosts that are to hold shards: those on the ring, then those that hold most."""

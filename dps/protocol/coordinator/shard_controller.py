@@ -217,7 +217,7 @@ class ShardController:
     async def _reconfigure(self, view: msg.View) -> bool:
         """Make what is left of a chain enter the new epoch, then serve."""
         served = replace(view, chain=self._remaining, serving=True)
-        silent = any(self._members.is_silent(member) for member in served.chain)
+        silent = any(self._members[member].silent for member in served.chain)
         if silent or self._lacks_store:
             return False
         keepers = self._keepers

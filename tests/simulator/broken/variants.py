@@ -28,7 +28,7 @@ from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import ShardClient
 from dps.protocol.coordinator import placement
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.coordinator.liveness import Membership, _Member
+from dps.protocol.coordinator.liveness import Member, Membership
 from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
@@ -477,7 +477,7 @@ async def _(right, self, on_over):
 @instead_of(Membership, "renew", "renewed, though ended", "wide")
 async def _(right, self, host, life, watched=None):
     if host in self._ended:
-        self._known.setdefault(host, _Member(life))
+        self._known.setdefault(host, Member(life))
         return True
     return await right(self, host, life, watched)
 
