@@ -289,7 +289,7 @@ class World:
 
     def stored(self, shard: int) -> tuple[Endpoint, ...]:
         """The stores that have all that was acked of a shard, as the coordinator knows it."""
-        return self._coordinator.controllers[shard]._stored
+        return self._coordinator.controllers[shard].stored
 
     def hears(self, host: Endpoint) -> bool:
         """Whether the coordinator counts on a host, which is not silent."""

@@ -269,15 +269,6 @@ class Coordinator:
         self.emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
         self.failovers.lost(view.shard, info.node, by)
 
-    def holds_anything(self, host: Endpoint) -> bool:
-        """Whether a host has a replica, or keeps states or gradients, or is about to."""
-        return self.rebalancer.load(host) > 0 or host in self.keepers
-
-    def copies_beside(self, host: Endpoint) -> set[Endpoint]:
-        """The other hosts that may have a copy of what a host has."""
-        chains = [view.chain for view in self.views if host in view.chain]
-        return {other for others in (*chains, self.stores) for other in others} - {host}
-
     def holds_only_copy(self, host: Endpoint) -> bool:
         """Whether a host must be waited for, because it has something that no other host has."""
         if host in self.keepers:
@@ -297,7 +288,7 @@ class Coordinator:
         stores, boxes = heard(self.stores), heard(self.mailboxes)
         states = all(
             not controller.begun
-            or any(map(controller.keeps_state_at, stores))
+            or any(store in controller.stored for store in stores)
             or bool(heard(controller.view.chain))
             for controller in self.controllers
         )
@@ -351,7 +342,7 @@ class Coordinator:
         usable = any(
             other in self.members
             and not self.members[other].silent
-            and not any(controller.cannot_reach(other) for controller in self.controllers)
+            and not any(other in controller.unreached for controller in self.controllers)
             for other in others
         )
         if not usable or box not in self.mailboxes or not self.any_down:
@@ -370,11 +361,12 @@ class Coordinator:
     def _not_replaced_by(self, stores: Sequence[Endpoint]) -> list[Endpoint]:
         """The drained stores that have a state, until these are enough and have all states."""
         begun = [controller for controller in self.controllers if controller.begun]
-        copied = all(each.keeps_state_at(store) for each in begun for store in stores)
+        copied = all(store in each.stored for each in begun for store in stores)
         if copied and len(stores) == self.group.recovery.stores:
             return []
-        drained = self.rebalancer.drained
-        return [host for host in drained if any(each.keeps_state_at(host) for each in begun)]
+        usable = self.rebalancer.usable
+        drained = [host for host in self.members.hosts if host not in usable]
+        return [host for host in drained if any(host in each.stored for each in begun)]
 
 
 def _of_role(hosts: dict[Endpoint, msg.HostInfo], role: str) -> list[Endpoint]:

@@ -220,14 +220,14 @@ class Membership:
         if any(self._coordinator.holds_only_copy(host) for host in listed):
             for host in listed:
                 await self._fall_silent(host, "monitor")
-        elif any(self._coordinator.holds_anything(host) for host in listed):
+        elif any(map(self._holds_anything, listed)):
             if watched not in self._killed:
                 self._killed.add(watched)
                 self._coordinator.tasks.start(self._kill(watched, listed))
         else:
             for host in listed:
                 # It may have changed while another one was given up.
-                if host in self and not self._coordinator.holds_anything(host):
+                if host in self and not self._holds_anything(host):
                     await self._give_up(host, "monitor")
 
     async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
@@ -236,9 +236,10 @@ class Membership:
         If the coordinator itself was paused, other hosts may have ended or stopped unnoticed, so
         each is called first.
         """
-        others = {other for host in hosts for other in self._coordinator.copies_beside(host)}
+        chains = [view.chain for view in self._coordinator.views if {*view.chain} & {*hosts}]
+        others = {host for chain in (*chains, self._coordinator.stores) for host in chain}
         try:
-            await asyncio.gather(*(self._check(other) for other in others))
+            await asyncio.gather(*(self._check(other) for other in others - {*hosts}))
             if not any(self._coordinator.holds_only_copy(host) for host in hosts):
                 with suppress(DpsError):
                     await self._coordinator.monitors.kill(watched, self._timings.stopped)
@@ -267,6 +268,10 @@ class Membership:
             await self._fall_silent(host, "lease")
         else:
             await self._give_up(host, "lease")
+
+    def _holds_anything(self, host: Endpoint) -> bool:
+        """Whether a host has a replica, or keeps states or gradients, or is about to."""
+        return self._coordinator.rebalancer.loads[host] > 0 or host in self._coordinator.keepers
 
     async def _fall_silent(self, host: Endpoint, by: str) -> None:
         member = self[host]

@@ -200,25 +200,21 @@ class Losses:
 
     def _settle(self, inquiries: Iterable[_Inquiry]) -> bool:
         """Record losses that have become known; return whether any have."""
-        changed = []
+        known = False
         for inquiry in inquiries:
-            if self._is_open(inquiry):
-                continue
             shard, epoch = inquiry.restoration.shard, inquiry.restoration.epoch
             loss = self._books[shard].cost(inquiry)
-            if loss == self.of(shard, epoch):
+            if self._is_open(inquiry) or loss == self.of(shard, epoch):
                 continue
             self.revision += 1
             if loss is None:  # there only might have been one
                 del self._found[shard, epoch]
-            else:
-                self._found[shard, epoch] = loss
-                changed.append(loss)
-        for loss in changed:
+                continue
+            self._found[shard, epoch], known = loss, True
             event = LossReported(
                 self._coordinator.clock.now(),
-                shard=loss.shard,
-                epoch=loss.epoch,
+                shard,
+                epoch,
                 updates=loss.updates,
                 exact=loss.exact,
                 source=loss.source,
@@ -226,7 +222,7 @@ class Losses:
                 cause=loss.cause,
             )
             self._coordinator.emit(event)
-        return bool(changed)
+        return known
 
 
 @dataclass(slots=True)
@@ -258,8 +254,7 @@ class Failovers:
     def history(self) -> FailureHistory:
         """The restorations, and the seconds for which shards were served, over all shards.
 
-        Servers choose by them how often to write checkpoints: what strikes one shard may strike
-        the others.
+        Servers choose by them how often to write checkpoints: what strikes one may strike others.
         """
         return FailureHistory(self._restorations, self._exposure_at(self._clock.monotonic()))
 
@@ -289,11 +284,9 @@ class Failovers:
         self._serving = sum(view.serving for view in views)
         for view in views:
             outage = self._outages.get(view.shard)
-            if outage is not None and not view.serving:
-                outage.served = None
-            elif outage is not None:
-                outage.served = outage.served or now
-                if outage.restored is None or self._coordinator.losses.is_settled:
+            if outage is not None:
+                outage.served = (outage.served or now) if view.serving else None
+                if outage.served and (not outage.restored or self._coordinator.losses.is_settled):
                     self._end(view, outage, outage.served)
             if view.serving:
                 self._heads[view.shard] = view.chain[0]

@@ -12,7 +12,6 @@ as long as they can be used, even if another host holds more.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Collection
 from functools import lru_cache
@@ -46,7 +45,6 @@ class Rebalancer:
         self._controllers = coordinator.controllers
         self._drained: dict[Endpoint, int] = {}
         self._on_ring: Collection[Endpoint] = ()
-        self._avoided: dict[tuple[int, Endpoint], float] = {}
 
     # -- what is asked for -----------------------------------------------------------------------
 
@@ -79,7 +77,7 @@ class Rebalancer:
         else:
             self._check_server(info)
             if self.servers is None:  # during an outage, fewer may hold shards than are needed
-                loaded = sum(load > 0 for load in self._loads().values())
+                loaded = sum(load > 0 for load in self.loads.values())
                 self.servers = max(loaded, self._group.replicas)
         self._drained[host] = len(self._drained)
 
@@ -115,11 +113,6 @@ class Rebalancer:
         """The hosts that are not to be emptied."""
         return {h: i for h, i in self._members.hosts.items() if h not in self._drained}
 
-    @property
-    def drained(self) -> list[Endpoint]:
-        """The hosts that are to be emptied, and may still be used for that."""
-        return [host for host in self._members.hosts if host in self._drained]
-
     def may_hold(self, info: HostInfo, shard: int) -> bool:
         """Whether a host may have a replica of a shard."""
         if info.role in STORE_ROLES or info.host in self._drained:
@@ -134,10 +127,6 @@ class Rebalancer:
         """The hosts that are to hold a shard, the best first; none: all are alike."""
         return self._order(shard, self._in_use().values()) if self._group.placement else []
 
-    def load(self, host: Endpoint) -> int:
-        """How many replicas a host has, or is about to have."""
-        return self._loads()[host]
-
     def _able(self) -> list[HostInfo]:
         """The hosts that can hold any shard."""
         members = self._members
@@ -146,7 +135,7 @@ class Rebalancer:
 
     def _in_use(self) -> dict[Endpoint, HostInfo]:
         """The hosts that are to hold shards: those on the ring, then those that hold most."""
-        loads = self._loads()
+        loads = self.loads
 
         def rank(info: HostInfo) -> tuple[bool, int, str]:
             return info.host not in self._on_ring, -loads[info.host], info.node
@@ -165,7 +154,9 @@ class Rebalancer:
         chosen = apart(following, lambda info: info.machine, self._group.replicas)
         return [info.host for info in chosen]
 
-    def _loads(self) -> Counter[Endpoint]:
+    @property
+    def loads(self) -> Counter[Endpoint]:
+        """How many replicas each host has, or is about to have."""
         loads: Counter[Endpoint] = Counter()
         for each in self._controllers:
             loads.update(each.view.chain)
@@ -184,44 +175,32 @@ class Rebalancer:
         with the fewest replicas. Of equals, it is on another machine than the members of `chain`.
         `last` is where the shard was before.
         """
-        members = self._members
-        hosts = members.hosts
+        members, is_avoided = self._members, self._controllers[shard].is_avoided
+        hosts, loads = members.hosts, self.loads
         machines = {hosts[member].machine for member in chain if member in hosts} - {""}
         candidates = [
             info
             for host, info in hosts.items()
-            if host not in chain
-            and self.may_hold(info, shard)
-            and not (chain and self.is_avoided(shard, host))
+            if host not in chain and self.may_hold(info, shard) and not (chain and is_avoided(host))
         ]
         places = {host: place for place, host in enumerate(self.preferred(shard))}
 
         def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
             host = info.host
             return (
-                self.is_avoided(shard, host),
+                is_avoided(host),
                 not members.answers(host),
                 self.is_reserve(host),
                 host != last,
                 places.get(host, len(places)),
                 info.home != shard,
-                self.load(host),
+                loads[host],
                 info.machine in machines,
                 (info.role == "replica") != bool(chain),  # it is meant for another role
                 info.node,
             )
 
         return min(candidates, key=rank).host if candidates else None
-
-    def avoid(self, shard: int, host: Endpoint) -> None:
-        """Prefer others for a lease: this host may not reach what it needs."""
-        loop, lease = asyncio.get_running_loop(), self._group.timings.lease
-        self._avoided[shard, host] = loop.time() + lease
-        loop.call_later(lease, self._controllers[shard].wake)
-
-    def is_avoided(self, shard: int, host: Endpoint) -> bool:
-        """Whether others are to be tried before this host."""
-        return self._avoided.get((shard, host), 0.0) > asyncio.get_running_loop().time()
 
     # -- moves -----------------------------------------------------------------------------------
 
@@ -236,13 +215,13 @@ class Rebalancer:
 
     def look(self) -> bool:
         """Update `leaving`; return whether it has changed."""
-        loads, keepers = self._loads(), self._coordinator.keepers
+        loads, keepers = self.loads, self._coordinator.keepers
         left = {
             host
             for host in self._drained
             if loads[host]
             or host in keepers
-            or any(each.keeps_state_at(host) for each in self._controllers)
+            or any(host in each.stored for each in self._controllers)
         }
         under_way = [each.moving for each in self._controllers if each.moving is not None]
         left |= {m.source for m in (*under_way, *self._plan()) if m.source is not None}
@@ -257,17 +236,18 @@ class Rebalancer:
             planned = moves(chains, list(self._in_use()), self._group.replicas)
         else:
             planned = moves_to(self._owners(len(chains)), chains)
+
+        def urgency(move: Move[Endpoint]) -> int:
+            # The host that was drained first has the least time left, so it is emptied first.
+            last = len(self._drained)
+            return last if move.source is None else self._drained.get(move.source, last)
+
         ready = [move for move in planned if move.source is not None]
-        return sorted(ready, key=self._urgency)
+        return sorted(ready, key=urgency)
 
     def _owners(self, shards: int) -> list[list[Endpoint]]:
         infos = self._in_use().values()
         return [self._order(shard, infos)[: self._group.replicas] for shard in range(shards)]
-
-    def _urgency(self, move: Move[Endpoint]) -> int:
-        """The host that was drained first has the least time left, so it is emptied first."""
-        last = len(self._drained)
-        return last if move.source is None else self._drained.get(move.source, last)
 
 
 @lru_cache(maxsize=8)

@@ -47,7 +47,8 @@ class ShardController:
     """One shard's members, and the task that looks after them. Used from one event loop.
 
     The shard has `begun` once it was served: its state is more than the initial values. The host
-    that is `reserved` is about to become a replica.
+    that is `reserved` is about to become a replica. The hosts in `stored` keep the state that was
+    acked; the shard is served without the stores that are `unreached`.
     """
 
     def __init__(self, shard: int, coordinator: Coordinator) -> None:
@@ -62,10 +63,11 @@ class ShardController:
         self._durability = coordinator.group.recovery.durability
         self._last_epoch = 0
         self._forsaken: tuple[Endpoint, ...] = ()
-        self._stored: tuple[Endpoint, ...] = ()  # the stores that have the state that was acked
-        self._unreached: set[Endpoint] = set()  # the stores that the shard is served without
+        self.stored: tuple[Endpoint, ...] = ()
+        self.unreached: set[Endpoint] = set()
         # Hosts that may have got the state from a store since the shard was lost, from which epoch.
         self._tried: dict[Endpoint, int] = {}
+        self._avoided: dict[Endpoint, float] = {}
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
         self._seeded: asyncio.Future[msg.Brought] | None = None
@@ -103,8 +105,8 @@ class ShardController:
 
     def store_lost(self, host: Endpoint) -> None:
         """Note that no state is kept on a host: it may come back, but empty."""
-        self._stored = tuple(store for store in self._stored if store != host)
-        self._unreached.discard(host)
+        self.stored = tuple(store for store in self.stored if store != host)
+        self.unreached.discard(host)
 
     def do_without(self, store: Endpoint) -> bool:
         """Drop a store that the shard's server cannot reach, if another can be used.
@@ -113,24 +115,20 @@ class ShardController:
         """
         others = {*self._stores} - {store}
         if store not in self._stores or not (
-            others if self.view.chain else others & {*self._stored}
+            others if self.view.chain else others & {*self.stored}
         ):
             return False
-        self._unreached.add(store)
+        self.unreached.add(store)
         self._avoid(store)
         self.unsettle()
         return True
-
-    def cannot_reach(self, store: Endpoint) -> bool:
-        """Whether the shard's server cannot reach a store."""
-        return store in self._unreached
 
     @property
     def is_whole(self) -> bool:
         """Whether the shard is served, with as many copies as it is to have."""
         if not self.view.serving or len(self.view.chain) < self._group.replicas:
             return False
-        return not self._durability.needs_store or set(self._stored) == {*self._coordinator.stores}
+        return not self._durability.needs_store or set(self.stored) == {*self._coordinator.stores}
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host.
@@ -143,25 +141,25 @@ class ShardController:
         restorable = not self.begun or self._is_kept
         return self._durability.is_last_copy(alone, host in self._tried, restorable)
 
-    def keeps_state_at(self, host: Endpoint) -> bool:
-        """Whether the shard's state may be restored from what a host keeps."""
-        return host in self._stored
-
     def can_move_to(self, host: Endpoint) -> bool:
         """Whether a replica may be moved now: the shard is whole, and the host has not failed."""
         whole = self.view.serving and len(self.view.chain) == self._group.replicas
-        return whole and not self._lacks_store and not self._is_avoided(host)
+        return whole and not self._lacks_store and not self.is_avoided(host)
 
     def move(self, move: Move[Endpoint]) -> None:
         """Move a replica, unless something that this needs is lost meanwhile."""
         self.moving, self._began_moving = move, asyncio.get_running_loop().time()
         self.wake()
 
-    def _avoid(self, host: Endpoint) -> None:
-        self._coordinator.rebalancer.avoid(self.view.shard, host)
+    def is_avoided(self, host: Endpoint) -> bool:
+        """Whether others are to be tried before this host."""
+        return self._avoided.get(host, 0.0) > asyncio.get_running_loop().time()
 
-    def _is_avoided(self, host: Endpoint) -> bool:
-        return self._coordinator.rebalancer.is_avoided(self.view.shard, host)
+    def _avoid(self, host: Endpoint) -> None:
+        """Prefer others for a lease: this host may not reach what it needs."""
+        loop = asyncio.get_running_loop()
+        self._avoided[host] = loop.time() + self._timings.lease
+        loop.call_later(self._timings.lease, self.wake)
 
     def _begin_epoch(self, chain: tuple[Endpoint, ...]) -> None:
         self.view = msg.View(self.view.shard, self._next_epoch(), chain, serving=False)
@@ -209,14 +207,18 @@ class ShardController:
         if len(view.chain) < self._group.replicas:
             host = self._free_host
             return host is not None and await self._extend(view, host)
-        for store in self._unreached:
-            if not self._is_avoided(store):
+        for store in self.unreached:
+            if not self.is_avoided(store):
                 return await self._use_again(view, store)
         return await self._move_on(view)
 
     async def _reconfigure(self, view: msg.View) -> bool:
         """Make what is left of a chain enter the new epoch, then serve."""
-        served = replace(view, chain=self._remaining, serving=True)
+        # One that stopped for a move may lack what the others have committed since, so it comes
+        # back only if they are all lost.
+        stopped = self._stopped.move.source if self._stopped is not None else None
+        chain = tuple(member for member in view.chain if member != stopped) or view.chain
+        served = replace(view, chain=chain, serving=True)
         silent = any(self._members[member].silent for member in served.chain)
         if silent or self._lacks_store:
             return False
@@ -230,20 +232,11 @@ class ShardController:
             self._end_move()
         return True
 
-    @property
-    def _remaining(self) -> tuple[Endpoint, ...]:
-        """The members of the chain that will serve.
-
-        One that stopped for a move may lack what the others have committed since, so it comes back
-        only if they are all lost.
-        """
-        stopped = self._stopped.move.source if self._stopped is not None else None
-        others = tuple(member for member in self.view.chain if member != stopped)
-        return others or self.view.chain
-
     async def _restore(self) -> bool:
         """Bring a shard without any replica back on a free host."""
-        host = self._holder or self._free_host
+        # Hosts that may have got the state from a store that was lost before they served.
+        tried = [host for host in self._tried if host in self._members and not self._is_kept]
+        host = min(tried, key=self.is_avoided) if tried else self._free_host
         if host is None or self._lacks_store:
             return False
         self.reserved = host
@@ -304,12 +297,6 @@ class ShardController:
         chain, last = self.view.chain, next(iter(self._forsaken), None)
         return self._coordinator.rebalancer.best(self.view.shard, chain, last)
 
-    @property
-    def _holder(self) -> Endpoint | None:
-        """A host that may have got the state from a store that was lost before it served."""
-        there = [host for host in self._tried if host in self._members]
-        return min(there, key=self._is_avoided) if there and not self._is_kept else None
-
     async def _fence_forsaken(self, host: Endpoint) -> None:
         """Before another host has the shard, take others out of the epoch that clients know.
 
@@ -359,27 +346,27 @@ class ShardController:
 
     @property
     def _is_kept(self) -> bool:
-        return self.begun and self._durability.is_restorable(self._stored, self._stores)
+        return self.begun and self._durability.is_restorable(self.stored, self._stores)
 
     @property
     def _stores(self) -> tuple[Endpoint, ...]:
         """The stores to use: those that the server reaches, if any of them has the state."""
         stores = self._coordinator.stores
-        reached = tuple(store for store in stores if store not in self._unreached)
-        has_state = bool(self.view.chain) or any(store in self._stored for store in reached)
+        reached = tuple(store for store in stores if store not in self.unreached)
+        has_state = bool(self.view.chain) or any(store in self.stored for store in reached)
         return reached if reached and has_state else stores
 
     def _note_stored(self, keepers: msg.Keepers) -> None:
         """Note that the stores of an epoch have what the shard is served with."""
-        self._stored = keepers.stores
-        self._unreached.difference_update(keepers.stores)
+        self.stored = keepers.stores
+        self.unreached.difference_update(keepers.stores)
 
     async def _use_again(self, view: msg.View, store: Endpoint) -> bool:
         """Use a store again that was out of reach, if the shard's server reaches it now."""
         self._avoid(store)  # else it is asked again after a while
         request = msg.CanReach(view.shard, view.epoch, store)
         await self._coordinator.transport.call(view.chain[-1], request, self._timings.call)
-        self._unreached.discard(store)
+        self.unreached.discard(store)
         if self.view == view:
             self._begin_epoch(view.chain)
             await self._coordinator.publish()
@@ -388,7 +375,7 @@ class ShardController:
     @property
     def _stays_durable(self) -> bool:
         """Whether a new tail can continue without anything being written."""
-        same = set(self._stored) == set(self._stores)
+        same = set(self.stored) == set(self._stores)
         return same and self._durability.seconds is None
 
     @property
@@ -398,8 +385,8 @@ class ShardController:
     @property
     def _keepers(self) -> msg.Keepers:
         """The stores and mailboxes of the next epoch; stores that have the state come first."""
-        stores = sorted(self._stores, key=lambda store: store not in self._stored)
-        whole = sum(store in self._stored for store in stores)
+        stores = sorted(self._stores, key=lambda store: store not in self.stored)
+        whole = sum(store in self.stored for store in stores)
         return msg.Keepers(tuple(stores), self._coordinator.mailboxes, whole)
 
     async def _install(

@@ -9,9 +9,9 @@ renews its lease, and enters again as a new *incarnation*.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dps.protocol.coordinator.shard_controller import ShardController
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Worker:
     incarnation: int
     address: str = ""
@@ -58,7 +58,7 @@ class Workers:
         coordinator.tasks.keep(lambda: self._leases.watch(self._fall_silent), group.timings.retry)
 
     @property
-    def services(self) -> Mapping[type, Callable[[Any], Awaitable[Any]]]:
+    def services(self) -> Mapping[type, Callable[[Any], Any]]:
         """What carries out the requests that concern workers, by type."""
         return {
             msg.EnterWorker: self._enter,
@@ -107,8 +107,7 @@ class Workers:
             return msg.Renewed(granted=False)
         self._leases.grant(m.worker)
         self._coordinator.follow(m.watched)
-        if m.watched != worker.watched:
-            self._known[m.worker] = replace(worker, watched=m.watched)
+        worker.watched = m.watched
         return msg.Renewed(granted=True, leaving=m.worker in self._dismissed)
 
     async def _exit(self, m: msg.ExitWorker) -> None:
@@ -122,7 +121,7 @@ class Workers:
         if m.called:  # it asks for no result again, as one might that is only silent
             await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
 
-    async def _dismiss(self, m: msg.Dismiss) -> None:
+    def _dismiss(self, m: msg.Dismiss) -> None:
         worker = self._known.get(m.worker)
         if worker is None or worker.active:
             self._dismissed.add(m.worker)
@@ -171,7 +170,7 @@ class Workers:
         worker = self._known.get(name)
         if worker is None or worker.incarnation != incarnation or not worker.active:
             return
-        self._known[name] = replace(worker, active=False, silent=reason == "silent")
+        worker.active, worker.silent = False, reason == "silent"
         self._leases.end(name)
         left = WorkerLeft(self._coordinator.clock.now(), name, incarnation, reason)
         self._coordinator.emit(left)
@@ -192,21 +191,19 @@ class Workers:
         if isinstance(self._group.consistency, ASP):
             return
         timings = self._group.timings
-        ids = (UpdateId(name, incarnation, 0) for name, incarnation in self.active.items())
-        joins = (
-            msg.Push(view.shard, view.epoch, Operation("join", id), False, timings.hold)
-            for id in ids
-        )
-        calls = (self._coordinator.transport.call(host, join, timings.call) for join in joins)
+
+        async def admit(worker: UpdateId) -> None:
+            join = Operation("join", worker)
+            request = msg.Push(view.shard, view.epoch, join, False, timings.hold)
+            await self._coordinator.transport.call(host, request, timings.call)
+
+        calls = (admit(UpdateId(*worker, 0)) for worker in self.active.items())
         await asyncio.gather(*calls)
 
     async def evict_absent(self, controller: ShardController) -> None:
         """Remove all workers that are gone from a shard's clock table."""
-        absent = [
-            UpdateId(name, worker.incarnation, 0)
-            for name, worker in self._known.items()
-            if not worker.active
-        ]
+        workers = self._known.items()
+        absent = [UpdateId(name, w.incarnation, 0) for name, w in workers if not w.active]
         if absent:
             await self._evict(controller, absent)
 
@@ -215,26 +212,22 @@ class Workers:
         await asyncio.gather(*(self._evict(controller, [gone]) for controller in controllers))
 
     async def _evict(self, controller: ShardController, workers: Sequence[UpdateId]) -> None:
-        view = controller.view
+        view, deadline = controller.view, self._group.timings.call
         if not view.serving:
             return
         request = msg.Evict(view.shard, view.epoch, tuple(workers))
-        deadline = self._group.timings.call
         try:
             call = self._coordinator.transport.call(view.chain[0], request, deadline)
             durable: msg.Durable = await call
         except DpsError:
             controller.wake()  # the shard is changing; it evicts again when it is settled
             return
-        # What it has of workers that are gone is what they were told, or would have been.
         for gone in workers:
-            if not self._may_push_on(gone):
+            worker = self._known.get(gone.worker)
+            silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
+            # Of a worker that was only silent, shards take further asynchronous updates. What they
+            # have of the others is what these were told, or would have been.
+            if not (silent and isinstance(self._group.consistency, ASP)):
                 known = durable.applied
                 counts = {name: known[name] for name in names_of(gone.worker) if name in known}
                 await self._coordinator.losses.has(view, gone.incarnation, counts)
-
-    def _may_push_on(self, gone: UpdateId) -> bool:
-        """Whether shards take further updates of a worker that was given up: asynchronous ones."""
-        worker = self._known.get(gone.worker)
-        silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
-        return silent and isinstance(self._group.consistency, ASP)

@@ -90,7 +90,6 @@ class Replica:
         await self._persistence.close()
         if self.cutter is not None:
             self.cutter.close()
-        self._batching.close()
         self.notify()
         self.ledger.flush()
 

@@ -735,7 +735,7 @@ def _(right, self):
 
 @instead_of(ShardController, "do_without", "last store let go as out of reach", "two_stores wide")
 def _(right, self, store):
-    if right(self, store) or store not in self._stored:
+    if right(self, store) or store not in self.stored:
         return right(self, store)
     self.store_lost(store)
     self.unsettle()
@@ -744,7 +744,7 @@ def _(right, self, store):
 
 @instead_of(ShardController, "_note_stored", "store out of reach counted on", "two_stores wide")
 def _(right, self, keepers):
-    self._stored = self._coordinator.stores
+    self.stored = self._coordinator.stores
 
 
 @instead_of(ShardClient, "_deposit_in", "mail left in one of two mailboxes", "two_stores mailboxes")
@@ -767,7 +767,7 @@ async def _(right, self):
 
 @instead_of(Coordinator, "_not_replaced_by", "drained store let go by one shard", "stores wide")
 def _(right, self, stores):
-    copied = any(all(map(each.keeps_state_at, stores)) for each in self.controllers)
+    copied = any({*stores} <= {*each.stored} for each in self.controllers)
     return [] if stores and copied else right(self, stores)
 
 

@@ -121,15 +121,15 @@ def _check_choice(
 ) -> None:
     """Of the hosts that can be chosen, and answer, it is the first on the ring."""
     answers = scaling._coordinator.members.answers
+    is_avoided = scaling._controllers[shard].is_avoided
     order = _order(scaling, shard, _in_use(scaling))
     before = order[: order.index(chosen)] if chosen in order else order
     passed_over = [
         host
         for host in before
-        if host not in chain
-        and (not scaling.is_avoided(shard, host) or scaling.is_avoided(shard, chosen))
+        if host not in chain and (not is_avoided(host) or is_avoided(chosen))
         if answers(host) or not answers(chosen)
-        if not (chain and scaling.is_avoided(shard, host))
+        if not (chain and is_avoided(host))
     ]
     text = f"shard {shard}: {chosen.address} is chosen, before {_told(passed_over)} on the ring"
     require(not passed_over, "not the next on the ring", text)
@@ -196,7 +196,7 @@ def _check_machine(
     chosen: Endpoint,
     drained: set[Endpoint],
 ) -> None:
-    members = scaling._coordinator.members
+    members, is_avoided = scaling._coordinator.members, scaling._controllers[shard].is_avoided
     hosts = members.hosts
     node = hosts[chosen].node
     text = f"{node} is chosen for shard {shard}, though it is to be emptied"
@@ -210,8 +210,8 @@ def _check_machine(
         home = hosts[host].home == shard
         # Those on a ring are never as good as each other: see `_check_choice`.
         place = [*scaling.preferred(shard), host].index(host)
-        avoided, answers = scaling.is_avoided(shard, host), members.answers(host)
-        return avoided, answers, reserve, host == last, place, home, scaling.load(host)
+        avoided, answers = is_avoided(host), members.answers(host)
+        return avoided, answers, reserve, host == last, place, home, scaling.loads[host]
 
     elsewhere = [
         info.node
