@@ -62,7 +62,7 @@ class Coordinator:
         self.version = 0
         self.members = Membership(self)
         self.part = group.recovery.durability.coordinator_part(
-            CoordinatorContext(self._donors, self.publish, clock, emit)
+            CoordinatorContext(lambda: self.workers.donors, self.publish, clock, emit)
         )
         self.controllers = [ShardController(s, self) for s in range(len(group.layout.shards))]
         self.rebalancer = Rebalancer(self)
@@ -103,10 +103,6 @@ class Coordinator:
                 raise NotServing(f"the coordinator has failed: {error!r}") from error
             raise
 
-    async def close(self) -> None:
-        """Stop deciding."""
-        await self.tasks.close()
-
     def failed(self, error: Exception) -> None:
         """Record an unforeseen exception, and look at all shards again.
 
@@ -146,7 +142,7 @@ class Coordinator:
         cut = self.members.leases.answered_for(m.host) > m.seconds
         if cut and m.epoch == controller.view.epoch:
             if m.host in controller.view.chain[1:]:
-                self.members.exclude(m.host)
+                self.members[m.host].excluded = True
             elif controller.do_without(m.host) or self._do_without_mailbox(m.host):
                 await self.publish()
         return self._table()
@@ -178,10 +174,6 @@ class Coordinator:
         """Receive the reports of the monitor that watches a process, if one does."""
         if watched is not None:
             self.monitors.follow(watched.monitor)
-
-    def _donors(self) -> set[str]:
-        """The active workers, by their names as holders of copies."""
-        return {msg.donor_name(*worker) for worker in self.workers.active.items()}
 
     # -- the table -------------------------------------------------------------------------------
 
@@ -313,13 +305,17 @@ class Coordinator:
         While a shard is down no mailbox is added that lacks what is in the others, and none that is
         in use is dropped, because nothing would read it again.
         """
-        before, hosts = self.keepers, self.rebalancer.usable
-        self.stores = self._choose_stores()
+        before, hosts, number = self.keepers, self.rebalancer.usable, self.group.recovery.stores
+        # Those that keep states already are preferred; drained ones come first, and are dropped
+        # last.
+        kept = [store for store in self.stores if store in hosts]
+        stores = list(dict.fromkeys((*kept, *_of_role(hosts, "store"))))[:number]
+        self.stores = (*self._not_replaced_by(stores), *stores)
         boxes = [box for box in self.mailboxes if box in self.members]
         if not (boxes and self.any_down):
             kept = [box for box in boxes if box in hosts and hosts[box].role == "mailbox"]
             able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
-            boxes = list(dict.fromkeys(able))[: self.group.recovery.stores]
+            boxes = list(dict.fromkeys(able))[:number]
         self.mailboxes = tuple(boxes)
         changed = changed or self.keepers != before
         if changed and self.stores and boxes and self.group.recovery.needs_store:
@@ -350,13 +346,6 @@ class Coordinator:
         self.mailboxes = tuple(others)
         self._begin_epochs()
         return True
-
-    def _choose_stores(self) -> tuple[Endpoint, ...]:
-        """Prefer those that keep states already; drained ones come first, and are dropped last."""
-        hosts, number = self.rebalancer.usable, self.group.recovery.stores
-        kept = (store for store in self.stores if store in hosts)
-        stores = list(dict.fromkeys((*kept, *_of_role(hosts, "store"))))[:number]
-        return (*self._not_replaced_by(stores), *stores)
 
     def _not_replaced_by(self, stores: Sequence[Endpoint]) -> list[Endpoint]:
         """The drained stores that have a state, until these are enough and have all states."""

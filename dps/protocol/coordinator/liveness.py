@@ -70,7 +70,7 @@ class Member:
         return self.info is not None and not self.given_up and not self.excluded
 
 
-_UNKNOWN = Member(life=0, given_up=True)  # never changed
+_UNKNOWN = Member(life=0, given_up=True)
 
 
 class Membership:
@@ -167,11 +167,6 @@ class Membership:
         if address not in self._probed:
             self._probed.add(address)
             self._coordinator.tasks.start(self._probe(address, by))
-
-    def exclude(self, host: Endpoint) -> None:
-        """Stop using a host in its present life: when it learns that, or its lease ends."""
-        if host in self:
-            self._known[host].excluded = True
 
     # -- losses ----------------------------------------------------------------------------------
 

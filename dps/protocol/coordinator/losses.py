@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from dps.protocol.coordinator.coordinator import Coordinator
 
 KEPT = 100  # failovers
-_OF_A_REPLICA = Brought("replica", 0, {})
 
 
 # Names and incarnations whose last acknowledgements are unknown. Two incarnations may be different
@@ -31,13 +30,14 @@ _Unknown = set[tuple[str, int]]
 
 
 @dataclass(slots=True)
-class _Inquiry:
+class Inquiry:
     """A restoration, and what was `acked` before it, but after the one before that, by name."""
 
     restoration: Restoration
     after: int  # the last version of the table without it
     acked: dict[str, int]
     unknown: _Unknown
+    loss: Loss | None = None  # as far as is known
 
 
 @dataclass(slots=True)
@@ -46,13 +46,13 @@ class _Book:
 
     acked: dict[str, int] = field(default_factory=dict)
     unknown: _Unknown = field(default_factory=set)
-    inquiries: list[_Inquiry] = field(default_factory=list)
+    inquiries: list[Inquiry] = field(default_factory=list)
 
-    def after(self, epoch: int) -> list[_Inquiry]:
+    def after(self, epoch: int) -> list[Inquiry]:
         """The restorations in later epochs, the first of them first."""
         return [each for each in self.inquiries if each.restoration.epoch > epoch]
 
-    def enter(self, account: Account) -> list[_Inquiry]:
+    def enter(self, account: Account) -> list[Inquiry]:
         """Enter an account; return the restorations that came after it."""
         name, since = account.name, self.after(account.epoch)
         acked = since[0].acked if since else self.acked
@@ -61,7 +61,7 @@ class _Book:
             unknown -= {(who, n) for who, n in unknown if who == name and n < account.incarnation}
         return since
 
-    def acked_before(self, inquiry: _Inquiry) -> dict[str, int]:
+    def acked_before(self, inquiry: Inquiry) -> dict[str, int]:
         """Updates that were acknowledged and not lost yet when a shard was restored, by name."""
         before: dict[str, int] = {}
         for each in self.inquiries:
@@ -73,7 +73,7 @@ class _Book:
             before = {name: min(n, there.get(name, 0)) for name, n in before.items()}
         return before
 
-    def cost(self, inquiry: _Inquiry) -> Loss | None:
+    def cost(self, inquiry: Inquiry) -> Loss | None:
         """What a restoration has cost; None: nothing."""
         restoration = inquiry.restoration
         there = restoration.applied
@@ -97,13 +97,13 @@ class Losses:
         self.revision = 0
         self._coordinator = coordinator
         self._calls = bool(coordinator.group.functions)
-        self._found: dict[tuple[int, int], Loss] = {}
         self._books = [_Book() for _ in coordinator.group.layout.shards]
 
     @property
     def found(self) -> tuple[Loss, ...]:
         """The losses found so far, one for each restoration that cost anything."""
-        return tuple(self._found.values())
+        losses = (i.loss for book in self._books for i in book.inquiries if i.loss is not None)
+        return tuple(sorted(losses, key=lambda loss: loss.time))
 
     @property
     def restorations(self) -> tuple[Restoration, ...]:
@@ -115,11 +115,7 @@ class Losses:
         """Whether no worker has to state what was acknowledged to it."""
         return not any(self._is_open(i) for book in self._books for i in book.inquiries)
 
-    def of(self, shard: int, epoch: int) -> Loss | None:
-        """Return what a restoration cost, if anything is known."""
-        return self._found.get((shard, epoch))
-
-    def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> None:
+    def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> Inquiry:
         """Note that a shard was restored (see `Restoration`), and ask every active worker.
 
         What is known at once is published with the view.
@@ -144,19 +140,20 @@ class Losses:
         unknown = set(book.unknown)
         for worker, incarnation in self._coordinator.workers.active.items():
             unknown |= self._named(worker, [incarnation])
-        inquiry = _Inquiry(restoration, self._coordinator.version, book.acked, unknown)
+        inquiry = Inquiry(restoration, self._coordinator.version, book.acked, unknown)
         book.inquiries.append(inquiry)
         # An unknown acknowledgement is lost if everything that is known of its name is lost.
         before = book.acked_before(inquiry)
         book.acked = {}
         book.unknown = {(w, n) for w, n in book.unknown if there.get(w, 0) > before.get(w, 0)}
         self._settle([inquiry])
+        return inquiry
 
     async def stated(
         self, worker: str, incarnation: int, statement: Statement, *, final: bool = False
     ) -> None:
         """Enter a client's statement; `final`: this incarnation of the worker ends with it."""
-        touched: list[_Inquiry] = []
+        touched: list[Inquiry] = []
         for account in statement.accounts:
             touched += self._books[account.shard].enter(account)
         own = self._named(worker, {incarnation, *statement.incarnations})
@@ -177,7 +174,7 @@ class Losses:
 
     async def has(self, view: View, incarnation: int, counts: Mapping[str, int]) -> None:
         """Note what a shard has of a lost worker: no more than that was acknowledged to it."""
-        touched: list[_Inquiry] = []
+        touched: list[Inquiry] = []
         for name, count in counts.items():
             account = Account(view.shard, name, view.epoch, count, incarnation + 1)
             touched += self._books[view.shard].enter(account)
@@ -188,33 +185,32 @@ class Losses:
         names = names_of(worker) if self._calls else (worker,)
         return {(name, incarnation) for name in names for incarnation in incarnations}
 
-    def _is_open(self, inquiry: _Inquiry) -> bool:
+    def _is_open(self, inquiry: Inquiry) -> bool:
         """Whether a worker is still to state what was acknowledged to it before a restoration."""
         return not inquiry.unknown.isdisjoint(self._coordinator.workers.active.items())
 
-    async def _publish(self, inquiries: Iterable[_Inquiry]) -> None:
+    async def _publish(self, inquiries: Iterable[Inquiry]) -> None:
         """Publish losses that have become known, and failovers whose cost has."""
         known = self._settle(inquiries)
         if known or (self._coordinator.failovers.await_cost and self.is_settled):
             await self._coordinator.publish()
 
-    def _settle(self, inquiries: Iterable[_Inquiry]) -> bool:
+    def _settle(self, inquiries: Iterable[Inquiry]) -> bool:
         """Record losses that have become known; return whether any have."""
         known = False
         for inquiry in inquiries:
-            shard, epoch = inquiry.restoration.shard, inquiry.restoration.epoch
-            loss = self._books[shard].cost(inquiry)
-            if self._is_open(inquiry) or loss == self.of(shard, epoch):
+            loss = self._books[inquiry.restoration.shard].cost(inquiry)
+            if self._is_open(inquiry) or loss == inquiry.loss:
                 continue
             self.revision += 1
+            inquiry.loss = loss
             if loss is None:  # there only might have been one
-                del self._found[shard, epoch]
                 continue
-            self._found[shard, epoch], known = loss, True
+            known = True
             event = LossReported(
                 self._coordinator.clock.now(),
-                shard,
-                epoch,
+                loss.shard,
+                loss.epoch,
                 updates=loss.updates,
                 exact=loss.exact,
                 source=loss.source,
@@ -233,7 +229,7 @@ class _Outage:
     by: str
     head: Endpoint | None
     lost: list[str] = field(default_factory=list)
-    restored: tuple[int, Brought, str] | None = None  # epoch, source and cause
+    restored: Inquiry | None = None
     served: float | None = None
 
 
@@ -272,11 +268,11 @@ class Failovers:
 
     def restored(self, view: View, brought: Brought, *, certain: bool) -> None:
         """Note that a shard was restored; `certain` is as in `Restoration`."""
-        cause = self._cause(view.shard, brought.source)
+        cause, losses = self._cause(view.shard, brought.source), self._coordinator.losses
+        inquiry = losses.restored(view, brought, certain=certain, cause=cause)
         if view.shard in self._outages:
-            self._outages[view.shard].restored = view.epoch, brought, cause
+            self._outages[view.shard].restored = inquiry
         self._restorations += 1
-        self._coordinator.losses.restored(view, brought, certain=certain, cause=cause)
 
     def look(self, views: Sequence[View]) -> None:
         """Record the failovers that are over and whose cost is known."""
@@ -295,12 +291,14 @@ class Failovers:
         return self._exposure + self._serving * (now - self._at)
 
     def _end(self, view: View, outage: _Outage, served: float) -> None:
-        epoch, brought, cause = outage.restored or (view.epoch, _OF_A_REPLICA, "")
-        loss = self._coordinator.losses.of(view.shard, epoch)
+        loss = outage.restored.loss if outage.restored is not None else None
+        about = Restoration(view.shard, view.epoch, 0, served, "replica", 0, {}, certain=True)
+        if outage.restored is not None:
+            about = outage.restored.restoration
         failover = Failover(
             self._clock.now(),
             shard=view.shard,
-            epoch=epoch,
+            epoch=about.epoch,
             lost=", ".join(outage.lost),
             by=outage.by,
             seconds=served - outage.began,
@@ -308,9 +306,9 @@ class Failovers:
             took_over=view.chain[0] != outage.head,
             copies=len(view.chain),
             wanted=self._coordinator.group.replicas,
-            source=brought.source,
-            version=brought.version,
-            cause=cause,
+            source=about.source,
+            version=about.version,
+            cause=about.cause,
             updates_lost=loss.updates if loss is not None else 0,
             exact=loss is None or loss.exact,
         )

@@ -119,14 +119,6 @@ class Rebalancer:
             return False
         return self.servers is not None or info.home in (-1, shard)
 
-    def is_reserve(self, host: Endpoint) -> bool:
-        """Whether a host is more than the wanted number of servers."""
-        return self.servers is not None and host not in self._in_use()
-
-    def preferred(self, shard: int) -> list[Endpoint]:
-        """The hosts that are to hold a shard, the best first; none: all are alike."""
-        return self._order(shard, self._in_use().values()) if self._group.placement else []
-
     def _able(self) -> list[HostInfo]:
         """The hosts that can hold any shard."""
         members = self._members
@@ -176,21 +168,21 @@ class Rebalancer:
         `last` is where the shard was before.
         """
         members, is_avoided = self._members, self._controllers[shard].is_avoided
-        hosts, loads = members.hosts, self.loads
+        hosts, loads, in_use = members.hosts, self.loads, self._in_use()
         machines = {hosts[member].machine for member in chain if member in hosts} - {""}
         candidates = [
             info
             for host, info in hosts.items()
             if host not in chain and self.may_hold(info, shard) and not (chain and is_avoided(host))
         ]
-        places = {host: place for place, host in enumerate(self.preferred(shard))}
+        places = {host: place for place, host in enumerate(self._order(shard, in_use.values()))}
 
         def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
             host = info.host
             return (
                 is_avoided(host),
                 not members.answers(host),
-                self.is_reserve(host),
+                self.servers is not None and host not in in_use,
                 host != last,
                 places.get(host, len(places)),
                 info.home != shard,

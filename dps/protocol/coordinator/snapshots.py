@@ -9,7 +9,7 @@ lost, all of them go back to the newest complete cut.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +91,10 @@ class Snapshots:
                 lambda v: TakeCut(v.shard, v.epoch, cut, upto), views, self._timings.copy
             )
             complete = self._coordinator.views == views and self.newest == before
-            self._satisfy({v.shard: t.version for v, t in zip(views, taken, strict=True)})
+            versions = {v.shard: t.version for v, t in zip(views, taken, strict=True)}
+            self._versions = {s: v for s, v in self._versions.items() if v > versions[s]}
+            if not self._versions:
+                self._wanted.clear()
         finally:
             if complete:
                 self._complete = [*self._complete, cut][-self._keep :]
@@ -104,13 +107,6 @@ class Snapshots:
                     views,
                     self._timings.call,
                 )
-
-    def _satisfy(self, versions: Mapping[int, int]) -> None:
-        """Drop the requests that these versions satisfy."""
-        left = {s: version for s, version in self._versions.items() if version > versions[s]}
-        self._versions = left
-        if not left:
-            self._wanted.clear()
 
     async def _ask_all(
         self, request: Callable[[View], Any], views: Iterable[View], deadline: float

@@ -78,6 +78,11 @@ class Workers:
         """The active workers, with their incarnations."""
         return {name: worker.incarnation for name, worker in self._known.items() if worker.active}
 
+    @property
+    def donors(self) -> set[str]:
+        """The active workers, by their names as holders of copies."""
+        return {msg.donor_name(*worker) for worker in self.active.items()}
+
     # -- requests --------------------------------------------------------------------------------
 
     async def _enter(self, m: msg.EnterWorker) -> msg.Entered:

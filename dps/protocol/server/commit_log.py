@@ -52,13 +52,9 @@ class CommitLog:
         self._copied: list[int] = []  # indices of states that are being copied to newcomers
         self._calls: set[asyncio.Timeout] = set()
         self._pending = asyncio.Event()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+        # A heap of indices that are waited for, because hundreds of requests may wait at once.
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of operations that are applied, but not committed."""
-        return self._replica.state.index - self.visible.index
 
     def close(self) -> None:
         """Commit nothing more, and refuse whatever waits for a commit."""
@@ -72,10 +68,7 @@ class CommitLog:
         self._proceed()
 
     async def reached(self, index: int, until: float) -> bool:
-        """Wait until an operation is committed; False if it is not by the loop's time `until`.
-
-        Hundreds may wait at once, so they are kept in the order of their operations.
-        """
+        """Wait until an operation is committed; False if it is not by the loop's time `until`."""
         if self.visible.index < index and not self.closed:
             woken = asyncio.get_running_loop().create_future()
             heappush(self._waiting, (index, next(self._numbers), woken))
@@ -140,7 +133,7 @@ class CommitLog:
         while True:
             await self._pending.wait()
             self._pending.clear()
-            while self.in_flight:
+            while self._replica.uncommitted:
                 try:
                     await self.until_interrupted(self._commit())
                     self.failure = ""

@@ -70,7 +70,7 @@ class Replica:
         self.ledger = Ledger(node, view.shard)
         self._group = group
         self._layout = layout = group.layout.shards[view.shard]
-        self._persistence = persistence
+        self.persistence = persistence
         empty = node.transport.empty
         self._machine = StateMachine(layout, group.rule, group.functions, node.each, empty)
         self._waiting: _Waiters = {}
@@ -87,7 +87,7 @@ class Replica:
         """Refuse everything from now on and stop the tasks."""
         self._committing.cancel()
         self._commits.close()
-        await self._persistence.close()
+        await self.persistence.close()
         if self.cutter is not None:
             self.cutter.close()
         self.notify()
@@ -236,7 +236,7 @@ class Replica:
         return compensated(self._layout, self._group.rule, self.state.values, op)
 
     def _has_room(self, op: Operation) -> bool:
-        return self._commits.in_flight < self._persistence.window and self.admits(op)
+        return self.uncommitted < self.persistence.window and self.admits(op)
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
@@ -281,7 +281,13 @@ class Replica:
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
             install = msg.Install(
-                self.shard, m.epoch, chain, state, "replica", self.saved, keepers=m.keepers
+                self.shard,
+                m.epoch,
+                chain,
+                state,
+                "replica",
+                self.persistence.saved,
+                keepers=m.keepers,
             )
             deadline = self._group.timings.copy
             copy = self.node.transport.call(m.host, install, deadline, "replicate")
@@ -306,7 +312,7 @@ class Replica:
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
             self._commits.configure()
-            self._persistence.enter(m.epoch, self._commits.visible if self._is_tail else None)
+            self.persistence.enter(m.epoch, self._commits.visible if self._is_tail else None)
         now, version = self.node.clock.now(), self.state.version
         if self.is_head and not was_head:
             self.node.emit(Promoted(now, self.shard, m.epoch, self.node.name, version))
@@ -317,7 +323,7 @@ class Replica:
     async def make_durable(self, epoch: int) -> None:
         """Keep the state that this replica serves in a new epoch, if it is the tail."""
         if self._is_tail:
-            await self._commits.until_interrupted(self._persistence.begin(epoch, self.state))
+            await self._commits.until_interrupted(self.persistence.begin(epoch, self.state))
 
     async def evict(self, m: msg.Evict) -> msg.Durable:
         """Mark lost workers as inactive, so that no gate waits for them."""
@@ -338,7 +344,7 @@ class Replica:
         """Write what is acknowledged by now to the checkpoint; return its version."""
         self.must_be_in(m.epoch)
         state = self._commits.visible
-        await self._persistence.save(m.epoch, state)
+        await self.persistence.save(m.epoch, state)
         return msg.SavedAt(state.version)
 
     async def audit(self) -> msg.AuditReply:
@@ -354,14 +360,9 @@ class Replica:
         return msg.Description(state.version, state.nbytes, applied, state.clocks, **counts)
 
     @property
-    def saved(self) -> int:
-        """The version that survives the loss of this node, if it need not be the last acked one."""
-        return self._persistence.saved
-
-    @property
     def uncommitted(self) -> int:
         """Number of operations that are applied here, but not committed."""
-        return self._commits.in_flight
+        return self.state.index - self._commits.visible.index
 
     @property
     def is_head(self) -> bool:
@@ -381,9 +382,8 @@ class Replica:
             return None
         state, left, now = self._commits.visible, self._slack(reader.worker), self.node.clock.now()
         metadata = self._group.recovery.durability.metadata(self.epoch, state)
-        weights = msg.Weights(
-            state.version, now, -1 if left is None else left, state.values, metadata
-        )
+        steps = -1 if left == math.inf else int(left)
+        weights = msg.Weights(state.version, now, steps, state.values, metadata)
         return await self._copies.filtered(weights, reader, has)
 
     async def _rows(self, m: msg.RowsAsked) -> msg.RowsRead:
@@ -398,11 +398,11 @@ class Replica:
         return msg.RowsRead(state.version, now, rows.keys, rows.values)
 
     def _may_read(self, worker: str) -> bool:
-        left = self._slack(worker)
-        return left is None or left >= 0
+        return self._slack(worker) >= 0
 
-    def _slack(self, worker: str) -> int | None:
-        return slack(self._group.consistency, self._commits.visible.workers, worker)
+    def _slack(self, worker: str) -> float:
+        left = slack(self._group.consistency, self._commits.visible.workers, worker)
+        return math.inf if left is None else left
 
     # -- waiting and refusing --------------------------------------------------------------------
 
@@ -428,7 +428,7 @@ class Replica:
     def notify(self) -> None:
         """Wake requests whose condition holds now, and no others: hundreds may be waiting."""
         self._wake(self._waiting, math.inf)
-        self._wake(self._waiting_for_room, self._persistence.window - self._commits.in_flight)
+        self._wake(self._waiting_for_room, self.persistence.window - self.uncommitted)
 
     def _wake(self, waiting: _Waiters, most: float) -> None:
         """Wake at most this number, which includes those that are woken but have not run yet."""

@@ -155,10 +155,7 @@ class ShardServer:
             raise LeaseExpired(f"the lease of {self.node.name} is over")
 
     def _must_still_be_in_epoch(self, message: Any) -> None:
-        """Reply for a replica only if it is in the epoch of the request.
-
-        It has then had the same chain all the time.
-        """
+        # A replica that is in the epoch of the request has had the same chain all the time.
         if type(message) not in self._keeping:
             self.replica(message.shard).must_be_in(message.epoch)
 
@@ -250,7 +247,7 @@ class ShardServer:
                 name = self.node.name
                 raise StaleEpoch(f"{name} has got no state of shard {m.shard} since {m.since}")
             state = got.state
-            persistence.take_over(got.saved, state.version)
+            persistence.take_over(got.persistence.saved, state.version)
         else:
             state = await persistence.restore(m.epoch, m.cut)
         if life != self._life:

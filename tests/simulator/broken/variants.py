@@ -544,7 +544,7 @@ async def _(right, self, m):
     self.must_be_in(m.epoch)
     chain, commits, state = (*self.chain, m.host), self._commits, self.state
     with commits.keeping_later_than(state):
-        given = self.shard, m.epoch, chain, state, "replica", self._persistence.saved
+        given = self.shard, m.epoch, chain, state, "replica", self.persistence.saved
         install = Install(*given, m.keepers)
         copy = self.node.transport.call(m.host, install, self._group.timings.copy, "replicate")
         await commits.until_interrupted(copy)
@@ -690,7 +690,7 @@ async def _(right, self, watched, sighting):
 async def _(right, self, m):
     view = self.controllers[m.shard].view
     if m.epoch == view.epoch and m.host in view.chain[1:]:
-        self.members.exclude(m.host)
+        self.members[m.host].excluded = True
     return self._table()
 
 

@@ -206,10 +206,10 @@ def _check_machine(
         return
 
     def as_good(host: Endpoint) -> tuple[object, ...]:
-        reserve = scaling.is_reserve(host)
+        reserve = scaling.servers is not None and host not in scaling._in_use()
         home = hosts[host].home == shard
         # Those on a ring are never as good as each other: see `_check_choice`.
-        place = [*scaling.preferred(shard), host].index(host)
+        place = [*scaling._order(shard, _in_use(scaling)), host].index(host)
         avoided, answers = is_avoided(host), members.answers(host)
         return avoided, answers, reserve, host == last, place, home, scaling.loads[host]
 
