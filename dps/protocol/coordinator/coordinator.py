@@ -43,8 +43,8 @@ REPEATED = (msg.GetTable, msg.RenewLease, msg.RenewWorker, msg.Sighted)
 class Coordinator:
     """Decides which hosts serve what. All calls come from one event loop.
 
-    Its parts reach each other by its attributes. `seeds`, by shard, and `version` are those of the
-    table; `part` is the durability's part in the coordinator.
+    Its parts reach each other by its attributes. `version` is that of the table; `part` is the
+    durability's part in the coordinator.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class Coordinator:
         self.tasks = Tasks(self.failed)
         self.stores: tuple[Endpoint, ...] = ()
         self.mailboxes: tuple[Endpoint, ...] = ()
-        self.seeds: dict[int, msg.Seed] = {}
         self.version = 0
         self.members = Membership(self)
         self.part = group.recovery.durability.coordinator_part(
@@ -188,7 +187,7 @@ class Coordinator:
             views=tuple(self.views),
             stores=self.stores,
             mailboxes=self.mailboxes,
-            seeds=tuple(self.seeds.values()),
+            seeds=tuple(each.seed for each in self.controllers if each.seed is not None),
             complete=all(controller.is_whole for controller in self.controllers),
             closed=self._closed,
             wanted=self.part.wanted if self.part is not None else (),

@@ -134,7 +134,12 @@ class Membership:
         member = self._known.setdefault(host, Member(life))
         member.watched, member.halted = watched, False
         if life > member.life:
-            await self._started_over(host, member, life)
+            # It has dropped all that it held, so there is nothing to wait for.
+            lost = member.info if not member.given_up else None
+            member.life, member.given_up, member.excluded, member.silent = life, False, False, False
+            if lost is not None:
+                await self._coordinator.lose_host(lost, "host")
+            await self._coordinator.use_hosts()
         elif life < member.life or member.given_up:
             return False
         elif member.excluded:
@@ -169,14 +174,6 @@ class Membership:
             self._coordinator.tasks.start(self._probe(address, by))
 
     # -- losses ----------------------------------------------------------------------------------
-
-    async def _started_over(self, host: Endpoint, member: Member, life: int) -> None:
-        """Note that a host has dropped all that it held, so there is nothing to wait for."""
-        held = member.info is not None and not member.given_up
-        member.life, member.given_up, member.excluded, member.silent = life, False, False, False
-        if held and member.info is not None:
-            await self._coordinator.lose_host(member.info, "host")
-        await self._coordinator.use_hosts()
 
     async def _probe(self, address: str, by: str) -> None:
         pause = FIRST_PROBE
@@ -258,7 +255,10 @@ class Membership:
     async def _over(self, host: Endpoint) -> None:
         if self[host].info is None or self[host].given_up:
             self.leases.end(host)
-        elif self._must_wait_for(host):
+        elif (
+            self._unseen_for(host) < self._timings.lease
+            or self.leases.overdue(host) < self._timings.last_copy
+        ) and self._coordinator.holds_only_copy(host):
             self.suspect(host.address, "coordinator")  # it may have ended unnoticed
             await self._fall_silent(host, "lease")
         else:
@@ -280,11 +280,6 @@ class Membership:
         member.given_up, member.silent = True, False
         if member.info is not None:
             await self._coordinator.lose_host(member.info, by)
-
-    def _must_wait_for(self, host: Endpoint) -> bool:
-        lives = self._unseen_for(host) < self._timings.lease
-        in_time = lives or self.leases.overdue(host) < self._timings.last_copy
-        return in_time and self._coordinator.holds_only_copy(host)
 
     def _unseen_for(self, host: Endpoint) -> float:
         """Seconds since a monitor has last seen the process of a host alive."""

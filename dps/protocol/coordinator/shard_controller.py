@@ -56,6 +56,7 @@ class ShardController:
         self.begun = False
         self.reserved: Endpoint | None = None
         self.moving: Move[Endpoint] | None = None
+        self.seed: msg.Seed | None = None  # of what a host must be given
         self._coordinator = coordinator
         self._members = coordinator.members
         self._group = coordinator.group
@@ -402,8 +403,7 @@ class ShardController:
         """
         installed: asyncio.Future[msg.Brought] = asyncio.get_running_loop().create_future()
         self._seeded = installed
-        seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)
-        self._coordinator.seeds[view.shard] = seed
+        self.seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)
         await self._coordinator.publish()
         pause = self._timings.call if stands is None else DONOR_SECONDS
         try:
@@ -413,8 +413,7 @@ class ShardController:
                 if stands is not None and not stands():
                     raise NotServing(f"shard {view.shard}: {donor} cannot give its copy")
         finally:
-            self._seeded = None
-            del self._coordinator.seeds[view.shard]
+            self._seeded = self.seed = None
         return installed.result()
 
     async def _extend(self, view: msg.View, host: Endpoint) -> bool:

@@ -86,7 +86,9 @@ class Snapshots:
             held = await self._ask_all(
                 lambda v: HoldCut(v.shard, v.epoch, cut, self._patience), views, self._patience / 2
             )
-            upto = _furthest(reply.reach for reply in held)
+            upto: Reach = {}
+            for name, at in (each for reply in held for each in reply.reach.items()):
+                upto[name] = max(at, upto.get(name, at))
             taken = await self._ask_all(
                 lambda v: TakeCut(v.shard, v.epoch, cut, upto), views, self._timings.copy
             )
@@ -118,11 +120,3 @@ class Snapshots:
             if isinstance(reply, BaseException):
                 raise reply
         return replies
-
-
-def _furthest(reaches: Iterable[Reach]) -> Reach:
-    furthest: Reach = {}
-    for reach in reaches:
-        for name, at in reach.items():
-            furthest[name] = max(at, furthest.get(name, at))
-    return furthest

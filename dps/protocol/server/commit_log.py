@@ -19,7 +19,6 @@ from dps.core.updates import Operation
 from dps.errors import DpsError, NotServing, StaleEpoch
 from dps.protocol.messages import Replicate
 from dps.protocol.transport import Endpoint
-from dps.recovery.durability import Persistence
 
 if TYPE_CHECKING:
     from dps.protocol.server.replica import Replica
@@ -40,14 +39,13 @@ class CommitLog:
         Why the last attempt to commit failed; "" if it did not.
     """
 
-    def __init__(self, replica: Replica, persistence: Persistence) -> None:
+    def __init__(self, replica: Replica) -> None:
         self.successor = _successor(replica)
         self.visible = replica.state
         self.failure = ""
         self.closed = False
         self._replica = replica
         self._timings = replica.node.group.timings
-        self._persistence = persistence
         self._log: deque[tuple[int, Operation]] = deque()
         self._copied: list[int] = []  # indices of states that are being copied to newcomers
         self._calls: set[asyncio.Timeout] = set()
@@ -152,7 +150,7 @@ class CommitLog:
 
     def _proceed(self) -> None:
         """Commit what is applied: at once if nothing has to be waited for."""
-        if self.successor is None and self._persistence.immediate:
+        if self.successor is None and self._replica.persistence.immediate:
             self.set_committed(self._replica.state)
         else:
             self._pending.set()
@@ -162,7 +160,7 @@ class CommitLog:
         if successor is not None:
             await self.pass_on(successor, self.visible.index)
         else:
-            await self._persistence.commit(epoch, state)
+            await self._replica.persistence.commit(epoch, state)
         if (epoch, successor) == (self._replica.epoch, self.successor):
             self.set_committed(state)
             self._replica.notify()

@@ -67,7 +67,7 @@ class Replica:
         self.chain = view.chain
         self.state = state
         self.lock = asyncio.Lock()
-        self.ledger = Ledger(node, view.shard)
+        self.ledger = Ledger(self)
         self._group = group
         self._layout = layout = group.layout.shards[view.shard]
         self.persistence = persistence
@@ -75,10 +75,9 @@ class Replica:
         self._machine = StateMachine(layout, group.rule, group.functions, node.each, empty)
         self._waiting: _Waiters = {}
         self._waiting_for_room: _Waiters = {}
-        self._commits = CommitLog(self, persistence)
+        self._commits = CommitLog(self)
         self._committing = tasks.start(self._commits.run())
-        cut = group.restores_together
-        self.cutter = SnapshotBarrier(self, tasks, persistence) if cut else None
+        self.cutter = SnapshotBarrier(self, tasks) if group.restores_together else None
         holder = f"{node.me.address}/{node.me.key}/{view.epoch}/{node.clock.now()}"
         self._copies = SentCopies(layout, view.shard, group.pull_filters, holder)
         self._batching = Batching(self, tasks)
@@ -215,7 +214,7 @@ class Replica:
             self.state = step.state
             if op.kind == "leave":
                 self._copies.forget(op.id.worker)
-            self.ledger.add(self.epoch, self.is_head, step.updates)
+            self.ledger.add(step.updates)
             self._commits.add(step.operation)  # a call, with its result
         return step
 

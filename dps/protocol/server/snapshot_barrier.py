@@ -9,19 +9,17 @@ from dps.core.updates import Operation
 from dps.errors import NotServing
 from dps.protocol.messages import EndCut, Held, HoldCut, Reach, TakeCut, Taken
 from dps.protocol.tasks import Tasks
-from dps.recovery.durability import Persistence
 
 if TYPE_CHECKING:
     from dps.protocol.server.replica import Replica
 
 
 class SnapshotBarrier:
-    """A head's part in cuts; `persistence` writes the states. Used from one event loop."""
+    """A head's part in cuts. Used from one event loop."""
 
-    def __init__(self, replica: Replica, tasks: Tasks, persistence: Persistence) -> None:
+    def __init__(self, replica: Replica, tasks: Tasks) -> None:
         self._replica = replica
         self._tasks = tasks
-        self._persistence = persistence
         self._last = 0  # the last cut
         self._upto: Reach = {}
         self._timer: asyncio.TimerHandle | None = None  # while gradients are held for it
@@ -47,7 +45,7 @@ class SnapshotBarrier:
             self.close()
             self._last = m.cut
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(m.patience, self._give_up)
+            self._timer = loop.call_later(m.patience, lambda: self._tasks.start(self._release()))
             workers = self._replica.state.workers.items()
             return Held({name: (p.incarnation, p.clock) for name, p in workers if p.active})
 
@@ -68,14 +66,14 @@ class SnapshotBarrier:
             await self._release()
         if not whole:
             raise NotServing(f"cut {m.cut}: shard {m.shard} lacks updates that others have")
-        await self._persistence.write_cut(m.epoch, m.cut, state)
+        await self._replica.persistence.write_cut(m.epoch, m.cut, state)
         return Taken(state.version)
 
     async def end(self, m: EndCut) -> None:
         """Keep a complete cut; admit everything if it was given up."""
         self._last = max(self._last, m.cut)
         if m.complete:
-            await self._persistence.end_cut(m.epoch, m.cut, m.oldest)
+            await self._replica.persistence.end_cut(m.epoch, m.cut, m.oldest)
         elif self._last == m.cut:
             await self._release()
 
@@ -90,6 +88,3 @@ class SnapshotBarrier:
     async def _release(self) -> None:
         self.close()
         await self._replica.settle()
-
-    def _give_up(self) -> None:
-        self._tasks.start(self._release())
