@@ -35,7 +35,7 @@ def states(monkeypatch: pytest.MonkeyPatch) -> States:
 
     def note(self: CommitLog, state: ShardState) -> None:
         become_visible(self, state)
-        seen[self._shard, self.epoch, state.version] = state
+        seen[self._replica.shard, self._replica.epoch, state.version] = state
 
     monkeypatch.setattr(CommitLog, "set_committed", note)
     return seen

@@ -289,12 +289,12 @@ class World:
 
     def stored(self, shard: int) -> tuple[Endpoint, ...]:
         """The stores that have all that was acked of a shard, as the coordinator knows it."""
-        return self._coordinator.controllers[shard]._stored
+        return self._coordinator.controllers[shard].stored
 
     def hears(self, host: Endpoint) -> bool:
         """Whether the coordinator counts on a host, which is not silent."""
         members = self._coordinator.members
-        return host in members and not members.is_silent(host)
+        return host in members and not members[host].silent
 
     def name_of(self, endpoint: Endpoint) -> str:
         """Name of the node at the endpoint; "" if it is not alive."""

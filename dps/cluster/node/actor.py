@@ -45,7 +45,7 @@ class HostActor:
         self._host = ShardServer(server_node)
         member.stored = lambda: self._host.stored_bytes
         labels = {**group.labels, "group": group.name, "node": node}
-        self._withdraw_metrics = publish(member.dask_worker, labels, self._host.figures)
+        self._withdraw_metrics = publish(member.dask_worker, labels, lambda: self._host.replicas)
         member.dask_worker.loop.add_callback(self._start)
 
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:

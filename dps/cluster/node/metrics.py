@@ -12,34 +12,44 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.platform import made_once, platform_of, state_of
-from dps.protocol.server.metrics import STALENESS_BOUNDS, ReplicaMetrics
+from dps.protocol.server.metrics import STALENESS_BOUNDS
+from dps.protocol.server.replica import Replica
 
 if TYPE_CHECKING:
     import distributed
 
 NAME = "dps-metrics"
 BOUNDS = (*map(str, STALENESS_BOUNDS), "+Inf")
-GAUGES = {
-    "version": "Updates that are in the state of the shard.",
-    "epoch": "Number of the present configuration of the shard's replicas.",
-    "head": "Whether clients push to this replica.",
-    "waiting": "Pushes that have come and are not acknowledged.",
-    "uncommitted": "Operations applied here that the next replica or store has not acknowledged.",
+GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
+    "version": ("Updates that are in the state of the shard.", lambda r: r.state.version),
+    "epoch": ("Number of the present configuration of the shard's replicas.", lambda r: r.epoch),
+    "head": ("Whether clients push to this replica.", lambda r: r.is_head),
+    "waiting": (
+        "Pushes that have arrived and are not acknowledged.",
+        lambda r: r.ledger.waiting,
+    ),
+    "uncommitted": (
+        "Operations applied here that the next replica or store has not acknowledged.",
+        lambda r: r.uncommitted,
+    ),
 }
-COUNTERS = {
-    "updates": "Updates that this replica has applied.",
-    "duplicates": "Pushes that this replica has refused because it had them.",
+COUNTERS: dict[str, tuple[str, Callable[[Replica], float]]] = {
+    "updates": ("Updates that this replica has applied.", lambda r: r.ledger.updates),
+    "duplicates": (
+        "Pushes that this replica has refused because it had them.",
+        lambda r: r.ledger.duplicates,
+    ),
 }
 STALENESS = "Versions that the applied updates had missed."
 
-Figures = Callable[[], Sequence[ReplicaMetrics]]
+Replicas = Callable[[], Sequence[Replica]]
 
 
 class ShardMetrics:
     """The metrics of all replicas on one Dask worker; a collector for prometheus_client."""
 
     def __init__(self) -> None:
-        self.hosts: list[tuple[Mapping[str, str], Figures]] = []  # the labels of each
+        self.hosts: list[tuple[Mapping[str, str], Replicas]] = []  # the labels of each
 
     def describe(self) -> Sequence[Any]:
         """Return nothing: which metrics there are is known when they are requested."""
@@ -51,8 +61,8 @@ class ShardMetrics:
 
         rows = [
             ({**labels, "shard": str(each.shard)}, each)
-            for labels, figures in list(self.hosts)
-            for each in figures()
+            for labels, replicas in list(self.hosts)
+            for each in replicas()
         ]
         if not rows:
             return
@@ -61,21 +71,21 @@ class ShardMetrics:
         def values(labels: Mapping[str, str]) -> list[str]:
             return [labels.get(name, "") for name in names]
 
-        for metric, text in {**GAUGES, **COUNTERS}.items():
+        for metric, (text, value) in {**GAUGES, **COUNTERS}.items():
             make = core.GaugeMetricFamily if metric in GAUGES else core.CounterMetricFamily
             family = make(f"dps_shard_{metric}", text, labels=names)
-            for labels, figures in rows:
-                family.add_metric(values(labels), float(getattr(figures, metric)))
+            for labels, replica in rows:
+                family.add_metric(values(labels), float(value(replica)))
             yield family
         staleness = core.HistogramMetricFamily("dps_shard_staleness", STALENESS, labels=names)
-        for labels, figures in rows:
-            buckets = list(zip(BOUNDS, accumulate(figures.staleness), strict=True))
-            staleness.add_metric(values(labels), buckets, float(figures.staleness_sum))
+        for labels, replica in rows:
+            buckets = list(zip(BOUNDS, accumulate(replica.ledger.staleness), strict=True))
+            staleness.add_metric(values(labels), buckets, float(replica.ledger.staleness_sum))
         yield staleness
 
 
 def publish(
-    dask_worker: distributed.Worker, labels: Mapping[str, str], figures: Figures
+    dask_worker: distributed.Worker, labels: Mapping[str, str], replicas: Replicas
 ) -> Callable[[], None]:
     """Add a host's replicas to the metrics of its Dask worker; return what removes them."""
     if not platform_of(dask_worker).serves_metrics or find_spec("prometheus_client") is None:
@@ -88,7 +98,7 @@ def publish(
         return metrics
 
     metrics = made_once(dask_worker, NAME, registered)
-    host = labels, figures
+    host = labels, replicas
     metrics.hosts.append(host)
 
     def withdraw() -> None:

@@ -79,7 +79,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         """Stop coordinating; called by `take_out`, or by Dask when the scheduler ends."""
         self._scheduler.handlers.pop(self.name, None)
         await self._monitors.close()
-        await self._coordinator.close()
+        await self._coordinator.tasks.close()
         self._recorder(self._sample())
         self._recorder.send()
 

@@ -16,13 +16,15 @@ losses            what failures have cost
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from inspect import isawaitable
 from typing import Any
 
 from dps.core.names import STORE_ROLES
 from dps.errors import DpsError, NotServing
 from dps.events import Detected, Sink
+from dps.protocol import messages as msg
 from dps.protocol.coordinator.liveness import Membership
 from dps.protocol.coordinator.losses import Failovers, Losses
 from dps.protocol.coordinator.placement import Rebalancer
@@ -30,40 +32,19 @@ from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.snapshots import Snapshots
 from dps.protocol.coordinator.workers import Workers
 from dps.protocol.group import Group
-from dps.protocol.messages import (
-    AddHosts,
-    CloseGroup,
-    Done,
-    Drain,
-    GetIncidents,
-    GetTable,
-    HostInfo,
-    Renewed,
-    RenewLease,
-    RenewWorker,
-    ReportFailure,
-    ReportLink,
-    Scale,
-    Seed,
-    Seeded,
-    Sighted,
-    Table,
-    View,
-    WantCut,
-)
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 from dps.recovery.durability import CoordinatorContext
 
 # Requests that are repeated anyway: one failed reply must not end the process that sends them.
-REPEATED = (GetTable, RenewLease, RenewWorker, Sighted)
+REPEATED = (msg.GetTable, msg.RenewLease, msg.RenewWorker, msg.Sighted)
 
 
 class Coordinator:
     """Decides which hosts serve what. All calls come from one event loop.
 
-    Its parts reach each other by its attributes. `seeds`, by shard, and `version` are those of the
-    table; `part` is the durability's part in the coordinator.
+    Its parts reach each other by its attributes. `version` is that of the table; `part` is the
+    durability's part in the coordinator.
     """
 
     def __init__(
@@ -77,7 +58,6 @@ class Coordinator:
         self.tasks = Tasks(self.failed)
         self.stores: tuple[Endpoint, ...] = ()
         self.mailboxes: tuple[Endpoint, ...] = ()
-        self.seeds: dict[int, Seed] = {}
         self.version = 0
         self.members = Membership(self)
         self.part = group.recovery.durability.coordinator_part(
@@ -91,28 +71,29 @@ class Coordinator:
         self.failovers = Failovers(self)
         self._closed = False
         self._published = asyncio.Condition()
-        self._services: dict[type, Callable[[Any], Awaitable[Any]]] = {
-            GetTable: self._get_table,
-            ReportFailure: self._report_failure,
-            ReportLink: self._report_link,
-            RenewLease: self._renew_lease,
-            Sighted: self._sighted,
-            AddHosts: lambda m: self.members.add(m.hosts),
-            Seeded: self._seeded,
-            WantCut: self._want_cut,
-            Scale: self._scale,
-            Drain: self._drain,
-            GetIncidents: self._get_incidents,
-            CloseGroup: self._close_group,
+        self._services: dict[type, Callable[[Any], Any]] = {
+            msg.GetTable: self._get_table,
+            msg.ReportFailure: self._report_failure,
+            msg.ReportLink: self._report_link,
+            msg.RenewLease: self._renew_lease,
+            msg.Sighted: self._sighted,
+            msg.AddHosts: lambda m: self.members.add(m.hosts),
+            msg.Seeded: lambda m: self.controllers[m.shard].seeded(m.epoch, m.brought),
+            msg.Scale: self._scale,
+            msg.Drain: self._drain,
+            msg.GetIncidents: lambda m: (self.losses.found, self.failovers.found),
+            msg.CloseGroup: self._close_group,
             **self.workers.services,
             **(self.part.services if self.part is not None else {}),
+            **({msg.WantCut: self.cuts.want} if self.cuts is not None else {}),
         }
 
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back."""
         try:
-            reply = await self._services[type(message)](message)
-            return Done() if reply is None else reply
+            reply = self._services[type(message)](message)
+            reply = await reply if isawaitable(reply) else reply
+            return msg.Done() if reply is None else reply
         except DpsError:
             raise
         except Exception as error:
@@ -120,10 +101,6 @@ class Coordinator:
             if isinstance(message, REPEATED):
                 raise NotServing(f"the coordinator has failed: {error!r}") from error
             raise
-
-    async def close(self) -> None:
-        """Stop deciding."""
-        await self.tasks.close()
 
     def failed(self, error: Exception) -> None:
         """Record an unforeseen exception, and look at all shards again.
@@ -133,7 +110,7 @@ class Coordinator:
         self.emit(task_failed(self.clock, "scheduler", error))
         for controller in self.controllers:
             for host in controller.view.chain:
-                if self.members.is_lost(host):
+                if self.members[host].given_up:
                     controller.unsettle(without=host)
             controller.look_again()
 
@@ -148,60 +125,47 @@ class Coordinator:
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _get_table(self, m: GetTable) -> Table:
+    async def _get_table(self, m: msg.GetTable) -> msg.Table:
         with suppress(TimeoutError):
             async with asyncio.timeout(m.patience), self._published:
                 await self._published.wait_for(lambda: self.version > m.after)
         return self._table()
 
-    async def _report_failure(self, m: ReportFailure) -> Table:
+    async def _report_failure(self, m: msg.ReportFailure) -> msg.Table:
         self.members.suspect(m.host.address, "client")
         return self._table()
 
-    async def _report_link(self, m: ReportLink) -> Table:
+    async def _report_link(self, m: msg.ReportLink) -> msg.Table:
         controller = self.controllers[m.shard]
         # A host that did not answer the coordinator either was busy, or is unreachable for all.
         cut = self.members.leases.answered_for(m.host) > m.seconds
         if cut and m.epoch == controller.view.epoch:
             if m.host in controller.view.chain[1:]:
-                self.members.exclude(m.host)
+                self.members[m.host].excluded = True
             elif controller.do_without(m.host) or self._do_without_mailbox(m.host):
                 await self.publish()
         return self._table()
 
-    async def _renew_lease(self, m: RenewLease) -> Renewed:
+    async def _renew_lease(self, m: msg.RenewLease) -> msg.Renewed:
         self.follow(m.watched)
         granted = await self.members.renew(m.host, m.life, m.watched)
-        return Renewed(granted, history=self.failovers.history)
+        return msg.Renewed(granted, history=self.failovers.history)
 
-    async def _sighted(self, m: Sighted) -> None:
-        names = self.workers.by_process
+    async def _sighted(self, m: msg.Sighted) -> None:
         for sighting in m.sightings:
-            watched = Watched(m.monitor, sighting.number)
-            await self.members.sighted(watched, sighting)
-            for name in names.get(watched, ()):
-                await self.workers.sighted(name, watched, sighting)
+            await self.members.sighted(Watched(m.monitor, sighting.number), sighting)
+        await self.workers.sighted(m)
 
-    async def _seeded(self, m: Seeded) -> None:
-        self.controllers[m.shard].seeded(m.epoch, m.brought)
-
-    async def _want_cut(self, m: WantCut) -> None:
-        if self.cuts is not None:
-            self.cuts.want(m.shard, m.version)
-
-    async def _scale(self, m: Scale) -> None:
+    async def _scale(self, m: msg.Scale) -> None:
         self.rebalancer.scale(m.servers)
         self.rebalancer.consider()
         await self.publish()
 
-    async def _drain(self, m: Drain) -> None:
+    async def _drain(self, m: msg.Drain) -> None:
         self.rebalancer.drain(m.host)
         await self.use_hosts()
 
-    async def _get_incidents(self, m: GetIncidents) -> tuple[Any, ...]:
-        return self.losses.found, tuple(self.failovers.found)
-
-    async def _close_group(self, m: CloseGroup) -> None:
+    async def _close_group(self, m: msg.CloseGroup) -> None:
         self._closed = True
         await self.publish()
 
@@ -213,17 +177,17 @@ class Coordinator:
     # -- the table -------------------------------------------------------------------------------
 
     @property
-    def views(self) -> list[View]:
+    def views(self) -> list[msg.View]:
         """The replicas of each shard."""
         return [controller.view for controller in self.controllers]
 
-    def _table(self) -> Table:
-        return Table(
+    def _table(self) -> msg.Table:
+        return msg.Table(
             version=self.version,
             views=tuple(self.views),
             stores=self.stores,
             mailboxes=self.mailboxes,
-            seeds=tuple(self.seeds.values()),
+            seeds=tuple(each.seed for each in self.controllers if each.seed is not None),
             complete=all(controller.is_whole for controller in self.controllers),
             closed=self._closed,
             wanted=self.part.wanted if self.part is not None else (),
@@ -258,51 +222,43 @@ class Coordinator:
             controller.wake()
         await self.publish()
 
-    async def lose_host(self, info: HostInfo, by: str) -> None:
+    async def lose_host(self, info: msg.HostInfo, by: str) -> None:
         """Continue without a host, which serves no more."""
+        was_keeper = info.host in self.keepers
+        self.stores = tuple(store for store in self.stores if store != info.host)
+        self.mailboxes = tuple(box for box in self.mailboxes if box != info.host)
         theirs = [each for each in self.controllers if info.host in each.view.chain]
         for controller in self.controllers:
             if controller in theirs:
                 controller.unsettle(without=info.host)
-                controller.interrupt()
                 self._detected(controller, info, by)
-            if info.host in (controller.reserved, *self.keepers):
-                controller.interrupt()
+            if was_keeper or info.host == controller.reserved:
+                controller.look_again()
             if info.host == controller.reserved:
                 controller.reserved = None  # it may be used again at once, but has nothing
             controller.store_lost(info.host)
             controller.wake()
         gone = [each.view.shard for each in theirs if each.begun and not each.view.chain]
         if gone and self.cuts is not None:
-            self._roll_back(self.cuts, gone[0])
-        self._appoint_keepers(lost=info.host)
+            self.cuts.roll_back(gone[0])
+        self._appoint_keepers(was_keeper)
         await self.publish()
 
-    async def suspend_host(self, info: HostInfo, by: str) -> None:
+    async def suspend_host(self, info: msg.HostInfo, by: str) -> None:
         """Make the shards wait all of whose replicas are silent."""
         for controller in self.controllers:
             chain = controller.view.chain
-            if info.host in chain and all(map(self.members.is_silent, chain)):
+            if info.host in chain and all(self.members[each].silent for each in chain):
                 controller.unsettle()
-                controller.interrupt()
                 self._detected(controller, info, by)
         await self.publish()
 
-    def _detected(self, controller: ShardController, info: HostInfo, by: str) -> None:
+    def _detected(self, controller: ShardController, info: msg.HostInfo, by: str) -> None:
         view = controller.view
-        serving = any(not self.members.is_silent(member) for member in view.chain)
+        serving = any(not self.members[member].silent for member in view.chain)
         now = self.clock.now()
         self.emit(Detected(now, view.shard, view.epoch, info.node, serving, by=by))
         self.failovers.lost(view.shard, info.node, by)
-
-    def holds_anything(self, host: Endpoint) -> bool:
-        """Whether a host has a replica, or keeps states or gradients, or is about to."""
-        return self.rebalancer.load(host) > 0 or host in self.keepers
-
-    def copies_beside(self, host: Endpoint) -> set[Endpoint]:
-        """The other hosts that may have a copy of what a host has."""
-        chains = [view.chain for view in self.views if host in view.chain]
-        return {other for others in (*chains, self.stores) for other in others} - {host}
 
     def holds_only_copy(self, host: Endpoint) -> bool:
         """Whether a host must be waited for, because it has something that no other host has."""
@@ -323,7 +279,7 @@ class Coordinator:
         stores, boxes = heard(self.stores), heard(self.mailboxes)
         states = all(
             not controller.begun
-            or any(map(controller.keeps_state_at, stores))
+            or any(store in controller.stored for store in stores)
             or bool(heard(controller.view.chain))
             for controller in self.controllers
         )
@@ -341,25 +297,27 @@ class Coordinator:
         """Whether a shard is down, so that it may need what the stores and mailboxes have."""
         return any(each.begun and not each.view.serving for each in self.controllers)
 
-    def _appoint_keepers(self, lost: Endpoint | None = None) -> bool:
+    def _appoint_keepers(self, changed: bool = False) -> bool:
         """Choose the stores and mailboxes; return whether that changes them.
 
         Then the shards enter a new epoch: their servers fill a new store, and close a new mailbox.
         While a shard is down no mailbox is added that lacks what is in the others, and none that is
         in use is dropped, because nothing would read it again.
         """
-        before = self.stores, self.mailboxes
-        self.stores = self._choose_stores(lost)
-        boxes = [box for box in self.mailboxes if box in self.members and box != lost]
+        before, hosts, number = self.keepers, self.rebalancer.usable, self.group.recovery.stores
+        # Those that keep states already are preferred; drained ones come first, and are dropped
+        # last.
+        kept = [store for store in self.stores if store in hosts]
+        stores = list(dict.fromkeys((*kept, *_of_role(hosts, "store"))))[:number]
+        self.stores = (*self._not_replaced_by(stores), *stores)
+        boxes = [box for box in self.mailboxes if box in self.members]
         if not (boxes and self.any_down):
-            hosts = self.rebalancer.usable
             kept = [box for box in boxes if box in hosts and hosts[box].role == "mailbox"]
             able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
-            boxes = list(dict.fromkeys(able))[: self.group.recovery.stores]
+            boxes = list(dict.fromkeys(able))[:number]
         self.mailboxes = tuple(boxes)
-        after = self.stores, self.mailboxes
-        changed = after != before or lost in self.keepers
-        if changed and all(after) and self.group.recovery.needs_store:
+        changed = changed or self.keepers != before
+        if changed and self.stores and boxes and self.group.recovery.needs_store:
             self._begin_epochs()
         return changed
 
@@ -378,8 +336,8 @@ class Coordinator:
         others = [other for other in self.mailboxes if other != box]
         usable = any(
             other in self.members
-            and not self.members.is_silent(other)
-            and not any(controller.cannot_reach(other) for controller in self.controllers)
+            and not self.members[other].silent
+            and not any(other in controller.unreached for controller in self.controllers)
             for other in others
         )
         if not usable or box not in self.mailboxes or not self.any_down:
@@ -388,35 +346,16 @@ class Coordinator:
         self._begin_epochs()
         return True
 
-    def _choose_stores(self, lost: Endpoint | None) -> tuple[Endpoint, ...]:
-        """Prefer those that keep states already; drained ones come first, and are dropped last."""
-        hosts, number = self.rebalancer.usable, self.group.recovery.stores
-        stores = [store for store in self.stores if store in hosts and store != lost]
-        stores += [host for host in _of_role(hosts, "store") if host not in stores]
-        return (*self._not_replaced_by(stores[:number]), *stores[:number])
-
     def _not_replaced_by(self, stores: Sequence[Endpoint]) -> list[Endpoint]:
         """The drained stores that have a state, until these are enough and have all states."""
         begun = [controller for controller in self.controllers if controller.begun]
-        copied = all(each.keeps_state_at(store) for each in begun for store in stores)
+        copied = all(store in each.stored for each in begun for store in stores)
         if copied and len(stores) == self.group.recovery.stores:
             return []
-        drained = self.rebalancer.drained
-        return [host for host in drained if any(each.keeps_state_at(host) for each in begun)]
-
-    # -- cuts ------------------------------------------------------------------------------------
-
-    def refuse_cut(self, shard: int, cut: int) -> None:
-        """Make all shards go back to the cut before this one, which is damaged."""
-        if self.cuts is not None and self.cuts.newest == cut and self.cuts.refuse(cut):
-            self._roll_back(self.cuts, shard)
-
-    def _roll_back(self, cuts: Snapshots, shard: int) -> None:
-        cuts.roll_back(shard)
-        for controller in self.controllers:
-            if controller.begun:
-                controller.forsake()
+        usable = self.rebalancer.usable
+        drained = [host for host in self.members.hosts if host not in usable]
+        return [host for host in drained if any(host in each.stored for each in begun)]
 
 
-def _of_role(hosts: dict[Endpoint, HostInfo], role: str) -> list[Endpoint]:
+def _of_role(hosts: dict[Endpoint, msg.HostInfo], role: str) -> list[Endpoint]:
     return [host for host, info in hosts.items() if info.role == role]

@@ -48,8 +48,12 @@ LAST_PROBE = 0.05
 
 
 @dataclass(slots=True)
-class _Member:
-    """A host that has sent a message. `info` is None until its role is known."""
+class Member:
+    """A host that has sent a message; one that is `silent` is waited for, beyond its lease.
+
+    `info` is None until its role is known. It was `given_up` for good, or is `excluded` in its
+    present life. Its monitor has last `seen` its process alive, or has seen it `halted` since.
+    """
 
     life: int
     info: HostInfo | None = None
@@ -57,14 +61,16 @@ class _Member:
     excluded: bool = False
     silent: bool = False
     halted: bool = False
+    seen: float = -math.inf
     watched: Watched | None = None
 
     @property
-    def listed(self) -> bool:
+    def is_listed(self) -> bool:
+        """Whether it may be used."""
         return self.info is not None and not self.given_up and not self.excluded
 
 
-_UNKNOWN = _Member(life=0, given_up=True)  # never changed
+_UNKNOWN = Member(life=0, given_up=True)
 
 
 class Membership:
@@ -74,49 +80,37 @@ class Membership:
         self._coordinator = coordinator
         self._timings = coordinator.group.timings
         self._clock = coordinator.clock
-        self._known: dict[Endpoint, _Member] = {}
+        self._known: dict[Endpoint, Member] = {}
         self.leases = Leases[Endpoint](self._timings, self._clock)
         self._ended: set[Endpoint] = set()
         self._ended_at: set[str] = set()
         self._probed: set[str] = set()
-        self._seen_alive: dict[Watched, float] = {}
         self._killed: set[Watched] = set()
         coordinator.tasks.keep(lambda: self.leases.watch(self._over), self._timings.retry)
 
     @property
     def hosts(self) -> dict[Endpoint, HostInfo]:
         """The hosts that may be used."""
-        return {h: m.info for h, m in self._known.items() if m.listed and m.info is not None}
+        return {h: m.info for h, m in self._known.items() if m.is_listed and m.info is not None}
 
-    def info(self, host: Endpoint) -> HostInfo | None:
-        """Return the role of a host that has not ended, even if it may not be used now."""
-        return self._member(host).info
+    def __getitem__(self, host: Endpoint) -> Member:
+        return self._known.get(host, _UNKNOWN)
 
-    def __contains__(self, host: Endpoint | None) -> bool:
-        return host is not None and self._member(host).listed
+    def __contains__(self, host: Endpoint) -> bool:
+        return self[host].is_listed
 
-    def is_lost(self, host: Endpoint) -> bool:
-        """Whether a host was given up, or has ended, so that its lease does not matter."""
-        return self._member(host).given_up
-
-    def node(self, host: Endpoint | None) -> str:
+    def node(self, host: Endpoint) -> str:
         """Return the name of a host's node; "" if the host may not be used."""
-        return self.hosts[host].node if host in self and host is not None else ""
-
-    def is_silent(self, host: Endpoint) -> bool:
-        """Whether a host is waited for, although its lease is over."""
-        return self._member(host).silent
+        return self.hosts[host].node if host in self else ""
 
     def answers(self, host: Endpoint) -> bool:
         """Whether a host has recently asked for its lease, and was not seen stopped since."""
-        halted = self._member(host).halted
-        return self.leases.silence(host) < self._timings.lease / 2 and not halted
+        return self.leases.silence(host) < self._timings.lease / 2 and not self[host].halted
 
     def is_live(self, host: Endpoint) -> bool:
         """Whether a host answers, or was recently seen running."""
-        member = self._member(host)
-        seen = self._unseen_for(member) < self._timings.lease / 2
-        return self.answers(host) or (seen and not member.halted)
+        seen = self._unseen_for(host) < self._timings.lease / 2
+        return self.answers(host) or (seen and not self[host].halted)
 
     async def add(self, infos: Iterable[HostInfo]) -> None:
         """Add hosts, except those that are known to have ended.
@@ -127,7 +121,7 @@ class Membership:
             if info.host.address in self._ended_at:
                 self.suspect(info.host.address, "coordinator")
             if info.host not in self._ended:
-                member = self._known.setdefault(info.host, _Member(life=0))
+                member = self._known.setdefault(info.host, Member(life=0))
                 member.info = info
                 if not member.given_up:
                     self.leases.grant(info.host)
@@ -137,10 +131,15 @@ class Membership:
         """Renew a lease; False if the host was given up and has to start over."""
         if host in self._ended:
             return False  # a message that was under way when the process ended
-        member = self._known.setdefault(host, _Member(life))
+        member = self._known.setdefault(host, Member(life))
         member.watched, member.halted = watched, False
         if life > member.life:
-            await self._started_over(host, member, life)
+            # It has dropped all that it held, so there is nothing to wait for.
+            lost = member.info if not member.given_up else None
+            member.life, member.given_up, member.excluded, member.silent = life, False, False, False
+            if lost is not None:
+                await self._coordinator.lose_host(lost, "host")
+            await self._coordinator.use_hosts()
         elif life < member.life or member.given_up:
             return False
         elif member.excluded:
@@ -157,11 +156,10 @@ class Membership:
         """Process a monitor's report on a process."""
         hosts = [host for host, member in self._known.items() if member.watched == watched]
         if sighting.state == "gone":
-            self._seen_alive.pop(watched, None)
             await self._end(hosts, "monitor")
             return
-        self._seen_alive[watched] = self._clock.monotonic()
         for host in hosts:
+            self._known[host].seen = self._clock.monotonic()
             self._known[host].halted = sighting.state == "stopped"
         if sighting.state == "running":
             for host in hosts:
@@ -175,20 +173,7 @@ class Membership:
             self._probed.add(address)
             self._coordinator.tasks.start(self._probe(address, by))
 
-    def exclude(self, host: Endpoint) -> None:
-        """Stop using a host in its present life: when it learns that, or its lease ends."""
-        if host in self:
-            self._known[host].excluded = True
-
     # -- losses ----------------------------------------------------------------------------------
-
-    async def _started_over(self, host: Endpoint, member: _Member, life: int) -> None:
-        """Note that a host has dropped all that it held, so there is nothing to wait for."""
-        held = member.info is not None and not member.given_up
-        member.life, member.given_up, member.excluded, member.silent = life, False, False, False
-        if held and member.info is not None:
-            await self._coordinator.lose_host(member.info, "host")
-        await self._coordinator.use_hosts()
 
     async def _probe(self, address: str, by: str) -> None:
         pause = FIRST_PROBE
@@ -223,18 +208,18 @@ class Membership:
 
     async def _have_stopped(self, watched: Watched, hosts: Iterable[Endpoint]) -> None:
         """Kill a stopped process, unless it has the only copy of a state, or holds nothing."""
-        listed = [host for host in hosts if self._known[host].listed]
+        listed = [host for host in hosts if host in self]
         if any(self._coordinator.holds_only_copy(host) for host in listed):
             for host in listed:
                 await self._fall_silent(host, "monitor")
-        elif any(self._coordinator.holds_anything(host) for host in listed):
+        elif any(map(self._holds_anything, listed)):
             if watched not in self._killed:
                 self._killed.add(watched)
                 self._coordinator.tasks.start(self._kill(watched, listed))
         else:
             for host in listed:
                 # It may have changed while another one was given up.
-                if host in self and not self._coordinator.holds_anything(host):
+                if host in self and not self._holds_anything(host):
                     await self._give_up(host, "monitor")
 
     async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
@@ -243,9 +228,10 @@ class Membership:
         If the coordinator itself was paused, other hosts may have ended or stopped unnoticed, so
         each is called first.
         """
-        others = {other for host in hosts for other in self._coordinator.copies_beside(host)}
+        chains = [view.chain for view in self._coordinator.views if {*view.chain} & {*hosts}]
+        others = {host for chain in (*chains, self._coordinator.stores) for host in chain}
         try:
-            await asyncio.gather(*(self._check(other) for other in others))
+            await asyncio.gather(*(self._check(other) for other in others - {*hosts}))
             if not any(self._coordinator.holds_only_copy(host) for host in hosts):
                 with suppress(DpsError):
                     await self._coordinator.monitors.kill(watched, self._timings.stopped)
@@ -261,24 +247,29 @@ class Membership:
         try:
             await self._coordinator.transport.call(host, LookUp(0, 0), self._timings.stopped)
         except TransportError:
-            member = self._known.get(host)
-            if member is not None and self._unseen_for(member) > self._clock.monotonic() - began:
-                member.halted = True
+            if host in self._known and self._unseen_for(host) > self._clock.monotonic() - began:
+                self._known[host].halted = True
         except DpsError:
             pass  # it refuses, so it runs
 
     async def _over(self, host: Endpoint) -> None:
-        member = self._member(host)
-        if member.info is None or member.given_up:
+        if self[host].info is None or self[host].given_up:
             self.leases.end(host)
-        elif self._must_wait_for(host, member):
+        elif (
+            self._unseen_for(host) < self._timings.lease
+            or self.leases.overdue(host) < self._timings.last_copy
+        ) and self._coordinator.holds_only_copy(host):
             self.suspect(host.address, "coordinator")  # it may have ended unnoticed
             await self._fall_silent(host, "lease")
         else:
             await self._give_up(host, "lease")
 
+    def _holds_anything(self, host: Endpoint) -> bool:
+        """Whether a host has a replica, or keeps states or gradients, or is about to."""
+        return self._coordinator.rebalancer.loads[host] > 0 or host in self._coordinator.keepers
+
     async def _fall_silent(self, host: Endpoint, by: str) -> None:
-        member = self._member(host)
+        member = self[host]
         if not member.silent and member.info is not None:
             member.silent = True
             await self._coordinator.suspend_host(member.info, by)
@@ -290,15 +281,6 @@ class Membership:
         if member.info is not None:
             await self._coordinator.lose_host(member.info, by)
 
-    def _must_wait_for(self, host: Endpoint, member: _Member) -> bool:
-        lives = self._unseen_for(member) < self._timings.lease
-        in_time = lives or self.leases.overdue(host) < self._timings.last_copy
-        return in_time and self._coordinator.holds_only_copy(host)
-
-    def _member(self, host: Endpoint) -> _Member:
-        return self._known.get(host, _UNKNOWN)
-
-    def _unseen_for(self, member: _Member) -> float:
+    def _unseen_for(self, host: Endpoint) -> float:
         """Seconds since a monitor has last seen the process of a host alive."""
-        seen = self._seen_alive.get(member.watched, -math.inf) if member.watched else -math.inf
-        return self._clock.monotonic() - seen
+        return self._clock.monotonic() - self[host].seen

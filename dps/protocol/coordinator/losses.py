@@ -8,10 +8,8 @@ failover is recorded when its cost is known (`Failovers`).
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from dps.core.checkpoint_interval import FailureHistory
@@ -24,34 +22,68 @@ if TYPE_CHECKING:
     from dps.protocol.coordinator.coordinator import Coordinator
 
 KEPT = 100  # failovers
-_OF_A_REPLICA = Brought("replica", 0, {})
+
+
+# Names and incarnations whose last acknowledgements are unknown. Two incarnations may be different
+# processes, and one does not speak for the other.
+_Unknown = set[tuple[str, int]]
 
 
 @dataclass(slots=True)
-class _Inquiry:
-    """A restoration, and the updates that were acknowledged `before` it, by name."""
+class Inquiry:
+    """A restoration, and what was `acked` before it, but after the one before that, by name."""
 
     restoration: Restoration
     after: int  # the last version of the table without it
-    before: dict[str, int]
-    awaited: dict[str, int]  # the workers that have not stated theirs yet, and their incarnations
-    # Names and incarnations whose last acknowledgements are unknown. Two incarnations may be
-    # different processes, and one does not speak for the other.
-    doubtful: set[tuple[str, int]]
+    acked: dict[str, int]
+    unknown: _Unknown
+    loss: Loss | None = None  # as far as is known
 
 
 @dataclass(slots=True)
 class _Book:
-    """What was acknowledged of one shard, and the names for which that is doubtful."""
+    """The restorations of one shard; `acked` and `unknown` are since and as of the last one."""
 
     acked: dict[str, int] = field(default_factory=dict)
-    doubtful: set[tuple[str, int]] = field(default_factory=set)
-    inquiries: list[_Inquiry] = field(default_factory=list)
+    unknown: _Unknown = field(default_factory=set)
+    inquiries: list[Inquiry] = field(default_factory=list)
 
-    def after(self, epoch: int) -> list[_Inquiry]:
+    def after(self, epoch: int) -> list[Inquiry]:
         """The restorations in later epochs, the first of them first."""
-        later = takewhile(lambda i: i.restoration.epoch > epoch, reversed(self.inquiries))
-        return list(later)[::-1]
+        return [each for each in self.inquiries if each.restoration.epoch > epoch]
+
+    def enter(self, account: Account) -> list[Inquiry]:
+        """Enter an account; return the restorations that came after it."""
+        name, since = account.name, self.after(account.epoch)
+        acked = since[0].acked if since else self.acked
+        acked[name] = max(account.count, acked.get(name, 0))
+        for unknown in (self.unknown, *(inquiry.unknown for inquiry in since)):
+            unknown -= {(who, n) for who, n in unknown if who == name and n < account.incarnation}
+        return since
+
+    def acked_before(self, inquiry: Inquiry) -> dict[str, int]:
+        """Updates that were acknowledged and not lost yet when a shard was restored, by name."""
+        before: dict[str, int] = {}
+        for each in self.inquiries:
+            for name, count in each.acked.items():
+                before[name] = max(count, before.get(name, 0))
+            if each is inquiry:
+                break
+            there = each.restoration.applied
+            before = {name: min(n, there.get(name, 0)) for name, n in before.items()}
+        return before
+
+    def cost(self, inquiry: Inquiry) -> Loss | None:
+        """What a restoration has cost; None: nothing."""
+        restoration = inquiry.restoration
+        there = restoration.applied
+        lacks = {name: n - there.get(name, 0) for name, n in self.acked_before(inquiry).items()}
+        workers = {name: n for name, n in lacks.items() if n > 0}
+        certain = restoration.certain and not inquiry.unknown
+        # The store has whatever was acknowledged, also to workers that cannot be asked any more.
+        if not workers and (certain or restoration.source == "store"):
+            return None
+        return loss_after(restoration, workers, certain)
 
 
 class Losses:
@@ -65,13 +97,13 @@ class Losses:
         self.revision = 0
         self._coordinator = coordinator
         self._calls = bool(coordinator.group.functions)
-        self._found: dict[tuple[int, int], Loss] = {}
         self._books = [_Book() for _ in coordinator.group.layout.shards]
 
     @property
     def found(self) -> tuple[Loss, ...]:
         """The losses found so far, one for each restoration that cost anything."""
-        return tuple(self._found.values())
+        losses = (i.loss for book in self._books for i in book.inquiries if i.loss is not None)
+        return tuple(sorted(losses, key=lambda loss: loss.time))
 
     @property
     def restorations(self) -> tuple[Restoration, ...]:
@@ -81,13 +113,9 @@ class Losses:
     @property
     def is_settled(self) -> bool:
         """Whether no worker has to state what was acknowledged to it."""
-        return not any(i.awaited for book in self._books for i in book.inquiries)
+        return not any(self._is_open(i) for book in self._books for i in book.inquiries)
 
-    def of(self, shard: int, epoch: int) -> Loss | None:
-        """Return what a restoration cost, if anything is known."""
-        return self._found.get((shard, epoch))
-
-    def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> None:
+    def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> Inquiry:
         """Note that a shard was restored (see `Restoration`), and ask every active worker.
 
         What is known at once is published with the view.
@@ -109,111 +137,80 @@ class Losses:
             certain=certain,
             cause=cause,
         )
-        inquiry = _Inquiry(
-            restoration,
-            after=self._coordinator.version,
-            before=dict(book.acked),
-            awaited=self._coordinator.workers.active,
-            doubtful=set(book.doubtful),
-        )
+        unknown = set(book.unknown)
+        for worker, incarnation in self._coordinator.workers.active.items():
+            unknown |= self._named(worker, [incarnation])
+        inquiry = Inquiry(restoration, self._coordinator.version, book.acked, unknown)
         book.inquiries.append(inquiry)
         # An unknown acknowledgement is lost if everything that is known of its name is lost.
-        book.doubtful = {
-            (name, incarnation)
-            for name, incarnation in book.doubtful
-            if there.get(name, 0) > book.acked.get(name, 0)
-        }
-        book.acked = {name: min(n, there.get(name, 0)) for name, n in book.acked.items()}
+        before = book.acked_before(inquiry)
+        book.acked = {}
+        book.unknown = {(w, n) for w, n in book.unknown if there.get(w, 0) > before.get(w, 0)}
         self._settle([inquiry])
+        return inquiry
 
     async def stated(
         self, worker: str, incarnation: int, statement: Statement, *, final: bool = False
     ) -> None:
         """Enter a client's statement; `final`: this incarnation of the worker ends with it."""
-        touched: list[_Inquiry] = []
+        touched: list[Inquiry] = []
         for account in statement.accounts:
-            touched += self._enter(account)
+            touched += self._books[account.shard].enter(account)
+        own = self._named(worker, {incarnation, *statement.incarnations})
         for book in self._books:
-            for inquiry in (each for each in book.inquiries if each.awaited or each.doubtful):
-                if final or statement.known > inquiry.after:
-                    self._answered(inquiry, worker, incarnation, statement.incarnations)
+            for inquiry in book.inquiries:
+                if inquiry.unknown & own and (final or statement.known > inquiry.after):
+                    inquiry.unknown -= own
                     touched.append(inquiry)
         await self._publish(touched)
 
     async def left(self, worker: str, incarnation: int) -> None:
         """Note that a worker was lost, or another process took its name: it states no more."""
-        doubtful = self._named(worker, [incarnation])
-        touched: list[_Inquiry] = []
+        unknown = self._named(worker, [incarnation])
         for book in self._books:
-            book.doubtful |= doubtful
-            for inquiry in book.inquiries:
-                if inquiry.awaited.pop(worker, None) is not None:
-                    inquiry.doubtful |= doubtful
-                    touched.append(inquiry)
-        await self._publish(touched)
+            book.unknown |= unknown
+        every = (inquiry for book in self._books for inquiry in book.inquiries)
+        await self._publish([inquiry for inquiry in every if inquiry.unknown & unknown])
 
     async def has(self, view: View, incarnation: int, counts: Mapping[str, int]) -> None:
         """Note what a shard has of a lost worker: no more than that was acknowledged to it."""
-        touched: list[_Inquiry] = []
+        touched: list[Inquiry] = []
         for name, count in counts.items():
-            touched += self._enter(Account(view.shard, name, view.epoch, count, incarnation + 1))
+            account = Account(view.shard, name, view.epoch, count, incarnation + 1)
+            touched += self._books[view.shard].enter(account)
         await self._publish(touched)
 
-    def _named(self, worker: str, incarnations: Collection[int]) -> set[tuple[str, int]]:
+    def _named(self, worker: str, incarnations: Collection[int]) -> _Unknown:
         """These incarnations, under each name that the worker's updates have."""
         names = names_of(worker) if self._calls else (worker,)
         return {(name, incarnation) for name in names for incarnation in incarnations}
 
-    def _enter(self, account: Account) -> list[_Inquiry]:
-        """Enter an account; return the restorations that came after it."""
-        book, name, count = self._books[account.shard], account.name, account.count
-        since = book.after(account.epoch)
-        for doubtful in (book.doubtful, *(inquiry.doubtful for inquiry in since)):
-            earlier = {(who, n) for who, n in doubtful if who == name and n < account.incarnation}
-            doubtful.difference_update(earlier)
-        for inquiry in since:
-            inquiry.before[name] = max(count, inquiry.before.get(name, 0))
-            count = min(count, inquiry.restoration.applied.get(name, 0))
-        book.acked[name] = max(count, book.acked.get(name, 0))
-        return since
+    def _is_open(self, inquiry: Inquiry) -> bool:
+        """Whether a worker is still to state what was acknowledged to it before a restoration."""
+        return not inquiry.unknown.isdisjoint(self._coordinator.workers.active.items())
 
-    def _answered(
-        self, inquiry: _Inquiry, worker: str, incarnation: int, own: Collection[int]
-    ) -> None:
-        """Note that a worker, which was its `own` incarnations, has stated all from before."""
-        asked = inquiry.awaited.get(worker)
-        if asked is not None and asked <= incarnation:
-            del inquiry.awaited[worker]
-            if asked not in own:  # it is another process, which does not know
-                inquiry.doubtful |= self._named(worker, [asked])
-        inquiry.doubtful -= self._named(worker, own)
-
-    async def _publish(self, inquiries: Iterable[_Inquiry]) -> None:
+    async def _publish(self, inquiries: Iterable[Inquiry]) -> None:
         """Publish losses that have become known, and failovers whose cost has."""
         known = self._settle(inquiries)
         if known or (self._coordinator.failovers.await_cost and self.is_settled):
             await self._coordinator.publish()
 
-    def _settle(self, inquiries: Iterable[_Inquiry]) -> bool:
+    def _settle(self, inquiries: Iterable[Inquiry]) -> bool:
         """Record losses that have become known; return whether any have."""
-        changed = []
+        known = False
         for inquiry in inquiries:
-            if inquiry.awaited:
-                continue
-            at, loss = (inquiry.restoration.shard, inquiry.restoration.epoch), _cost(inquiry)
-            if loss == self._found.get(at):
+            loss = self._books[inquiry.restoration.shard].cost(inquiry)
+            if self._is_open(inquiry) or loss == inquiry.loss:
                 continue
             self.revision += 1
+            inquiry.loss = loss
             if loss is None:  # there only might have been one
-                del self._found[at]
-            else:
-                self._found[at] = loss
-                changed.append(loss)
-        for loss in changed:
+                continue
+            known = True
             event = LossReported(
                 self._coordinator.clock.now(),
-                shard=loss.shard,
-                epoch=loss.epoch,
+                loss.shard,
+                loss.epoch,
                 updates=loss.updates,
                 exact=loss.exact,
                 source=loss.source,
@@ -221,19 +218,7 @@ class Losses:
                 cause=loss.cause,
             )
             self._coordinator.emit(event)
-        return bool(changed)
-
-
-def _cost(inquiry: _Inquiry) -> Loss | None:
-    """What a restoration has cost; None: nothing."""
-    restoration, before = inquiry.restoration, inquiry.before
-    there = {name: restoration.applied.get(name, 0) for name in before}
-    workers = {name: n - there[name] for name, n in before.items() if n > there[name]}
-    certain = restoration.certain and not inquiry.doubtful
-    # The store has whatever was acknowledged, also to workers that cannot be asked any more.
-    if not workers and (certain or restoration.source == "store"):
-        return None
-    return loss_after(restoration, workers, certain)
+        return known
 
 
 @dataclass(slots=True)
@@ -244,7 +229,7 @@ class _Outage:
     by: str
     head: Endpoint | None
     lost: list[str] = field(default_factory=list)
-    restored: tuple[int, Brought, str] | None = None  # epoch, source and cause
+    restored: Inquiry | None = None
     served: float | None = None
 
 
@@ -252,7 +237,7 @@ class Failovers:
     """The `count` of all failovers, and the last ones. Used from one event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
-        self.found: deque[Failover] = deque(maxlen=KEPT)
+        self.found: tuple[Failover, ...] = ()
         self.count = 0
         self._coordinator = coordinator
         self._clock = coordinator.clock
@@ -265,8 +250,7 @@ class Failovers:
     def history(self) -> FailureHistory:
         """The restorations, and the seconds for which shards were served, over all shards.
 
-        Servers choose by them how often to write checkpoints: what strikes one shard may strike
-        the others.
+        Servers choose by them how often to write checkpoints: what strikes one may strike others.
         """
         return FailureHistory(self._restorations, self._exposure_at(self._clock.monotonic()))
 
@@ -284,11 +268,11 @@ class Failovers:
 
     def restored(self, view: View, brought: Brought, *, certain: bool) -> None:
         """Note that a shard was restored; `certain` is as in `Restoration`."""
-        cause = self._cause(view.shard, brought.source)
+        cause, losses = self._cause(view.shard, brought.source), self._coordinator.losses
+        inquiry = losses.restored(view, brought, certain=certain, cause=cause)
         if view.shard in self._outages:
-            self._outages[view.shard].restored = view.epoch, brought, cause
+            self._outages[view.shard].restored = inquiry
         self._restorations += 1
-        self._coordinator.losses.restored(view, brought, certain=certain, cause=cause)
 
     def look(self, views: Sequence[View]) -> None:
         """Record the failovers that are over and whose cost is known."""
@@ -296,11 +280,9 @@ class Failovers:
         self._serving = sum(view.serving for view in views)
         for view in views:
             outage = self._outages.get(view.shard)
-            if outage is not None and not view.serving:
-                outage.served = None
-            elif outage is not None:
-                outage.served = outage.served or now
-                if outage.restored is None or self._coordinator.losses.is_settled:
+            if outage is not None:
+                outage.served = (outage.served or now) if view.serving else None
+                if outage.served and (not outage.restored or self._coordinator.losses.is_settled):
                     self._end(view, outage, outage.served)
             if view.serving:
                 self._heads[view.shard] = view.chain[0]
@@ -309,12 +291,14 @@ class Failovers:
         return self._exposure + self._serving * (now - self._at)
 
     def _end(self, view: View, outage: _Outage, served: float) -> None:
-        epoch, brought, cause = outage.restored or (view.epoch, _OF_A_REPLICA, "")
-        loss = self._coordinator.losses.of(view.shard, epoch)
+        loss = outage.restored.loss if outage.restored is not None else None
+        about = Restoration(view.shard, view.epoch, 0, served, "replica", 0, {}, certain=True)
+        if outage.restored is not None:
+            about = outage.restored.restoration
         failover = Failover(
             self._clock.now(),
             shard=view.shard,
-            epoch=epoch,
+            epoch=about.epoch,
             lost=", ".join(outage.lost),
             by=outage.by,
             seconds=served - outage.began,
@@ -322,15 +306,15 @@ class Failovers:
             took_over=view.chain[0] != outage.head,
             copies=len(view.chain),
             wanted=self._coordinator.group.replicas,
-            source=brought.source,
-            version=brought.version,
-            cause=cause,
+            source=about.source,
+            version=about.version,
+            cause=about.cause,
             updates_lost=loss.updates if loss is not None else 0,
             exact=loss is None or loss.exact,
         )
         del self._outages[view.shard]
         self.count += 1
-        self.found.append(failover)
+        self.found = (*self.found, failover)[-KEPT:]
         self._coordinator.emit(failover)
 
     def _cause(self, shard: int, source: str) -> str:

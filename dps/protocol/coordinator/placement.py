@@ -2,20 +2,23 @@
 
 Until a number of servers is asked for, hosts are meant for certain shards (their home) and nothing
 is moved. From then on replicas are kept evenly spread over that many hosts, by one move at a time
-(`dps.core.placement`), or with consistent hashing where the ring has them. A host that
-is drained is emptied, and no longer used.
+(`dps.core.placement`). A host that is drained is emptied, and no longer used.
+
+With consistent hashing, a host is on the ring by the name of its node, so that a lost node's
+successor gets what that one had. A shard's replicas go to the hosts that follow it, on machines of
+their own where there are enough. Hosts that were on the ring when all shards were last served stay
+as long as they can be used, even if another host holds more.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Collection
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from dps.core.names import STORE_ROLES, original
-from dps.core.placement import ConsistentHash, HashRing, Move, apart, moves, moves_to
+from dps.core.placement import HashRing, Move, apart, moves, moves_to
 from dps.errors import CapacityError, NotServing
 from dps.protocol.messages import HostInfo
 from dps.protocol.transport import Endpoint
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Rebalancer:
-    """How many hosts hold shards, and what is to move. All calls come from one event loop.
+    """Which hosts hold shards, and what is to move. All calls come from one event loop.
 
     `servers` is how many hosts are to hold shards; None: any number. Something is still to be moved
     from the hosts that are `leaving`.
@@ -41,7 +44,7 @@ class Rebalancer:
         self._members = coordinator.members
         self._controllers = coordinator.controllers
         self._drained: dict[Endpoint, int] = {}
-        self._ring = HostRing(group.placement, group.replicas) if group.placement else None
+        self._on_ring: Collection[Endpoint] = ()
 
     # -- what is asked for -----------------------------------------------------------------------
 
@@ -66,7 +69,7 @@ class Rebalancer:
         the other hosts are too few, and `NotServing` if a shard is down that needs what it keeps.
         """
         self._group.recovery.must_allow("moves")
-        info = self._members.info(host)
+        info = self._members[host].info
         if info is None or host in self._drained:
             return
         if info.role in STORE_ROLES:
@@ -74,7 +77,7 @@ class Rebalancer:
         else:
             self._check_server(info)
             if self.servers is None:  # during an outage, fewer may hold shards than are needed
-                loaded = sum(load > 0 for load in self._loads().values())
+                loaded = sum(load > 0 for load in self.loads.values())
                 self.servers = max(loaded, self._group.replicas)
         self._drained[host] = len(self._drained)
 
@@ -110,51 +113,42 @@ class Rebalancer:
         """The hosts that are not to be emptied."""
         return {h: i for h, i in self._members.hosts.items() if h not in self._drained}
 
-    @property
-    def drained(self) -> list[Endpoint]:
-        """The hosts that are to be emptied, and may still be used for that."""
-        return [host for host in self._members.hosts if host in self._drained]
-
     def may_hold(self, info: HostInfo, shard: int) -> bool:
         """Whether a host may have a replica of a shard."""
         if info.role in STORE_ROLES or info.host in self._drained:
             return False
         return self.servers is not None or info.home in (-1, shard)
 
-    def is_reserve(self, host: Endpoint) -> bool:
-        """Whether a host is more than the wanted number of servers."""
-        return self.servers is not None and host not in self._in_use()
-
-    def preferred(self, shard: int) -> list[Endpoint]:
-        """The hosts that are to hold a shard, the best first; none: all are alike."""
-        return self._ring.order(shard, self._infos_in_use()) if self._ring is not None else []
-
-    def load(self, host: Endpoint) -> int:
-        """How many replicas a host has, or is about to have."""
-        return self._loads()[host]
-
     def _able(self) -> list[HostInfo]:
         """The hosts that can hold any shard."""
-        infos = self.usable.values()
-        return [
-            i for i in infos if i.role not in STORE_ROLES and not self._members.is_silent(i.host)
-        ]
+        members = self._members
+        infos = (i for i in self.usable.values() if i.role not in STORE_ROLES)
+        return [info for info in infos if not members[info.host].silent]
 
-    def _in_use(self) -> list[Endpoint]:
-        """The hosts that are to hold shards."""
-        return [info.host for info in self._infos_in_use()]
-
-    def _infos_in_use(self) -> list[HostInfo]:
-        """Those that are on the ring, if there is one, then those that hold most already."""
-        loads = self._loads()
-        kept = self._ring.members if self._ring is not None else ()
+    def _in_use(self) -> dict[Endpoint, HostInfo]:
+        """The hosts that are to hold shards: those on the ring, then those that hold most."""
+        loads = self.loads
 
         def rank(info: HostInfo) -> tuple[bool, int, str]:
-            return info.host not in kept, -loads[info.host], info.node
+            return info.host not in self._on_ring, -loads[info.host], info.node
 
-        return sorted(self._able(), key=rank)[: self.servers]
+        chosen = sorted(self._able(), key=rank)[: self.servers]
+        return {info.host: info for info in chosen}
 
-    def _loads(self) -> Counter[Endpoint]:
+    def _order(self, shard: int, infos: Collection[HostInfo]) -> list[Endpoint]:
+        """Return these hosts in the order in which they are to hold a shard."""
+        if self._group.placement is None or not infos:
+            return []
+        around = sorted(infos, key=lambda info: (info.node, str(info.host)))
+        names = tuple(original(info.node) for info in around)
+        ring = _ring_of(names, self._group.placement.virtual_nodes)
+        following = [around[i] for i in ring.successors(str(shard))]
+        chosen = apart(following, lambda info: info.machine, self._group.replicas)
+        return [info.host for info in chosen]
+
+    @property
+    def loads(self) -> Counter[Endpoint]:
+        """How many replicas each host has, or is about to have."""
         loads: Counter[Endpoint] = Counter()
         for each in self._controllers:
             loads.update(each.view.chain)
@@ -162,26 +156,64 @@ class Rebalancer:
                 loads[each.reserved] += 1
         return loads
 
+    # -- the best host ---------------------------------------------------------------------------
+
+    def best(
+        self, shard: int, chain: tuple[Endpoint, ...], last: Endpoint | None
+    ) -> Endpoint | None:
+        """Return the best host for one more replica of a shard; None: there is none.
+
+        It is the next on the ring, if there is one; else one meant for this shard, else the one
+        with the fewest replicas. Of equals, it is on another machine than the members of `chain`.
+        `last` is where the shard was before.
+        """
+        members, is_avoided = self._members, self._controllers[shard].is_avoided
+        hosts, loads, in_use = members.hosts, self.loads, self._in_use()
+        machines = {hosts[member].machine for member in chain if member in hosts} - {""}
+        candidates = [
+            info
+            for host, info in hosts.items()
+            if host not in chain and self.may_hold(info, shard) and not (chain and is_avoided(host))
+        ]
+        places = {host: place for place, host in enumerate(self._order(shard, in_use.values()))}
+
+        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
+            host = info.host
+            return (
+                is_avoided(host),
+                not members.answers(host),
+                self.servers is not None and host not in in_use,
+                host != last,
+                places.get(host, len(places)),
+                info.home != shard,
+                loads[host],
+                info.machine in machines,
+                (info.role == "replica") != bool(chain),  # it is meant for another role
+                info.node,
+            )
+
+        return min(candidates, key=rank).host if candidates else None
+
     # -- moves -----------------------------------------------------------------------------------
 
     def consider(self) -> None:
         """Begin the next move, if it is time for one."""
         if all(each.view.serving and each.moving is None for each in self._controllers):
-            if self._ring is not None:
-                self._ring.members = frozenset(self._in_use())
-            ready = (m for m in self._plan() if self._controllers[m.shard].can_move_to(m.target))
-            for move in islice(ready, 1):
-                self._controllers[move.shard].move(move)
+            self._on_ring = self._in_use().keys() if self._group.placement else ()
+            for move in self._plan():
+                if self._controllers[move.shard].can_move_to(move.target):
+                    self._controllers[move.shard].move(move)
+                    break
 
     def look(self) -> bool:
         """Update `leaving`; return whether it has changed."""
-        loads, keepers = self._loads(), self._coordinator.keepers
+        loads, keepers = self.loads, self._coordinator.keepers
         left = {
             host
             for host in self._drained
             if loads[host]
             or host in keepers
-            or any(each.keeps_state_at(host) for each in self._controllers)
+            or any(host in each.stored for each in self._controllers)
         }
         under_way = [each.moving for each in self._controllers if each.moving is not None]
         left |= {m.source for m in (*under_way, *self._plan()) if m.source is not None}
@@ -192,102 +224,24 @@ class Rebalancer:
         if self.servers is None:
             return []
         chains = [controller.view.chain for controller in self._controllers]
-        if self._ring is None:
-            planned = moves(chains, self._in_use(), self._group.replicas)
+        if self._group.placement is None:
+            planned = moves(chains, list(self._in_use()), self._group.replicas)
         else:
-            infos = self._infos_in_use()
-            planned = moves_to([self._ring.owners(s, infos) for s in range(len(chains))], chains)
+            planned = moves_to(self._owners(len(chains)), chains)
+
+        def urgency(move: Move[Endpoint]) -> int:
+            # The host that was drained first has the least time left, so it is emptied first.
+            last = len(self._drained)
+            return last if move.source is None else self._drained.get(move.source, last)
+
         ready = [move for move in planned if move.source is not None]
-        return sorted(ready, key=self._urgency)
+        return sorted(ready, key=urgency)
 
-    def _urgency(self, move: Move[Endpoint]) -> int:
-        """The host that was drained first has the least time left, so it is emptied first."""
-        last = len(self._drained)
-        return last if move.source is None else self._drained.get(move.source, last)
-
-
-class HostRing:
-    """The hosts in use, on a ring for consistent hashing. Used from one event loop.
-
-    A host is on the ring by the name of its node, so that a lost node's successor gets what that
-    one had. A shard's replicas go to the hosts that follow it, on machines of their own where there
-    are enough. The `members` were on it when all shards were last served; they stay as long as they
-    can be used, even if another host holds more.
-    """
-
-    def __init__(self, placement: ConsistentHash, replicas: int) -> None:
-        self.members: frozenset[Endpoint] = frozenset()
-        self._virtual_nodes = placement.virtual_nodes
-        self._replicas = replicas
-        self._names: list[str] = []
-        self._ring = HashRing.of([], self._virtual_nodes)
-
-    def owners(self, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
-        """Return which of these hosts are to hold a shard."""
-        return self.order(shard, hosts)[: self._replicas]
-
-    def order(self, shard: int, hosts: Sequence[HostInfo]) -> list[Endpoint]:
-        """Return these hosts in the order in which they are to hold a shard."""
-        around = sorted(hosts, key=lambda info: (info.node, str(info.host)))
-        names = [original(info.node) for info in around]
-        if names != self._names:
-            self._names, self._ring = names, HashRing.of(names, self._virtual_nodes)
-        following = [around[i] for i in self._ring.successors(str(shard))] if names else []
-        chosen = apart(following, lambda info: info.machine, self._replicas)
-        return [info.host for info in chosen]
+    def _owners(self, shards: int) -> list[list[Endpoint]]:
+        infos = self._in_use().values()
+        return [self._order(shard, infos)[: self._group.replicas] for shard in range(shards)]
 
 
-class ReplicaPlacement:
-    """The hosts that one shard may go to; calls `wake` when a host is no longer avoided."""
-
-    def __init__(self, shard: int, coordinator: Coordinator, wake: Callable[[], None]) -> None:
-        self._shard = shard
-        self._coordinator = coordinator
-        self._wake = wake
-        self._avoided: dict[Endpoint, float] = {}
-
-    def best(self, chain: tuple[Endpoint, ...], last: Endpoint | None) -> Endpoint | None:
-        """Return the best host for one more replica; None: there is none.
-
-        It is the next on the ring, if there is one; else one meant for this shard, else the one
-        with the fewest replicas. Of equals, it is on another machine than the members of `chain`.
-        `last` is where the shard was before.
-        """
-        members, rebalancer = self._coordinator.members, self._coordinator.rebalancer
-        hosts = members.hosts
-        machines = {hosts[member].machine for member in chain if member in hosts} - {""}
-        candidates = [
-            info
-            for host, info in hosts.items()
-            if host not in chain
-            and rebalancer.may_hold(info, self._shard)
-            and not (chain and self.is_avoided(host))
-        ]
-        places = {host: place for place, host in enumerate(rebalancer.preferred(self._shard))}
-
-        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
-            host = info.host
-            return (
-                self.is_avoided(host),
-                not members.answers(host),
-                rebalancer.is_reserve(host),
-                host != last,
-                places.get(host, len(places)),
-                info.home != self._shard,
-                rebalancer.load(host),
-                info.machine in machines,
-                (info.role == "replica") != bool(chain),  # it is meant for another role
-                info.node,
-            )
-
-        return min(candidates, key=rank).host if candidates else None
-
-    def avoid(self, host: Endpoint) -> None:
-        """Prefer others for a lease: this host may not reach what it needs."""
-        loop, lease = asyncio.get_running_loop(), self._coordinator.group.timings.lease
-        self._avoided[host] = loop.time() + lease
-        loop.call_later(lease, self._wake)
-
-    def is_avoided(self, host: Endpoint) -> bool:
-        """Whether others are to be tried before this host."""
-        return self._avoided.get(host, 0.0) > asyncio.get_running_loop().time()
+@lru_cache(maxsize=8)
+def _ring_of(names: tuple[str, ...], virtual_nodes: int) -> HashRing:
+    return HashRing.of(names, virtual_nodes)

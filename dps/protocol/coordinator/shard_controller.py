@@ -25,19 +25,7 @@ from dps.errors import (
     TransportError,
 )
 from dps.events import Decided, Moved
-from dps.protocol.coordinator.placement import ReplicaPlacement
-from dps.protocol.messages import (
-    Brought,
-    CanReach,
-    ClearMail,
-    Configure,
-    Extend,
-    Keepers,
-    Release,
-    Restore,
-    Seed,
-    View,
-)
+from dps.protocol import messages as msg
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -48,10 +36,9 @@ DONOR_SECONDS = 0.05  # how often to look whether a donor is still active
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    """The old holder of a replica that is moved, which has left the epoch: `fence`, at `at`."""
+    """A move whose source has left the epoch: `fence`, at `at`."""
 
     move: Move[Endpoint]
-    holder: Endpoint
     fence: int
     at: float
 
@@ -60,32 +47,32 @@ class ShardController:
     """One shard's members, and the task that looks after them. Used from one event loop.
 
     The shard has `begun` once it was served: its state is more than the initial values. The host
-    that is `reserved` is about to become a replica.
+    that is `reserved` is about to become a replica. The hosts in `stored` keep the state that was
+    acked; the shard is served without the stores that are `unreached`.
     """
 
     def __init__(self, shard: int, coordinator: Coordinator) -> None:
-        self.view = View(shard, 0, (), serving=False)
+        self.view = msg.View(shard, 0, (), serving=False)
         self.begun = False
         self.reserved: Endpoint | None = None
         self.moving: Move[Endpoint] | None = None
+        self.seed: msg.Seed | None = None  # of what a host must be given
         self._coordinator = coordinator
         self._members = coordinator.members
         self._group = coordinator.group
         self._timings = coordinator.group.timings
         self._durability = coordinator.group.recovery.durability
         self._last_epoch = 0
-        self._last_host: Endpoint | None = None
         self._forsaken: tuple[Endpoint, ...] = ()
-        self._stored: tuple[Endpoint, ...] = ()  # the stores that have the state that was acked
-        self._unreached: set[Endpoint] = set()  # the stores that the shard is served without
+        self.stored: tuple[Endpoint, ...] = ()
+        self.unreached: set[Endpoint] = set()
         # Hosts that may have got the state from a store since the shard was lost, from which epoch.
         self._tried: dict[Endpoint, int] = {}
-        self._placement = ReplicaPlacement(shard, coordinator, self.wake)
+        self._avoided: dict[Endpoint, float] = {}
         self._awake = asyncio.Event()
         self._step: asyncio.Timeout | None = None
-        self._seeded: asyncio.Event | None = None
-        self._brought: Brought | None = None
-        self._failed_attempts = 0
+        self._seeded: asyncio.Future[msg.Brought] | None = None
+        self._was_tried = False  # whether an attempt to restore it has failed
         self._began_moving = 0.0
         self._stopped: _Stopped | None = None
         coordinator.tasks.keep(self._tend, self._timings.retry)
@@ -94,42 +81,33 @@ class ShardController:
         """Look whether there is something to do."""
         self._awake.set()
 
-    def interrupt(self) -> None:
-        """Give up the step that is under way: it relies on what has changed."""
+    def look_again(self) -> None:
+        """Give up the step that is under way, which relies on what has changed; choose another."""
         if self._step is not None and not self._step.expired():
             self._step.reschedule(asyncio.get_running_loop().time())
-
-    def look_again(self) -> None:
-        """Give up the step that is under way, and choose another."""
-        self.interrupt()
         self.wake()
 
-    def unsettle(self, without: Endpoint | None = None, also: Endpoint | None = None) -> None:
-        """Stop serving the shard until what is left of its chain has entered a new epoch.
-
-        `also` is a newcomer that becomes its tail.
-        """
-        chain = tuple(member for member in self.view.chain if member != without)
-        chain += (also,) if also is not None else ()
-        self.view = View(self.view.shard, self._next_epoch(), chain, serving=False)
+    def unsettle(self, without: Endpoint | None = None) -> None:
+        """Stop serving the shard until what is left of its chain has entered a new epoch."""
+        self._begin_epoch(tuple(member for member in self.view.chain if member != without))
+        self.look_again()
 
     def forsake(self) -> None:
         """Give the shard's present state up, though its replicas live."""
-        if self.view.chain:
-            self._last_host, self._forsaken = self.view.chain[0], self.view.chain
-        self.view = View(self.view.shard, self._next_epoch(), (), serving=False)
+        self._forsaken = self.view.chain or self._forsaken
+        self._begin_epoch(())
         self.look_again()
 
-    def seeded(self, epoch: int, brought: Brought) -> None:
+    def seeded(self, epoch: int, brought: msg.Brought) -> None:
         """Note that the initial values are installed, or a worker's copy."""
-        if self._seeded is not None and epoch == self.view.epoch:
-            self._brought = brought
-            self._seeded.set()
+        installed = self._seeded
+        if installed is not None and not installed.done() and epoch == self.view.epoch:
+            installed.set_result(brought)
 
     def store_lost(self, host: Endpoint) -> None:
         """Note that no state is kept on a host: it may come back, but empty."""
-        self._stored = tuple(store for store in self._stored if store != host)
-        self._unreached.discard(host)
+        self.stored = tuple(store for store in self.stored if store != host)
+        self.unreached.discard(host)
 
     def do_without(self, store: Endpoint) -> bool:
         """Drop a store that the shard's server cannot reach, if another can be used.
@@ -138,25 +116,20 @@ class ShardController:
         """
         others = {*self._stores} - {store}
         if store not in self._stores or not (
-            others if self.view.chain else others & {*self._stored}
+            others if self.view.chain else others & {*self.stored}
         ):
             return False
-        self._unreached.add(store)
-        self._placement.avoid(store)
+        self.unreached.add(store)
+        self._avoid(store)
         self.unsettle()
-        self.look_again()
         return True
-
-    def cannot_reach(self, store: Endpoint) -> bool:
-        """Whether the shard's server cannot reach a store."""
-        return store in self._unreached
 
     @property
     def is_whole(self) -> bool:
         """Whether the shard is served, with as many copies as it is to have."""
         if not self.view.serving or len(self.view.chain) < self._group.replicas:
             return False
-        return not self._durability.needs_store or set(self._stored) == {*self._coordinator.stores}
+        return not self._durability.needs_store or set(self.stored) == {*self._coordinator.stores}
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host.
@@ -169,19 +142,28 @@ class ShardController:
         restorable = not self.begun or self._is_kept
         return self._durability.is_last_copy(alone, host in self._tried, restorable)
 
-    def keeps_state_at(self, host: Endpoint) -> bool:
-        """Whether the shard's state may be restored from what a host keeps."""
-        return host in self._stored
-
     def can_move_to(self, host: Endpoint) -> bool:
         """Whether a replica may be moved now: the shard is whole, and the host has not failed."""
         whole = self.view.serving and len(self.view.chain) == self._group.replicas
-        return whole and not self._lacks_store and not self._placement.is_avoided(host)
+        return whole and not self._lacks_store and not self.is_avoided(host)
 
     def move(self, move: Move[Endpoint]) -> None:
         """Move a replica, unless something that this needs is lost meanwhile."""
         self.moving, self._began_moving = move, asyncio.get_running_loop().time()
         self.wake()
+
+    def is_avoided(self, host: Endpoint) -> bool:
+        """Whether others are to be tried before this host."""
+        return self._avoided.get(host, 0.0) > asyncio.get_running_loop().time()
+
+    def _avoid(self, host: Endpoint) -> None:
+        """Prefer others for a lease: this host may not reach what it needs."""
+        loop = asyncio.get_running_loop()
+        self._avoided[host] = loop.time() + self._timings.lease
+        loop.call_later(self._timings.lease, self.wake)
+
+    def _begin_epoch(self, chain: tuple[Endpoint, ...]) -> None:
+        self.view = msg.View(self.view.shard, self._next_epoch(), chain, serving=False)
 
     def _next_epoch(self) -> int:
         self._last_epoch += 1
@@ -226,15 +208,19 @@ class ShardController:
         if len(view.chain) < self._group.replicas:
             host = self._free_host
             return host is not None and await self._extend(view, host)
-        for store in self._unreached:
-            if not self._placement.is_avoided(store):
+        for store in self.unreached:
+            if not self.is_avoided(store):
                 return await self._use_again(view, store)
         return await self._move_on(view)
 
-    async def _reconfigure(self, view: View) -> bool:
+    async def _reconfigure(self, view: msg.View) -> bool:
         """Make what is left of a chain enter the new epoch, then serve."""
-        served = replace(view, chain=self._remaining, serving=True)
-        silent = any(self._members.is_silent(member) for member in served.chain)
+        # One that stopped for a move may lack what the others have committed since, so it comes
+        # back only if they are all lost.
+        stopped = self._stopped.move.source if self._stopped is not None else None
+        chain = tuple(member for member in view.chain if member != stopped) or view.chain
+        served = replace(view, chain=chain, serving=True)
+        silent = any(self._members[member].silent for member in served.chain)
         if silent or self._lacks_store:
             return False
         keepers = self._keepers
@@ -247,20 +233,11 @@ class ShardController:
             self._end_move()
         return True
 
-    @property
-    def _remaining(self) -> tuple[Endpoint, ...]:
-        """The members of the chain that will serve.
-
-        One that stopped for a move may lack what the others have committed since, so it comes back
-        only if they are all lost.
-        """
-        stopped = self._stopped.holder if self._stopped is not None else None
-        others = tuple(member for member in self.view.chain if member != stopped)
-        return others or self.view.chain
-
     async def _restore(self) -> bool:
         """Bring a shard without any replica back on a free host."""
-        host = self._holder or self._free_host
+        # Hosts that may have got the state from a store that was lost before they served.
+        tried = [host for host in self._tried if host in self._members and not self._is_kept]
+        host = min(tried, key=self.is_avoided) if tried else self._free_host
         if host is None or self._lacks_store:
             return False
         self.reserved = host
@@ -272,7 +249,7 @@ class ShardController:
         return True
 
     async def _restore_on(self, host: Endpoint) -> None:
-        self.unsettle()
+        self._begin_epoch(())
         view, keepers = self.view, self._keepers
         self._decide(view, host, "restore")
         served = False
@@ -282,49 +259,44 @@ class ShardController:
             # A server that was told of lost keepers uses them for as long as the epoch lasts.
             served = (self.view, self._keepers) == (view, keepers) and self._is_coming(host)
         except DpsError:
-            self._placement.avoid(host)
+            self._avoid(host)
             raise
         finally:
             if served:
-                self._serve(View(view.shard, view.epoch, (host,), serving=True))
+                self._serve(msg.View(view.shard, view.epoch, (host,), serving=True))
                 if self.begun:
                     # An earlier attempt may have applied mail to what is now taken for what it was.
-                    mail = self._failed_attempts and self._group.recovery.uses_mailbox
-                    self._coordinator.failovers.restored(self.view, brought, certain=not mail)
-                self.begun, self._forsaken = True, ()
+                    certain = not (self._was_tried and self._group.recovery.uses_mailbox)
+                    self._coordinator.failovers.restored(self.view, brought, certain=certain)
                 self._note_stored(keepers)
-                self._stopped = None
-                self._failed_attempts = 0
-                self._tried = {}
+                self.begun, self._was_tried = True, False
+                self._forsaken, self._stopped, self._tried = (), None, {}
             else:
-                self.unsettle()  # the host may have closed the mailbox for its epoch
-                self._failed_attempts += 1
+                self._begin_epoch(self.view.chain)  # the host may have closed the mailbox for it
+                self._was_tried = True
             await self._coordinator.publish()
 
-    def _decide(self, view: View, head: Endpoint, how: str) -> None:
+    def _decide(self, view: msg.View, head: Endpoint, how: str) -> None:
         now, node = self._coordinator.clock.now(), self._members.node(head)
         self._coordinator.emit(Decided(now, view.shard, view.epoch, node, how))
 
-    def _serve(self, view: View) -> None:
+    def _serve(self, view: msg.View) -> None:
         """Let clients use the shard, which has what was in its mailbox, and clear that."""
         self.view = view
-        if self._group.recovery.uses_mailbox:
-            clear = ClearMail(view.shard, view.epoch)
-            for mailbox in self._coordinator.mailboxes:
-                self._send(clear, partial(self._while_at, view, mailbox))
+        if not self._group.recovery.uses_mailbox:
+            return
 
-    def _while_at(self, view: View, mailbox: Endpoint) -> Endpoint | None:
-        return mailbox if self.view == view and mailbox in self._coordinator.mailboxes else None
+        def is_in_use(mailbox: Endpoint) -> bool:
+            return self.view == view and mailbox in self._coordinator.mailboxes
+
+        for mailbox in self._coordinator.mailboxes:
+            clear = msg.ClearMail(view.shard, view.epoch)
+            self._send(mailbox, clear, partial(is_in_use, mailbox))
 
     @property
     def _free_host(self) -> Endpoint | None:
-        return self._placement.best(self.view.chain, self._last_host)
-
-    @property
-    def _holder(self) -> Endpoint | None:
-        """A host that may have got the state from a store that was lost before it served."""
-        there = [host for host in self._tried if host in self._members]
-        return min(there, key=self._placement.is_avoided) if there and not self._is_kept else None
+        chain, last = self.view.chain, next(iter(self._forsaken), None)
+        return self._coordinator.rebalancer.best(self.view.shard, chain, last)
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
         """Before another host has the shard, take others out of the epoch that clients know.
@@ -334,28 +306,31 @@ class ShardController:
         """
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
-                shard, epoch = self.view.shard, self._next_epoch()
-                fence = Configure(shard, epoch, (forsaken,), forsaken, keepers=self._keepers)
                 try:
-                    await self._call(forsaken, fence)
+                    await self._call(forsaken, self._fence((forsaken,), forsaken))
                 except LeaseExpired:
                     raise  # it may renew its lease, and serve on
                 except NotServing:
                     continue  # it has nothing of the shard
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
-    async def _bring_back(self, view: View, host: Endpoint) -> Brought:
-        part, cuts = self._coordinator.part, self._coordinator.cuts
-        restore = Restore(view.shard, view.epoch, host, self._keepers)
+    def _fence(self, chain: tuple[Endpoint, ...], host: Endpoint) -> msg.Configure:
+        """What takes a host out of the epoch that it is in."""
+        epoch = self._next_epoch()
+        return msg.Configure(self.view.shard, epoch, chain, host, keepers=self._keepers)
+
+    async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
+        part, cuts, brought = self._coordinator.part, self._coordinator.cuts, None
+        restore = msg.Restore(view.shard, view.epoch, host, self._keepers)
         if self.begun and part is not None:
             install = partial(self._install, view, host)
-            brought: Brought = await part.restore(view.shard, view.epoch, host, install)
+            brought = await part.restore(view.shard, view.epoch, host, install)
         elif self.begun and cuts is not None:
             cut = cuts.newest
             try:
                 brought = await self._call(host, replace(restore, cut=cut))
             except CheckpointCorrupt:  # all shards have to do with the one before
-                self._coordinator.refuse_cut(view.shard, cut)
+                cuts.refuse(view.shard, cut)
                 raise
         elif self._is_kept:
             self._tried.setdefault(host, view.epoch)
@@ -368,42 +343,40 @@ class ShardController:
                 raise
         elif self.begun and self._durability.has_layer_below:
             brought = await self._call(host, replace(restore, from_below=True))
-        else:
-            brought = await self._install(view, host)
-        return brought
+        return brought or await self._install(view, host)
 
     @property
     def _is_kept(self) -> bool:
-        return self.begun and self._durability.is_restorable(self._stored, self._stores)
+        return self.begun and self._durability.is_restorable(self.stored, self._stores)
 
     @property
     def _stores(self) -> tuple[Endpoint, ...]:
         """The stores to use: those that the server reaches, if any of them has the state."""
         stores = self._coordinator.stores
-        reached = tuple(store for store in stores if store not in self._unreached)
-        has_state = bool(self.view.chain) or any(store in self._stored for store in reached)
+        reached = tuple(store for store in stores if store not in self.unreached)
+        has_state = bool(self.view.chain) or any(store in self.stored for store in reached)
         return reached if reached and has_state else stores
 
-    def _note_stored(self, keepers: Keepers) -> None:
+    def _note_stored(self, keepers: msg.Keepers) -> None:
         """Note that the stores of an epoch have what the shard is served with."""
-        self._stored = keepers.stores
-        self._unreached.difference_update(keepers.stores)
+        self.stored = keepers.stores
+        self.unreached.difference_update(keepers.stores)
 
-    async def _use_again(self, view: View, store: Endpoint) -> bool:
+    async def _use_again(self, view: msg.View, store: Endpoint) -> bool:
         """Use a store again that was out of reach, if the shard's server reaches it now."""
-        self._placement.avoid(store)  # else it is asked again after a while
-        request = CanReach(view.shard, view.epoch, store)
+        self._avoid(store)  # else it is asked again after a while
+        request = msg.CanReach(view.shard, view.epoch, store)
         await self._coordinator.transport.call(view.chain[-1], request, self._timings.call)
-        self._unreached.discard(store)
+        self.unreached.discard(store)
         if self.view == view:
-            self.unsettle()
+            self._begin_epoch(view.chain)
             await self._coordinator.publish()
         return True
 
     @property
     def _stays_durable(self) -> bool:
         """Whether a new tail can continue without anything being written."""
-        same = set(self._stored) == set(self._stores)
+        same = set(self.stored) == set(self._stores)
         return same and self._durability.seconds is None
 
     @property
@@ -411,58 +384,53 @@ class ShardController:
         return self._durability.needs_store and not self._coordinator.stores
 
     @property
-    def _keepers(self) -> Keepers:
+    def _keepers(self) -> msg.Keepers:
         """The stores and mailboxes of the next epoch; stores that have the state come first."""
-        stores = sorted(self._stores, key=lambda store: store not in self._stored)
-        whole = sum(store in self._stored for store in stores)
-        return Keepers(tuple(stores), self._coordinator.mailboxes, whole)
+        stores = sorted(self._stores, key=lambda store: store not in self.stored)
+        whole = sum(store in self.stored for store in stores)
+        return msg.Keepers(tuple(stores), self._coordinator.mailboxes, whole)
 
     async def _install(
         self,
-        view: View,
+        view: msg.View,
         host: Endpoint,
         donor: str = "",
         stands: Callable[[], bool] | None = None,
-    ) -> Brought:
+    ) -> msg.Brought:
         """Publish that a host must be given the state, and wait until it has it.
 
         Raises `NotServing` if a worker's copy is wanted that does not stand any more.
         """
-        self._seeded = installed = asyncio.Event()
-        seed = Seed(view.shard, view.epoch, host, self._keepers, donor)
-        self._coordinator.seeds[view.shard] = seed
+        installed: asyncio.Future[msg.Brought] = asyncio.get_running_loop().create_future()
+        self._seeded = installed
+        self.seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)
         await self._coordinator.publish()
+        pause = self._timings.call if stands is None else DONOR_SECONDS
         try:
-            patience = self._timings.call if stands is None else DONOR_SECONDS
-            while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(patience):
-                        await installed.wait()
-                        break
-                gone = stands is not None and not stands()
-                if stands is None or gone:
+            while not (await asyncio.wait([installed], timeout=pause))[0]:
+                if stands is None or not stands():
                     self._members.suspect(host.address, "coordinator")
-                if gone:
+                if stands is not None and not stands():
                     raise NotServing(f"shard {view.shard}: {donor} cannot give its copy")
         finally:
-            self._seeded = None
-            del self._coordinator.seeds[view.shard]
-        assert self._brought is not None
-        return self._brought
+            self._seeded = self.seed = None
+        return installed.result()
 
-    async def _extend(self, view: View, host: Endpoint) -> bool:
+    async def _extend(self, view: msg.View, host: Endpoint) -> bool:
         """Add a replica at the tail of a chain."""
-        longer = View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
+        longer = msg.View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
         self.reserved = host
         has_all, joined = False, False
         try:
-            await self._call(view.chain[-1], Extend(view.shard, view.epoch, host, self._keepers))
+            await self._call(
+                view.chain[-1], msg.Extend(view.shard, view.epoch, host, self._keepers)
+            )
             has_all = True
             await self._configure(longer, kept=self._stays_durable)
             joined = self.view == view and self._is_coming(host)
         except DpsError:
             self._members.suspect(host.address, "coordinator")
-            self._placement.avoid(host)
+            self._avoid(host)
             raise
         finally:
             there = has_all and self._is_coming(host)
@@ -472,7 +440,7 @@ class ShardController:
             else:
                 # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
                 # more that it does not have: it may be the last one that has it.
-                self.unsettle(also=host if there else None)
+                self._begin_epoch((*self.view.chain, host) if there else self.view.chain)
             await self._coordinator.publish()
         return True
 
@@ -481,7 +449,7 @@ class ShardController:
 
     # -- moves -----------------------------------------------------------------------------------
 
-    async def _move_on(self, view: View) -> bool:
+    async def _move_on(self, view: msg.View) -> bool:
         """Take the next step of a move, if there is one and nothing was lost that it needs."""
         move = self.moving
         if move is None:
@@ -496,7 +464,7 @@ class ShardController:
         self.moving = None
         return True
 
-    async def _switch(self, view: View, move: Move[Endpoint], source: Endpoint) -> bool:
+    async def _switch(self, view: msg.View, move: Move[Endpoint], source: Endpoint) -> bool:
         """Remove the old holder: the others have acknowledged all that it has.
 
         It stops before they serve, so that both never answer, but has to come back if they are lost
@@ -504,22 +472,21 @@ class ShardController:
         the others may commit something without it at any time.
         """
         left = tuple(member for member in view.chain if member != source)
-        fence = self._next_epoch()  # nothing that it still passes on is of their epoch
-        stopped = _Stopped(move, source, fence, asyncio.get_running_loop().time())
+        out = self._fence(left, source)  # nothing that it still passes on is of their epoch
+        stopped = _Stopped(move, out.epoch, asyncio.get_running_loop().time())
         switched = False
         try:
-            out = Configure(view.shard, fence, left, source, keepers=self._keepers)
             await self._call(source, out)
             if source in self.view.chain:
                 self._stopped = stopped
-            shorter = View(view.shard, self._next_epoch(), left, serving=True)
+            shorter = msg.View(view.shard, self._next_epoch(), left, serving=True)
             await self._configure(shorter, kept=self._stays_durable)
             switched = self.view == view
         finally:
             if switched:
                 self._serve(shorter)
             else:
-                self.unsettle()
+                self._begin_epoch(self.view.chain)
             await self._coordinator.publish()
         self._end_move()
         return True
@@ -527,45 +494,42 @@ class ShardController:
     def _end_move(self) -> None:
         """Release the host that stopped for a move, now that others serve."""
         stopped, self._stopped = self._stopped, None
-        if stopped is None or stopped.holder in self.view.chain:
+        source = stopped.move.source if stopped is not None else None
+        if stopped is None or source is None or source in self.view.chain:
             return
         self.moving = None
         if stopped.move.target in self.view.chain:
-            self._record_move(stopped)
-        # Until the host does it, that only costs memory.
-        release = Release(self.view.shard, stopped.fence)
-        self._send(release, lambda: stopped.holder if stopped.holder in self._members else None)
-
-    def _record_move(self, stopped: _Stopped) -> None:
-        now = asyncio.get_running_loop().time()
-        self._coordinator.emit(
-            Moved(
+            now = asyncio.get_running_loop().time()
+            moved = Moved(
                 self._coordinator.clock.now(),
                 self.view.shard,
                 self.view.epoch,
-                source=self._members.node(stopped.move.source),
+                source=self._members.node(source),
                 target=self._members.node(stopped.move.target),
                 nbytes=self._group.layout.shards[self.view.shard].nbytes,
                 seconds=now - self._began_moving,
                 pause_seconds=now - stopped.at,
             )
-        )
+            self._coordinator.emit(moved)
+        # Until the host does it, that only costs memory.
+        release = msg.Release(self.view.shard, stopped.fence)
+        self._send(source, release, lambda: source in self._members)
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _configure(self, view: View, kept: bool = False) -> None:
+    async def _configure(self, view: msg.View, kept: bool = False) -> None:
         """Make the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
-            enter = Configure(
+            enter = msg.Configure(
                 view.shard, view.epoch, view.chain, member, kept, keepers=self._keepers
             )
             await self._call(member, enter)
 
-    def _send(self, request: Any, whom: Callable[[], Endpoint | None]) -> None:
-        """Repeat a request in the background until it is carried out, or `whom` returns None."""
+    def _send(self, host: Endpoint, request: Any, is_wanted: Callable[[], bool]) -> None:
+        """Repeat a request in the background until it is carried out, or not wanted any more."""
 
         async def send() -> None:
-            while (host := whom()) is not None:
+            while is_wanted():
                 with suppress(DpsError):
                     await self._coordinator.transport.call(host, request, self._timings.call)
                     return

@@ -9,13 +9,13 @@ lost, all of them go back to the newest complete cut.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dps.errors import DpsError, NotServing
 from dps.events import CutTaken, RolledBack
-from dps.protocol.messages import EndCut, HoldCut, Reach, TakeCut, View
+from dps.protocol.messages import EndCut, HoldCut, Reach, TakeCut, View, WantCut
 
 if TYPE_CHECKING:
     from dps.protocol.coordinator.coordinator import Coordinator
@@ -42,22 +42,25 @@ class Snapshots:
         """The number of the newest complete cut: what all shards go back to if one is lost."""
         return self._complete[-1]
 
-    def want(self, shard: int, version: int) -> None:
-        """Take a cut soon that holds this version of a shard; one will do for several shards."""
-        self._versions[shard] = version
+    def want(self, m: WantCut) -> None:
+        """Take a cut soon that holds a version of a shard; one will do for several shards."""
+        self._versions[m.shard] = m.version
         self._wanted.set()
 
-    def refuse(self, cut: int) -> bool:
-        """Drop a damaged cut; return whether there is one before it."""
+    def refuse(self, shard: int, cut: int) -> None:
+        """Make all shards go back to the cut before this one, which is damaged."""
         before = [other for other in self._complete if other < cut]
-        if before:
+        if before and cut == self.newest:
             self._complete = before
-        return bool(before)
+            self.roll_back(shard)
 
     def roll_back(self, shard: int) -> None:
-        """Record that all shards go back, because this one was lost."""
+        """Make all shards go back to the newest cut, because this one was lost."""
         self._versions = {}
         self._coordinator.emit(RolledBack(self._clock.now(), shard, self.newest))
+        for controller in self._coordinator.controllers:
+            if controller.begun:
+                controller.forsake()
 
     async def _take_forever(self) -> None:
         while True:
@@ -83,12 +86,17 @@ class Snapshots:
             held = await self._ask_all(
                 lambda v: HoldCut(v.shard, v.epoch, cut, self._patience), views, self._patience / 2
             )
-            upto = _furthest(held)
+            upto: Reach = {}
+            for name, at in (each for reach in held for each in reach.items()):
+                upto[name] = max(at, upto.get(name, at))
             taken = await self._ask_all(
                 lambda v: TakeCut(v.shard, v.epoch, cut, upto), views, self._timings.copy
             )
             complete = self._coordinator.views == views and self.newest == before
-            self._satisfy({v.shard: version for v, version in zip(views, taken, strict=True)})
+            versions = {v.shard: version for v, version in zip(views, taken, strict=True)}
+            self._versions = {s: v for s, v in self._versions.items() if v > versions[s]}
+            if not self._versions:
+                self._wanted.clear()
         finally:
             if complete:
                 self._complete = [*self._complete, cut][-self._keep :]
@@ -102,13 +110,6 @@ class Snapshots:
                     self._timings.call,
                 )
 
-    def _satisfy(self, versions: Mapping[int, int]) -> None:
-        """Drop the requests that these versions satisfy."""
-        left = {s: version for s, version in self._versions.items() if version > versions[s]}
-        self._versions = left
-        if not left:
-            self._wanted.clear()
-
     async def _ask_all(
         self, request: Callable[[View], Any], views: Iterable[View], deadline: float
     ) -> list[Any]:
@@ -119,11 +120,3 @@ class Snapshots:
             if isinstance(reply, BaseException):
                 raise reply
         return replies
-
-
-def _furthest(reaches: Iterable[Reach]) -> Reach:
-    furthest: Reach = {}
-    for reach in reaches:
-        for name, at in reach.items():
-            furthest[name] = max(at, furthest.get(name, at))
-    return furthest

@@ -9,10 +9,9 @@ renews its lease, and enters again as a new *incarnation*.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dps.core.consistency import ASP
@@ -20,23 +19,8 @@ from dps.core.functions import CALLS, names_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import DpsError, TrainingStopped
 from dps.events import WorkerJoined, WorkerLeft
+from dps.protocol import messages as msg
 from dps.protocol.lease import Leases
-from dps.protocol.messages import (
-    STOPPED,
-    Dismiss,
-    Entered,
-    EnterWorker,
-    Evict,
-    ExitWorker,
-    Push,
-    Renewed,
-    RenewWorker,
-    Returned,
-    StopTraining,
-    View,
-    donor_name,
-)
-from dps.protocol.monitor import Sighting
 from dps.protocol.transport import Endpoint, Watched
 
 if TYPE_CHECKING:
@@ -44,7 +28,7 @@ if TYPE_CHECKING:
     from dps.protocol.coordinator.shard_controller import ShardController
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Worker:
     incarnation: int
     address: str = ""
@@ -68,20 +52,20 @@ class Workers:
             for name, incarnation in group.incarnations.items()
         }
         self._leases = Leases[str](group.timings, coordinator.clock)
-        self._returned: dict[str, Returned] = {}  # by the Dask task of the training function
+        self._returned: dict[str, msg.Returned] = {}  # by the Dask task of the training function
         self._dismissed: set[str] = set()
         self._departed = asyncio.Condition()
         coordinator.tasks.keep(lambda: self._leases.watch(self._fall_silent), group.timings.retry)
 
     @property
-    def services(self) -> Mapping[type, Callable[[Any], Awaitable[Any]]]:
+    def services(self) -> Mapping[type, Callable[[Any], Any]]:
         """What carries out the requests that concern workers, by type."""
         return {
-            EnterWorker: self._enter,
-            RenewWorker: self._renew,
-            ExitWorker: self._exit,
-            Dismiss: self._dismiss,
-            StopTraining: self._stop_training,
+            msg.EnterWorker: self._enter,
+            msg.RenewWorker: self._renew,
+            msg.ExitWorker: self._exit,
+            msg.Dismiss: self._dismiss,
+            msg.StopTraining: self._stop_training,
         }
 
     @property
@@ -97,26 +81,18 @@ class Workers:
     @property
     def donors(self) -> set[str]:
         """The active workers, by their names as holders of copies."""
-        return {donor_name(name, incarnation) for name, incarnation in self.active.items()}
-
-    @property
-    def by_process(self) -> Mapping[Watched | None, list[str]]:
-        """The names of workers, by the process that a monitor watches."""
-        names = defaultdict[Watched | None, list[str]](list)
-        for name, worker in self._known.items():
-            names[worker.watched].append(name)
-        return names
+        return {msg.donor_name(*worker) for worker in self.active.items()}
 
     # -- requests --------------------------------------------------------------------------------
 
-    async def _enter(self, m: EnterWorker) -> Entered:
+    async def _enter(self, m: msg.EnterWorker) -> msg.Entered:
         before = self._known.get(m.worker)
         if before is not None and before.token == m.token:
-            return Entered(before.incarnation)
+            return msg.Entered(before.incarnation)
         if m.task in self._returned:
-            return Entered(0, self._returned[m.task])
+            return msg.Entered(0, self._returned[m.task])
         if m.stops < self.stops:  # it was under way when the training was stopped
-            raise TrainingStopped(STOPPED)
+            raise TrainingStopped(msg.STOPPED)
         incarnation = before.incarnation + 1 if before else 1
         self._coordinator.follow(m.watched)
         self._known[m.worker] = _Worker(
@@ -127,20 +103,19 @@ class Workers:
         self._coordinator.emit(WorkerJoined(now, m.worker, incarnation, m.node))
         if before is not None and before.active:  # another process has taken the name
             await self._coordinator.losses.left(m.worker, before.incarnation)
-        return Entered(incarnation)
+        return msg.Entered(incarnation)
 
-    async def _renew(self, m: RenewWorker) -> Renewed:
+    async def _renew(self, m: msg.RenewWorker) -> msg.Renewed:
         await self._coordinator.losses.stated(m.worker, m.incarnation, m.statement)
         worker = self._known.get(m.worker)
         if worker is None or worker.incarnation != m.incarnation or not worker.active:
-            return Renewed(granted=False)
+            return msg.Renewed(granted=False)
         self._leases.grant(m.worker)
         self._coordinator.follow(m.watched)
-        if m.watched != worker.watched:
-            self._known[m.worker] = replace(worker, watched=m.watched)
-        return Renewed(granted=True, leaving=m.worker in self._dismissed)
+        worker.watched = m.watched
+        return msg.Renewed(granted=True, leaving=m.worker in self._dismissed)
 
-    async def _exit(self, m: ExitWorker) -> None:
+    async def _exit(self, m: msg.ExitWorker) -> None:
         self._dismissed.discard(m.worker)
         worker = self._known.get(m.worker)
         if m.returned is not None and worker is not None and worker.incarnation == m.incarnation:
@@ -151,12 +126,12 @@ class Workers:
         if m.called:  # it asks for no result again, as one might that is only silent
             await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
 
-    async def _dismiss(self, m: Dismiss) -> None:
+    def _dismiss(self, m: msg.Dismiss) -> None:
         worker = self._known.get(m.worker)
         if worker is None or worker.active:
             self._dismissed.add(m.worker)
 
-    async def _stop_training(self, m: StopTraining) -> tuple[str, ...]:
+    async def _stop_training(self, m: msg.StopTraining) -> tuple[str, ...]:
         self.stops = max(self.stops, m.number)
         await self._coordinator.publish()
 
@@ -176,17 +151,20 @@ class Workers:
             if worker.address == address and worker.active:
                 await self._remove(name, worker.incarnation, "lost")
 
-    async def sighted(self, name: str, watched: Watched, sighting: Sighting) -> None:
-        """Process a monitor's report on a worker, unless another process has its name."""
-        worker = self._known[name]
-        if worker.watched != watched or not worker.active:
-            return
-        if sighting.state == "gone":
-            await self._remove(name, worker.incarnation, "lost")
-        elif sighting.state == "running":
-            self._leases.vouch(name)
-        elif sighting.seconds >= self._group.timings.stopped:
-            await self._fall_silent(name)
+    async def sighted(self, m: msg.Sighted) -> None:
+        """Process a monitor's reports, unless another process has a worker's name since."""
+        sightings = {Watched(m.monitor, each.number): each for each in m.sightings}
+        for name in list(self._known):
+            worker = self._known[name]
+            sighting = sightings.get(worker.watched) if worker.watched is not None else None
+            if sighting is None or not worker.active:
+                continue
+            if sighting.state == "gone":
+                await self._remove(name, worker.incarnation, "lost")
+            elif sighting.state == "running":
+                self._leases.vouch(name)
+            elif sighting.seconds >= self._group.timings.stopped:
+                await self._fall_silent(name)
 
     async def _fall_silent(self, name: str) -> None:
         self._leases.end(name)
@@ -197,7 +175,7 @@ class Workers:
         worker = self._known.get(name)
         if worker is None or worker.incarnation != incarnation or not worker.active:
             return
-        self._known[name] = replace(worker, active=False, silent=reason == "silent")
+        worker.active, worker.silent = False, reason == "silent"
         self._leases.end(name)
         left = WorkerLeft(self._coordinator.clock.now(), name, incarnation, reason)
         self._coordinator.emit(left)
@@ -209,7 +187,7 @@ class Workers:
 
     # -- the clock tables of shards --------------------------------------------------------------
 
-    async def admit_active(self, view: View, host: Endpoint) -> None:
+    async def admit_active(self, view: msg.View, host: Endpoint) -> None:
         """Enter every active worker in a shard's clock table before it is served again.
 
         The restored state may be older than a worker's first request, so that no other worker
@@ -218,20 +196,19 @@ class Workers:
         if isinstance(self._group.consistency, ASP):
             return
         timings = self._group.timings
-        ids = (UpdateId(name, incarnation, 0) for name, incarnation in self.active.items())
-        joins = (
-            Push(view.shard, view.epoch, Operation("join", id), False, timings.hold) for id in ids
-        )
-        calls = (self._coordinator.transport.call(host, join, timings.call) for join in joins)
+
+        async def admit(worker: UpdateId) -> None:
+            join = Operation("join", worker)
+            request = msg.Push(view.shard, view.epoch, join, False, timings.hold)
+            await self._coordinator.transport.call(host, request, timings.call)
+
+        calls = (admit(UpdateId(*worker, 0)) for worker in self.active.items())
         await asyncio.gather(*calls)
 
     async def evict_absent(self, controller: ShardController) -> None:
         """Remove all workers that are gone from a shard's clock table."""
-        absent = [
-            UpdateId(name, worker.incarnation, 0)
-            for name, worker in self._known.items()
-            if not worker.active
-        ]
+        workers = self._known.items()
+        absent = [UpdateId(name, w.incarnation, 0) for name, w in workers if not w.active]
         if absent:
             await self._evict(controller, absent)
 
@@ -240,25 +217,21 @@ class Workers:
         await asyncio.gather(*(self._evict(controller, [gone]) for controller in controllers))
 
     async def _evict(self, controller: ShardController, workers: Sequence[UpdateId]) -> None:
-        view = controller.view
+        view, deadline = controller.view, self._group.timings.call
         if not view.serving:
             return
-        request = Evict(view.shard, view.epoch, tuple(workers))
-        deadline = self._group.timings.call
+        request = msg.Evict(view.shard, view.epoch, tuple(workers))
         try:
             call = self._coordinator.transport.call(view.chain[0], request, deadline)
             known: dict[str, int] = await call
         except DpsError:
             controller.wake()  # the shard is changing; it evicts again when it is settled
             return
-        # What it has of workers that are gone is what they were told, or would have been.
         for gone in workers:
-            if not self._may_push_on(gone):
+            worker = self._known.get(gone.worker)
+            silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
+            # Of a worker that was only silent, shards take further asynchronous updates. What they
+            # have of the others is what these were told, or would have been.
+            if not (silent and isinstance(self._group.consistency, ASP)):
                 counts = {name: known[name] for name in names_of(gone.worker) if name in known}
                 await self._coordinator.losses.has(view, gone.incarnation, counts)
-
-    def _may_push_on(self, gone: UpdateId) -> bool:
-        """Whether shards take further updates of a worker that was given up: asynchronous ones."""
-        worker = self._known.get(gone.worker)
-        silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
-        return silent and isinstance(self._group.consistency, ASP)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from dps.core.consistency import BSP
@@ -35,13 +34,7 @@ class _Held:
 
 
 class Batching:
-    """The updates that wait at one replica. Used from one event loop.
-
-    Attributes
-    ----------
-    together
-        Whether updates wait for others: for the rest of their round, or to be summed with them.
-    """
+    """The updates that wait at one replica, if they are applied `together`."""
 
     def __init__(self, replica: Replica, tasks: Tasks) -> None:
         group = replica.node.group
@@ -54,18 +47,20 @@ class Batching:
         self._held: dict[str, _Held] = {}
         self._lingering: asyncio.Task[None] | None = None
 
-    def close(self) -> None:
-        """Stop waiting for more updates."""
-        if self._lingering is not None:
-            self._lingering.cancel()
-
     async def apply(self, op: Operation, epoch: int, until: float) -> Step | Waiting:
         """Apply a gradient or a tick together with others, if they come by the loop's `until`."""
         if op.kind == "gradient" and self._is_awaited(op.id):
-            await offload(partial(self._check, op), decoded_bytes(self._layout, op))
+
+            def check() -> None:
+                check_gradient(self._layout, dense(self._layout, op), self._replica.node.each)
+
+            await offload(check, decoded_bytes(self._layout, op))
         if not self._is_awaited(op.id):
             return await self._replica.apply(op, epoch, until)
-        held = self._hold(op)
+        held = self._held.get(op.id.worker)
+        if held is None or held.operation.id != op.id:  # one that is sent again waits on
+            # A worker sends one update after the other, so its next one takes its place.
+            held = self._held[op.id.worker] = _Held(op, asyncio.get_running_loop().create_future())
         async with self._replica.lock:
             self._replica.must_be_head(epoch)
             await self.finish()
@@ -74,15 +69,15 @@ class Batching:
             self._lingering = self._tasks.start(self._finish_later())
         try:
             async with asyncio.timeout_at(until):
-                return await asyncio.shield(held)
+                return await asyncio.shield(held.step)
         except TimeoutError:
             return Waiting(for_workers=True)
 
     async def finish(self, complete: bool = False) -> None:
         """Apply the updates that have nothing more to wait for. The replica's lock must be held.
 
-        They are applied in the order of the workers' names, so that the result of a round does not
-        depend on timing. With `complete`, aggregation does not wait for more.
+        The order is that of the workers' names, so that the result of a round does not depend on
+        timing. With `complete`, aggregation does not wait for more.
         """
         if not self._held:
             return
@@ -100,22 +95,7 @@ class Batching:
         known = state.workers.get(update.worker)
         return known is not None and known.active and not is_duplicate(state, update)
 
-    def _check(self, op: Operation) -> None:
-        check_gradient(self._layout, dense(self._layout, op), self._replica.node.each)
-
-    def _hold(self, op: Operation) -> asyncio.Future[Step]:
-        """Hold an update; one that is sent again waits on.
-
-        A worker sends one update after the other, so its next one takes its place.
-        """
-        held = self._held.get(op.id.worker)
-        if held is None or held.operation.id != op.id:
-            held = _Held(op, asyncio.get_running_loop().create_future())
-            self._held[op.id.worker] = held
-        return held.step
-
     async def _finish_later(self) -> None:
-        """Give other updates the time to arrive, then apply those that are here."""
         await asyncio.sleep(self._linger)
         await self._replica.settle(complete=True)
 
@@ -149,10 +129,7 @@ class Batching:
         return True
 
     def _let_go(self, held: _Held, result: Step | DpsError) -> None:
-        """Hold an update no longer.
-
-        It must be in the state by then: if it is sent again, it would be held for the next round.
-        """
+        """Hold an update no longer: it is in the state, or it would be held again when resent."""
         if isinstance(result, DpsError):
             held.step.set_exception(result)
             held.step.exception()  # its request may have ended; asyncio need not complain
@@ -169,8 +146,8 @@ class Batching:
         for op in (held.operation for held in ready):
             summable = op.kind == "gradient" and not is_duplicate(self._replica.state, op.id)
             (fresh if summable else alone).append(op)
-        work = partial(self._summed, fresh)
-        sums = await offload(work, sum(decoded_bytes(self._layout, op) for op in fresh))
+        replica, nbytes = self._replica, sum(decoded_bytes(self._layout, op) for op in fresh)
+        sums = await offload(lambda: summed(self._layout, map(replica.summable, fresh)), nbytes)
         for op in (*sums, *alone):
             ids = {op.id, *(update for update, _, _ in op.merged)}
             parts = [held for held in ready if held.operation.id in ids]
@@ -181,9 +158,6 @@ class Batching:
                 result = error
             for held in parts:
                 self._let_go(held, result)
-
-    def _summed(self, ops: Sequence[Operation]) -> tuple[Operation, ...]:
-        return summed(self._layout, map(self._replica.summable, ops))
 
 
 def evicted(update: UpdateId) -> Evicted:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
 from dps.errors import DpsError, NotServing, StaleEpoch
-from dps.protocol.messages import Replicate, View
-from dps.protocol.server.node import Reach, ServerNode
+from dps.protocol.messages import Replicate
 from dps.protocol.transport import Endpoint
-from dps.recovery.durability import Persistence
+
+if TYPE_CHECKING:
+    from dps.protocol.server.replica import Replica
 
 T = TypeVar("T")
 
@@ -28,59 +29,30 @@ T = TypeVar("T")
 class CommitLog:
     """The commits of one replica. Used from one event loop.
 
-    Parameters
-    ----------
-    view
-        The epoch and the chain that the replica begins in.
-    on_commit
-        Called after each commit that had to be waited for.
-
     Attributes
     ----------
     successor
         The next member of the chain; None for the tail.
     visible
         The last committed state.
-    index
-        Index of the last committed operation.
     failure
         Why the last attempt to commit failed; "" if it did not.
-    closed
-        Whether nothing is committed any more.
     """
 
-    def __init__(
-        self,
-        node: ServerNode,
-        view: View,
-        state: ShardState,
-        persistence: Persistence,
-        on_commit: Callable[[], None],
-    ) -> None:
-        self.epoch = view.epoch
-        self.successor = _successor(node.me, view.chain)
-        self.visible = state
-        self.index = state.index
+    def __init__(self, replica: Replica) -> None:
+        self.successor = _successor(replica)
+        self.visible = replica.state
         self.failure = ""
         self.closed = False
-        self._node = node
-        self._timings = node.group.timings
-        self._shard = view.shard
-        self._newest = state
-        self._persistence = persistence
-        self._reach = Reach(node)
-        self._on_commit = on_commit
+        self._replica = replica
+        self._timings = replica.node.group.timings
         self._log: deque[tuple[int, Operation]] = deque()
         self._copied: list[int] = []  # indices of states that are being copied to newcomers
         self._calls: set[asyncio.Timeout] = set()
         self._pending = asyncio.Event()
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []  # a heap
+        # A heap of indices that are waited for, because hundreds of requests may wait at once.
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
-
-    @property
-    def in_flight(self) -> int:
-        """Number of operations that are applied, but not committed."""
-        return self._newest.index - self.index
 
     def close(self) -> None:
         """Commit nothing more, and refuse whatever waits for a commit."""
@@ -88,21 +60,14 @@ class CommitLog:
         self.interrupt()
         self._wake()
 
-    def add(self, state: ShardState, op: Operation) -> None:
-        """Commit an applied operation, which made this state."""
-        self._newest = state
-        self._log.append((state.index, op))
-        if self._is_immediate:
-            self.set_committed(state)
-        else:
-            self._pending.set()
+    def add(self, op: Operation) -> None:
+        """Commit an operation, which has just made the replica's state."""
+        self._log.append((self._replica.state.index, op))
+        self._proceed()
 
     async def reached(self, index: int, until: float) -> bool:
-        """Wait until an operation is committed; False if it is not by the loop's time `until`.
-
-        Hundreds may wait at once, so they are kept in the order of their operations.
-        """
-        if self.index < index and not self.closed:
+        """Wait until an operation is committed; False if it is not by the loop's time `until`."""
+        if self.visible.index < index and not self.closed:
             woken = asyncio.get_running_loop().create_future()
             heappush(self._waiting, (index, next(self._numbers), woken))
             try:
@@ -111,17 +76,14 @@ class CommitLog:
             except TimeoutError:
                 return False
         if self.closed:
-            raise NotServing(f"shard {self._shard}: this replica is closed")
+            raise NotServing(f"shard {self._replica.shard}: this replica is closed")
         return True
 
-    def configure(self, epoch: int, chain: tuple[Endpoint, ...]) -> None:
+    def configure(self) -> None:
         """Continue in another epoch; a replica outside its chain keeps its successor."""
-        self.epoch = epoch
-        if self._node.me in chain:
-            self.successor = _successor(self._node.me, chain)
-        if self._is_immediate:
-            self.set_committed(self._newest)
-        self._pending.set()
+        if self._replica.node.me in self._replica.chain:
+            self.successor = _successor(self._replica)
+        self._proceed()
 
     def interrupt(self) -> None:
         """Give up calls to other processes, which may never answer."""
@@ -139,7 +101,7 @@ class CommitLog:
         except TimeoutError:
             if not scope.expired():
                 raise
-            raise StaleEpoch(f"shard {self._shard} is leaving epoch {self.epoch}") from None
+            raise StaleEpoch(f"shard {self._replica.shard} is leaving its epoch") from None
         finally:
             self._calls.discard(scope)
 
@@ -160,15 +122,16 @@ class CommitLog:
         """
         later = tuple(op for index, op in self._log if index > after)
         if later:
-            request = Replicate(self._shard, self.epoch, after + 1, later, committed)
-            await self._reach.ask(successor, request, self._timings.call, "replicate")
+            shard, epoch = self._replica.shard, self._replica.epoch
+            request = Replicate(shard, epoch, after + 1, later, committed)
+            await self._replica.node.ask(successor, request, self._timings.call, "replicate")
 
     async def run(self) -> None:
         """Commit what is added, until cancelled."""
         while True:
             await self._pending.wait()
             self._pending.clear()
-            while self.in_flight:
+            while self._replica.uncommitted:
                 try:
                     await self.until_interrupted(self._commit())
                     self.failure = ""
@@ -180,37 +143,40 @@ class CommitLog:
 
     def set_committed(self, state: ShardState) -> None:
         """Record that everything in a state is committed."""
-        if state.index > self.index:
-            self.index = state.index
+        if state.index > self.visible.index:
             self.visible = state
             self._wake()
         self._trim()
 
-    @property
-    def _is_immediate(self) -> bool:
-        return self.successor is None and self._persistence.immediate
+    def _proceed(self) -> None:
+        """Commit what is applied: at once if nothing has to be waited for."""
+        if self.successor is None and self._replica.persistence.immediate:
+            self.set_committed(self._replica.state)
+        else:
+            self._pending.set()
 
     async def _commit(self) -> None:
-        state, epoch, successor = self._newest, self.epoch, self.successor
+        state, epoch, successor = self._replica.state, self._replica.epoch, self.successor
         if successor is not None:
-            await self.pass_on(successor, self.index)
+            await self.pass_on(successor, self.visible.index)
         else:
-            await self._persistence.commit(epoch, state)
-        if (epoch, successor) == (self.epoch, self.successor):
+            await self._replica.persistence.commit(epoch, state)
+        if (epoch, successor) == (self._replica.epoch, self.successor):
             self.set_committed(state)
-            self._on_commit()
+            self._replica.notify()
 
     def _wake(self) -> None:
-        while self._waiting and (self.closed or self._waiting[0][0] <= self.index):
+        while self._waiting and (self.closed or self._waiting[0][0] <= self.visible.index):
             woken = heappop(self._waiting)[2]
             if not woken.done():
                 woken.set_result(None)
 
     def _trim(self) -> None:
-        needed_after = min([self.index, *self._copied])
+        needed_after = min([self.visible.index, *self._copied])
         while self._log and self._log[0][0] <= needed_after:
             self._log.popleft()
 
 
-def _successor(me: Endpoint, chain: tuple[Endpoint, ...]) -> Endpoint | None:
+def _successor(replica: Replica) -> Endpoint | None:
+    me, chain = replica.node.me, replica.chain
     return next(iter(chain[chain.index(me) + 1 :]), None)

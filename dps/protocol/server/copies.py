@@ -34,10 +34,7 @@ PASSES = 4  # passes over the weights to find what has changed
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """The copy that was sent to a worker.
-
-    `pulls` counts the changes that were sent; `lists` has the digests of the last indices.
-    """
+    """The copy that was sent to a worker by `pulls` changes; `lists` are the last ones' digests."""
 
     id: CopyId
     values: np.ndarray
@@ -46,14 +43,10 @@ class _Sent:
 
 
 class SentCopies:
-    """The copies that one replica has sent to workers. Used from one event loop.
+    """The copies that a replica has sent to workers. Used from one event loop.
 
-    Parameters
-    ----------
-    chains
-        The filters of each array that has any; empty: nothing is filtered, and nothing is kept.
-    holder
-        A name of the replica that is unique in the group.
+    `chains` are the filters of each array that has any; without any, nothing is kept. `holder` is a
+    name of the replica that is unique in the group.
     """
 
     def __init__(
@@ -65,11 +58,6 @@ class SentCopies:
         self._holder = blake2b(holder.encode(), digest_size=8).hexdigest()  # it is in each request
         self._numbers = count(1)
         self._sent: OrderedDict[str, _Sent] = OrderedDict()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the copies that are kept here."""
-        return sum(sent.values.nbytes for sent in self._sent.values())
 
     async def filtered(self, whole: Weights, reader: UpdateId, has: CopyId | None) -> Weights:
         """Return the reply to a worker that `has` a copy; a reader without a name gets `whole`."""
@@ -90,14 +78,13 @@ class SentCopies:
         self._sent.pop(worker, None)
 
     def _found(self, worker: str, has: CopyId | None) -> _Sent | None:
-        """Return the copy that is kept for a worker, if it is the one that the worker has."""
         known = self._sent.get(worker)
         return known if known is not None and known.id == has else None
 
     def _keep(self, worker: str, sent: _Sent) -> None:
         self._sent[worker] = sent
         self._sent.move_to_end(worker)
-        while self.nbytes > KEPT_BYTES:
+        while sum(each.values.nbytes for each in self._sent.values()) > KEPT_BYTES:
             self._sent.popitem(last=False)
 
     def _changes(

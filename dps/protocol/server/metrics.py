@@ -3,96 +3,57 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from dps.core.shard import AppliedUpdate
 from dps.events import Applied
-from dps.protocol.server.node import ServerNode
+
+if TYPE_CHECKING:
+    from dps.protocol.server.replica import Replica
 
 STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaMetrics:
-    """The state of one replica of a shard, counted since it came to its node.
-
-    Attributes
-    ----------
-    updates, duplicates
-        Updates that it has applied, and refused because it had them.
-    staleness, staleness_sum
-        Histogram of their staleness: updates up to each of `STALENESS_BOUNDS` but above the one
-        before, and above the last. The sum of their staleness.
-    waiting
-        Pushes that have arrived and are not acknowledged.
-    uncommitted
-        Applied operations that the rest of the chain, a store or files have not acknowledged: how
-        far replication is behind.
-    """
-
-    shard: int
-    epoch: int
-    head: bool
-    version: int
-    updates: int
-    duplicates: int
-    staleness: tuple[int, ...]
-    staleness_sum: int
-    waiting: int
-    uncommitted: int
-
-
 class Ledger:
-    """Counts and records the updates that one replica applies. Used from one event loop.
+    """Counts the updates that one replica applies, and records them if anything listens.
 
-    Without listeners to the group's events, updates are only counted.
+    `staleness` is their histogram: updates up to each of `STALENESS_BOUNDS`, and above the last.
+    `waiting` are pushes that are not acknowledged, `duplicates` those that were applied before.
     """
 
-    def __init__(self, node: ServerNode, shard: int) -> None:
+    def __init__(self, replica: Replica) -> None:
         self.updates = 0
         self.duplicates = 0
         self.staleness = [0] * (len(STALENESS_BOUNDS) + 1)
         self.staleness_sum = 0
         self.waiting = 0
-        self._node = node
-        self._shard = shard
-        self._rows: dict[tuple[int, bool], list[tuple[float, AppliedUpdate]]] = {}
+        self._replica = replica
+        self._rows: list[tuple[float, AppliedUpdate]] = []
 
-    @contextmanager
-    def pending_push(self) -> Iterator[None]:
-        """Count a push until it is answered."""
-        self.waiting += 1
-        try:
-            yield
-        finally:
-            self.waiting -= 1
-
-    def add(self, epoch: int, head: bool, updates: Collection[AppliedUpdate]) -> None:
+    def add(self, updates: Collection[AppliedUpdate]) -> None:
         """Record updates that were just applied."""
         for update in updates:
             self.updates += 1
             self.staleness[bisect_left(STALENESS_BOUNDS, update.staleness)] += 1
             self.staleness_sum += update.staleness
-        if self._node.group.recorded:
-            now = self._node.clock.now()
-            self._rows.setdefault((epoch, head), []).extend((now, update) for update in updates)
+        node = self._replica.node
+        if node.group.recorded:
+            now = node.clock.now()
+            self._rows.extend((now, update) for update in updates)
 
     def flush(self) -> None:
-        """Emit the updates that were recorded since the last flush."""
-        rows_by_epoch, self._rows = self._rows, {}
-        for (epoch, head), rows in rows_by_epoch.items():
-            if rows:
-                self._node.emit(self._event(epoch, head, rows))
-
-    def _event(self, epoch: int, head: bool, rows: list[tuple[float, AppliedUpdate]]) -> Applied:
-        return Applied(
-            self._node.clock.now(),
-            self._node.name,
-            self._shard,
-            epoch,
-            head,
+        """Emit the updates that were recorded since the last flush, all of one epoch."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        replica, node = self._replica, self._replica.node
+        event = Applied(
+            node.clock.now(),
+            node.name,
+            replica.shard,
+            replica.epoch,
+            replica.is_head,
             times=tuple(t for t, _ in rows),
             workers=tuple(u.id.worker for _, u in rows),
             incarnations=tuple(u.id.incarnation for _, u in rows),
@@ -102,3 +63,4 @@ class Ledger:
             staleness_seconds=tuple(t - u.based_at if u.based_at else 0.0 for t, u in rows),
             replayed=tuple(u.replayed for _, u in rows),
         )
+        node.emit(event)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dps.core.shard import Each, in_turn
@@ -25,16 +25,10 @@ LOOKS = 4  # probes per lease of a store that takes long
 
 @dataclass(frozen=True, slots=True)
 class ServerNode:
-    """The node that a server runs on, with what it runs by.
+    """The node that a server runs on, with what it runs by. Used from one event loop.
 
-    Attributes
-    ----------
-    me
-        Where the server is called.
-    each
-        Runs the chunks of a step of the update rule.
-    watched
-        Returns this process as the monitor of its host knows it; None: no monitor watches it.
+    The server is called at `me`; `each` runs the chunks of a step of the update rule; `watched`
+    returns this process as the monitor of its host knows it, or None.
     """
 
     group: Group
@@ -45,34 +39,25 @@ class ServerNode:
     emit: Sink
     each: Each = in_turn
     watched: Callable[[], Watched | None] = lambda: None
-
-
-class Reach:
-    """Requests of a node to others. Used from one event loop."""
-
-    def __init__(self, node: ServerNode) -> None:
-        self._timings = node.group.timings
-        self._coordinator = node.group.coordinator
-        self._transport = node.transport
-        # Unreachable nodes: since when, and when that was last tried.
-        self._missed: dict[Endpoint, tuple[float, float]] = {}
+    # Unreachable nodes, by shard: since when, and when that was last tried.
+    _missed: dict[tuple[int, Endpoint], tuple[float, float]] = field(default_factory=dict)
 
     async def ask(self, to: Endpoint, request: Any, deadline: float, link: str) -> Any:
         """Send a request of a shard to another node; raises as `Transport.call` does."""
         try:
-            reply = await self._transport.call(to, request, deadline, link)
+            reply = await self.transport.call(to, request, deadline, link)
         except TransportError:
             await self._miss(to, request)
             raise
         except DpsError:
-            self._missed.pop(to, None)  # it has answered
+            self._missed.pop((request.shard, to), None)  # it has answered
             raise
-        self._missed.pop(to, None)
+        self._missed.pop((request.shard, to), None)
         return reply
 
     async def ask_store(self, store: Endpoint, request: Any, deadline: float) -> Any:
         """Send a request to a store, and probe the store regularly while that takes long."""
-        pause = self._timings.lease / LOOKS
+        pause = self.group.timings.lease / LOOKS
         asking = asyncio.ensure_future(self.ask(store, request, deadline, "store"))
         try:
             while not (await asyncio.wait([asking], timeout=pause))[0]:
@@ -83,13 +68,14 @@ class Reach:
         return asking.result()
 
     async def _miss(self, to: Endpoint, request: Any) -> None:
-        timings, now = self._timings, asyncio.get_running_loop().time()
-        since, last = self._missed.get(to, (now, now))
+        timings, link = self.group.timings, (request.shard, to)
+        now = asyncio.get_running_loop().time()
+        since, last = self._missed.get(link, (now, now))
         if now - last > timings.lease + timings.call:
             since = now  # the last attempt was long ago
-        self._missed[to] = since, now
+        self._missed[link] = since, now
         if now - since > timings.lease:
-            self._missed[to] = now, now
+            self._missed[link] = now, now
             report = ReportLink(request.shard, request.epoch, to, now - since)
             with suppress(DpsError):
-                await self._transport.call(self._coordinator, report, timings.call)
+                await self.transport.call(self.group.coordinator, report, timings.call)

@@ -1,8 +1,8 @@
 """One replica of a shard: gates, applies, replicates and acknowledges operations.
 
-An operation is applied under a lock, which gives it its place in the order, and is then committed
-(`dps.protocol.server.commit_log`). Weights are served only once everything in them is committed, so
-the loss of a replica never takes back what a client has seen.
+An operation is applied under a lock, which gives it its place in the order, and is then committed.
+Weights are served only once everything in them is committed, so the loss of a replica never takes
+back what a client has seen.
 """
 
 from __future__ import annotations
@@ -30,31 +30,13 @@ from dps.core.tables.table import table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
 from dps.events import Promoted, Replayed, ReplicaAdded
+from dps.protocol import messages as msg
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
-from dps.protocol.messages import (
-    Configure,
-    CopyId,
-    Description,
-    Done,
-    Evict,
-    Extend,
-    Install,
-    Pull,
-    Push,
-    Pushed,
-    Replicate,
-    RowsAsked,
-    RowsRead,
-    Save,
-    View,
-    Waiting,
-    Weights,
-)
 from dps.protocol.server.batching import Batching, evicted
 from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.copies import SentCopies
-from dps.protocol.server.metrics import Ledger, ReplicaMetrics
+from dps.protocol.server.metrics import Ledger
 from dps.protocol.server.node import ServerNode
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.tasks import Tasks
@@ -67,15 +49,14 @@ _Waiters = dict[asyncio.Future[None], Callable[[], bool]]
 class Replica:
     """A replica of one shard. Used from one event loop.
 
-    A request of one epoch may end in another, after a wait: the server answers only requests of
-    the current one.
+    A request may end in another epoch, after a wait: the server answers only in its own.
     """
 
     def __init__(
         self,
         node: ServerNode,
         tasks: Tasks,
-        view: View,
+        view: msg.View,
         state: ShardState,
         persistence: Persistence,
     ) -> None:
@@ -86,18 +67,17 @@ class Replica:
         self.chain = view.chain
         self.state = state
         self.lock = asyncio.Lock()
-        self.ledger = Ledger(node, view.shard)
+        self.ledger = Ledger(self)
         self._group = group
         self._layout = layout = group.layout.shards[view.shard]
-        self._persistence = persistence
+        self.persistence = persistence
         empty = node.transport.empty
         self._machine = StateMachine(layout, group.rule, group.functions, node.each, empty)
         self._waiting: _Waiters = {}
         self._waiting_for_room: _Waiters = {}
-        self._commits = CommitLog(node, view, state, persistence, self.notify)
+        self._commits = CommitLog(self)
         self._committing = tasks.start(self._commits.run())
-        cut = group.restores_together
-        self.cutter = SnapshotBarrier(self, tasks, persistence) if cut else None
+        self.cutter = SnapshotBarrier(self, tasks) if group.restores_together else None
         holder = f"{node.me.address}/{node.me.key}/{view.epoch}/{node.clock.now()}"
         self._copies = SentCopies(layout, view.shard, group.pull_filters, holder)
         self._batching = Batching(self, tasks)
@@ -106,16 +86,15 @@ class Replica:
         """Refuse everything from now on and stop the tasks."""
         self._committing.cancel()
         self._commits.close()
-        await self._persistence.close()
+        await self.persistence.close()
         if self.cutter is not None:
             self.cutter.close()
-        self._batching.close()
         self.notify()
         self.ledger.flush()
 
     # -- requests of clients -------------------------------------------------------------------
 
-    async def push(self, m: Push) -> Pushed | Waiting:
+    async def push(self, m: msg.Push) -> msg.Pushed | msg.Waiting:
         """Apply an update once, and reply when it is durable; with weights if asked for."""
         self.must_be_head(m.epoch)
         op, until = m.operation, _now() + m.patience
@@ -123,13 +102,13 @@ class Replica:
             step = await self._batching.apply(op, m.epoch, until)
         else:
             step = await self.apply(op, m.epoch, until)
-        if isinstance(step, Waiting):
+        if isinstance(step, msg.Waiting):
             return step
         # A cut may need what others send only after this worker has joined, so a join does not
         # wait for one. Present workers enter again when the shards are restored.
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
         if not await self._commits.reached(target, until):
-            return Waiting(self._commits.failure)
+            return msg.Waiting(self._commits.failure)
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.ledger.duplicates += 1
         versions = (update.version for update in step.updates if update.id == op.id)
@@ -139,28 +118,28 @@ class Replica:
             read = None  # its next read raises the error
         known = step.state.workers[op.id.worker]
         result = result_of(step.state, op)
-        return Pushed(step.outcome, version, known.clock, read, result, applied=known.applied)
+        return msg.Pushed(step.outcome, version, known.clock, read, result, applied=known.applied)
 
-    async def pull(self, m: Pull) -> Weights | RowsRead | Waiting:
+    async def pull(self, m: msg.Pull) -> msg.Weights | msg.RowsRead | msg.Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
 
-        Any replica can: it has applied what another one has committed. So it never shows less than
-        the client has seen, unless that was lost since.
+        Any replica has applied what another one has committed, so it can show what the client has
+        seen, unless that was lost since.
         """
         self.must_be_in(m.epoch)
         reader = m.reader
         self._must_be_active(reader)
         until = _now() + m.patience
         seen = min(m.seen, self.state.version)
-        if not await self._until(lambda: self._commits.visible.version >= seen, until):
-            return Waiting()
-        read: Weights | RowsRead | None = None
+        if not await self.until(lambda: self._commits.visible.version >= seen, until):
+            return msg.Waiting()
+        read: msg.Weights | msg.RowsRead | None = None
         if m.rows is None:
             read = await self._readable(reader, until, m.has)
-        elif await self._until(lambda: self._may_read(reader.worker), until):
+        elif await self.until(lambda: self._may_read(reader.worker), until):
             read = await self._rows(m.rows)
         self._must_be_active(reader)  # no clock bounds a worker that was evicted while it waited
-        return read if read is not None else Waiting(for_workers=True)
+        return read if read is not None else msg.Waiting(for_workers=True)
 
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
         """Apply buffered gradients by the group's replay policy; return when they are durable.
@@ -198,16 +177,15 @@ class Replica:
 
     # -- applying ------------------------------------------------------------------------------
 
-    async def apply(self, op: Operation, epoch: int, until: float) -> Step | Waiting:
-        """Apply one operation in its turn; it is not yet durable then.
+    async def apply(self, op: Operation, epoch: int, until: float) -> Step | msg.Waiting:
+        """Apply one operation in its turn, before it is durable.
 
-        `Waiting`: until the loop's time `until` a cut, or operations that are not committed, left
-        no room for it.
+        `Waiting`: a cut, or operations that are not committed, left no room until the time `until`.
         """
         while True:
             try:
-                if not await self._until(lambda: self._has_room(op), until, self._waiting_for_room):
-                    return Waiting()
+                if not await self.until(lambda: self._has_room(op), until, self._waiting_for_room):
+                    return msg.Waiting()
                 async with self.lock:
                     self.must_be_head(epoch)
                     if op.kind in ("gradient", "tick"):
@@ -220,10 +198,7 @@ class Replica:
                 self.notify()  # an operation that was refused, or gave up, leaves room to the next
 
     async def apply_now(self, op: Operation) -> Step:
-        """Apply an operation, make the step's state the current one, and begin to commit it.
-
-        The lock must be held.
-        """
+        """Apply an operation, and begin to commit it. The lock must be held."""
         machine, state = self._machine, self.state
 
         def work() -> Step:
@@ -239,8 +214,8 @@ class Replica:
             self.state = step.state
             if op.kind == "leave":
                 self._copies.forget(op.id.worker)
-            self.ledger.add(self.epoch, self.is_head, step.updates)
-            self._commits.add(step.state, step.operation)  # a call, with its result
+            self.ledger.add(step.updates)
+            self._commits.add(step.operation)  # a call, with its result
         return step
 
     async def settle(self, complete: bool = False) -> None:
@@ -260,15 +235,15 @@ class Replica:
         return compensated(self._layout, self._group.rule, self.state.values, op)
 
     def _has_room(self, op: Operation) -> bool:
-        return self._commits.in_flight < self._persistence.window and self.admits(op)
+        return self.uncommitted < self.persistence.window and self.admits(op)
 
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
-    async def replicate(self, m: Replicate) -> Done:
+    async def replicate(self, m: msg.Replicate) -> None:
         """Apply the predecessor's operations; reply when they are committed from here on too.
 
-        It replies before the call's deadline in any case, so that the predecessor knows that it has
-        reached this replica, and the delay is in the work here or behind it.
+        It replies before the call's deadline in any case: then the predecessor knows that the delay
+        is in the work here or behind it, not in the link.
         """
         newcomer, limit = m.committed >= 0, _now() + self._group.timings.call / 2
         try:
@@ -278,14 +253,14 @@ class Replica:
         except TimeoutError:
             raise NotServing(f"shard {self.shard}: earlier operations take long") from None
         if newcomer:
-            return Done()
+            return
         last, commits = m.first + len(m.operations) - 1, self._commits
-        if not await self._until(lambda: commits.index >= last or m.epoch != self.epoch, limit):
+        if not await self.until(
+            lambda: commits.visible.index >= last or m.epoch != self.epoch, limit
+        ):
             raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
-        return Done()
 
-    async def _take(self, m: Replicate) -> None:
-        """Apply the new operations, and release the lock, which the caller acquired."""
+    async def _take(self, m: msg.Replicate) -> None:
         try:
             self.must_be_in(m.epoch)
             for index, op in enumerate(m.operations, m.first):
@@ -299,21 +274,18 @@ class Replica:
             self.lock.release()
         self.notify()
 
-    async def extend(self, m: Extend) -> Done:
-        """Copy the state to a newcomer while updates go on, then make it the successor.
-
-        It gets what is committed, and the rest under the lock: it is never behind.
-        """
+    async def extend(self, m: msg.Extend) -> None:
+        """Make a newcomer the successor, with what is committed, and the rest under the lock."""
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            install = Install(
-                shard=self.shard,
-                epoch=m.epoch,
-                chain=chain,
-                state=state,
-                source="replica",
-                saved=self.saved,
+            install = msg.Install(
+                self.shard,
+                m.epoch,
+                chain,
+                state,
+                "replica",
+                self.persistence.saved,
                 keepers=m.keepers,
             )
             deadline = self._group.timings.copy
@@ -322,67 +294,62 @@ class Replica:
             async with self.lock:
                 self.must_be_in(m.epoch)
                 commits.successor = m.host  # from now on nothing is committed without it
-                await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
-        return Done()
+                rest = commits.pass_on(m.host, state.index, commits.visible.index)
+                await commits.until_interrupted(rest)
 
-    async def configure(self, m: Configure) -> Done:
-        """Enter a new epoch with a new chain; a replica that becomes the head records it.
+    async def configure(self, m: msg.Configure) -> None:
+        """Enter a new epoch with a new chain; outside of it, serve no request and commit nothing.
 
-        A repeated request changes nothing: the chain may be about to be extended since. A replica
-        outside the chain serves no request and commits nothing more.
+        A repeated request changes nothing: the chain may be about to be extended since.
         """
-        if not self._is_new(m.epoch):
-            return Done()
-        self._commits.interrupt()
+        if m.epoch > self.epoch:
+            self._commits.interrupt()
         async with self.lock:
-            if not self._is_new(m.epoch):  # another request may have held the lock
-                return Done()
+            if m.epoch <= self.epoch or self._commits.closed:
+                return self.must_be_in(m.epoch)
             was_head, was_tail = self.is_head, self._is_tail
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
-            self._commits.configure(m.epoch, m.chain)
-            self._persistence.enter(m.epoch, self._commits.visible if self._is_tail else None)
+            self._commits.configure()
+            self.persistence.enter(m.epoch, self._commits.visible if self._is_tail else None)
         now, version = self.node.clock.now(), self.state.version
         if self.is_head and not was_head:
             self.node.emit(Promoted(now, self.shard, m.epoch, self.node.name, version))
         elif not self.is_head and was_tail and self._is_tail:
             self.node.emit(ReplicaAdded(now, self.shard, m.epoch, self.node.name, version))
         self.notify()
-        return Done()
 
     async def make_durable(self, epoch: int) -> None:
         """Keep the state that this replica serves in a new epoch, if it is the tail."""
         if self._is_tail:
-            await self._commits.until_interrupted(self._persistence.begin(epoch, self.state))
+            await self._commits.until_interrupted(self.persistence.begin(epoch, self.state))
 
-    async def evict(self, m: Evict) -> dict[str, int]:
+    async def evict(self, m: msg.Evict) -> dict[str, int]:
         """Mark lost workers as inactive, so that no gate waits for them; reply as in `Evict`."""
         for worker in m.workers:
             until = _now() + self._group.timings.call
             op = Operation("leave", worker)
-            if isinstance(await self.apply(op, m.epoch, until), Waiting):
+            if isinstance(await self.apply(op, m.epoch, until), msg.Waiting):
                 raise NotServing(f"shard {self.shard}: there is no room for leave {op.id}")
         known, counts = self._commits.visible.workers, dict[str, int]()
         for worker in m.workers:
             for name in names_of(worker.worker):
                 there = known.get(name)
-                if there is None:
-                    counts[name] = 0
-                elif there.incarnation <= worker.incarnation or not there.seq:
-                    counts[name] = there.applied
+                if there is None or there.incarnation <= worker.incarnation or not there.seq:
+                    counts[name] = there.applied if there is not None else 0
         return counts
 
-    async def save(self, m: Save) -> int:
+    async def save(self, m: msg.Save) -> int:
         """Write what is acknowledged by now to the checkpoint; return its version."""
         self.must_be_in(m.epoch)
         state = self._commits.visible
-        await self._persistence.save(m.epoch, state)
+        await self.persistence.save(m.epoch, state)
         return state.version
 
-    def describe(self) -> Description:
+    async def describe(self) -> msg.Description:
         """Return how far the shard and its workers are."""
         state, ledger = self.state, self.ledger
-        return Description(
+        return msg.Description(
             node=self.node.name,
             version=state.version,
             nbytes=state.nbytes,
@@ -393,31 +360,10 @@ class Replica:
             missed=ledger.staleness_sum,
         )
 
-    def metrics(self) -> ReplicaMetrics:
-        """Return the metrics of this replica."""
-        ledger = self.ledger
-        return ReplicaMetrics(
-            shard=self.shard,
-            epoch=self.epoch,
-            head=self.is_head,
-            version=self.state.version,
-            updates=ledger.updates,
-            duplicates=ledger.duplicates,
-            staleness=tuple(ledger.staleness),
-            staleness_sum=ledger.staleness_sum,
-            waiting=ledger.waiting,
-            uncommitted=self.uncommitted,
-        )
-
-    @property
-    def saved(self) -> int:
-        """The version that survives the loss of this node, if it need not be the last acked one."""
-        return self._persistence.saved
-
     @property
     def uncommitted(self) -> int:
         """Number of operations that are applied here, but not committed."""
-        return self._commits.in_flight
+        return self.state.index - self._commits.visible.index
 
     @property
     def is_head(self) -> bool:
@@ -430,36 +376,39 @@ class Replica:
 
     # -- reading -------------------------------------------------------------------------------
 
-    async def _readable(self, reader: UpdateId, until: float, has: CopyId | None) -> Weights | None:
-        if not await self._until(lambda: self._may_read(reader.worker), until):
+    async def _readable(
+        self, reader: UpdateId, until: float, has: msg.CopyId | None
+    ) -> msg.Weights | None:
+        if not await self.until(lambda: self._may_read(reader.worker), until):
             return None
         state, left, now = self._commits.visible, self._slack(reader.worker), self.node.clock.now()
         metadata = self._group.recovery.durability.metadata(self.epoch, state)
-        weights = Weights(state.version, now, -1 if left is None else left, state.values, metadata)
+        steps = -1 if left == math.inf else int(left)
+        weights = msg.Weights(state.version, now, steps, state.values, metadata)
         return await self._copies.filtered(weights, reader, has)
 
-    async def _rows(self, m: RowsAsked) -> RowsRead:
+    async def _rows(self, m: msg.RowsAsked) -> msg.RowsRead:
         """Read from a committed state, which never changes, so that no push has to wait."""
         state, now = self._commits.visible, self.node.clock.now()
         spec, table = self._layout.table(m.table), table_of(state.tables, m.table)
         if m.keys is not None:
             nbytes = len(m.keys) * (spec.row_nbytes + m.keys.itemsize)
             found = await offload(partial(table.rows, spec, m.keys), nbytes)
-            return RowsRead(state.version, now, None, found.values)
+            return msg.RowsRead(state.version, now, None, found.values)
         rows = await offload(partial(table.between, m.start, m.stop, spec), table.nbytes)
-        return RowsRead(state.version, now, rows.keys, rows.values)
+        return msg.RowsRead(state.version, now, rows.keys, rows.values)
 
     def _may_read(self, worker: str) -> bool:
-        left = self._slack(worker)
-        return left is None or left >= 0
+        return self._slack(worker) >= 0
 
-    def _slack(self, worker: str) -> int | None:
-        return slack(self._group.consistency, self._commits.visible.workers, worker)
+    def _slack(self, worker: str) -> float:
+        left = slack(self._group.consistency, self._commits.visible.workers, worker)
+        return math.inf if left is None else left
 
     # -- waiting and refusing --------------------------------------------------------------------
 
-    async def _until(
-        self, holds: Callable[[], bool], until: float, among: _Waiters | None = None
+    async def until(
+        self, holds: Callable[[], bool], until: float | None, among: _Waiters | None = None
     ) -> bool:
         """Wait until `holds()`; return False if it does not by the loop's time `until`."""
         waiting = self._waiting if among is None else among
@@ -479,10 +428,8 @@ class Replica:
 
     def notify(self) -> None:
         """Wake requests whose condition holds now, and no others: hundreds may be waiting."""
-        if self.cutter is not None:
-            self.cutter.look()
         self._wake(self._waiting, math.inf)
-        self._wake(self._waiting_for_room, self._persistence.window - self._commits.in_flight)
+        self._wake(self._waiting_for_room, self.persistence.window - self.uncommitted)
 
     def _wake(self, waiting: _Waiters, most: float) -> None:
         """Wake at most this number, which includes those that are woken but have not run yet."""
@@ -506,13 +453,6 @@ class Replica:
         if not self.is_head:
             name = self.node.name
             raise StaleEpoch(f"shard {self.shard}: {name} is not the head in epoch {epoch}")
-
-    def _is_new(self, epoch: int) -> bool:
-        """Whether an epoch is still to be entered; raises `StaleEpoch` if it is over."""
-        if epoch > self.epoch and not self._commits.closed:
-            return True
-        self.must_be_in(epoch)
-        return False
 
     def _must_be_active(self, update: UpdateId) -> None:
         if self._is_refused(update):

@@ -8,6 +8,7 @@ left in the shard's mailboxes meanwhile.
 from __future__ import annotations
 
 import math
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,20 +22,14 @@ from dps.protocol import messages as msg
 from dps.protocol.executor import offload
 from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease
-from dps.protocol.server.metrics import ReplicaMetrics
-from dps.protocol.server.node import Reach, ServerNode
+from dps.protocol.server.node import ServerNode
 from dps.protocol.server.replica import Replica
+from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Endpoint, answers_of
 from dps.recovery.durability import Persistence, ServerContext
 from dps.recovery.mailboxes import Mailboxes
 from dps.recovery.shared_store import StateStore
-
-# Requests that no epoch of a replica here fences.
-NOT_OF_REPLICAS = (
-    *(msg.PutState, msg.PutSince, msg.LookUp, msg.GetState),
-    *(msg.Deposit, msg.TakeMail, msg.ClearMail, msg.Release, msg.Flush),
-)
 
 # Requests of clients, which carry arguments of users.
 OF_CLIENTS = (*(msg.Push, msg.Pull, msg.ReplayBuffered, msg.Deposit, msg.Save, msg.Describe),)
@@ -49,7 +44,6 @@ class ShardServer:
     def __init__(self, node: ServerNode) -> None:
         self.node = node
         self._group = node.group
-        self._reach = Reach(node)
         self._replicas: dict[int, Replica] = {}
         self._states = StateStore()
         self._mailboxes = Mailboxes()
@@ -63,6 +57,35 @@ class ShardServer:
         self._tasks = Tasks(self._fail)
         self._failures = 0  # in a row
         self._failed_at = self._rests_until = -math.inf
+        # Requests that no epoch of a replica here fences.
+        self._keeping: dict[type, Callable[[Any], Any]] = {
+            msg.PutState: self._states.put,
+            msg.PutSince: self._states.put_since,
+            msg.LookUp: self._states.look_up,
+            msg.GetState: self._states.get,
+            msg.Deposit: self._mailboxes.deposit,
+            msg.TakeMail: self._mailboxes.take,
+            msg.ClearMail: self._mailboxes.clear,
+            msg.Release: self._release,
+            msg.Flush: lambda m: self.flush(),
+        }
+        self._serving: dict[type, Callable[[Any], Awaitable[Any]]] = {
+            msg.Push: self._push,
+            msg.Pull: lambda m: self.replica(m.shard).pull(m),
+            msg.ReplayBuffered: self._replay,
+            msg.Replicate: lambda m: self.replica(m.shard).replicate(m),
+            msg.Install: self._install,
+            msg.Restore: self._restore,
+            msg.Configure: self._configure,
+            msg.Extend: lambda m: self.replica(m.shard).extend(m),
+            msg.Evict: lambda m: self.replica(m.shard).evict(m),
+            msg.HoldCut: lambda m: self._cutter(m).hold(m),
+            msg.TakeCut: lambda m: self._cutter(m).take(m),
+            msg.EndCut: lambda m: self._cutter(m).end(m),
+            msg.Save: lambda m: self.replica(m.shard).save(m),
+            msg.Describe: lambda m: self.replica(m.shard).describe(),
+            msg.CanReach: self._can_reach,
+        }
 
     @property
     def stored_bytes(self) -> int:
@@ -97,9 +120,10 @@ class ShardServer:
         """Return the state of each replica on this node."""
         return {shard: replica.state for shard, replica in self._replicas.items()}
 
-    def figures(self) -> list[ReplicaMetrics]:
-        """Return the metrics of each replica on this node."""
-        return [replica.metrics() for replica in self._replicas.values()]
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """The replicas on this node."""
+        return tuple(self._replicas.values())
 
     def flush(self) -> None:
         """Emit the events of updates that were applied since the last flush."""
@@ -126,11 +150,8 @@ class ShardServer:
             raise LeaseExpired(f"the lease of {self.node.name} is over")
 
     def _must_still_be_in_epoch(self, message: Any) -> None:
-        """Reply for a replica only if it is in the epoch of the request.
-
-        It has then had the same chain all the time.
-        """
-        if not isinstance(message, NOT_OF_REPLICAS):
+        # A replica that is in the epoch of the request has had the same chain all the time.
+        if type(message) not in self._keeping:
             self.replica(message.shard).must_be_in(message.epoch)
 
     async def _renew(self, deadline: float) -> bool:
@@ -162,86 +183,47 @@ class ShardServer:
         """Drop everything: other servers have replaced this one, or will."""
         self._life += 1
         self._lease.end()
-        dropped, self._replicas = self._replicas, {}
+        for shard in [*self._replicas]:
+            self._drop(shard)
         self._states.clear()
         self._mailboxes.clear_all()
         self._keys = KeyLists()
-        self._left |= {shard: replica.epoch for shard, replica in dropped.items()}
-        for replica in dropped.values():
-            self._tasks.start(replica.close())
 
     # -- messages ----------------------------------------------------------------------------------
 
     async def _carry_out(self, m: Any) -> Any:
-        match m:
-            case msg.Push():
-                return await self._push(m)
-            case msg.Pull():
-                return await self.replica(m.shard).pull(m)
-            case msg.Replicate():
-                return await self.replica(m.shard).replicate(m)
-            case msg.ReplayBuffered():
-                await self.replica(m.shard).replay(m.epoch, m.operations, late=True)
-                return msg.Done()
-            case msg.Install():
-                return await self._install(m)
-            case msg.Restore():
-                return await self._restore(m)
-            case msg.Configure():
-                return await self._configure(m)
-            case msg.Extend():
-                return await self.replica(m.shard).extend(m)
-            case msg.Evict():
-                return await self.replica(m.shard).evict(m)
-            case msg.HoldCut() | msg.TakeCut() | msg.EndCut():
-                return await self._cut(m)
-            case msg.Save():
-                return await self.replica(m.shard).save(m)
-            case msg.Release():
-                return await self._release(m)
-            case msg.Describe():
-                return self.replica(m.shard).describe()
-            case msg.CanReach():
-                look, deadline = msg.LookUp(m.shard, m.epoch), self._group.timings.hold
-                await self.node.transport.call(m.store, look, deadline, "store")
-                return msg.Done()
-            case msg.PutState():
-                return self._states.put(m)
-            case msg.PutSince():
-                return self._states.put_since(m)
-            case msg.LookUp():
-                return self._states.look_up(m)
-            case msg.GetState():
-                return self._states.get(m)
-            case msg.Deposit():
-                return self._mailboxes.deposit(m)
-            case msg.TakeMail():
-                return self._mailboxes.take(m)
-            case msg.ClearMail():
-                return self._mailboxes.clear(m)
-            case msg.Flush():
-                self.flush()
-                return msg.Done()
-            case _:
-                raise TypeError(f"a server cannot carry out {m!r}")
+        if type(m) in self._keeping:
+            return self._keeping[type(m)](m)
+        reply = await self._serving[type(m)](m)
+        return msg.Done() if reply is None else reply
 
     async def _push(self, m: msg.Push) -> msg.Pushed | msg.Waiting:
         if m.operation.codec:
             work = partial(self._keys.completed, m.operation)
             m = replace(m, operation=await offload(work, m.operation.nbytes))
         replica = self.replica(m.shard)
-        with replica.ledger.pending_push():
+        replica.ledger.waiting += 1
+        try:
             return await replica.push(m)
+        finally:
+            replica.ledger.waiting -= 1
 
-    async def _cut(self, m: msg.HoldCut | msg.TakeCut | msg.EndCut) -> msg.Reach | int | msg.Done:
+    async def _replay(self, m: msg.ReplayBuffered) -> None:
+        await self.replica(m.shard).replay(m.epoch, m.operations, late=True)
+
+    async def _can_reach(self, m: msg.CanReach) -> None:
+        look, deadline = msg.LookUp(m.shard, m.epoch), self._group.timings.hold
+        await self.node.transport.call(m.store, look, deadline, "store")
+
+    def _cutter(self, m: msg.HoldCut | msg.TakeCut | msg.EndCut) -> SnapshotBarrier:
         replica = self.replica(m.shard)
         if replica.cutter is None or replica.epoch != m.epoch:
             raise StaleEpoch(f"shard {m.shard} is in epoch {replica.epoch}, not {m.epoch}")
-        return await replica.cutter.handle(m)
+        return replica.cutter
 
     # -- bringing a shard into service -----------------------------------------------------------
 
-    async def _install(self, m: msg.Install) -> msg.Done:
+    async def _install(self, m: msg.Install) -> None:
         """Hold a state that was sent: the initial values, or a copy of the predecessor's."""
         self._note_keepers(m)
         persistence = self._persistence(m.shard)
@@ -249,7 +231,6 @@ class ShardServer:
             persistence.take_over(m.saved, m.state.version)
         view = msg.View(m.shard, m.epoch, m.chain, serving=True)
         await self._adopt(view, m.state, m.source, persistence)
-        return msg.Done()
 
     async def _restore(self, m: msg.Restore) -> msg.Brought:
         """Fetch the state from where the durability keeps it, and serve the shard alone."""
@@ -261,7 +242,7 @@ class ShardServer:
                 name = self.node.name
                 raise StaleEpoch(f"{name} has got no state of shard {m.shard} since {m.since}")
             state = got.state
-            persistence.take_over(got.saved, state.version)
+            persistence.take_over(got.persistence.saved, state.version)
         else:
             state = await persistence.restore(m.epoch, m.cut)
         if life != self._life:
@@ -270,23 +251,25 @@ class ShardServer:
         await self._adopt(view, state, persistence.source, persistence)
         return msg.brought(persistence.source, state)
 
-    async def _configure(self, m: msg.Configure) -> msg.Done:
+    async def _configure(self, m: msg.Configure) -> None:
         replica = self.replica(m.shard)
         self._note_keepers(m)
-        done = await replica.configure(m)
+        await replica.configure(m)
         if not m.kept:
             await replica.make_durable(m.epoch)
         if replica.is_head:
             await self._take_mail(replica, m.epoch)
-        return done
 
-    async def _release(self, m: msg.Release) -> msg.Done:
+    def _release(self, m: msg.Release) -> None:
         """Forget a replica that was moved to another node, unless it has come back since."""
         replica = self._replicas.get(m.shard)
         if replica is not None and replica.epoch <= m.epoch:
-            self._left[m.shard] = self._replicas.pop(m.shard).epoch
-            await replica.close()
-        return msg.Done()
+            self._drop(m.shard)
+
+    def _drop(self, shard: int) -> None:
+        replica = self._replicas.pop(shard)
+        self._left[shard] = replica.epoch
+        self._tasks.start(replica.close())
 
     async def _adopt(
         self, view: msg.View, state: ShardState, source: str, persistence: Persistence
@@ -352,7 +335,7 @@ class ShardServer:
             history=lambda: self._history,
             stores=lambda: self._stores_of(shard),
             whole_stores=lambda: self._stores_of(shard)[: self._keepers_of(shard).whole],
-            ask_store=self._reach.ask_store,
+            ask_store=node.ask_store,
             from_below=from_below,
         )
         return group.recovery.durability.persistence(context)

@@ -27,9 +27,9 @@ from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import ShardClient
 from dps.protocol.coordinator import placement
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.coordinator.liveness import Membership, _Member
+from dps.protocol.coordinator.liveness import Member, Membership
 from dps.protocol.coordinator.losses import Losses
-from dps.protocol.coordinator.placement import HostRing, Rebalancer, ReplicaPlacement
+from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.workers import Workers
 from dps.protocol.key_cache import KeyLists
@@ -178,7 +178,7 @@ async def _(right, self, m):
 
 @instead_of(CommitLog, "pass_on", "operations skipped", "chains")
 async def _(right, self, successor, after, committed=-1):
-    await right(self, successor, max(after, self._newest.index - 1), committed)
+    await right(self, successor, max(after, self._replica.state.index - 1), committed)
 
 
 @instead_of(Replica, "replicate", "gaps in the order taken", "chains")
@@ -192,9 +192,9 @@ async def _(right, self, m):
 
 
 @instead_of(ShardController, "unsettle", "restarted although a replica lives", "chains")
-def _(right, self, without=None, also=None):
+def _(right, self, without=None):
     lost_head = without is not None and self.view.chain[:1] == (without,)
-    right(self, without, also)
+    right(self, without)
     if lost_head:
         self.view = replace(self.view, chain=())
 
@@ -363,16 +363,17 @@ async def _(right, self, op, epoch, until):
 # -- the ring --------------------------------------------------------------------------------------
 
 
-@instead_of(HostRing, "order", "shards dealt out by turns", "rings")
+@instead_of(Rebalancer, "_order", "shards dealt out by turns", "rings")
 def _order_by_turns(right, self, shard, hosts):
     around = sorted(hosts, key=lambda info: (info.node, str(info.host)))
     first = shard % max(1, len(around))
     return [info.host for info in (*around[first:], *around[:first])]
 
 
-@instead_of(HostRing, "owners", "shards moved by turns", "rings")
-def _(right, self, shard, hosts):
-    return _order_by_turns(right, self, shard, hosts)[: self._replicas]
+@instead_of(Rebalancer, "_owners", "shards moved by turns", "rings")
+def _(right, self, shards):
+    hosts, replicas = self._in_use().values(), self._group.replicas
+    return [_order_by_turns(right, self, shard, hosts)[:replicas] for shard in range(shards)]
 
 
 # -- sparse tables ---------------------------------------------------------------------------------
@@ -475,7 +476,7 @@ async def _(right, self, on_over):
 @instead_of(Membership, "renew", "renewed, though ended", "wide")
 async def _(right, self, host, life, watched=None):
     if host in self._ended:
-        self._known.setdefault(host, _Member(life))
+        self._known.setdefault(host, Member(life))
         return True
     return await right(self, host, life, watched)
 
@@ -542,14 +543,16 @@ async def _(right, self, m):
     self.must_be_in(m.epoch)
     chain, commits, state = (*self.chain, m.host), self._commits, self.state
     with commits.keeping_later_than(state):
-        given = self.shard, m.epoch, chain, state, "replica", self._persistence.saved
+        given = self.shard, m.epoch, chain, state, "replica", self.persistence.saved
         install = Install(*given, m.keepers)
         copy = self.node.transport.call(m.host, install, self._group.timings.copy, "replicate")
         await commits.until_interrupted(copy)
         async with self.lock:
             self.must_be_in(m.epoch)
             commits.successor = m.host
-            await commits.until_interrupted(commits.pass_on(m.host, state.index, commits.index))
+            await commits.until_interrupted(
+                commits.pass_on(m.host, state.index, commits.visible.index)
+            )
     return Done()
 
 
@@ -565,14 +568,14 @@ def _(right, self, info, shard):
     return self.servers is not None or info.home in (-1, shard)
 
 
-@instead_of(ReplicaPlacement, "best", "replicas share a machine", "chains wide")
-def _(right, self, chain, last):
+@instead_of(Rebalancer, "best", "replicas share a machine", "chains wide")
+def _(right, self, shard, chain, last):
     known = self._coordinator.members._known
     infos = {host: known[host].info for host in chain if host in known}
     for host, info in infos.items():
         known[host].info = replace(info, machine="")
     try:
-        return right(self, chain, last)
+        return right(self, shard, chain, last)
     finally:
         for host, info in infos.items():
             known[host].info = info
@@ -686,7 +689,7 @@ async def _(right, self, watched, sighting):
 async def _(right, self, m):
     view = self.controllers[m.shard].view
     if m.epoch == view.epoch and m.host in view.chain[1:]:
-        self.members.exclude(m.host)
+        self.members[m.host].excluded = True
     return self._table()
 
 
@@ -731,18 +734,16 @@ def _(right, self):
 
 @instead_of(ShardController, "do_without", "last store let go as out of reach", "two_stores wide")
 def _(right, self, store):
-    if right(self, store) or store not in self._stored:
+    if right(self, store) or store not in self.stored:
         return right(self, store)
     self.store_lost(store)
     self.unsettle()
-    self.interrupt()
-    self.wake()
     return True
 
 
 @instead_of(ShardController, "_note_stored", "store out of reach counted on", "two_stores wide")
 def _(right, self, keepers):
-    self._stored = self._coordinator.stores
+    self.stored = self._coordinator.stores
 
 
 @instead_of(ShardClient, "_deposit_in", "mail left in one of two mailboxes", "two_stores mailboxes")
@@ -765,7 +766,7 @@ async def _(right, self):
 
 @instead_of(Coordinator, "_not_replaced_by", "drained store let go by one shard", "stores wide")
 def _(right, self, stores):
-    copied = any(all(map(each.keeps_state_at, stores)) for each in self.controllers)
+    copied = any({*stores} <= {*each.stored} for each in self.controllers)
     return [] if stores and copied else right(self, stores)
 
 

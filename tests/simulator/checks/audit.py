@@ -378,8 +378,8 @@ class Auditor:
 
     def committed(self, commits: CommitLog, state: ShardState) -> None:
         """A replica has committed a state; a host that was given up can tell nobody of that."""
-        world, shard = self._world, commits._shard
-        if not self._committed or commits._node.group.name != world.group.name:
+        world, shard = self._world, commits._replica.shard
+        if not self._committed or commits._replica.node.group.name != world.group.name:
             return
         process = here.get()
         if isinstance(process, Process) and not world.has_given_up(process):
@@ -752,7 +752,9 @@ class Auditor:
         require(not wanted or number == min(wanted, there), "too few stores", text)
         for store in table.stores if wanted else ():
             shard, states = view.shard, self._world.hosts[store.address]._states._states
-            committed = self._world.hosts[view.chain[-1].address].replica(shard)._commits.index
+            committed = (
+                self._world.hosts[view.chain[-1].address].replica(shard)._commits.visible.index
+            )
             index = states[shard][1].index if shard in states else -1
             text = f"shard {shard}: {store.address} has {index} operations of {committed}"
             require(index >= committed, "not in a store", text)

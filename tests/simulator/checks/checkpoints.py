@@ -234,7 +234,7 @@ async def caught_up(world: World, layer: Checkpoint, patience: float) -> None:
 
     def unsaved(view: View) -> int:
         tail = world.hosts[view.chain[-1].address]._replicas.get(view.shard) if view.chain else None
-        return due if tail is None else tail.state.version - tail._persistence.saved
+        return due if tail is None else tail.state.version - tail.persistence.saved
 
     def behind() -> list[int]:
         return [view.shard for view in world.table.views if unsaved(view) >= due]

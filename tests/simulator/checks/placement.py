@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 from dps.core.names import original
 from dps.core.placement import Move
 from dps.protocol.coordinator.coordinator import Coordinator
-from dps.protocol.coordinator.placement import Rebalancer, ReplicaPlacement
+from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.messages import HostInfo, View
 from dps.protocol.transport import Endpoint
@@ -26,7 +26,7 @@ from tests.simulator.patches import Patch, before, require
 def check_ring(scaling: Rebalancer, views: Sequence[View]) -> None:
     """Every shard is on those hosts that follow it on the ring; raises `Violation`."""
     for view in views:
-        wanted, names = _owners(scaling, view.shard, scaling._infos_in_use())
+        wanted, names = _owners(scaling, view.shard, _in_use(scaling))
         text = f"shard {view.shard} is on {_told(view.chain)}, but is to be on {names}"
         require(set(view.chain) == set(wanted), "not on the ring", text)
 
@@ -39,16 +39,16 @@ def placing(
     `drained` are hosts that are to have no more replicas.
     """
     rests: WeakKeyDictionary[Rebalancer, _Rest] = WeakKeyDictionary()
-    best, consider = ReplicaPlacement.best, Rebalancer.consider
+    best, consider = Rebalancer.best, Rebalancer.consider
 
     def best_and_look(
-        self: ReplicaPlacement, chain: tuple[Endpoint, ...], last: Endpoint | None
+        self: Rebalancer, shard: int, chain: tuple[Endpoint, ...], last: Endpoint | None
     ) -> Endpoint | None:
-        chosen = best(self, chain, last)
+        chosen = best(self, shard, chain, last)
         if chosen is not None:
-            _reported(report, lambda: _check_machine(self, chain, last, chosen, drained()))
+            _reported(report, lambda: _check_machine(self, shard, chain, last, chosen, drained()))
         if chosen is not None and _has_ring(self._coordinator):
-            _reported(report, lambda: _check_choice(self, chain, chosen))
+            _reported(report, lambda: _check_choice(self, shard, chain, chosen))
         return chosen
 
     def consider_and_look(self: Rebalancer) -> None:
@@ -69,7 +69,7 @@ def placing(
         rests.setdefault(self.rebalancer, _Rest()).changed.add(info.host)
 
     return [
-        Patch(ReplicaPlacement, "best", best_and_look),
+        Patch(Rebalancer, "best", best_and_look),
         Patch(Rebalancer, "consider", consider_and_look),
         before(ShardController, "move", look_at_move),
         before(Coordinator, "_detected", note_loss),
@@ -85,7 +85,7 @@ class _Rest:
 
     def look(self, scaling: Rebalancer) -> None:
         """Take note of who is on the ring now and was not, or the other way round."""
-        now = {info.host for info in scaling._infos_in_use()}
+        now = {info.host for info in _in_use(scaling)}
         self.changed |= now ^ {info.host for info in self._hosts or ()}
 
     def settle(self, scaling: Rebalancer) -> None:
@@ -94,7 +94,7 @@ class _Rest:
         whole = all(v.serving and len(v.chain) == scaling._group.replicas for v in views)
         moving = any(controller.moving is not None for controller in scaling._controllers)
         if whole and not moving and not scaling._plan():
-            self._hosts, self.changed = scaling._infos_in_use(), set()
+            self._hosts, self.changed = _in_use(scaling), set()
 
     def check(self, scaling: Rebalancer, move: Move[Endpoint]) -> None:
         """Report a move that no change of the hosts requires.
@@ -105,7 +105,7 @@ class _Rest:
             return
         self.look(scaling)
         before, _ = _owners(scaling, move.shard, self._hosts)
-        after, names = _owners(scaling, move.shard, scaling._infos_in_use())
+        after, names = _owners(scaling, move.shard, _in_use(scaling))
         if move.source not in before and move.target in after:
             return
         text = (
@@ -117,22 +117,26 @@ class _Rest:
 
 
 def _check_choice(
-    placement: ReplicaPlacement, chain: tuple[Endpoint, ...], chosen: Endpoint
+    scaling: Rebalancer, shard: int, chain: tuple[Endpoint, ...], chosen: Endpoint
 ) -> None:
     """Of the hosts that can be chosen, and answer, it is the first on the ring."""
-    answers = placement._coordinator.members.answers
-    scaling, shard = placement._coordinator.rebalancer, placement._shard
-    order = _order(scaling, shard, scaling._infos_in_use())
+    answers = scaling._coordinator.members.answers
+    is_avoided = scaling._controllers[shard].is_avoided
+    order = _order(scaling, shard, _in_use(scaling))
     before = order[: order.index(chosen)] if chosen in order else order
     passed_over = [
         host
         for host in before
-        if host not in chain and (not placement.is_avoided(host) or placement.is_avoided(chosen))
+        if host not in chain and (not is_avoided(host) or is_avoided(chosen))
         if answers(host) or not answers(chosen)
-        if not (chain and placement.is_avoided(host))
+        if not (chain and is_avoided(host))
     ]
     text = f"shard {shard}: {chosen.address} is chosen, before {_told(passed_over)} on the ring"
     require(not passed_over, "not the next on the ring", text)
+
+
+def _in_use(scaling: Rebalancer) -> list[HostInfo]:
+    return list(scaling._in_use().values())
 
 
 def _owners(
@@ -185,14 +189,15 @@ def _told(hosts: Sequence[Endpoint]) -> str:
 
 
 def _check_machine(
-    candidates: ReplicaPlacement,
+    scaling: Rebalancer,
+    shard: int,
     chain: tuple[Endpoint, ...],
     last: Endpoint | None,
     chosen: Endpoint,
     drained: set[Endpoint],
 ) -> None:
-    members, shard = candidates._coordinator.members, candidates._shard
-    scaling, hosts = candidates._coordinator.rebalancer, members.hosts
+    members, is_avoided = scaling._coordinator.members, scaling._controllers[shard].is_avoided
+    hosts = members.hosts
     node = hosts[chosen].node
     text = f"{node} is chosen for shard {shard}, though it is to be emptied"
     require(chosen not in drained, "drained, but chosen", text)
@@ -201,12 +206,12 @@ def _check_machine(
         return
 
     def as_good(host: Endpoint) -> tuple[object, ...]:
-        reserve = scaling.is_reserve(host)
+        reserve = scaling.servers is not None and host not in scaling._in_use()
         home = hosts[host].home == shard
         # Those on a ring are never as good as each other: see `_check_choice`.
-        place = [*scaling.preferred(shard), host].index(host)
-        avoided, answers = candidates.is_avoided(host), members.answers(host)
-        return avoided, answers, reserve, host == last, place, home, scaling.load(host)
+        place = [*scaling._order(shard, _in_use(scaling)), host].index(host)
+        avoided, answers = is_avoided(host), members.answers(host)
+        return avoided, answers, reserve, host == last, place, home, scaling.loads[host]
 
     elsewhere = [
         info.node
