@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import posixpath
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from dps.cluster.names import Node
 from dps.cluster.platform import Platform, Running, platform_of
 from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.links import Closed, Condition, Late, links_of
-from dps.errors import DeadlineExceeded
+from dps.errors import DeadlineExceeded, StoreUnavailable
 from dps.events import CheckpointFailed
 from dps.protocol.messages import GetTable
 from dps.protocol.transport import Endpoint
@@ -427,11 +427,8 @@ def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
         complete = [f for f in files.published() if all(f.cut in cuts for cuts in written)]
         if not complete:
             raise LookupError(f"shard {shard} has no complete checkpoint in {folder}")
-        manifest = complete[0].manifest
-        try:
-            return _flip(fs, files.data_of(manifest, json.loads(contents(fs, manifest))))
-        except FileNotFoundError:
-            continue  # a newer one has replaced it
+        with suppress(FileNotFoundError, StoreUnavailable):  # a newer one has replaced it
+            return _flip(fs, files.data_of(complete[0]))
     raise LookupError(f"the checkpoints of shard {shard} are replaced too quickly")
 
 
