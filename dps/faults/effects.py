@@ -400,12 +400,11 @@ class Damage:
 
     def begin(self) -> Seen:
         """Flip the bytes, and read the file again."""
-        durability = self._ps.group.recovery.durability
-        if durability.path is None:
+        group = self._ps.group
+        if group.recovery.path is None:
             raise LookupError("there are no checkpoints")
-        shards = {view.shard for view in self._ps.table().views}
-        together = shards if durability.restores_together else ()
-        return damage(f"{durability.path}/{self._ps.group.name}", self._shard, together)
+        together = range(len(group.layout.shards)) if group.restores_together else ()
+        return damage(f"{group.recovery.path}/{group.name}", self._shard, together)
 
     def end(self) -> Seen:
         """Leave it as it is."""

@@ -353,11 +353,10 @@ class Phases:
     def __init__(self, ps: ParameterServer) -> None:
         self._ps = ps
         self._files: list[CheckpointFiles] = []
-        durability = ps.group.recovery.durability
-        if durability.path is not None:
-            path = f"{durability.path.rstrip('/')}/{ps.group.name}"
+        if ps.group.recovery.path is not None:
+            path = f"{ps.group.recovery.path.rstrip('/')}/{ps.group.name}"
             shards = range(len(ps.group.layout.shards))
-            self._files = [CheckpointFiles(path, shard, durability.keep) for shard in shards]
+            self._files = [CheckpointFiles(path, shard, keep=1) for shard in shards]
         self._spent: set[Sight] = set()
 
     def writing(self) -> list[Sight]:

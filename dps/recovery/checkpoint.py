@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from dps.core import ranges
 from dps.core.arguments import path_field
@@ -30,7 +30,6 @@ from dps.errors import (
 )
 from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, IntervalChosen
 from dps.protocol.messages import WantCut
-from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.checkpoint_files import CheckpointFiles, Published
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
@@ -104,7 +103,7 @@ class Checkpoint(Durability):
     least: int = LEAST
     most: int = MOST
     mtbf: float | None = None
-    writes_checkpoints: ClassVar[bool] = True
+    writes_checkpoints = True
 
     def __post_init__(self) -> None:
         if self.every is None and self.seconds is None:
@@ -133,26 +132,17 @@ class Checkpoint(Durability):
         """How many acked updates are ever at risk at most; None: any number."""
         return self.most if isinstance(self.every, str) else self.every
 
-    @property
-    def restores_together(self) -> bool:
-        """Whether all shards go back when one is lost."""
-        return self.scope == "all"
-
     def refusal(self, feature: Feature) -> str | None:
         """Why it does not go with what would change one shard alone, if all go back together."""
-        return _REFUSALS.get(feature) if self.restores_together else None
+        return _REFUSALS.get(feature) if self.scope == "all" else None
 
     def at(self, path: str) -> Checkpoint:
         """Return the same choice with its files below another path."""
         return replace(self, path=path)
 
-    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
-        """Return True: there is a checkpoint before a shard is served."""
-        return True
-
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what writes one shard's checkpoints."""
-        return (CutPersistence if self.restores_together else CheckpointPersistence)(self, context)
+        return (CutPersistence if self.scope == "all" else CheckpointPersistence)(self, context)
 
 
 # -- writing them, and reading them back -------------------------------------------------------

@@ -142,7 +142,7 @@ def must_be_known(what: str, choice: object) -> None:
 
 def write_run(run: Run) -> None:
     """Write a run beside its checkpoints; raises `StoreUnavailable` if that fails."""
-    path = f"{str(run.recovery.durability.path).rstrip('/')}/{run.name}"
+    path = f"{str(run.recovery.path).rstrip('/')}/{run.name}"
     try:
         fs, folder = fsspec.url_to_fs(path)
         make_folder(fs, folder)
@@ -227,7 +227,7 @@ def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, 
     files = [CheckpointFiles(folder, shard, 1) for shard in range(len(run.layout.shards))]
     shards = list(zip(files, run.layout.shards, strict=True))
     cuts: Sequence[int | None] = [None]
-    if run.recovery.durability.restores_together:
+    if run.recovery.durability.scope == "all":
         numbers = [{each.cut for each in of_shard.published()} for of_shard in files]
         complete = sorted(c for c in set.intersection(*numbers) if c is not None)
         cuts = complete[::-1]

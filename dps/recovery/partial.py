@@ -12,11 +12,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from dps.core.blocks import ShardLayout
 from dps.core.shard import ShardState
 from dps.core.tables.spec import mix64
 from dps.events import PartsRestored
-from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.checkpoint import CHECKPOINT_EVERY, Checkpoint, CheckpointPersistence
 from dps.recovery.checkpoint_files import (
@@ -82,8 +80,9 @@ class PartialCheckpoint(Durability):
     mode: Literal["sync", "async"] = "async"
     path: str | None = None
     keep: int = 1
-    writes_checkpoints: ClassVar[bool] = True
-    restores_in_parts: ClassVar[bool] = True
+    writes_checkpoints = True
+    restores_in_parts = True
+    refusals = _REFUSALS
 
     def __post_init__(self) -> None:
         ranges.count(self, "every", 1, "updates")
@@ -97,17 +96,9 @@ class PartialCheckpoint(Durability):
         """How many acked updates are ever at risk of being lost as a whole."""
         return max(1, round(self.every * self.share))
 
-    def refusal(self, feature: Feature) -> str | None:
-        """Why it does not go with functions, whose calls take effect on all blocks or none."""
-        return _REFUSALS.get(feature)
-
     def at(self, path: str) -> PartialCheckpoint:
         """Return the same choice with its files below another path."""
         return replace(self, path=path)
-
-    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
-        """Return True: all blocks are written before a shard is served."""
-        return True
 
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what writes one shard's partial checkpoints."""

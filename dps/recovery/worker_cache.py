@@ -67,9 +67,7 @@ class WorkerCache(Durability):
     worker holds a copy, the shard restarts from its initial values.
     """
 
-    def refusal(self, feature: Feature) -> str | None:
-        """Why it does not go with tables and filters, where workers hold less than the state."""
-        return _REFUSALS.get(feature)
+    refusals = _REFUSALS
 
     def metadata(self, epoch: int, state: ShardState) -> ShardMetadata:
         """Return what makes a copy of the weights a whole state, but for the optimizer's part."""

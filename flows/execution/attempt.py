@@ -116,10 +116,10 @@ def resumable(trial: Trial, folder: Path, say: Say) -> str | None:
     A trial that failed has ended: from its last checkpoint it would have another time limit, and
     lack the faults under which it failed in its record.
     """
-    durability = trial.config.recovery.build().durability
-    if not durability.writes_checkpoints or not can_resume(trial.config):
+    recovery = trial.config.recovery.build()
+    if not recovery.durability.writes_checkpoints or not can_resume(trial.config):
         return None
-    path = durability.path or str((folder / CHECKPOINTS).absolute())
+    path = recovery.path or str((folder / CHECKPOINTS).absolute())
     try:
         if recorded(folder).ended is not None:
             return None

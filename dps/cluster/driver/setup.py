@@ -238,7 +238,7 @@ def from_path(
     run = saved.run
     count = len(run.layout.shards)
     if servers is None and run.servers is not None:  # as before, as far as there are replicas
-        servers = min(run.servers, count * run.recovery.durability.replicas)
+        servers = min(run.servers, count * run.recovery.durability.above.replicas)
     if servers is not None:
         servers = as_servers(servers, count, run.recovery)
     name, coordinator = _place(client)
@@ -275,7 +275,7 @@ def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
         raise refused("recovery", recovery, "a preset's name or Recovery(durability=..., ...)")
     if not chosen.durability.writes_checkpoints:
         return chosen
-    return chosen.at(shared_path(platform.place(chosen.durability.path)))
+    return chosen.at(shared_path(platform.place(chosen.path)))
 
 
 def shared_path(path: str | None) -> str:

@@ -295,7 +295,7 @@ class ShardClient:
         seen, patience = self.read.seen[0] if self.read.seen else 0, self._group.timings.hold
         request = replace(request, epoch=view.epoch, seen=seen, patience=patience)
         replica = view.chain[-1]
-        if self._group.recovery.durability.reads == "any":
+        if self._group.recovery.durability.above.reads == "any":
             replica = view.chain[zlib.crc32(request.worker.encode()) % len(view.chain)]
         return await self._ask(view, replica, request)
 

@@ -360,7 +360,7 @@ class Coordinator:
         self.mailboxes = tuple(boxes)
         after = self.stores, self.mailboxes
         changed = after != before or lost in self.keepers
-        if changed and all(after) and self.group.recovery.needs_store:
+        if changed and all(after) and self.group.recovery.stores:
             self._begin_epochs()
         return changed
 
