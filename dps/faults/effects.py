@@ -23,9 +23,10 @@ from dps.cluster.liveness import presence_of
 from dps.cluster.names import Node
 from dps.cluster.platform import Platform, Running, platform_of
 from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.cluster.transport.links import Closed, Condition, Late, links_of
+from dps.cluster.transport.links import BOTH, Closed, Condition, Late, links_of
 from dps.errors import DeadlineExceeded, StoreUnavailable
 from dps.events import CheckpointFailed
+from dps.faults import Corrupt, Cut, Delay, DiskFull, Fault, Slow
 from dps.protocol.messages import GetTable
 from dps.protocol.transport import Endpoint
 from dps.recovery.checkpoint_files import CheckpointFiles
@@ -149,6 +150,23 @@ class Hit:
         """Return the round-trip time to the coordinator in seconds; None if there is no reply."""
         took: float | None = self.run(_probe, self.ps.group.coordinator, deadline)
         return took
+
+
+def effect_of(fault: Fault, hit: Hit) -> Effect:
+    """Return the effect of a fault of dps, except of a kill or a pause."""
+    match fault:
+        case Slow():
+            return Slowdown(hit, fault.factor, fault.seconds)
+        case Cut():
+            ways = BOTH if fault.direction == "both" else (fault.direction,)
+            return Interference(hit, Closed(ways), fault.seconds)
+        case Delay():
+            return Interference(hit, Late(fault.delay_seconds), fault.seconds)
+        case DiskFull():
+            return FullDisk(hit)
+        case Corrupt(target=int(shard)):
+            return Damage(hit, shard)
+    raise LookupError(f"{type(fault).__name__} has no effect(hit)")
 
 
 # -- links -------------------------------------------------------------------------------------

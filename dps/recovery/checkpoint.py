@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 from dps.core import ranges
 from dps.core.arguments import path_field
@@ -35,6 +35,7 @@ from dps.recovery.checkpoint_files import CheckpointFiles, Published
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 CHECKPOINT_EVERY = 100
 
@@ -262,22 +263,18 @@ class CheckpointPersistence(Persistence):
     async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the newest checkpoint that is whole, recording those that are not."""
         for checkpoint in await self._in_thread(self._files.published):
-            if (state := await self._read(checkpoint)) is not None:
-                await self._note_restored(epoch, checkpoint)
+            if (state := await self._read(epoch, checkpoint)) is not None:
                 return state
         raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
 
-    async def _read(self, checkpoint: Published) -> ShardState | None:
+    async def _read(self, epoch: int, checkpoint: Published) -> ShardState | None:
         """Return a checkpoint's state; None if it is damaged, which is recorded."""
         try:
-            return await self._in_thread(partial(self._files.read, checkpoint))
+            return await self._in_thread(self._files.read, checkpoint)
         except CheckpointCorrupt as error:
             now = self._clock.now()
             self._emit(CheckpointRefused(now, self._shard, checkpoint.manifest, str(error)))
             return None
-
-    async def _note_restored(self, epoch: int, checkpoint: Published) -> None:
-        """Record what is to be known of a checkpoint that was read, besides its version."""
 
     async def close(self) -> None:
         """Start no further write."""
@@ -371,26 +368,20 @@ class CheckpointPersistence(Persistence):
         if self._writing is None or self._writing.done():
             noted = self._clock.monotonic()
             self._costs.begins(noted)
-            self._writing = self._tasks.start(self._measured(epoch, state, noted))
+            self._writing = self._tasks.start(self._try_to_publish(epoch, state, noted))
         return self._writing
-
-    async def _measured(self, epoch: int, state: ShardState, noted: float) -> None:
-        before = self._complete
-        await self._try_to_publish(epoch, state, noted)
-        if self._complete > before:
-            self._costs.ends(self._clock.monotonic())
-        else:
-            self._costs.fails()
 
     async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
         try:
             await self._publish(epoch, state, noted)
-        except MemoryError as error:  # it may be there for the next write
-            self._failed(epoch, f"there is no memory to write it: {error}")
-        except (StoreUnavailable, StaleEpoch) as error:
+        # There may be memory for the next write.
+        except (MemoryError, StoreUnavailable, StaleEpoch) as error:
+            self._costs.fails()
             if isinstance(error, StaleEpoch):
                 self._refused = epoch
-            self._failed(epoch, str(error))
+            self._failed(epoch, str(error) or "there is no memory to write it")
+        else:
+            self._costs.ends(self._clock.monotonic())
 
     def _failed(self, epoch: int, reason: str) -> None:
         self._failure, self._failed_at = reason, self._clock.monotonic()
@@ -410,7 +401,7 @@ class CheckpointPersistence(Persistence):
         began = self._clock.monotonic()
         slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, record_slow_write)
         try:
-            nbytes = await self._in_thread(partial(self._files.write, epoch, state, cut))
+            nbytes = await self._in_thread(self._files.write, epoch, state, cut)
         finally:
             slow.cancel()
         now, took = self._clock.now(), self._clock.monotonic() - began
@@ -422,9 +413,10 @@ class CheckpointPersistence(Persistence):
         if self._latest is not None and self._latest[1].version <= version:
             self._unsaved.clear()
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do work with files, which may block, without stopping the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 class CutPersistence(CheckpointPersistence):
@@ -464,7 +456,8 @@ class CutPersistence(CheckpointPersistence):
             It is damaged, or not there; a cut before it must do, on all shards.
         """
         for checkpoint in await self._in_thread(self._files.published):
-            if checkpoint.cut == cut and (state := await self._read(checkpoint)) is not None:
+            state = await self._read(epoch, checkpoint) if checkpoint.cut == cut else None
+            if state is not None:
                 self._begun = True
                 self._saved(state.version, self._clock.monotonic())
                 return state
@@ -488,9 +481,9 @@ class CutPersistence(CheckpointPersistence):
         self._taken = {other: at for other, at in self._taken.items() if other > cut}
         async with self._ended:
             self._ended.notify_all()
-        await self._in_thread(partial(self._files.prune_cuts, epoch, oldest))
+        await self._in_thread(self._files.prune_cuts, epoch, oldest)
 
-    async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
+    async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
         """Have a cut taken that holds the state."""
         context, timings = self._context, self._context.timings
         try:
@@ -499,6 +492,6 @@ class CutPersistence(CheckpointPersistence):
             async with asyncio.timeout(timings.hold), self._ended:
                 await self._ended.wait_for(lambda: self._complete >= state.version)
         except TimeoutError:
-            self._failed(epoch, "no cut could be completed in time")
+            raise StoreUnavailable("no cut could be completed in time") from None
         except DpsError as error:
-            self._failed(epoch, str(error))
+            raise StoreUnavailable(str(error)) from error

@@ -8,11 +8,11 @@ generation, so processes of the earlier group change nothing there.
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -23,7 +23,7 @@ from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.functions import CALLS, DRIVER
 from dps.core.placement import ConsistentHash
-from dps.core.ranges import in_a_line
+from dps.core.ranges import in_a_line, listed
 from dps.core.rules.rule import UpdateRule, by_rows, slots_by_name
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import dealt_out
@@ -35,7 +35,6 @@ from dps.recovery.files import NotAFile, contents, make_folder, publish
 from dps.recovery.strategy import Recovery
 
 FILE = "run.json"
-_SHOWN = 4  # workers that are named where a saved group is shown
 
 for _cls in (Layout, ArraySpec, ShardLayout, Piece, Block, FilterChain):
     message(_cls)
@@ -97,16 +96,12 @@ class Saved:
         return known
 
     def __repr__(self) -> str:
-        versions = [state.version for state in self.states]
-        low, high = min(versions), max(versions)
-        applied = sorted(self.applied.items(), key=lambda each: _by_number(each[0]))
-        facts = [f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"]
-        facts += [f"{worker} {updates:,}" for worker, updates in applied[:_SHOWN]]
-        if len(applied) > _SHOWN:
-            facts.append(f"and {len(applied) - _SHOWN:,} more workers")
-        if self.refused:
-            facts.append(f"{len(self.refused):,} damaged left out")
-        return f"<Saved {self.run.name}: {', '.join(facts)}>"
+        versions = sorted({state.version for state in self.states})
+        low, high = versions[0], versions[-1]
+        version = f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"
+        applied = [f"{worker} {updates:,}" for worker, updates in sorted(self.applied.items())]
+        damaged = [f"{len(self.refused):,} damaged left out"] if self.refused else []
+        return f"<Saved {self.run.name}: {', '.join([version, listed(applied), *damaged])}>"
 
     @property
     def incarnations(self) -> dict[str, int]:
@@ -120,10 +115,14 @@ class Saved:
         return known
 
 
-def _by_number(worker: str) -> tuple[str, int]:
-    """Sort "worker-9" before "worker-10"."""
-    kind, _, number = worker.rpartition("-")
-    return (kind, int(number)) if number.isdecimal() else (worker, 0)
+def as_text(value: object) -> bytes:
+    """Return the text of a message without arrays, with its checksum."""
+    return sealed(encode(value)[0].tobytes().decode()).encode()
+
+
+def from_text(data: bytes) -> Any:
+    """Return the message of a text; raises `ValueError` if its checksum is wrong."""
+    return decode([np.frombuffer(unsealed(data), np.uint8)])
 
 
 def must_be_known(what: str, choice: object) -> None:
@@ -146,7 +145,7 @@ def write_run(run: Run) -> None:
     try:
         fs, folder = fsspec.url_to_fs(path)
         make_folder(fs, folder)
-        publish(fs, folder, FILE, sealed(encode(run)[0].tobytes().decode()).encode())
+        publish(fs, folder, FILE, as_text(run))
     except Exception as error:
         raise StoreUnavailable(f"checkpoints to {path}: {error}") from error
 
@@ -206,7 +205,7 @@ def _runs(path: str) -> Iterator[tuple[Run, str]]:
 
 def _read(data: bytes, file: str) -> Run:
     try:
-        run: Run = decode([np.frombuffer(unsealed(data), np.uint8)])
+        run: Run = from_text(data)
         if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
             raise ValueError(f"its name is {run.name!r}, expected that of a folder")
     except ConfigurationError as error:
@@ -252,12 +251,6 @@ def _newest(
             except CheckpointCorrupt as error:
                 refused.append(Refused(files.shard, checkpoint.manifest, str(error)))
     return None
-
-
-def about(run: Run) -> dict[str, object]:
-    """Return the caller's own entries."""
-    entries: dict[str, object] = json.loads(run.about)
-    return entries
 
 
 def resharded(saved: Saved, shards: int) -> Saved:

@@ -117,12 +117,15 @@ class PartialPersistence(CheckpointPersistence):
         keep = self._wanted.keep
         return PartialFiles(path, context.shard, keep, self._share, context.layout)
 
-    async def _note_restored(self, epoch: int, checkpoint: Published) -> None:
-        manifest = await self._in_thread(partial(self._files.manifest, checkpoint))
-        version, versions = manifest["version"], manifest["versions"].values()
-        older = sum(of_unit < version for of_unit in versions)
-        known = version, min(versions, default=version), older, len(versions)
-        self._emit(PartsRestored(self._clock.now(), self._shard, epoch, *known))
+    async def _read(self, epoch: int, checkpoint: Published) -> ShardState | None:
+        state = await super()._read(epoch, checkpoint)
+        if state is not None:
+            manifest = await self._in_thread(self._files.manifest, checkpoint)
+            versions = manifest["versions"].values()
+            older = sum(version < state.version for version in versions)
+            known = state.version, min(versions, default=state.version), older, len(versions)
+            self._emit(PartsRestored(self._clock.now(), self._shard, epoch, *known))
+        return state
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ checkpoints where it has any; otherwise its trial starts again.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.events import TrialEnded, TrialResumed, TrialStarted
 from dps.faults import AtUpdates
-from dps.recovery.manifest import about, find_saved
+from dps.recovery.manifest import find_saved
 from flows.config import sections
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
@@ -124,7 +125,7 @@ def resumable(trial: Trial, folder: Path, say: Say) -> str | None:
         if recorded(folder).ended is not None:
             return None
         saved = find_saved(path)
-        same = about(saved.run).get("digest") == trial.digest
+        same = json.loads(saved.run.about).get("digest") == trial.digest
     except StoreUnavailable:
         return None
     except (CheckpointCorrupt, ConfigurationError) as error:

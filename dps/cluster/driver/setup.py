@@ -41,7 +41,6 @@ from dps.protocol.transport import TRANSPORTS, Endpoint, TransportChoice
 from dps.recovery.files import absolute, in_memory
 from dps.recovery.manifest import (
     Saved,
-    about,
     find_saved,
     must_be_known,
     resharded,
@@ -255,7 +254,7 @@ def from_path(
         pull_filters=run.pull_filters,
         placement=run.placement,
     )
-    return Start(options.applied(group, platform), (), saved, about(run))
+    return Start(options.applied(group, platform), (), saved, json.loads(run.about))
 
 
 def check_client(client: object) -> None:
