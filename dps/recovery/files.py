@@ -12,7 +12,7 @@ import os
 import posixpath
 import stat
 import uuid
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO
 
 import fsspec
 from fsspec.core import split_protocol
@@ -24,19 +24,6 @@ from dps.errors import ConfigurationError
 
 class NotAFile(OSError):
     """A path leads to a folder, a device or a pipe."""
-
-
-@runtime_checkable
-class Synced(Protocol):
-    """A file system with a cache that it can write to the disk, in parts."""
-
-    def sync_file(self, file: Any) -> None:
-        """Return when the bytes of an open file would survive a loss of power."""
-        ...
-
-    def sync_folder(self, folder: str) -> None:
-        """Return when the names in a folder would survive a loss of power."""
-        ...
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -88,7 +75,7 @@ def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
 def make_folder(fs: Any, folder: str) -> None:
     """Make a folder and its parents, and sync the name of each that is new."""
     made, at = [], folder
-    can_sync = isinstance(fs, LocalFileSystem | Synced)
+    can_sync = isinstance(fs, LocalFileSystem) or hasattr(fs, "sync_folder")
     while can_sync and at != posixpath.dirname(at) and not fs.exists(at):
         made.append(at)
         at = posixpath.dirname(at)
@@ -134,8 +121,11 @@ def _kinds(path: str) -> list[Any]:
     return kinds
 
 
+# A file system with a cache that it can write to the disk has `sync_file` and `sync_folder`.
+
+
 def _sync(fs: Any, file: Any) -> None:
-    if isinstance(fs, Synced):
+    if hasattr(fs, "sync_file"):
         fs.sync_file(file)
         return
     try:
@@ -146,7 +136,7 @@ def _sync(fs: Any, file: Any) -> None:
 
 
 def _sync_folder(fs: Any, folder: str) -> None:
-    if isinstance(fs, Synced):
+    if hasattr(fs, "sync_folder"):
         fs.sync_folder(folder)
     elif isinstance(fs, LocalFileSystem):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -12,7 +12,7 @@ import math
 import posixpath
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -51,7 +51,7 @@ class SavedModel:
     versions: tuple[int, ...]
 
 
-class Model(Mapping[str, np.ndarray]):
+class Model(dict[str, np.ndarray]):
     """Saved weights: a mapping of names to arrays, and the sparse tables.
 
     Start a group from it with ``ParameterServer(client, model, tables=model.tables)``.
@@ -71,21 +71,12 @@ class Model(Mapping[str, np.ndarray]):
         tables: Sequence[SparseSpec] = (),
         versions: Sequence[int] = (),
     ) -> None:
-        self._arrays = dict(arrays)
+        super().__init__(arrays)
         self.tables = tuple(tables)
         self.versions = tuple(versions)
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
     def __repr__(self) -> str:
-        arrays = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()]
+        arrays = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in self.items()]
         tables = [
             f"{spec.name}: {len(self.rows(spec.name)[0]):,} rows of {spec.width}"
             for spec in self.tables
