@@ -187,30 +187,31 @@ class Interference:
         hit = self._hit
         before = hit.probe(PROBE_SECONDS)
         hit.run(_impose, hit.number, self._condition, self._seconds)
-        match self._condition:
-            case Closed():
-                deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
-                during = hit.probe(deadline)
-                held = hit.run(_affected, hit.number) > 0
-                # It did not just take long: the same time was enough for it before.
-                effective = before is not None and before < deadline and during is None and held
-            case Late(seconds, ways):
-                deadline = PROBE_SECONDS + len(ways) * seconds
-                during = hit.probe(deadline)
-                effective = during is not None and during >= len(ways) * seconds
-        evidence = (
+        if isinstance(self._condition, Late):
+            late = len(self._condition.ways) * self._condition.seconds
+            deadline = PROBE_SECONDS + late
+            during = hit.probe(deadline)
+            effective = during is not None and during >= late
+        else:
+            deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
+            during = hit.probe(deadline)
+            held = hit.run(_affected, hit.number) > 0
+            # It did not just take long: the same time was enough for it before.
+            effective = before is not None and before < deadline and during is None and held
+        return Seen(
             "a probe from the node to the coordinator and back took "
-            f"{_took(before, PROBE_SECONDS)} before, {_took(during, deadline)} during"
+            f"{_took(before, PROBE_SECONDS)} before, {_took(during, deadline)} during",
+            effective,
         )
-        return Seen(evidence, effective)
 
     def end(self) -> Seen:
         """Lift the condition, and check that a probe passes again."""
         affected = self._hit.run(_lift, self._hit.number)
         after = self._hit.probe(PROBE_SECONDS)
         done = "held back" if isinstance(self._condition, Closed) else "delayed"
-        took = _took(after, PROBE_SECONDS)
-        evidence = f"{affected} messages were {done}; a probe took {took} after"
+        evidence = (
+            f"{affected} messages were {done}; a probe took {_took(after, PROBE_SECONDS)} after"
+        )
         return Seen(evidence, after is not None and affected > 0)
 
 
