@@ -156,23 +156,23 @@ def effect_of(fault: Fault, hit: Hit) -> Effect:
     """Return the effect of a fault of dps, except of a kill or a pause."""
     match fault:
         case Slow():
-            return Slowdown(hit, fault.factor, fault.seconds)
+            return _Slowdown(hit, fault.factor, fault.seconds)
         case Cut():
             ways = BOTH if fault.direction == "both" else (fault.direction,)
-            return Interference(hit, Closed(ways), fault.seconds)
+            return _Interference(hit, Closed(ways), fault.seconds)
         case Delay():
-            return Interference(hit, Late(fault.delay_seconds), fault.seconds)
+            return _Interference(hit, Late(fault.delay_seconds), fault.seconds)
         case DiskFull():
-            return FullDisk(hit)
+            return _FullDisk(hit)
         case Corrupt(target=int(shard)):
-            return Damage(hit, shard)
+            return _Damage(hit, shard)
     raise LookupError(f"{type(fault).__name__} has no effect(hit)")
 
 
 # -- links -------------------------------------------------------------------------------------
 
 
-class Interference:
+class _Interference:
     """Holds back or delays the messages of a node; a probe proves it."""
 
     proven = True
@@ -183,7 +183,6 @@ class Interference:
         self._seconds = seconds
 
     def begin(self) -> Seen:
-        """Impose the condition, and measure a probe before and after."""
         hit = self._hit
         before = hit.probe(PROBE_SECONDS)
         hit.run(_impose, hit.number, self._condition, self._seconds)
@@ -205,7 +204,6 @@ class Interference:
         )
 
     def end(self) -> Seen:
-        """Lift the condition, and check that a probe passes again."""
         affected = self._hit.run(_lift, self._hit.number)
         after = self._hit.probe(PROBE_SECONDS)
         done = "held back" if isinstance(self._condition, Closed) else "delayed"
@@ -265,12 +263,11 @@ async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
 # -- speed -------------------------------------------------------------------------------------
 
 
-class Slowdown:
+class _Slowdown:
     """Stops and resumes a process in turns, so that it runs for one part in `factor` of the time.
 
-    Each turn is far shorter than a lease, and than the stop after which a monitor kills a process.
-    The length of a stop follows from the time that the process ran, so the factor also holds on a
-    busy machine.
+    A turn is far shorter than a lease, and than the stop after which a monitor kills a process. The
+    length of a stop follows from the time that the process ran, also on a busy machine.
     """
 
     proven = True  # `begin` has seen it stopped
@@ -278,10 +275,8 @@ class Slowdown:
     def __init__(self, hit: Hit, factor: float, seconds: float) -> None:
         timings = hit.ps.group.timings
         self._nodes = hit.cluster
-        self._node = hit.node
-        self._pid = hit.pid
-        self._factor = factor
-        self._seconds = seconds
+        self._node, self._pid = hit.node, hit.pid
+        self._factor, self._seconds = factor, seconds
         self._longest_stop = LONGEST_STOP * min(timings.lease, timings.stopped)
         self._platform = hit.platform
         self._now = hit.platform.clock.monotonic
@@ -303,7 +298,6 @@ class Slowdown:
         return self._seen()
 
     def end(self) -> Seen:
-        """Resume the process, and check that it runs."""
         self._over.set()
         self._running.join()
         evidence, effective = self._seen()
@@ -359,7 +353,7 @@ class Slowdown:
 # -- files -------------------------------------------------------------------------------------
 
 
-class FullDisk:
+class _FullDisk:
     """Makes every write of a process to a file fail, by a limit of file sizes of 0.
 
     Sockets and existing files are not affected.
@@ -371,7 +365,6 @@ class FullDisk:
         self._hit = hit
 
     def begin(self) -> Seen:
-        """Set the limit, and read it back."""
         self._began = self._hit.platform.clock.now()
         self._served = self._hit.shards()
         try:
@@ -408,7 +401,7 @@ class FullDisk:
         return []
 
 
-class Damage:
+class _Damage:
     """Flips bytes in the newest complete checkpoint of a shard; they stay flipped."""
 
     proven = True
@@ -418,7 +411,6 @@ class Damage:
         self._ps = hit.ps
 
     def begin(self) -> Seen:
-        """Flip the bytes, and read the file again."""
         group = self._ps.group
         if group.recovery.path is None:
             raise LookupError("there are no checkpoints")
@@ -426,7 +418,6 @@ class Damage:
         return damage(f"{group.recovery.path}/{group.name}", self._shard, together)
 
     def end(self) -> Seen:
-        """Leave it as it is."""
         return Seen("the checkpoint stays damaged", True)
 
 
@@ -453,12 +444,8 @@ def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
 def _flip(fs: Any, path: str) -> Seen:
     data = contents(fs, path)
     begin = max(0, len(data) // 2 - FLIPPED // 2)
-    part = data[begin : begin + FLIPPED]
-    flipped = bytes(byte ^ 0xFF for byte in part)
-    fs.pipe_file(path, data[:begin] + flipped + data[begin + len(part) :])
+    flipped = bytes(byte ^ 0xFF for byte in data[begin : begin + FLIPPED])
+    fs.pipe_file(path, data[:begin] + flipped + data[begin + len(flipped) :])
     before, after = (hashlib.sha256(d).hexdigest()[:16] for d in (data, fs.cat_file(path)))
-    evidence = (
-        f"{posixpath.basename(path)}: {len(part)} bytes flipped at {begin}; its SHA-256 was "
-        f"{before}… and is {after}…"
-    )
-    return Seen(evidence, before != after)
+    what = f"{posixpath.basename(path)}: {len(flipped)} bytes flipped at {begin}"
+    return Seen(f"{what}; its SHA-256 was {before}… and is {after}…", before != after)

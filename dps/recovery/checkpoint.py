@@ -114,15 +114,10 @@ class Checkpoint(Durability):
             ranges.count(self, "every", 1, "updates, or 'auto'")
         ranges.count(self, "least", 1, "updates")
         ranges.count(self, "most", self.least, f"updates, as least={self.least}")
-        if self.mtbf is not None:
-            ranges.positive(self, "mtbf")
+        ranges.positive(self, *(f for f in ("mtbf", "seconds") if getattr(self, f) is not None))
         given = (self.least, self.most, self.mtbf) != (LEAST, MOST, None)
-        require(
-            is_auto or not given,
-            "Checkpoint: least, most and mtbf go with every='auto' alone",
-        )
-        if self.seconds is not None:
-            ranges.positive(self, "seconds")
+        fits = is_auto or not given
+        require(fits, "Checkpoint: least, most and mtbf go with every='auto' alone")
         ranges.count(self, "keep", 1, "checkpoints")
         ranges.choice(self, "mode", "sync", "async")
         ranges.choice(self, "scope", "shard", "all")
@@ -171,11 +166,8 @@ class CheckpointPersistence(Persistence):
     def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
         if wanted.path is None:
             raise ConfigurationError("checkpoint: no path was given")
-        self._shard = context.shard
-        self._wanted = wanted
-        self._clock = context.clock
-        self._emit = context.emit
-        self._tasks = context.tasks
+        self._shard, self._wanted = context.shard, wanted
+        self._clock, self._emit, self._tasks = context.clock, context.emit, context.tasks
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
         self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.name}", context)
         # Not the event loop's own threads, which apply updates: files may hang for ever.
@@ -199,7 +191,7 @@ class CheckpointPersistence(Persistence):
             self._auto = AutoInterval(wanted.least, wanted.most, wanted.mtbf, not self._sync)
         self._every = wanted.least if isinstance(wanted.every, str) else wanted.every
         self._promise(self._every)
-        seconds = math.inf if wanted.seconds is None else wanted.seconds
+        seconds = wanted.seconds or math.inf
         self._due_after = seconds / 2
         self._allowed_for = seconds / 2 if self._sync else seconds
 
@@ -214,9 +206,8 @@ class CheckpointPersistence(Persistence):
     def take_over(self, saved: int, version: int) -> None:
         """Continue for another replica, which had `saved` and sent its state of `version`.
 
-        When what is not saved was acked is not known here. With a promise in seconds nothing more
-        is acked before a write, so a new tail begins with one
-        (`dps.protocol.coordinator.shard_controller`).
+        When what is not saved was acked is not known here, so with a promise in seconds a new tail
+        begins with a write (`dps.protocol.coordinator.shard_controller`).
         """
         self._complete, self._newest = saved, version
         if self._wanted.seconds is not None:
@@ -242,18 +233,10 @@ class CheckpointPersistence(Persistence):
                 )
 
     async def save(self, epoch: int, state: ShardState) -> None:
-        """Return when a checkpoint holds a committed state.
-
-        Raises
-        ------
-        StoreUnavailable
-            It cannot be written; the one before it is still there.
-        """
+        """Return when a checkpoint holds a committed state; otherwise the one before it stays."""
         attempts = 0
         while self._complete < state.version:
-            if await self._has_written(epoch, state):
-                continue
-            attempts += 1
+            attempts += not await self._has_written(epoch, state)
             if attempts >= self._save_attempts:
                 raise StoreUnavailable(
                     f"shard {self._shard}: version {state.version} cannot be written to "
@@ -320,10 +303,8 @@ class CheckpointPersistence(Persistence):
         return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
 
     def _start_timer(self) -> None:
-        """Have what is unsaved written in time, if that is promised.
-
-        The timer may have ended, when a server that came later had the files for a while.
-        """
+        """Have what is unsaved written in time, if that is promised."""
+        # It may have ended, when a server that came later had the files for a while.
         if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
             self._timer = self._tasks.start(self._write_in_time())
 
@@ -354,10 +335,7 @@ class CheckpointPersistence(Persistence):
     async def _has_written(self, epoch: int, state: ShardState) -> bool:
         """Wait for the write that is under way, or for one of this state; return whether it worked.
 
-        Raises
-        ------
-        StaleEpoch
-            A server of a later epoch has the files.
+        Raises `StaleEpoch` if a server of a later epoch has the files.
         """
         self._must_not_be_refused(epoch)
         before = self._complete
@@ -448,13 +426,7 @@ class CutPersistence(CheckpointPersistence):
         self._begun = True
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the shard's state in a cut.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            It is damaged, or not there; a cut before it must do, on all shards.
-        """
+        """Return the shard's state in a cut; without it, an earlier cut is used on all shards."""
         for checkpoint in await self._in_thread(self._files.published):
             state = await self._read(epoch, checkpoint) if checkpoint.cut == cut else None
             if state is not None:

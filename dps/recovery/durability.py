@@ -90,7 +90,7 @@ class Persistence:
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What a `Persistence` is made of: its shard, and the services of the server that has it.
+    """A shard, and the services of its server.
 
     Attributes
     ----------
@@ -136,9 +136,9 @@ class ServerContext:
 class WorkerContext:
     """What a worker's part works with.
 
-    `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator, as
-    often as that takes; `tasks` are the part's own, and closed when the worker leaves; `held`
-    returns the `Weights` of a shard that were read last, or None.
+    `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator until
+    it is answered; `tasks` are closed when the worker leaves; `held` returns the `Weights` of a
+    shard that were read last, or None.
     """
 
     name: str
@@ -154,8 +154,8 @@ class WorkerContext:
 class CoordinatorContext:
     """What the coordinator's part works with.
 
-    `workers` returns the names of the active incarnations; `publish` sends everybody a table with
-    what is `wanted` now.
+    `workers` returns the names of active incarnations; `publish` sends a table with what is
+    `wanted` now.
     """
 
     workers: Callable[[], set[str]]
@@ -171,12 +171,12 @@ InstallState = Callable[..., Awaitable[Any]]
 
 
 class CoordinatorPart(Protocol):
-    """How the coordinator restores a lost shard whose state no server and no store has."""
+    """How the coordinator restores a lost shard whose state no server and no store has.
 
-    @property
-    def services(self) -> Mapping[type, Callable[[Any], Awaitable[Any]]]:
-        """The handlers of requests from workers' parts, by type."""
-        ...
+    `services` has the handlers of requests from workers' parts, by type.
+    """
+
+    services: Mapping[type, Callable[[Any], Awaitable[Any]]]
 
     @property
     def wanted(self) -> tuple[Any, ...]:

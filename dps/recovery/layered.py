@@ -27,11 +27,10 @@ from dps.recovery.shared_store import SharedStore
 class Layered(Durability):
     """Shard state lives as `above` says, and checkpoints of it are written in the background.
 
-    As long as one copy above lives, nothing acked is lost, and no checkpoint is read. When all are
-    lost (every replica of a chain; every state store, and the server with it), the shard is
-    restored from the newest complete checkpoint, and acked updates since then are lost. No ack
-    waits for the layer: `below.every` sets how often a write begins, and does not bound the loss
-    while files are slow, or cannot be written.
+    While one copy above lives, nothing acked is lost. When all are lost (every replica of a chain;
+    every state store, and the server with it), the shard is restored from the newest complete
+    checkpoint, and acked updates since then are lost. No ack waits for the layer: `below.every`
+    sets how often a write begins, and does not bound the loss while files are slow.
 
     Parameters
     ----------
@@ -53,19 +52,19 @@ class Layered(Durability):
             raise refused("Layered: above", above, "Chain(...) or SharedStore(...)")
         if not isinstance(below, Checkpoint):
             raise refused("Layered: below", below, "Checkpoint(...)")
-        require(
-            below.mode == "async",
-            "Layered: below has mode='sync', expected 'async': no ack waits for a layer below",
-        )
-        require(
-            below.scope == "shard",
-            "Layered: below has scope='all', expected 'shard': only what is lost goes back",
-        )
-        require(
-            below.every != "auto",
-            "Layered: below has every='auto', expected a number of updates: that interval is "
-            "chosen for checkpoints that every lost server goes back to",
-        )
+        for holds, reason in (
+            (
+                below.mode == "async",
+                "mode='sync', expected 'async': no ack waits for a layer below",
+            ),
+            (below.scope == "shard", "scope='all', expected 'shard': only what is lost goes back"),
+            (
+                below.every != "auto",
+                "every='auto', expected a number of updates: that interval is chosen for "
+                "checkpoints that every lost server goes back to",
+            ),
+        ):
+            require(holds, f"Layered: below has {reason}")
 
     def at(self, path: str) -> Layered:
         """Return the same choice with its files below another path."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -185,7 +185,7 @@ class CopyOffers:
         self._wanted: dict[int, Wanted] = {}
         self._made: dict[int, dict[str, Offer]] = {}
         self._news = asyncio.Condition()
-        self.services: dict[type, Callable[[Any], Awaitable[Any]]] = {Offer: self.take}
+        self.services: Mapping[type, Callable[[Any], Awaitable[Any]]] = {Offer: self.take}
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
