@@ -74,14 +74,9 @@ class CheckpointFiles:
         self._keep = keep
 
     def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
-        """Publish a checkpoint and remove those beyond the last `keep`.
+        """Publish a checkpoint and remove those beyond the last `keep`; return the bytes written.
 
         One of a cut stays until `prune_cuts`: whether it is needed depends on the other shards.
-
-        Returns
-        -------
-        nbytes
-            Bytes written, manifest included.
 
         Raises
         ------
@@ -303,16 +298,9 @@ def manifest_of(
     copies: Mapping[str, Copy],
     tables: Sequence[tuple[int, str]] | None = None,
 ) -> dict[str, Any]:
-    """Return the manifest of a checkpoint.
+    """Return the manifest of a checkpoint with its own data file and the copy of each unit.
 
-    Parameters
-    ----------
-    own
-        Its data file.
-    copies
-        The copy of each unit.
-    tables
-        The numbers and names of tables, as in the names of units; None: in their order.
+    `tables` has the numbers of tables in the names of units; None: they are numbered in order.
     """
     return {
         "format": FORMAT,

@@ -27,15 +27,7 @@ class NotAFile(OSError):
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a local file for reading, without blocking if it is a pipe or a device.
-
-    Raises
-    ------
-    NotAFile
-        It is no regular file.
-    OSError
-        It cannot be read.
-    """
+    """Open a local file for reading; raises `NotAFile` without blocking if it is not regular."""
     # Opening a pipe would block until there is a writer, and a device may have no end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = os.fstat(descriptor).st_mode
@@ -87,10 +79,7 @@ def make_folder(fs: Any, folder: str) -> None:
 def absolute(path: str) -> str:
     """Return a path that means the same in every working directory.
 
-    Raises
-    ------
-    ConfigurationError
-        fsspec does not know its protocol.
+    Raises `ConfigurationError` if fsspec does not know its protocol.
     """
     kinds = _kinds(path)
     local = len(kinds) == 1 and issubclass(kinds[0], LocalFileSystem)

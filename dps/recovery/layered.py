@@ -52,19 +52,19 @@ class Layered(Durability):
             raise refused("Layered: above", above, "Chain(...) or SharedStore(...)")
         if not isinstance(below, Checkpoint):
             raise refused("Layered: below", below, "Checkpoint(...)")
-        for holds, reason in (
-            (
-                below.mode == "async",
-                "mode='sync', expected 'async': no ack waits for a layer below",
-            ),
-            (below.scope == "shard", "scope='all', expected 'shard': only what is lost goes back"),
-            (
-                below.every != "auto",
-                "every='auto', expected a number of updates: that interval is chosen for "
-                "checkpoints that every lost server goes back to",
-            ),
-        ):
-            require(holds, f"Layered: below has {reason}")
+        require(
+            below.mode == "async",
+            "Layered: below has mode='sync', expected 'async': no ack waits for a layer below",
+        )
+        require(
+            below.scope == "shard",
+            "Layered: below has scope='all', expected 'shard': only what is lost goes back",
+        )
+        require(
+            below.every != "auto",
+            "Layered: below has every='auto', expected a number of updates: that interval is "
+            "chosen for checkpoints that every lost server goes back to",
+        )
 
     def at(self, path: str) -> Layered:
         """Return the same choice with its files below another path."""

@@ -126,10 +126,7 @@ def from_text(data: bytes) -> Any:
 
 
 def must_be_known(what: str, choice: object) -> None:
-    """Raise `ConfigurationError` for an update rule or filters that are not registered.
-
-    They could not be written beside checkpoints.
-    """
+    """Refuse an update rule or filters that are not registered: they could not be written."""
     try:
         encode(choice)
     except TypeError as error:
@@ -219,10 +216,7 @@ def _read(data: bytes, file: str) -> Run:
 
 
 def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, ...] | None:
-    """A whole state for each shard, of one cut if the shards go back together.
-
-    Damaged checkpoints are added to `refused`.
-    """
+    """A whole state for each shard, of one cut if they go back together; adds to `refused`."""
     files = [CheckpointFiles(folder, shard, 1) for shard in range(len(run.layout.shards))]
     shards = list(zip(files, run.layout.shards, strict=True))
     cuts: Sequence[int | None] = [None]
@@ -258,12 +252,8 @@ def resharded(saved: Saved, shards: int) -> Saved:
 
     Weights, optimizer state and rows of tables are redistributed. A shard's numbers (version,
     steps, how far each worker is) cannot be: each new shard has those of the old shard that lacks
-    most updates, as the whole model certainly has no more.
-
-    Raises
-    ------
-    ConfigurationError
-        The parameters cannot be divided into so many shards.
+    most updates, as the whole model certainly has no more. Raises `ConfigurationError` if the
+    parameters cannot be divided into this number of shards.
     """
     run, states = saved.run, saved.states
     names = run.rule.slots

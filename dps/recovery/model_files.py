@@ -104,14 +104,7 @@ def save(
 ) -> None:
     """Write a model; an earlier one stays in the folder until all of it is written.
 
-    Parameters
-    ----------
-    arrays
-        All arrays of the layout.
-    rows
-        For each table its keys, int64 and sorted, and their rows.
-    versions
-        The version of each shard.
+    `rows` has each table's keys, int64 and sorted, and their rows; `versions` those of the shards.
 
     Raises
     ------

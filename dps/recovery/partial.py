@@ -139,14 +139,8 @@ class _Saved(Copy):
 class PartialFiles(CheckpointFiles):
     """The partial checkpoints of one shard below a path. One write at a time; others wait for it.
 
-    The first part of an epoch holds all units, so that none is from an earlier server's.
-
-    Parameters
-    ----------
-    keep
-        How many times all units are kept.
-    share
-        The fraction of the shard's bytes that a checkpoint holds.
+    The first part of an epoch holds all units, so that none is from an earlier server's. All units
+    are kept `keep` times; a checkpoint holds a `share` of the shard's bytes.
     """
 
     def __init__(self, path: str, shard: int, keep: int, share: float, layout: ShardLayout) -> None:
@@ -250,8 +244,8 @@ def choose(
 ) -> np.ndarray:
     """Return the units that the next part is to hold, as sorted indices.
 
-    Half of them are those that changed most per byte, the other half those that were saved the
-    longest ago, so that no unit is left out for ever.
+    About a `share` of all bytes is written: half of it are units that changed most per byte, the
+    other half those that were saved the longest ago, so that no unit is left out for ever.
 
     Parameters
     ----------
@@ -262,8 +256,6 @@ def choose(
         besides the share.
     distances
         (units,), the squared Euclidean distance of its weights from their saved copies.
-    share
-        About the fraction of all bytes that is to be written, from 0 to 1.
     """
     taken = saved_in == NEVER
     budget = share * float(nbytes.sum())

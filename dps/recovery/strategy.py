@@ -92,11 +92,8 @@ def with_checkpoint_path(recovery: Recovery, path: str) -> Recovery:
 def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
     """Return a number of servers over which the shards can be spread, as a plain one.
 
-    Raises
-    ------
-    ConfigurationError
-        It is no whole number, or less than the replicas of one shard, or more than those of all;
-        or shards cannot move.
+    Raises `ConfigurationError` if it is no whole number, less than the replicas of one shard or
+    more than those of all, or if shards cannot move.
     """
     recovery.must_allow("moves")
     number = whole(servers)
