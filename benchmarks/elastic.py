@@ -135,7 +135,7 @@ def _longest(times: Sequence[float], start: float, end: float) -> float:
 def _trained(strategy: str, count: int) -> Record:
     """Have shards move so often while workers push; return what happened."""
     watch, recovery = Watch(), PRESETS[strategy]
-    replicas = recovery.durability.replicas
+    replicas = recovery.durability.above.replicas
     names = [f"server-{i}" for i in range(replicas + 1)]
     names += [f"store-{i}" for i in range(recovery.stores)]
     names += [f"worker-{i}" for i in range(WORKERS)]

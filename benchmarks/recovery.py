@@ -107,7 +107,7 @@ def recovery_times(repeats: int, tell: Tell) -> list[Row]:
 
 def nodes_for(recovery: Recovery, workers: int, *others: str) -> list[NodeSpec]:
     """Return the nodes of one shard and so many workers, and others by their names."""
-    replicas = (f"replica-0-{i}" for i in range(1, recovery.durability.replicas))
+    replicas = (f"replica-0-{i}" for i in range(1, recovery.durability.above.replicas))
     names = ["server-0", *replicas, *others, *(f"store-{i}" for i in range(recovery.stores))]
     names += [f"worker-{i}" for i in range(workers)]
     return [NodeSpec(name, resource_of(name)) for name in names]

@@ -119,7 +119,7 @@ def timed(model: Model, variant: Variant, rounds: int = ROUNDS) -> Row:
     import dps.torch
 
     start = dps.torch.parameters(made(model))
-    replicas = range(1, variant.recovery.durability.replicas)
+    replicas = range(1, variant.recovery.durability.above.replicas)
     names = ["server-0", *(f"replica-0-{number}" for number in replicas)]
     nodes = [NodeSpec(name, "server") for name in names] + [NodeSpec("worker-0", "worker")]
     preload = ("dps.cluster.driver.parameter_server", "dps.torch", __name__)

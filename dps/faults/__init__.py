@@ -19,42 +19,15 @@ from dps.core.ranges import choice, count, not_negative, positive, refused
 from dps.errors import ConfigurationError, require
 
 if TYPE_CHECKING:
-    from dps.faults.effects import Effect, Hit, Seen
-    from dps.faults.expansion import expand
-    from dps.faults.injector import Injector
-
-__all__ = [
-    "After",
-    "Among",
-    "AtSeconds",
-    "AtUpdates",
-    "Between",
-    "Corrupt",
-    "Cut",
-    "Delay",
-    "DiskFull",
-    "During",
-    "Effect",
-    "Every",
-    "Fault",
-    "FaultPlan",
-    "Hit",
-    "InChain",
-    "Injector",
-    "Kill",
-    "Lasting",
-    "Pause",
-    "Seat",
-    "Seen",
-    "Slow",
-    "expand",
-]
+    from dps.faults.effects import Effect as Effect
+    from dps.faults.effects import Hit as Hit
+    from dps.faults.effects import Seen as Seen
+    from dps.faults.expansion import expand as expand
+    from dps.faults.injector import Injector as Injector
 
 _LAZY = {
-    "Effect": "dps.faults.effects",
-    "Hit": "dps.faults.effects",
+    **dict.fromkeys(("Effect", "Hit", "Seen"), "dps.faults.effects"),
     "Injector": "dps.faults.injector",
-    "Seen": "dps.faults.effects",
     "expand": "dps.faults.expansion",
 }
 
@@ -404,7 +377,9 @@ class Fault:
 
     def effect(self, hit: Hit) -> Effect:
         """Return the effect on a node."""
-        raise LookupError(f"{type(self).__name__} has no effect(hit)")
+        from dps.faults.effects import effect_of
+
+        return effect_of(self, hit)
 
 
 @dataclass(frozen=True)
@@ -529,12 +504,6 @@ class Slow(Lasting):
         if self.factor <= 1:
             raise refused("Slow: factor", self.factor, "more than 1")
 
-    def effect(self, hit: Hit) -> Effect:
-        """Return the effect on a node."""
-        from dps.faults.effects import Slowdown
-
-        return Slowdown(hit, self.factor, self.seconds)
-
 
 @dataclass(frozen=True)
 class Cut(Lasting):
@@ -563,14 +532,6 @@ class Cut(Lasting):
         what = {"both": "", "in": ", what it is sent", "out": ", what it sends"}[self.direction]
         return f"{self}{what}, for {self.seconds:g} s"
 
-    def effect(self, hit: Hit) -> Effect:
-        """Return the effect on a node."""
-        from dps.cluster.transport.links import BOTH, Closed
-        from dps.faults.effects import Interference
-
-        ways = BOTH if self.direction == "both" else (self.direction,)
-        return Interference(hit, Closed(ways), self.seconds)
-
 
 @dataclass(frozen=True)
 class Delay(Lasting):
@@ -588,13 +549,6 @@ class Delay(Lasting):
         super().__post_init__()
         positive(self, "delay_seconds")
 
-    def effect(self, hit: Hit) -> Effect:
-        """Return the effect on a node."""
-        from dps.cluster.transport.links import Late
-        from dps.faults.effects import Interference
-
-        return Interference(hit, Late(self.delay_seconds), self.seconds)
-
 
 @dataclass(frozen=True)
 class DiskFull(Lasting):
@@ -607,12 +561,6 @@ class DiskFull(Lasting):
     kind = "disk_full"
     needs = ("limit",)
 
-    def effect(self, hit: Hit) -> Effect:
-        """Return the effect on a node."""
-        from dps.faults.effects import FullDisk
-
-        return FullDisk(hit)
-
 
 @dataclass(frozen=True)
 class Corrupt(Fault):
@@ -624,13 +572,6 @@ class Corrupt(Fault):
 
     kind = "corrupt"
     hits = "shard"
-
-    def effect(self, hit: Hit) -> Effect:
-        """Return the effect on the checkpoint."""
-        from dps.faults.effects import Damage
-
-        assert isinstance(self.target, int), "it hits a shard"
-        return Damage(hit, self.target)
 
 
 KINDS: tuple[type[Fault], ...] = (Kill, Pause, Slow, Cut, Delay, DiskFull, Corrupt)

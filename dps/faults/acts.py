@@ -55,10 +55,8 @@ class Striker:
         ways = {"signal": nodes.kill, "requeue": nodes.requeue, "host": nodes.take_host}
         try:
             pid = ways[by](node)
-        except (KeyError, ProcessLookupError):
-            return self.miss(fault, node, "there is no such process")
-        except ConfigurationError as error:
-            return self.miss(fault, node, str(error))
+        except (KeyError, ProcessLookupError, ConfigurationError) as error:
+            return self.miss(fault, node, _reason(error))
         gone = nodes.gone(node, PROOF_SECONDS)
         self._emit(Killed(began, fault, node, pid, updates, gone, by, nodes.account(node)))
         still = f"process {pid} was still there {PROOF_SECONDS:g} s later"
@@ -71,8 +69,8 @@ class Striker:
         began = self._clock.now()
         try:
             pid = self._nodes.pause(node)
-        except (KeyError, ProcessLookupError):
-            return self.miss(fault, node, "there is no such process")
+        except (KeyError, ProcessLookupError) as error:
+            return self.miss(fault, node, _reason(error))
         stopped = self._nodes.stopped(node, PROOF_SECONDS)
         self._emit(Paused(began, fault, node, pid, updates, stopped))
         still = f"process {pid} was not stopped {PROOF_SECONDS:g} s later"
@@ -109,13 +107,12 @@ class Acts(Striker):
         super().__init__(cluster, emit)
         self._ps = ps
         self._failures: list[CheckpointFailed] = []
-        self._current: dict[int, list[tuple[str, Effect]]] = {}
-        self._lock = threading.Lock()
         self.took: dict[int, float] = {}
         self._beginning: dict[int, Running] = {}
-        self._awaited: dict[str, int] = {}
+        self._awaited: dict[str, int] = {}  # nodes that are to join, each for a fault
         self._paused: set[tuple[int, str]] = set()
-        self._disturbing: set[int] = set()
+        self._current: dict[int, list[tuple[str, Effect]]] = {}
+        self._lock = threading.Lock()  # of what has begun
         self._timers: list[Timer] = []
         self._starting = threading.Lock()
 
@@ -128,7 +125,7 @@ class Acts(Striker):
             timer.join()  # one that has begun to start a node ends first
         for number, node in sorted(self._paused):
             self._go_on(number, node)
-        for number in sorted(self._disturbing):
+        for number in sorted(self._current):
             self.end(number)
 
     def note(self, event: Event) -> None:
@@ -205,24 +202,15 @@ class Acts(Striker):
             self._later(fault.seconds, self._come_back, number, node)
         return struck
 
+    def _go_on(self, number: int, node: str) -> None:
+        self._paused.discard((number, node))
+        self.resume(number, node)
+
     def _come_back(self, number: int, node: str) -> None:
         """Resume a paused process, or replace it if its monitor has killed it."""
         self._go_on(number, node)
         if self._nodes.gone(node, 0.0):
             self._bring_back(number, node)
-
-    def _disturb(self, number: int, fault: Fault, names: Sequence[str], updates: int) -> None:
-        began = self._clock.monotonic()
-        begin = partial(self.begin, number, fault, updates=updates)
-        if any(self._at_once(begin, names)):
-            self.took[number] = self._clock.now()
-            if isinstance(fault, Lasting):
-                self._disturbing.add(number)
-                left = fault.seconds - (self._clock.monotonic() - began)  # the proof took time
-                self._later(max(0.0, left), self.end, number)
-
-    def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
-        self._timers.append(self._platform.after(seconds, partial(act, *what)))
 
     def _bring_back(self, number: int, node: str) -> None:
         name = replacement(node)
@@ -234,15 +222,24 @@ class Acts(Striker):
                 del self._awaited[name]
                 self.miss(number, node, f"nothing takes its place: {error}")
 
-    def _go_on(self, number: int, node: str) -> None:
-        self._paused.discard((number, node))
-        self.resume(number, node)
+    def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
+        self._timers.append(self._platform.after(seconds, partial(act, *what)))
 
     def _at_once(self, act: Callable[[str], bool], names: Sequence[str]) -> list[bool]:
         return [act(names[0])] if len(names) == 1 else self._platform.at_once(act, names)
 
     def _hit_of(self, number: int, node: str) -> Hit:
         return Hit(number, node, self._nodes, self._ps, self._failures)
+
+    # -- faults with an effect of their own ------------------------------------------------------
+
+    def _disturb(self, number: int, fault: Fault, names: Sequence[str], updates: int) -> None:
+        began = self._clock.monotonic()
+        if any(self._at_once(partial(self.begin, number, fault, updates=updates), names)):
+            self.took[number] = self._clock.now()
+            if isinstance(fault, Lasting):
+                left = fault.seconds - (self._clock.monotonic() - began)  # the proof took time
+                self._later(max(0.0, left), self.end, number)
 
     def begin(self, number: int, fault: Fault, node: str, updates: int) -> bool:
         """Begin a fault on one node; return whether it had its effect."""
@@ -253,18 +250,15 @@ class Acts(Striker):
         except (LookupError, OSError, DpsError) as error:
             return self.miss(number, node, _reason(error))
         self._emit(Disturbed(began, number, fault.kind, node, updates, evidence, effective))
-        if not effective:
-            if isinstance(fault, Lasting):
-                self._end(number, node, effect)
-            return self.miss(number, node, f"no effect was seen: {evidence}")
-        if isinstance(fault, Lasting):
+        if effective and isinstance(fault, Lasting):
             with self._lock:
                 self._current.setdefault(number, []).append((node, effect))
-        return True
+        elif isinstance(fault, Lasting):
+            self._end(number, node, effect)
+        return effective or self.miss(number, node, f"no effect was seen: {evidence}")
 
     def end(self, number: int) -> None:
         """Revert a fault on every node that it hit."""
-        self._disturbing.discard(number)
         with self._lock:
             current = self._current.pop(number, [])
         for node, effect in current:

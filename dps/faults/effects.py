@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import math
 import posixpath
 from collections.abc import Callable, Iterable, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -23,9 +23,10 @@ from dps.cluster.liveness import presence_of
 from dps.cluster.names import Node
 from dps.cluster.platform import Platform, Running, platform_of
 from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.cluster.transport.links import Closed, Condition, Late, links_of
-from dps.errors import DeadlineExceeded
+from dps.cluster.transport.links import BOTH, Closed, Condition, Late, links_of
+from dps.errors import DeadlineExceeded, StoreUnavailable
 from dps.events import CheckpointFailed
+from dps.faults import Corrupt, Cut, Delay, DiskFull, Fault, Slow
 from dps.protocol.messages import GetTable
 from dps.protocol.transport import Endpoint
 from dps.recovery.checkpoint_files import CheckpointFiles
@@ -151,10 +152,27 @@ class Hit:
         return took
 
 
+def effect_of(fault: Fault, hit: Hit) -> Effect:
+    """Return the effect of a fault of dps, except of a kill or a pause."""
+    match fault:
+        case Slow():
+            return _Slowdown(hit, fault.factor, fault.seconds)
+        case Cut():
+            ways = BOTH if fault.direction == "both" else (fault.direction,)
+            return _Interference(hit, Closed(ways), fault.seconds)
+        case Delay():
+            return _Interference(hit, Late(fault.delay_seconds), fault.seconds)
+        case DiskFull():
+            return _FullDisk(hit)
+        case Corrupt(target=int(shard)):
+            return _Damage(hit, shard)
+    raise LookupError(f"{type(fault).__name__} has no effect(hit)")
+
+
 # -- links -------------------------------------------------------------------------------------
 
 
-class Interference:
+class _Interference:
     """Holds back or delays the messages of a node; a probe proves it."""
 
     proven = True
@@ -165,34 +183,33 @@ class Interference:
         self._seconds = seconds
 
     def begin(self) -> Seen:
-        """Impose the condition, and measure a probe before and after."""
         hit = self._hit
         before = hit.probe(PROBE_SECONDS)
         hit.run(_impose, hit.number, self._condition, self._seconds)
-        match self._condition:
-            case Closed():
-                deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
-                during = hit.probe(deadline)
-                held = hit.run(_affected, hit.number) > 0
-                # It did not just take long: the same time was enough for it before.
-                effective = before is not None and before < deadline and during is None and held
-            case Late(seconds, ways):
-                deadline = PROBE_SECONDS + len(ways) * seconds
-                during = hit.probe(deadline)
-                effective = during is not None and during >= len(ways) * seconds
-        evidence = (
+        if isinstance(self._condition, Late):
+            late = len(self._condition.ways) * self._condition.seconds
+            deadline = PROBE_SECONDS + late
+            during = hit.probe(deadline)
+            effective = during is not None and during >= late
+        else:
+            deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
+            during = hit.probe(deadline)
+            held = hit.run(_affected, hit.number) > 0
+            # It did not just take long: the same time was enough for it before.
+            effective = before is not None and before < deadline and during is None and held
+        return Seen(
             "a probe from the node to the coordinator and back took "
-            f"{_took(before, PROBE_SECONDS)} before, {_took(during, deadline)} during"
+            f"{_took(before, PROBE_SECONDS)} before, {_took(during, deadline)} during",
+            effective,
         )
-        return Seen(evidence, effective)
 
     def end(self) -> Seen:
-        """Lift the condition, and check that a probe passes again."""
         affected = self._hit.run(_lift, self._hit.number)
         after = self._hit.probe(PROBE_SECONDS)
         done = "held back" if isinstance(self._condition, Closed) else "delayed"
-        took = _took(after, PROBE_SECONDS)
-        evidence = f"{affected} messages were {done}; a probe took {took} after"
+        evidence = (
+            f"{affected} messages were {done}; a probe took {_took(after, PROBE_SECONDS)} after"
+        )
         return Seen(evidence, after is not None and affected > 0)
 
 
@@ -246,12 +263,11 @@ async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
 # -- speed -------------------------------------------------------------------------------------
 
 
-class Slowdown:
+class _Slowdown:
     """Stops and resumes a process in turns, so that it runs for one part in `factor` of the time.
 
-    Each turn is far shorter than a lease, and than the stop after which a monitor kills a process.
-    The length of a stop follows from the time that the process ran, so the factor also holds on a
-    busy machine.
+    A turn is far shorter than a lease, and than the stop after which a monitor kills a process. The
+    length of a stop follows from the time that the process ran, also on a busy machine.
     """
 
     proven = True  # `begin` has seen it stopped
@@ -259,10 +275,8 @@ class Slowdown:
     def __init__(self, hit: Hit, factor: float, seconds: float) -> None:
         timings = hit.ps.group.timings
         self._nodes = hit.cluster
-        self._node = hit.node
-        self._pid = hit.pid
-        self._factor = factor
-        self._seconds = seconds
+        self._node, self._pid = hit.node, hit.pid
+        self._factor, self._seconds = factor, seconds
         self._longest_stop = LONGEST_STOP * min(timings.lease, timings.stopped)
         self._platform = hit.platform
         self._now = hit.platform.clock.monotonic
@@ -284,7 +298,6 @@ class Slowdown:
         return self._seen()
 
     def end(self) -> Seen:
-        """Resume the process, and check that it runs."""
         self._over.set()
         self._running.join()
         evidence, effective = self._seen()
@@ -340,7 +353,7 @@ class Slowdown:
 # -- files -------------------------------------------------------------------------------------
 
 
-class FullDisk:
+class _FullDisk:
     """Makes every write of a process to a file fail, by a limit of file sizes of 0.
 
     Sockets and existing files are not affected.
@@ -352,7 +365,6 @@ class FullDisk:
         self._hit = hit
 
     def begin(self) -> Seen:
-        """Set the limit, and read it back."""
         self._began = self._hit.platform.clock.now()
         self._served = self._hit.shards()
         try:
@@ -389,7 +401,7 @@ class FullDisk:
         return []
 
 
-class Damage:
+class _Damage:
     """Flips bytes in the newest complete checkpoint of a shard; they stay flipped."""
 
     proven = True
@@ -399,16 +411,13 @@ class Damage:
         self._ps = hit.ps
 
     def begin(self) -> Seen:
-        """Flip the bytes, and read the file again."""
-        durability = self._ps.group.recovery.durability
-        if durability.path is None:
+        group = self._ps.group
+        if group.recovery.path is None:
             raise LookupError("there are no checkpoints")
-        shards = {view.shard for view in self._ps.table().views}
-        together = shards if durability.restores_together else ()
-        return damage(f"{durability.path}/{self._ps.group.name}", self._shard, together)
+        together = range(len(group.layout.shards)) if group.restores_together else ()
+        return damage(f"{group.recovery.path}/{group.name}", self._shard, together)
 
     def end(self) -> Seen:
-        """Leave it as it is."""
         return Seen("the checkpoint stays damaged", True)
 
 
@@ -427,23 +436,16 @@ def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
         complete = [f for f in files.published() if all(f.cut in cuts for cuts in written)]
         if not complete:
             raise LookupError(f"shard {shard} has no complete checkpoint in {folder}")
-        manifest = complete[0].manifest
-        try:
-            return _flip(fs, files.data_of(manifest, json.loads(contents(fs, manifest))))
-        except FileNotFoundError:
-            continue  # a newer one has replaced it
+        with suppress(FileNotFoundError, StoreUnavailable):  # a newer one has replaced it
+            return _flip(fs, files.data_of(complete[0]))
     raise LookupError(f"the checkpoints of shard {shard} are replaced too quickly")
 
 
 def _flip(fs: Any, path: str) -> Seen:
     data = contents(fs, path)
     begin = max(0, len(data) // 2 - FLIPPED // 2)
-    part = data[begin : begin + FLIPPED]
-    flipped = bytes(byte ^ 0xFF for byte in part)
-    fs.pipe_file(path, data[:begin] + flipped + data[begin + len(part) :])
+    flipped = bytes(byte ^ 0xFF for byte in data[begin : begin + FLIPPED])
+    fs.pipe_file(path, data[:begin] + flipped + data[begin + len(flipped) :])
     before, after = (hashlib.sha256(d).hexdigest()[:16] for d in (data, fs.cat_file(path)))
-    evidence = (
-        f"{posixpath.basename(path)}: {len(part)} bytes flipped at {begin}; its SHA-256 was "
-        f"{before}… and is {after}…"
-    )
-    return Seen(evidence, before != after)
+    what = f"{posixpath.basename(path)}: {len(flipped)} bytes flipped at {begin}"
+    return Seen(f"{what}; its SHA-256 was {before}… and is {after}…", before != after)

@@ -89,7 +89,12 @@ def _faults(entry: Entry, names: Sequence[str], rng: random.Random) -> Iterator[
 def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fault]:
     # A kill of another node than the last one is possible while that one is still down.
     another = isinstance(fault, Kill) and isinstance(fault.target, Among | InChain)
-    lasts = _down_seconds(fault) if every.unit == "seconds" and not another else 0.0
+    lasts = 0.0
+    if every.unit == "seconds" and not another:
+        if isinstance(fault, Kill):
+            lasts = fault.back_after or 0.0
+        elif isinstance(fault, Lasting):
+            lasts = fault.seconds
     now, free = every.gap(rng), 0.0
     for _ in range(MOST_FAULTS):
         if now > every.until:
@@ -103,12 +108,6 @@ def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fau
             f"{fault.action} of {fault.whom}: more than {MOST_FAULTS} faults {every}; expected a "
             "larger mean"
         )
-
-
-def _down_seconds(fault: Fault) -> float:
-    if isinstance(fault, Kill):
-        return fault.back_after or 0.0
-    return fault.seconds if isinstance(fault, Lasting) else 0.0
 
 
 def _at_place(fault: Fault) -> Fault:

@@ -75,7 +75,12 @@ class Injector:
         self._ps = ps
         self._acts = Acts(cluster, ps, emit)
         self._targets = Targets(cluster, ps, seed)
-        self._phases = Phases(ps)
+        self._files: list[CheckpointFiles] = []
+        if ps.group.recovery.path is not None:
+            path = f"{ps.group.recovery.path.rstrip('/')}/{ps.group.name}"
+            shards = range(len(ps.group.layout.shards))
+            self._files = [CheckpointFiles(path, shard, keep=1) for shard in shards]
+        self._spent: set[Sight] = set()
         self._platform = platform_of(cluster.client)
         self._clock = self._platform.clock
         self._progress = Progress(ps.audit, self._platform)
@@ -114,17 +119,18 @@ class Injector:
                     if self._came(number, fault):
                         del self._left[number]
             if self._left and not self._interrupted:
-                self._progress.look()  # for the record
-                for number, fault in self._left.items():
-                    if not fault.when.optional:
-                        self._miss(number, fault, f"the training ended {self._end(fault.when)}")
+                self._miss_the_rest(self._progress.look())
             self._left.clear()
         finally:
             for number, fault in self._left.items():
-                self._miss(number, fault, "the injector failed")
+                self._acts.miss(number, fault.whom, "the injector failed")
 
-    def _miss(self, number: int, fault: Fault, reason: str) -> None:
-        self._acts.miss(number, fault.whom, reason)
+    def _miss_the_rest(self, updates: int) -> None:
+        at = f"{updates} updates and {self._clock.now() - self._began:.1f} s"
+        for number, fault in self._left.items():
+            if not fault.when.optional:
+                reason = f"the training ended at {at}, before it could be struck {fault.when}"
+                self._acts.miss(number, fault.whom, reason)
 
     # -- moments ---------------------------------------------------------------------------------
 
@@ -165,25 +171,11 @@ class Injector:
                 # Its thread may just have ended, so ask again.
                 if ended and other not in self._acts.took:
                     reason = f"fault {other}, after which it was to come, had no effect"
-                    self._miss(number, fault, reason)
+                    self._acts.miss(number, fault.whom, reason)
                     return True
         if due:
             self._strike(number, fault, self._targets.of(number, fault))
         return due
-
-    def _end(self, when: When) -> str:
-        """Describe the end of the training for a fault whose moment did not come."""
-        match when:
-            case AtUpdates(updates):
-                return f"at {self._progress.updates} updates, before the fault at {updates}"
-            case AtSeconds(seconds):
-                spent = self._clock.now() - self._began
-                return f"after {spent:.1f} s, before the fault at {seconds:g} s"
-            case During("checkpoint"):
-                return "before it could be struck during a checkpoint being written"
-            case After(other, seconds):
-                return f"before it was {seconds:g} s after fault {other}"
-        return "before it could be struck during a recovery"
 
     # -- strikes ---------------------------------------------------------------------------------
 
@@ -195,13 +187,16 @@ class Injector:
         elif fault.when.optional:
             self._acts.skip(number, fault)
         else:
-            self._miss(number, fault, "there was no such node then")
+            self._acts.miss(number, fault.whom, "there was no such node then")
 
     def _struck_during(self, phase: Phase, number: int, fault: Fault) -> bool:
         """Strike if the phase can be seen; return whether it was struck."""
         if phase == "checkpoint":
-            aim = self._known_aim(number, fault)
-            sights = self._phases.writing()
+            # A look at the table takes longer than a checkpoint, so a recent aim is used.
+            aim = self._aims.get(number, NOBODY)
+            if self._clock.now() - aim.t > AIM_SECONDS:
+                aim = self._aims[number] = self._aim(number, fault, self._ps.table())
+            sights = self._writing()
         else:
             table = self._ps.table()
             sights = recovering(table)
@@ -212,13 +207,6 @@ class Injector:
             and self._strike_in(sight, number, fault, aim.names)
             for sight in sights
         )
-
-    def _known_aim(self, number: int, fault: Fault) -> Aim:
-        """Return a recent aim: a look takes longer than a checkpoint."""
-        known = self._aims.get(number, NOBODY)
-        if self._clock.now() - known.t > AIM_SECONDS:
-            known = self._aims[number] = self._aim(number, fault, self._ps.table())
-        return known
 
     def _aim(self, number: int, fault: Fault, table: Table) -> Aim:
         names = self._targets.of(number, fault, table)
@@ -232,15 +220,44 @@ class Injector:
         """
         holds = isinstance(fault, Kill | Pause)
         held = not holds or self._acts.hold(names)
-        if not (held and self._phases.lasts(sight)):
+        of_checkpoint = sight.phase == "checkpoint"
+        if not held or sight not in (
+            self._writing() if of_checkpoint else recovering(self._ps.table())
+        ):
             if holds:
                 self._acts.release(names)
             return False
-        if isinstance(fault, Kill) and sight.phase == "checkpoint":
-            self._phases.spend(sight)  # files of a dead writer are no write
+        if isinstance(fault, Kill) and of_checkpoint:
+            self._spent.add(sight)  # files of a dead writer are no write
         self._strike(number, fault, names, holds)
         self._emit(PhaseMet(self._clock.now(), number, sight.phase, sight.evidence))
         return True
+
+    def _writing(self) -> list[Sight]:
+        """The checkpoints that are being written now, by writers that live."""
+        sights = (
+            Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
+            for shard, files in enumerate(self._files)
+            for name in files.in_writing()
+        )
+        return [sight for sight in sights if sight not in self._spent]
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A phase of a shard that was seen; `mark` distinguishes it from others of this shard."""
+
+    phase: Phase
+    shard: int
+    mark: str
+    evidence: str
+
+
+def recovering(table: Table) -> list[Sight]:
+    """Return the shards that no node serves, by a routing table."""
+    views = ((view.shard, view.epoch) for view in table.views if not view.serving)
+    seen = "shard {}: no node served it in epoch {}"
+    return [Sight("recovery", s, f"epoch {e}", seen.format(s, e)) for s, e in views]
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,53 +352,3 @@ class Progress:
             left = [goal - self._updates for goal in self._goals if goal > self._updates]
             soonest = min(left, default=math.inf) * seconds_per_update
             wait = min(LONGEST_WAIT, max(SHORTEST_WAIT, soonest / 4))
-
-
-@dataclass(frozen=True, slots=True)
-class Sight:
-    """A phase of a shard that was seen; `mark` distinguishes it from others of this shard."""
-
-    phase: Phase
-    shard: int
-    mark: str
-    evidence: str
-
-
-class Phases:
-    """Sees phases. Used by one thread."""
-
-    def __init__(self, ps: ParameterServer) -> None:
-        self._ps = ps
-        self._files: list[CheckpointFiles] = []
-        durability = ps.group.recovery.durability
-        if durability.path is not None:
-            path = f"{durability.path.rstrip('/')}/{ps.group.name}"
-            shards = range(len(ps.group.layout.shards))
-            self._files = [CheckpointFiles(path, shard, durability.keep) for shard in shards]
-        self._spent: set[Sight] = set()
-
-    def writing(self) -> list[Sight]:
-        """Return the checkpoints that are being written now, without ignored ones."""
-        sights = (
-            Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
-            for shard, files in enumerate(self._files)
-            for name in files.in_writing()
-        )
-        return [sight for sight in sights if sight not in self._spent]
-
-    def lasts(self, sight: Sight) -> bool:
-        """Whether a phase can still be seen."""
-        if sight.phase == "checkpoint":
-            return sight in self.writing()
-        return sight in recovering(self._ps.table())
-
-    def spend(self, sight: Sight) -> None:
-        """Ignore a sight from now on."""
-        self._spent.add(sight)
-
-
-def recovering(table: Table) -> list[Sight]:
-    """Return the shards that no node serves, by a routing table."""
-    views = ((view.shard, view.epoch) for view in table.views if not view.serving)
-    seen = "shard {}: no node served it in epoch {}"
-    return [Sight("recovery", s, f"epoch {e}", seen.format(s, e)) for s, e in views]

@@ -45,17 +45,17 @@ class Group:
     @property
     def replicas(self) -> int:
         """Number of replicas of each shard."""
-        return self.recovery.durability.replicas
+        return self.recovery.durability.above.replicas
 
     @property
     def aggregate(self) -> int:
         """Number of updates that are summed into one; 1: each is applied by itself."""
-        return self.recovery.durability.aggregate
+        return self.recovery.durability.above.aggregate
 
     @property
     def restores_together(self) -> bool:
         """Whether all shards are restored when one is lost."""
-        return self.recovery.durability.restores_together
+        return self.recovery.durability.scope == "all"
 
     def as_run(self, generation: int, started: float, about: str) -> Run:
         """Return what is written beside the group's checkpoints, to resume from them."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 from dps.core import ranges
 from dps.core.arguments import path_field
@@ -30,12 +30,12 @@ from dps.errors import (
 )
 from dps.events import CheckpointFailed, CheckpointRefused, CheckpointWritten, IntervalChosen
 from dps.protocol.messages import WantCut
-from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.checkpoint_files import CheckpointFiles, Published
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 CHECKPOINT_EVERY = 100
 
@@ -104,7 +104,7 @@ class Checkpoint(Durability):
     least: int = LEAST
     most: int = MOST
     mtbf: float | None = None
-    writes_checkpoints: ClassVar[bool] = True
+    writes_checkpoints = True
 
     def __post_init__(self) -> None:
         if self.every is None and self.seconds is None:
@@ -114,15 +114,10 @@ class Checkpoint(Durability):
             ranges.count(self, "every", 1, "updates, or 'auto'")
         ranges.count(self, "least", 1, "updates")
         ranges.count(self, "most", self.least, f"updates, as least={self.least}")
-        if self.mtbf is not None:
-            ranges.positive(self, "mtbf")
+        ranges.positive(self, *(f for f in ("mtbf", "seconds") if getattr(self, f) is not None))
         given = (self.least, self.most, self.mtbf) != (LEAST, MOST, None)
-        require(
-            is_auto or not given,
-            "Checkpoint: least, most and mtbf go with every='auto' alone",
-        )
-        if self.seconds is not None:
-            ranges.positive(self, "seconds")
+        fits = is_auto or not given
+        require(fits, "Checkpoint: least, most and mtbf go with every='auto' alone")
         ranges.count(self, "keep", 1, "checkpoints")
         ranges.choice(self, "mode", "sync", "async")
         ranges.choice(self, "scope", "shard", "all")
@@ -133,26 +128,17 @@ class Checkpoint(Durability):
         """How many acked updates are ever at risk at most; None: any number."""
         return self.most if isinstance(self.every, str) else self.every
 
-    @property
-    def restores_together(self) -> bool:
-        """Whether all shards go back when one is lost."""
-        return self.scope == "all"
-
     def refusal(self, feature: Feature) -> str | None:
         """Why it does not go with what would change one shard alone, if all go back together."""
-        return _REFUSALS.get(feature) if self.restores_together else None
+        return _REFUSALS.get(feature) if self.scope == "all" else None
 
     def at(self, path: str) -> Checkpoint:
         """Return the same choice with its files below another path."""
         return replace(self, path=path)
 
-    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
-        """Return True: there is a checkpoint before a shard is served."""
-        return True
-
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what writes one shard's checkpoints."""
-        return (CutPersistence if self.restores_together else CheckpointPersistence)(self, context)
+        return (CutPersistence if self.scope == "all" else CheckpointPersistence)(self, context)
 
 
 # -- writing them, and reading them back -------------------------------------------------------
@@ -180,11 +166,8 @@ class CheckpointPersistence(Persistence):
     def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
         if wanted.path is None:
             raise ConfigurationError("checkpoint: no path was given")
-        self._shard = context.shard
-        self._wanted = wanted
-        self._clock = context.clock
-        self._emit = context.emit
-        self._tasks = context.tasks
+        self._shard, self._wanted = context.shard, wanted
+        self._clock, self._emit, self._tasks = context.clock, context.emit, context.tasks
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
         self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.name}", context)
         # Not the event loop's own threads, which apply updates: files may hang for ever.
@@ -208,7 +191,7 @@ class CheckpointPersistence(Persistence):
             self._auto = AutoInterval(wanted.least, wanted.most, wanted.mtbf, not self._sync)
         self._every = wanted.least if isinstance(wanted.every, str) else wanted.every
         self._promise(self._every)
-        seconds = math.inf if wanted.seconds is None else wanted.seconds
+        seconds = wanted.seconds or math.inf
         self._due_after = seconds / 2
         self._allowed_for = seconds / 2 if self._sync else seconds
 
@@ -223,9 +206,8 @@ class CheckpointPersistence(Persistence):
     def take_over(self, saved: int, version: int) -> None:
         """Continue for another replica, which had `saved` and sent its state of `version`.
 
-        When what is not saved was acked is not known here. With a promise in seconds nothing more
-        is acked before a write, so a new tail begins with one
-        (`dps.protocol.coordinator.shard_controller`).
+        When what is not saved was acked is not known here, so with a promise in seconds a new tail
+        begins with a write (`dps.protocol.coordinator.shard_controller`).
         """
         self._complete, self._newest = saved, version
         if self._wanted.seconds is not None:
@@ -251,18 +233,10 @@ class CheckpointPersistence(Persistence):
                 )
 
     async def save(self, epoch: int, state: ShardState) -> None:
-        """Return when a checkpoint holds a committed state.
-
-        Raises
-        ------
-        StoreUnavailable
-            It cannot be written; the one before it is still there.
-        """
+        """Return when a checkpoint holds a committed state; otherwise the one before it stays."""
         attempts = 0
         while self._complete < state.version:
-            if await self._has_written(epoch, state):
-                continue
-            attempts += 1
+            attempts += not await self._has_written(epoch, state)
             if attempts >= self._save_attempts:
                 raise StoreUnavailable(
                     f"shard {self._shard}: version {state.version} cannot be written to "
@@ -272,22 +246,18 @@ class CheckpointPersistence(Persistence):
     async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the newest checkpoint that is whole, recording those that are not."""
         for checkpoint in await self._in_thread(self._files.published):
-            if (state := await self._read(checkpoint)) is not None:
-                await self._note_restored(epoch, checkpoint)
+            if (state := await self._read(epoch, checkpoint)) is not None:
                 return state
         raise StoreUnavailable(f"shard {self._shard}: no whole checkpoint in {self._wanted.path}")
 
-    async def _read(self, checkpoint: Published) -> ShardState | None:
+    async def _read(self, epoch: int, checkpoint: Published) -> ShardState | None:
         """Return a checkpoint's state; None if it is damaged, which is recorded."""
         try:
-            return await self._in_thread(partial(self._files.read, checkpoint))
+            return await self._in_thread(self._files.read, checkpoint)
         except CheckpointCorrupt as error:
             now = self._clock.now()
             self._emit(CheckpointRefused(now, self._shard, checkpoint.manifest, str(error)))
             return None
-
-    async def _note_restored(self, epoch: int, checkpoint: Published) -> None:
-        """Record what is to be known of a checkpoint that was read, besides its version."""
 
     async def close(self) -> None:
         """Start no further write."""
@@ -333,10 +303,8 @@ class CheckpointPersistence(Persistence):
         return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
 
     def _start_timer(self) -> None:
-        """Have what is unsaved written in time, if that is promised.
-
-        The timer may have ended, when a server that came later had the files for a while.
-        """
+        """Have what is unsaved written in time, if that is promised."""
+        # It may have ended, when a server that came later had the files for a while.
         if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
             self._timer = self._tasks.start(self._write_in_time())
 
@@ -367,10 +335,7 @@ class CheckpointPersistence(Persistence):
     async def _has_written(self, epoch: int, state: ShardState) -> bool:
         """Wait for the write that is under way, or for one of this state; return whether it worked.
 
-        Raises
-        ------
-        StaleEpoch
-            A server of a later epoch has the files.
+        Raises `StaleEpoch` if a server of a later epoch has the files.
         """
         self._must_not_be_refused(epoch)
         before = self._complete
@@ -381,26 +346,20 @@ class CheckpointPersistence(Persistence):
         if self._writing is None or self._writing.done():
             noted = self._clock.monotonic()
             self._costs.begins(noted)
-            self._writing = self._tasks.start(self._measured(epoch, state, noted))
+            self._writing = self._tasks.start(self._try_to_publish(epoch, state, noted))
         return self._writing
-
-    async def _measured(self, epoch: int, state: ShardState, noted: float) -> None:
-        before = self._complete
-        await self._try_to_publish(epoch, state, noted)
-        if self._complete > before:
-            self._costs.ends(self._clock.monotonic())
-        else:
-            self._costs.fails()
 
     async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
         try:
             await self._publish(epoch, state, noted)
-        except MemoryError as error:  # it may be there for the next write
-            self._failed(epoch, f"there is no memory to write it: {error}")
-        except (StoreUnavailable, StaleEpoch) as error:
+        # There may be memory for the next write.
+        except (MemoryError, StoreUnavailable, StaleEpoch) as error:
+            self._costs.fails()
             if isinstance(error, StaleEpoch):
                 self._refused = epoch
-            self._failed(epoch, str(error))
+            self._failed(epoch, str(error) or "there is no memory to write it")
+        else:
+            self._costs.ends(self._clock.monotonic())
 
     def _failed(self, epoch: int, reason: str) -> None:
         self._failure, self._failed_at = reason, self._clock.monotonic()
@@ -420,7 +379,7 @@ class CheckpointPersistence(Persistence):
         began = self._clock.monotonic()
         slow = asyncio.get_running_loop().call_later(SLOW_SECONDS, record_slow_write)
         try:
-            nbytes = await self._in_thread(partial(self._files.write, epoch, state, cut))
+            nbytes = await self._in_thread(self._files.write, epoch, state, cut)
         finally:
             slow.cancel()
         now, took = self._clock.now(), self._clock.monotonic() - began
@@ -432,9 +391,10 @@ class CheckpointPersistence(Persistence):
         if self._latest is not None and self._latest[1].version <= version:
             self._unsaved.clear()
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do work with files, which may block, without stopping the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 class CutPersistence(CheckpointPersistence):
@@ -466,15 +426,10 @@ class CutPersistence(CheckpointPersistence):
         self._begun = True
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the shard's state in a cut.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            It is damaged, or not there; a cut before it must do, on all shards.
-        """
+        """Return the shard's state in a cut; without it, an earlier cut is used on all shards."""
         for checkpoint in await self._in_thread(self._files.published):
-            if checkpoint.cut == cut and (state := await self._read(checkpoint)) is not None:
+            state = await self._read(epoch, checkpoint) if checkpoint.cut == cut else None
+            if state is not None:
                 self._begun = True
                 self._saved(state.version, self._clock.monotonic())
                 return state
@@ -498,9 +453,9 @@ class CutPersistence(CheckpointPersistence):
         self._taken = {other: at for other, at in self._taken.items() if other > cut}
         async with self._ended:
             self._ended.notify_all()
-        await self._in_thread(partial(self._files.prune_cuts, epoch, oldest))
+        await self._in_thread(self._files.prune_cuts, epoch, oldest)
 
-    async def _try_to_publish(self, epoch: int, state: ShardState, noted: float) -> None:
+    async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
         """Have a cut taken that holds the state."""
         context, timings = self._context, self._context.timings
         try:
@@ -509,6 +464,6 @@ class CutPersistence(CheckpointPersistence):
             async with asyncio.timeout(timings.hold), self._ended:
                 await self._ended.wait_for(lambda: self._complete >= state.version)
         except TimeoutError:
-            self._failed(epoch, "no cut could be completed in time")
+            raise StoreUnavailable("no cut could be completed in time") from None
         except DpsError as error:
-            self._failed(epoch, str(error))
+            raise StoreUnavailable(str(error)) from error

@@ -1,9 +1,12 @@
 """Checkpoints on disk: writing a shard's state to files, and finding, checking and reading it.
 
-A checkpoint is a safetensors file and a JSON manifest, which holds the state's numbers and a
-checksum. The manifest is published last, so a checkpoint is there whole or not at all; one whose
-bytes do not match its manifest is skipped. A server that was replaced neither outranks nor removes
-what its successor wrote.
+A checkpoint is a safetensors file with *units* of the state (a block of the buffer or rows of a
+table, with their optimizer state) and a JSON manifest. The manifest has the state's numbers, names
+the file of each unit, and has the checksum of every file and of itself. A whole checkpoint has all
+units in its own file; a partial one has some of them (`dps.recovery.partial`). The manifest is
+published last, so a checkpoint is there whole or not at all; one whose bytes do not match its
+manifest is skipped. A server that was replaced neither outranks nor removes what its successor
+wrote.
 """
 
 from __future__ import annotations
@@ -13,25 +16,26 @@ import hashlib
 import json
 import posixpath
 import re
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import fsspec
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from dps.core.shard import Progress, ShardState
 from dps.core.tables.table import Level, SparseTable
 from dps.errors import CheckpointCorrupt, DpsError, StaleEpoch, StoreUnavailable
-from dps.recovery.files import NotAFile, contents, make_folder, publish
-from dps.recovery.parts import put_together
+from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed, unsealed
 
 FORMAT = 1
-PARTIAL = 2  # the format of a part, which names the files that hold the rest
 
 _NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?(?:-[0-9a-f]{8})?\.(json|safetensors)(\.\w+\.tmp)?")
+
+# The arrays of a unit: `values`, `slot.<name>`, and of rows `keys`.
+Unit = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,15 @@ class Published:
     cut: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A saved copy of a unit: its file with the checksum, and the state's version."""
+
+    file: str
+    sha256: str
+    version: int
+
+
 class CheckpointFiles:
     """The checkpoints of one shard below a path.
 
@@ -60,14 +73,9 @@ class CheckpointFiles:
         self._keep = keep
 
     def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
-        """Publish a checkpoint and remove those beyond the last `keep`.
+        """Publish a checkpoint and remove those beyond the last `keep`; return the bytes written.
 
         One of a cut stays until `prune_cuts`: whether it is needed depends on the other shards.
-
-        Returns
-        -------
-        nbytes
-            Bytes written, manifest included.
 
         Raises
         ------
@@ -77,25 +85,22 @@ class CheckpointFiles:
             The path cannot be written; the earlier checkpoints are still there.
         """
         name = name_of(epoch, state.index) + ("" if cut is None else f"-c{cut:06d}")
-        tables = {name: len(table.levels) for name, table in state.tables.items()}
-        manifest = {
-            "format": FORMAT,
-            "file": f"{name}.safetensors",
-            **numbers_of(epoch, state),
-            "tables": tables,
-        }
-        return self._put(epoch, name, save(_arrays(state)), manifest, prune=cut is None)
+        units = whole_units(state)
+        data = packed(units, state)
+        own = Copy(f"{name}.safetensors", digest_of(data), state.version)
+        manifest = manifest_of(epoch, state, own, dict.fromkeys(units, own))
+        return self._put(epoch, name, data, manifest, prune=cut is None)
 
     def _put(
         self, epoch: int, name: str, data: bytes, manifest: dict[str, Any], prune: bool = True
     ) -> int:
         """Publish the data of a checkpoint, then its manifest; return the number of bytes."""
-        sealed = json.dumps(_sealed(manifest, data), indent=1).encode()
+        text = sealed(json.dumps(manifest)).encode()
         try:
             make_folder(self._fs, self._folder)
             self._refuse_if_replaced(epoch)
             publish(self._fs, self._folder, manifest["file"], data)
-            publish(self._fs, self._folder, f"{name}.json", sealed)
+            publish(self._fs, self._folder, f"{name}.json", text)
             if prune:
                 self._prune(epoch)
         except DpsError:
@@ -105,7 +110,7 @@ class CheckpointFiles:
                 if not self._fs.exists(posixpath.join(self._folder, f"{name}.json")):
                     self._fs.rm(posixpath.join(self._folder, manifest["file"]))
             raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
-        return len(data) + len(sealed)
+        return len(data) + len(text)
 
     def _refuse_if_replaced(self, epoch: int) -> None:
         newest = max((number[0] for number in self._files().values()), default=0)
@@ -172,63 +177,82 @@ class CheckpointFiles:
         StoreUnavailable
             The path cannot be read now; the checkpoint may well be whole.
         """
-        path = checkpoint.manifest
+        manifest = self.manifest(checkpoint)
+        with self._reading(checkpoint.manifest):
+            arrays = {}
+            for file, digest in manifest["sources"].items():
+                data = contents(self._fs, self._path(file))
+                if digest_of(data) != digest:
+                    wrong = f"the data in {file} do not match the checksum"
+                    raise CheckpointCorrupt(f"{checkpoint.manifest}: {wrong}")
+                arrays[file] = load(data)
+            return self._assembled(manifest, arrays)
+
+    def manifest(self, checkpoint: Published) -> dict[str, Any]:
+        """Return the manifest of a checkpoint; errors as for `read`."""
+        with self._reading(checkpoint.manifest):
+            text = unsealed(contents(self._fs, checkpoint.manifest))
+            manifest: dict[str, Any] = json.loads(text)
+            if manifest["format"] != FORMAT:
+                raise ValueError(f"of format {manifest['format']}, of another version of dps")
+            return manifest
+
+    def data_of(self, checkpoint: Published) -> str:
+        """Return the path of a checkpoint's own data file; errors as for `read`."""
+        return self._path(self.manifest(checkpoint)["file"])
+
+    def _path(self, file: str) -> str:
+        """The path of a data file that a manifest names, which may be none but those here."""
+        name = _NAME.fullmatch(file)
+        if name is None or (name[4], name[5]) != ("safetensors", None):
+            raise CheckpointCorrupt(f"{self._folder}: {file!r} is no file of a checkpoint")
+        return posixpath.join(self._folder, file)
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        """Raise errors in reading a checkpoint with this manifest as those of `read`."""
         try:
-            manifest = json.loads(contents(self._fs, path))
-            data = contents(self._fs, self.data_of(path, manifest))
-            if _sealed(manifest, data) != manifest or manifest["format"] not in (FORMAT, PARTIAL):
-                raise CheckpointCorrupt(f"{path}: the data do not match the checksum")
-            if manifest["format"] == PARTIAL:
-                return self._put_together(manifest, data)
-            return _state(manifest, load(data))
-        except (ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
+            yield
+        except DpsError:
+            raise
+        except (ValueError, LookupError, TypeError) as error:
             raise CheckpointCorrupt(f"{path}: {error!r}") from error
-        except RecursionError as error:
-            raise CheckpointCorrupt(f"{path}: it is nested too deeply") from error
         except NotAFile as error:
             raise CheckpointCorrupt(f"{error.filename}: {error.strerror}") from error
         except FileNotFoundError as error:
             if not self._fs.exists(path):
                 raise StoreUnavailable(f"{path} was removed meanwhile") from error
             raise CheckpointCorrupt(f"{path}: {error!r}") from error
-        except CheckpointCorrupt:
-            raise
         except Exception as error:
             raise StoreUnavailable(f"{path}: {error}") from error
 
-    def data_of(self, path: str, manifest: Any) -> str:
-        """Return the path of the data file that a manifest names.
-
-        Raises
-        ------
-        CheckpointCorrupt
-            It names none, or one that is not its own: that may be any file, or a folder.
-        """
-        named = manifest.get("file") if isinstance(manifest, dict) else None
-        stem = re.escape(posixpath.basename(path).removesuffix(".json"))
-        own = rf"{stem}(-[0-9a-f]{{8}})?\.safetensors"
-        if not isinstance(named, str) or not re.fullmatch(own, named):
-            raise CheckpointCorrupt(f"{path}: it does not name its data")
-        return posixpath.join(self._folder, named)
-
-    def _put_together(self, manifest: dict[str, Any], data: bytes) -> ShardState:
-        """Return the state of a part and of the files that its manifest names."""
-        arrays: dict[str, dict[str, np.ndarray]] = {}
-        for file, digest in manifest["sources"].items():
-            of_file = data
-            if file != manifest["file"]:
-                name = _NAME.fullmatch(file)
-                if name is None or (name[4], name[5]) != ("safetensors", None):
-                    raise CheckpointCorrupt(f"{self._folder}: {file!r} is no file of a checkpoint")
-                of_file = contents(self._fs, posixpath.join(self._folder, file))
-            if hashlib.sha256(of_file).hexdigest() != digest:
-                raise CheckpointCorrupt(f"{file}: the data do not match the checksum of the part")
-            arrays[file] = load(of_file)
-        units = {at: _named(f"{at}/", arrays[file]) for at, file in manifest["units"].items()}
-        values, slots, tables = put_together(manifest, units)
-        results = _named("result/", arrays.get(manifest["file"]) or load(data))
-        numbers = manifest["index"], manifest["version"], manifest["steps"]
-        return ShardState(*numbers, values, slots, _workers(manifest), tables, results)
+    def _assembled(self, manifest: dict[str, Any], arrays: dict[str, Unit]) -> ShardState:
+        """Return the state of the arrays of each file."""
+        values = np.zeros(manifest["size"], np.uint8)
+        slots = {name: np.zeros_like(values) for name in manifest["slots"]}
+        levels: dict[int, list[Level]] = {number: [] for number, _ in manifest["tables"]}
+        pages: dict[int, list[Unit]] = {}
+        for name, file in manifest["units"].items():
+            unit = _named(f"{name}/", arrays[file])
+            kind, place = name.split(".")[0], int(name.split(".")[1])
+            if kind == "level":
+                levels[place].append(_level(unit))
+            elif kind == "page":
+                pages.setdefault(place, []).append(unit)
+            else:
+                at = slice(place, place + unit["values"].nbytes)
+                values[at] = unit["values"].view(np.uint8)
+                for slot, buffer in slots.items():
+                    buffer[at] = unit[f"slot.{slot}"].view(np.uint8)
+        for place, units in pages.items():
+            joined = {name: np.concatenate([unit[name] for unit in units]) for name in units[0]}
+            order = np.argsort(joined["keys"], kind="stable")
+            levels[place].append(_level({name: array[order] for name, array in joined.items()}))
+        index, version, steps = (manifest[name] for name in ("index", "version", "steps"))
+        workers = {name: Progress(**fields) for name, fields in manifest["workers"].items()}
+        tables = {name: SparseTable(tuple(levels[number])) for number, name in manifest["tables"]}
+        results = _named("result/", arrays[manifest["file"]])
+        return ShardState(index, version, steps, values, slots, workers, tables, results)
 
 
 def name_of(epoch: int, index: int) -> str:
@@ -236,56 +260,67 @@ def name_of(epoch: int, index: int) -> str:
     return f"e{epoch:06d}-i{index:012d}"
 
 
-def numbers_of(epoch: int, state: ShardState) -> dict[str, Any]:
-    """Return what every manifest has of a state: its numbers, and how far each worker is."""
+def digest_of(data: bytes) -> str:
+    """Return the checksum of a data file."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def whole_units(state: ShardState) -> dict[str, Unit]:
+    """Return the units of a whole checkpoint: the buffer, and each level of the tables."""
+    units = {"block.0": {"values": state.values, **slots_of(state.slots)}}
+    for number, table in enumerate(state.tables.values()):
+        for place, level in enumerate(table.levels):
+            units[f"level.{number}.{place}"] = rows_of(level)
+    return units
+
+
+def rows_of(level: Level) -> Unit:
+    """Return some rows of a table as a unit."""
+    return {"keys": level.keys, "values": level.values, **slots_of(level.slots)}
+
+
+def slots_of(slots: Mapping[str, np.ndarray]) -> Unit:
+    """Return the slots of a unit by the names that they have in it."""
+    return {f"slot.{name}": slot for name, slot in slots.items()}
+
+
+def packed(units: Mapping[str, Unit], state: ShardState) -> bytes:
+    """Return the data file of some units, with the results of calls."""
+    arrays = {f"{at}/{name}": array for at, unit in units.items() for name, array in unit.items()}
+    return save(arrays | {f"result/{caller}": result for caller, result in state.results.items()})
+
+
+def manifest_of(
+    epoch: int,
+    state: ShardState,
+    own: Copy,
+    copies: Mapping[str, Copy],
+    tables: Sequence[tuple[int, str]] | None = None,
+) -> dict[str, Any]:
+    """Return the manifest of a checkpoint with its own data file and the copy of each unit.
+
+    `tables` has the numbers of tables in the names of units; None: they are numbered in order.
+    """
     return {
+        "format": FORMAT,
+        "file": own.file,
         "epoch": epoch,
         "index": state.index,
         "version": state.version,
         "steps": state.steps,
         "workers": {name: dataclasses.asdict(p) for name, p in state.workers.items()},
+        "size": state.values.nbytes,
+        "slots": list(state.slots),
+        "tables": list(enumerate(state.tables)) if tables is None else tables,
+        "units": {at: copy.file for at, copy in copies.items()},
+        "versions": {at: copy.version for at, copy in copies.items()},
+        "sources": {copy.file: copy.sha256 for copy in (own, *copies.values())},
     }
 
 
-def _workers(manifest: dict[str, Any]) -> dict[str, Progress]:
-    return {name: Progress(**fields) for name, fields in manifest["workers"].items()}
+def _level(unit: Unit) -> Level:
+    return Level(unit["keys"], unit["values"], _named("slot.", unit))
 
 
-def _sealed(manifest: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """The manifest with the checksum of the data and of its other entries."""
-    entries = {key: value for key, value in manifest.items() if key != "sha256"}
-    digest = hashlib.sha256(json.dumps(entries, sort_keys=True).encode())
-    digest.update(data)
-    return {**entries, "sha256": digest.hexdigest()}
-
-
-def _arrays(state: ShardState) -> dict[str, np.ndarray]:
-    """A state's arrays by name; tables by number, as their names could be like another array's."""
-    arrays = {"values": state.values, **{f"slot.{k}": v for k, v in state.slots.items()}}
-    arrays |= {f"result.{caller}": packed for caller, packed in state.results.items()}
-    for table, of_table in enumerate(state.tables.values()):
-        for number, level in enumerate(of_table.levels):
-            at = f"table.{table}.{number}"
-            arrays |= {f"{at}.keys": level.keys, f"{at}.values": level.values}
-            arrays |= {f"{at}.slot.{k}": v for k, v in level.slots.items()}
-    return arrays
-
-
-def _state(manifest: dict[str, Any], arrays: dict[str, np.ndarray]) -> ShardState:
-    """The state of these `_arrays`."""
-    tables = {}
-    for table, (name, levels) in enumerate(manifest["tables"].items()):
-        places = [f"table.{table}.{number}" for number in range(levels)]
-        tables[name] = SparseTable(
-            tuple(
-                Level(arrays[f"{at}.keys"], arrays[f"{at}.values"], _named(f"{at}.slot.", arrays))
-                for at in places
-            )
-        )
-    slots, results = _named("slot.", arrays), _named("result.", arrays)
-    numbers = manifest["index"], manifest["version"], manifest["steps"]
-    return ShardState(*numbers, arrays["values"], slots, _workers(manifest), tables, results)
-
-
-def _named(prefix: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _named(prefix: str, arrays: Unit) -> Unit:
     return {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
@@ -89,7 +90,7 @@ class Persistence:
 
 @dataclass(frozen=True, slots=True)
 class ServerContext:
-    """What a `Persistence` is made of: its shard, and the services of the server that has it.
+    """A shard, and the services of its server.
 
     Attributes
     ----------
@@ -135,9 +136,9 @@ class ServerContext:
 class WorkerContext:
     """What a worker's part works with.
 
-    `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator, as
-    often as that takes; `tasks` are the part's own, and closed when the worker leaves; `held`
-    returns the `Weights` of a shard that were read last, or None.
+    `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator until
+    it is answered; `tasks` are closed when the worker leaves; `held` returns the `Weights` of a
+    shard that were read last, or None.
     """
 
     name: str
@@ -153,8 +154,8 @@ class WorkerContext:
 class CoordinatorContext:
     """What the coordinator's part works with.
 
-    `workers` returns the names of the active incarnations; `publish` sends everybody a table with
-    what is `wanted` now.
+    `workers` returns the names of active incarnations; `publish` sends a table with what is
+    `wanted` now.
     """
 
     workers: Callable[[], set[str]]
@@ -170,12 +171,12 @@ InstallState = Callable[..., Awaitable[Any]]
 
 
 class CoordinatorPart(Protocol):
-    """How the coordinator restores a lost shard whose state no server and no store has."""
+    """How the coordinator restores a lost shard whose state no server and no store has.
 
-    @property
-    def services(self) -> Mapping[type, Callable[[Any], Awaitable[Any]]]:
-        """The handlers of requests from workers' parts, by type."""
-        ...
+    `services` has the handlers of requests from workers' parts, by type.
+    """
+
+    services: Mapping[type, Callable[[Any], Awaitable[Any]]]
 
     @property
     def wanted(self) -> tuple[Any, ...]:
@@ -191,83 +192,66 @@ class Durability:
     """One choice of where shard state survives.
 
     A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. What it does not
-    override is as if state survived nothing. A field with a default, or a `ClassVar`, may stand for
-    any of the properties.
+    override is as if state survived nothing. The attributes may be its fields.
+
+    Attributes
+    ----------
+    replicas
+        The number of replicas of each shard.
+    reads
+        The replica that serves pulls: the "tail", or "any".
+    aggregate, linger
+        How many updates are summed into one, and for how many seconds one waits for others.
+    stores
+        The number of state stores that keep each state.
+    writes_checkpoints
+        Whether there are files to resume from when the whole group is gone, below `path`.
+    path
+        The folder of the checkpoints; None: not chosen yet, or there are none.
+    keep
+        The number of checkpoints of each shard that are kept.
+    seconds
+        Within how many seconds an acked update is saved; None: that is not promised.
+    scope
+        What is restored when a shard is lost: that "shard", or "all".
+    restores_in_parts
+        Whether blocks of a restored shard may be of different versions. Some of them may lack
+        updates then, which are not applied again.
+    has_layer_below
+        Whether there are checkpoints for when every copy that acks have waited for is lost.
+    refusals
+        The features that it does not support, each with the reason.
     """
 
     __slots__ = ()
 
-    @property
-    def replicas(self) -> int:
-        """How many replicas each shard has."""
-        return 1
+    replicas: int = 1
+    reads: Literal["tail", "any"] = "tail"
+    aggregate: int = 1
+    linger: float = 0.0
+    stores: int = 0
+    writes_checkpoints = False
+    path: str | None = None
+    keep: int = 1
+    seconds: float | None = None
+    scope: Literal["shard", "all"] = "shard"
+    restores_in_parts = False
+    has_layer_below = False
+    refusals: Mapping[Feature, str] = MappingProxyType({})
 
     @property
-    def reads(self) -> Literal["tail", "any"]:
-        """Which replica serves pulls: the "tail", or "any"."""
-        return "tail"
+    def above(self) -> Durability:
+        """The durability that acks wait for: this one, unless it has layers."""
+        return self
 
     @property
-    def aggregate(self) -> int:
-        """How many updates are summed into one."""
-        return 1
-
-    @property
-    def linger(self) -> float:
-        """For how many seconds an update waits for others to be summed with."""
-        return 0.0
-
-    @property
-    def stores(self) -> int:
-        """How many state stores keep each state."""
-        return 0
-
-    @property
-    def needs_store(self) -> bool:
-        """Whether there has to be a node for a state store."""
-        return self.stores > 0
-
-    @property
-    def writes_checkpoints(self) -> bool:
-        """Whether there are files to resume from when the whole group is gone, below `path`."""
-        return False
-
-    @property
-    def path(self) -> str | None:
-        """Where the checkpoints are; None: not chosen yet, or there are none."""
-        return None
-
-    @property
-    def keep(self) -> int:
-        """How many checkpoints of each shard are kept."""
-        return 1
-
-    @property
-    def seconds(self) -> float | None:
-        """Within how many seconds an acked update is saved; None: that is not promised."""
-        return None
-
-    @property
-    def restores_in_parts(self) -> bool:
-        """Whether blocks of a restored shard may be of different versions.
-
-        Some of them may lack updates then, which are not applied again.
-        """
-        return False
-
-    @property
-    def restores_together(self) -> bool:
-        """Whether all shards go back when one is lost."""
-        return False
-
-    @property
-    def has_layer_below(self) -> bool:
-        """Whether there are checkpoints for when every copy that acks have waited for is lost."""
-        return False
+    def below(self) -> Durability:
+        """The durability that writes checkpoints, if any: this one, unless it has layers."""
+        return self
 
     def refusal(self, feature: Feature) -> str | None:
         """Return why it does not go with a feature; None: it does."""
-        return None
+        return self.refusals.get(feature)
 
     def at(self, path: str) -> Durability:
         """Return the same choice with its files below another path."""
@@ -276,9 +260,10 @@ class Durability:
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return whether a `Persistence` can restore a shard that was served before.
 
-        `stored` are the stores that are known to have its state, and `stores` the present ones.
+        By default it can if it writes checkpoints: there is one before a shard is served. `stored`
+        are the stores that are known to have its state, and `stores` the present ones.
         """
-        return False
+        return self.writes_checkpoints
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
         """Return whether a silent host is waited for, as no other one may have the state.

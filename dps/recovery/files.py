@@ -13,7 +13,7 @@ import posixpath
 import re
 import stat
 import uuid
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, BinaryIO
 from zlib import crc32
 
 import fsspec
@@ -28,29 +28,8 @@ class NotAFile(OSError):
     """A path leads to a folder, a device or a pipe."""
 
 
-@runtime_checkable
-class Synced(Protocol):
-    """A file system with a cache that it can write to the disk, in parts."""
-
-    def sync_file(self, file: Any) -> None:
-        """Return when the bytes of an open file would survive a loss of power."""
-        ...
-
-    def sync_folder(self, folder: str) -> None:
-        """Return when the names in a folder would survive a loss of power."""
-        ...
-
-
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a local file for reading, without blocking if it is a pipe or a device.
-
-    Raises
-    ------
-    NotAFile
-        It is no regular file.
-    OSError
-        It cannot be read.
-    """
+    """Open a local file for reading; raises `NotAFile` without blocking if it is not regular."""
     # Opening a pipe would block until there is a writer, and a device may have no end.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = os.fstat(descriptor).st_mode
@@ -90,7 +69,7 @@ def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
 def make_folder(fs: Any, folder: str) -> None:
     """Make a folder and its parents, and sync the name of each that is new."""
     made, at = [], folder
-    can_sync = isinstance(fs, LocalFileSystem | Synced)
+    can_sync = isinstance(fs, LocalFileSystem) or hasattr(fs, "sync_folder")
     while can_sync and at != posixpath.dirname(at) and not fs.exists(at):
         made.append(at)
         at = posixpath.dirname(at)
@@ -102,10 +81,7 @@ def make_folder(fs: Any, folder: str) -> None:
 def absolute(path: str) -> str:
     """Return a path that means the same in every working directory.
 
-    Raises
-    ------
-    ConfigurationError
-        fsspec does not know its protocol.
+    Raises `ConfigurationError` if fsspec does not know its protocol.
     """
     kinds = _kinds(path)
     local = len(kinds) == 1 and issubclass(kinds[0], LocalFileSystem)
@@ -136,8 +112,11 @@ def _kinds(path: str) -> list[Any]:
     return kinds
 
 
+# A file system with a cache that it can write to the disk has `sync_file` and `sync_folder`.
+
+
 def _sync(fs: Any, file: Any) -> None:
-    if isinstance(fs, Synced):
+    if hasattr(fs, "sync_file"):
         fs.sync_file(file)
         return
     try:
@@ -148,7 +127,7 @@ def _sync(fs: Any, file: Any) -> None:
 
 
 def _sync_folder(fs: Any, folder: str) -> None:
-    if isinstance(fs, Synced):
+    if hasattr(fs, "sync_folder"):
         fs.sync_folder(folder)
     elif isinstance(fs, LocalFileSystem):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -10,18 +10,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
 
-from dps.core.ranges import shown
+from dps.core.ranges import refused
 from dps.core.shard import ShardState
 from dps.errors import require
-from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint, CheckpointPersistence
-from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
+from dps.recovery.durability import Durability, Persistence, ServerContext
 from dps.recovery.shared_store import SharedStore
 
 
@@ -30,11 +27,10 @@ from dps.recovery.shared_store import SharedStore
 class Layered(Durability):
     """Shard state lives as `above` says, and checkpoints of it are written in the background.
 
-    As long as one copy above lives, nothing acked is lost, and no checkpoint is read. When all are
-    lost (every replica of a chain; every state store, and the server with it), the shard is
-    restored from the newest complete checkpoint, and acked updates since then are lost. No ack
-    waits for the layer: `below.every` sets how often a write begins, and does not bound the loss
-    while files are slow, or cannot be written.
+    While one copy above lives, nothing acked is lost. When all are lost (every replica of a chain;
+    every state store, and the server with it), the shard is restored from the newest complete
+    checkpoint, and acked updates since then are lost. No ack waits for the layer: `below.every`
+    sets how often a write begins, and does not bound the loss while files are slow.
 
     Parameters
     ----------
@@ -47,19 +43,15 @@ class Layered(Durability):
 
     above: Chain | SharedStore
     below: Checkpoint = field(default_factory=Checkpoint)
-    has_layer_below: ClassVar[bool] = True
-    writes_checkpoints: ClassVar[bool] = True
+    has_layer_below = True
+    writes_checkpoints = True
 
     def __post_init__(self) -> None:
         above, below = self.above, self.below
-        require(
-            isinstance(above, Chain | SharedStore),
-            f"Layered: above={shown(above)}, expected Chain(...) or SharedStore(...)",
-        )
-        require(
-            isinstance(below, Checkpoint),
-            f"Layered: below={shown(below)}, expected Checkpoint(...)",
-        )
+        if not isinstance(above, Chain | SharedStore):
+            raise refused("Layered: above", above, "Chain(...) or SharedStore(...)")
+        if not isinstance(below, Checkpoint):
+            raise refused("Layered: below", below, "Checkpoint(...)")
         require(
             below.mode == "async",
             "Layered: below has mode='sync', expected 'async': no ack waits for a layer below",
@@ -74,56 +66,9 @@ class Layered(Durability):
             "chosen for checkpoints that every lost server goes back to",
         )
 
-    @property
-    def replicas(self) -> int:
-        """How many replicas each shard has above."""
-        return self.above.replicas
-
-    @property
-    def reads(self) -> Literal["tail", "any"]:
-        """Who serves pulls above."""
-        return self.above.reads
-
-    @property
-    def aggregate(self) -> int:
-        """How many updates are summed into one above."""
-        return self.above.aggregate
-
-    @property
-    def linger(self) -> float:
-        """For how many seconds an update waits above for others to be summed with."""
-        return self.above.linger
-
-    @property
-    def stores(self) -> int:
-        """How many stores keep each state above."""
-        return self.above.stores
-
-    @property
-    def path(self) -> str | None:
-        """Where the checkpoints are."""
-        return self.below.path
-
-    @property
-    def keep(self) -> int:
-        """How many checkpoints of each shard are kept."""
-        return self.below.keep
-
-    def refusal(self, feature: Feature) -> str | None:
-        """Why either layer does not go with something."""
-        return self.above.refusal(feature) or self.below.refusal(feature)
-
     def at(self, path: str) -> Layered:
         """Return the same choice with its files below another path."""
         return replace(self, below=self.below.at(path))
-
-    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
-        """Whether the state above can be restored; the layer below is used only if it cannot."""
-        return self.above.is_restorable(stored, stores)
-
-    def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
-        """Whether a host has the last copy above, which is newer than any below."""
-        return self.above.is_last_copy(alone, tried, restorable)
 
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what keeps one shard's state above, and writes its checkpoints."""

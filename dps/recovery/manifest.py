@@ -8,11 +8,11 @@ generation, so processes of the earlier group change nothing there.
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -22,7 +22,7 @@ from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
 from dps.core.functions import CALLS, DRIVER
 from dps.core.placement import ConsistentHash
-from dps.core.ranges import in_a_line
+from dps.core.ranges import in_a_line, listed
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.shard import ShardState
 from dps.core.tables.key_routing import dealt_out
@@ -34,7 +34,6 @@ from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed,
 from dps.recovery.strategy import Recovery
 
 FILE = "run.json"
-_SHOWN = 4  # workers that are named where a saved group is shown
 
 for _cls in (Layout, ArraySpec, ShardLayout, Piece, Block, FilterChain):
     message(_cls)
@@ -96,16 +95,12 @@ class Saved:
         return known
 
     def __repr__(self) -> str:
-        versions = [state.version for state in self.states]
-        low, high = min(versions), max(versions)
-        applied = sorted(self.applied.items(), key=lambda each: _by_number(each[0]))
-        facts = [f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"]
-        facts += [f"{worker} {updates:,}" for worker, updates in applied[:_SHOWN]]
-        if len(applied) > _SHOWN:
-            facts.append(f"and {len(applied) - _SHOWN:,} more workers")
-        if self.refused:
-            facts.append(f"{len(self.refused):,} damaged left out")
-        return f"<Saved {self.run.name}: {', '.join(facts)}>"
+        versions = sorted({state.version for state in self.states})
+        low, high = versions[0], versions[-1]
+        version = f"version {low:,}" if low == high else f"versions {low:,} to {high:,}"
+        applied = [f"{worker} {updates:,}" for worker, updates in sorted(self.applied.items())]
+        damaged = [f"{len(self.refused):,} damaged left out"] if self.refused else []
+        return f"<Saved {self.run.name}: {', '.join([version, listed(applied), *damaged])}>"
 
     @property
     def incarnations(self) -> dict[str, int]:
@@ -119,17 +114,18 @@ class Saved:
         return known
 
 
-def _by_number(worker: str) -> tuple[str, int]:
-    """Sort "worker-9" before "worker-10"."""
-    kind, _, number = worker.rpartition("-")
-    return (kind, int(number)) if number.isdecimal() else (worker, 0)
+def as_text(value: object) -> bytes:
+    """Return the text of a message without arrays, with its checksum."""
+    return sealed(encode(value)[0].tobytes().decode()).encode()
+
+
+def from_text(data: bytes) -> Any:
+    """Return the message of a text; raises `ValueError` if its checksum is wrong."""
+    return decode([np.frombuffer(unsealed(data), np.uint8)])
 
 
 def must_be_known(what: str, choice: object) -> None:
-    """Raise `ConfigurationError` for an update rule or filters that are not registered.
-
-    They could not be written beside checkpoints.
-    """
+    """Refuse an update rule or filters that are not registered: they could not be written."""
     try:
         encode(choice)
     except TypeError as error:
@@ -141,11 +137,11 @@ def must_be_known(what: str, choice: object) -> None:
 
 def write_run(run: Run) -> None:
     """Write a run beside its checkpoints; raises `StoreUnavailable` if that fails."""
-    path = f"{str(run.recovery.durability.path).rstrip('/')}/{run.name}"
+    path = f"{str(run.recovery.path).rstrip('/')}/{run.name}"
     try:
         fs, folder = fsspec.url_to_fs(path)
         make_folder(fs, folder)
-        publish(fs, folder, FILE, sealed(encode(run)[0].tobytes().decode()).encode())
+        publish(fs, folder, FILE, as_text(run))
     except Exception as error:
         raise StoreUnavailable(f"checkpoints to {path}: {error}") from error
 
@@ -205,7 +201,7 @@ def _runs(path: str) -> Iterator[tuple[Run, str]]:
 
 def _read(data: bytes, file: str) -> Run:
     try:
-        run: Run = decode([np.frombuffer(unsealed(data), np.uint8)])
+        run: Run = from_text(data)
         if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
             raise ValueError(f"its name is {run.name!r}, expected that of a folder")
     except ConfigurationError as error:
@@ -219,14 +215,11 @@ def _read(data: bytes, file: str) -> Run:
 
 
 def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, ...] | None:
-    """A whole state for each shard, of one cut if the shards go back together.
-
-    Damaged checkpoints are added to `refused`.
-    """
+    """A whole state for each shard, of one cut if they go back together; adds to `refused`."""
     files = [CheckpointFiles(folder, shard, 1) for shard in range(len(run.layout.shards))]
     shards = list(zip(files, run.layout.shards, strict=True))
     cuts: Sequence[int | None] = [None]
-    if run.recovery.durability.restores_together:
+    if run.recovery.durability.scope == "all":
         numbers = [{each.cut for each in of_shard.published()} for of_shard in files]
         complete = sorted(c for c in set.intersection(*numbers) if c is not None)
         cuts = complete[::-1]
@@ -253,23 +246,13 @@ def _newest(
     return None
 
 
-def about(run: Run) -> dict[str, object]:
-    """Return the caller's own entries."""
-    entries: dict[str, object] = json.loads(run.about)
-    return entries
-
-
 def resharded(saved: Saved, shards: int) -> Saved:
     """Return what was saved, on another number of shards.
 
     Weights, optimizer state and rows of tables are redistributed. A shard's numbers (version,
     steps, how far each worker is) cannot be: each new shard has those of the old shard that lacks
-    most updates, as the whole model certainly has no more.
-
-    Raises
-    ------
-    ConfigurationError
-        The parameters cannot be divided into so many shards.
+    most updates, as the whole model certainly has no more. Raises `ConfigurationError` if the
+    parameters cannot be divided into this number of shards.
     """
     run, states = saved.run, saved.states
     names = run.rule.slots

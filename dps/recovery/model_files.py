@@ -1,47 +1,57 @@
 """Saved models: what `ParameterServer.save` writes and `dps.load` reads, without a cluster.
 
 A saved model is a folder with one safetensors file for each shard and a manifest, which has the
-place of each array and table and the checksum of every file. The manifest is published last and
-names its files, so a folder that is saved to again holds the old model or the new one, whole,
-whenever saving ends.
+layout, the names of the files and their checksums. The manifest is published last, so a folder that
+is saved to again holds the old model or the new one, whole, whenever saving ends.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import posixpath
+import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any
 
 import fsspec
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from dps.core.arguments import as_path
-from dps.core.blocks import DTYPES, Layout
-from dps.core.ranges import listed
+from dps.core.blocks import Block, Layout
+from dps.core.ranges import in_a_line, listed
 from dps.core.tables.key_routing import checked_rows
-from dps.core.tables.table import Given, Level, Normal, SparseSpec, Uniform, Zeros, partitions_of
+from dps.core.tables.table import Given, SparseSpec, partitions_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
-from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed, unsealed
+from dps.protocol.wire import message
+from dps.recovery.files import NotAFile, contents, make_folder, publish
+from dps.recovery.manifest import as_text, from_text
 
 MANIFEST = "model.json"
-FORMAT = 1
+_NAME = re.compile(r"shard-[\w.-]+")
 
 Path = str | PathLike[str]
 _Rows = Mapping[str, tuple[np.ndarray, np.ndarray]]
-_DRAWN: dict[str, type[Zeros | Uniform | Normal]] = {
-    cls.__name__: cls for cls in (Zeros, Uniform, Normal)
-}
 
 
-class Model(Mapping[str, np.ndarray]):
+@message
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """The manifest: the layout, and of each shard its file, the file's SHA-256 and its version."""
+
+    layout: Layout
+    files: tuple[str, ...]
+    digests: tuple[str, ...]
+    versions: tuple[int, ...]
+
+
+class Model(dict[str, np.ndarray]):
     """Saved weights: a mapping of names to arrays, and the sparse tables.
 
     Start a group from it with ``ParameterServer(client, model, tables=model.tables)``.
@@ -61,21 +71,12 @@ class Model(Mapping[str, np.ndarray]):
         tables: Sequence[SparseSpec] = (),
         versions: Sequence[int] = (),
     ) -> None:
-        self._arrays = dict(arrays)
+        super().__init__(arrays)
         self.tables = tuple(tables)
         self.versions = tuple(versions)
 
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._arrays[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._arrays)
-
-    def __len__(self) -> int:
-        return len(self._arrays)
-
     def __repr__(self) -> str:
-        arrays = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in self._arrays.items()]
+        arrays = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in self.items()]
         tables = [
             f"{spec.name}: {len(self.rows(spec.name)[0]):,} rows of {spec.width}"
             for spec in self.tables
@@ -103,14 +104,7 @@ def save(
 ) -> None:
     """Write a model; an earlier one stays in the folder until all of it is written.
 
-    Parameters
-    ----------
-    arrays
-        All arrays of the layout.
-    rows
-        For each table its keys, int64 and sorted, and their rows.
-    versions
-        The version of each shard.
+    `rows` has each table's keys, int64 and sorted, and their rows; `versions` those of the shards.
 
     Raises
     ------
@@ -125,89 +119,84 @@ def save(
     except (ValueError, ImportError) as error:
         raise ConfigurationError(f"save: {path}: {error}") from error
     written: list[str] = []
+    digests = []
     try:
         make_folder(fs, folder)
         before = _files_of(fs, folder)
-        files = []
-        for shard, tensors, parts in _parts(layout, arrays, rows):
-            name = f"shard-{shard}-{uuid.uuid4().hex[:8]}.safetensors"
-            data = save_tensors(tensors)
-            written.append(name)
-            publish(fs, folder, name, data)
-            digest = hashlib.sha256(data).hexdigest()
-            files.append({"file": name, "sha256": digest, "version": versions[shard], **parts})
-        manifest = {
-            "format": FORMAT,
-            "arrays": [[spec.name, list(spec.shape), spec.dtype] for spec in layout.arrays],
-            "tables": [_table(spec) for spec in layout.tables],
-            "files": files,
-        }
-        publish(fs, folder, MANIFEST, sealed(json.dumps(manifest, separators=(",", ":"))).encode())
+        for shard in range(len(layout.shards)):
+            data = save_tensors(_tensors_of(layout, shard, arrays, rows))
+            written.append(f"shard-{shard}-{uuid.uuid4().hex[:8]}.safetensors")
+            publish(fs, folder, written[-1], data)
+            digests.append(hashlib.sha256(data).hexdigest())
+        saved = SavedModel(layout, tuple(written), tuple(digests), tuple(versions))
+        publish(fs, folder, MANIFEST, as_text(saved))
     except Exception as error:
-        for name in written:
-            with suppress(Exception):  # the failure to write is what is raised
-                fs.rm(posixpath.join(folder, name))
+        _remove(fs, folder, written)
         if isinstance(error, DpsError):
             raise
         raise StoreUnavailable(f"save to {path}: {error}") from error
-    for name in before:
+    _remove(fs, folder, before)
+
+
+def _files_of(fs: Any, folder: str) -> tuple[str, ...]:
+    """The files of the model that is in the folder already."""
+    path = posixpath.join(folder, MANIFEST)
+    if not fs.exists(path):
+        return ()
+    try:
+        return _manifest(path, contents(fs, path)).files
+    except (CheckpointCorrupt, NotAFile) as error:
+        raise ConfigurationError(
+            f"{path} is no manifest of a saved model: give another folder, or remove it"
+        ) from error
+
+
+def _remove(fs: Any, folder: str, names: Sequence[str]) -> None:
+    for name in names:
         with suppress(Exception):  # files without a manifest do no harm
             fs.rm(posixpath.join(folder, name))
 
 
-def _files_of(fs: Any, folder: str) -> list[str]:
-    """The files of the model that is in the folder already."""
-    path = posixpath.join(folder, MANIFEST)
-    if not fs.exists(path):
-        return []
-    try:
-        manifest = json.loads(unsealed(contents(fs, path)))
-        return [str(entry["file"]) for entry in manifest["files"] if _is_name(entry["file"])]
-    except (ValueError, LookupError, TypeError, NotAFile) as error:
-        raise ConfigurationError(
-            f"{path} is no manifest of a saved model ({error!r}): give another folder, or remove it"
-        ) from error
+def _tensors_of(
+    layout: Layout, shard: int, arrays: Mapping[str, np.ndarray], rows: _Rows
+) -> dict[str, np.ndarray]:
+    blocks, tables = _names(layout, shard)
+    tensors = {}
+    for tensor, block in blocks:
+        array = arrays[block.name]
+        whole = block.start == 0 and block.stop == array.size
+        part = array if whole else array.reshape(-1)[block.start : block.stop]
+        tensors[tensor] = np.ascontiguousarray(part)
+    for table, (keys_at, rows_at) in tables.items():
+        keys, values = rows[table]
+        here = np.array(layout.homes, np.int64)[partitions_of(keys)] == shard
+        tensors |= {keys_at: keys[here], rows_at: np.ascontiguousarray(values[here])}
+    return tensors
 
 
-def _parts(
-    layout: Layout, arrays: Mapping[str, np.ndarray], rows: _Rows
-) -> Iterator[tuple[int, dict[str, np.ndarray], dict[str, Any]]]:
-    """For each shard its tensors by name, and their entries in the manifest."""
-    homes = {
-        table: np.array(layout.homes, np.int64)[partitions_of(keys)]
-        for table, (keys, _) in rows.items()
+def _names(
+    layout: Layout, shard: int
+) -> tuple[list[tuple[str, Block]], dict[str, tuple[str, str]]]:
+    """The names of a shard's tensors: of its blocks, and of each table's keys and rows."""
+    sizes = {spec.name: math.prod(spec.shape) for spec in layout.arrays}
+    taken = {"__metadata__"}
+
+    def unused(name: str) -> str:
+        while name in taken:  # a user's name may be like one that is made here
+            name += "_"
+        taken.add(name)
+        return name
+
+    blocks = []
+    for block in (piece.block for piece in layout.shards[shard].joined):
+        whole = block.start == 0 and block.stop == sizes[block.name]
+        name = block.name if whole else f"{block.name}[{block.start}:{block.stop}]"
+        blocks.append((unused(name), block))
+    tables = {
+        spec.name: (unused(f"{spec.name}.keys"), unused(f"{spec.name}.rows"))
+        for spec in layout.tables
     }
-    for shard, laid_out in enumerate(layout.shards):
-        tensors: dict[str, np.ndarray] = {}
-        blocks, of_tables = [], []
-        for block in (piece.block for piece in laid_out.joined):
-            array = arrays[block.name]
-            whole = block.start == 0 and block.stop == array.size
-            name = block.name if whole else f"{block.name}[{block.start}:{block.stop}]"
-            name = _unused(name, tensors)
-            part = array if whole else array.reshape(-1)[block.start : block.stop]
-            tensors[name] = np.ascontiguousarray(part)
-            blocks.append([name, block.name, block.start, block.stop])
-        for table, (keys, values) in rows.items():
-            here = homes[table] == shard
-            at = _unused(f"{table}.keys", tensors), _unused(f"{table}.rows", tensors)
-            tensors |= {at[0]: keys[here], at[1]: np.ascontiguousarray(values[here])}
-            of_tables.append([*at, table])
-        yield shard, tensors, {"blocks": blocks, "rows": of_tables}
-
-
-def _unused(name: str, tensors: Mapping[str, Any]) -> str:
-    """A name that no tensor has: a user's name may be like one that is made here."""
-    while name in tensors or name == "__metadata__":
-        name += "_"
-    return name
-
-
-def _table(spec: SparseSpec) -> dict[str, Any]:
-    drawn = spec.initial
-    names = [name for name in ("limit", "std", "seed") if hasattr(drawn, name)]
-    kind = {"kind": type(drawn).__name__, **{name: getattr(drawn, name) for name in names}}
-    return {"name": spec.name, "width": spec.width, "dtype": spec.dtype, "initial": kind}
+    return blocks, tables
 
 
 def load(path: Path) -> Model:
@@ -238,68 +227,49 @@ def load(path: Path) -> Model:
         raise
     except Exception as error:
         raise StoreUnavailable(f"{path}: {error}") from error
+    saved = _manifest(f"{path}/{MANIFEST}", data)
+    arrays = {spec.name: np.empty(spec.shape, spec.dtype) for spec in saved.layout.arrays}
+    parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for shard, (name, digest) in enumerate(zip(saved.files, saved.digests, strict=True)):
+        tensors = _tensors(fs, posixpath.join(folder, name), digest)
+        blocks, tables = _names(saved.layout, shard)
+        for tensor, block in blocks:
+            arrays[block.name].reshape(-1)[block.start : block.stop] = tensors[tensor].reshape(-1)
+        for table, (keys_at, rows_at) in tables.items():
+            parts.setdefault(table, []).append((tensors[keys_at], tensors[rows_at]))
+    specs = [_with_rows(spec, parts[spec.name]) for spec in saved.layout.tables]
+    return Model(arrays, specs, saved.versions)
+
+
+def _manifest(path: str, data: bytes) -> SavedModel:
+    """Return the manifest of these bytes; raises `CheckpointCorrupt`."""
     try:
-        return _read(fs, folder, json.loads(unsealed(data)))
+        saved = from_text(data)
+        if not isinstance(saved, SavedModel) or not all(map(_NAME.fullmatch, saved.files)):
+            raise ValueError("it names other files than those of a saved model")
+        return saved
     except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
-        if isinstance(error, CheckpointCorrupt | StoreUnavailable):
-            raise
-        raise CheckpointCorrupt(f"{path}: {MANIFEST} is damaged: {error}") from error
+        raise CheckpointCorrupt(
+            f"{path} is damaged, or of another version of dps: {in_a_line(str(error))}"
+        ) from error
 
 
-def _read(fs: Any, folder: str, manifest: dict[str, Any]) -> Model:
-    if manifest["format"] != FORMAT:
-        raise StoreUnavailable(
-            f"{folder}: a model of format {manifest['format']!r}, of another version of dps"
-        )
-    arrays, missing = {}, {}
-    for name, shape, dtype in manifest["arrays"]:
-        if dtype not in DTYPES:
-            raise CheckpointCorrupt(f"{folder}: {name!r} is {dtype}")
-        arrays[name] = np.empty(tuple(shape), dtype)
-        missing[name] = arrays[name].size
-    parts: dict[str, list[Level]] = {table["name"]: [] for table in manifest["tables"]}
-    for entry in manifest["files"]:
-        tensors = _tensors(fs, folder, entry)
-        for tensor, name, start, stop in entry["blocks"]:
-            arrays[name].reshape(-1)[start:stop] = tensors[tensor].reshape(-1)
-            missing[name] -= stop - start
-        for keys, values, table in entry["rows"]:
-            parts[table].append(Level(tensors[keys], tensors[values]))
-    if left := [name for name, elements in missing.items() if elements]:
-        raise CheckpointCorrupt(f"{folder}: not all of {left[0]!r} is there")
-    tables = [_with_rows(table, parts[table["name"]]) for table in manifest["tables"]]
-    return Model(arrays, tables, [entry["version"] for entry in manifest["files"]])
-
-
-def _tensors(fs: Any, folder: str, entry: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    name = entry["file"]
-    if not _is_name(name):
-        raise CheckpointCorrupt(f"{folder}: {name!r} is no name of a file")
-    at = posixpath.join(folder, name)
+def _tensors(fs: Any, path: str, digest: str) -> dict[str, np.ndarray]:
     try:
-        data = contents(fs, at)
+        data = contents(fs, path)
     except FileNotFoundError as error:
-        raise CheckpointCorrupt(f"{at} is missing") from error
+        raise CheckpointCorrupt(f"{path} is missing") from error
     except NotAFile as error:
-        raise CheckpointCorrupt(f"{at}: {error.strerror}") from error
+        raise CheckpointCorrupt(f"{path}: {error.strerror}") from error
     except OSError as error:
-        raise StoreUnavailable(f"{at}: {error}") from error
-    if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-        raise CheckpointCorrupt(f"{at} is damaged: its bytes do not match the checksum")
-    try:
-        return load_tensors(data)
-    except SafetensorError as error:
-        raise CheckpointCorrupt(f"{at}: {error}") from error
+        raise StoreUnavailable(f"{path}: {error}") from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise CheckpointCorrupt(f"{path} is damaged: its bytes do not match the checksum")
+    return load_tensors(data)
 
 
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and posixpath.basename(name) == name and name.startswith("shard-")
-
-
-def _with_rows(table: Mapping[str, Any], parts: Sequence[Level]) -> SparseSpec:
-    settings = dict(table["initial"])
-    otherwise = _DRAWN[settings.pop("kind")](**settings)
-    spec = SparseSpec(table["name"], table["width"], table["dtype"], otherwise)
-    keys = np.concatenate([part.keys for part in parts])
-    rows = checked_rows(spec, np.concatenate([part.values for part in parts]), keys)
-    return SparseSpec(spec.name, spec.width, spec.dtype, Given(rows.values, rows.keys, otherwise))
+def _with_rows(spec: SparseSpec, parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> SparseSpec:
+    keys, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    rows, otherwise = checked_rows(spec, values, keys), spec.initial
+    assert not isinstance(otherwise, Given | np.ndarray)
+    return replace(spec, initial=Given(rows.values, rows.keys, otherwise))

@@ -1,40 +1,45 @@
 """Partial checkpoints: the parts of a shard that change most are written to files more often.
 
-- Written: in turn, some units of the shard (`dps.recovery.parts`), first those that have changed
-  most since they were saved (SCAR: Qiao et al. 2019; CPR: Maeng et al. 2021). Each part is a
-  checkpoint like another, on the same schedule; its manifest names, for every unit, the data file
-  with the newest copy.
+- Written: in turn, some units of the shard, first those that have changed most since they were
+  saved (SCAR: Qiao et al. 2019; CPR: Maeng et al. 2021). A unit is a block of the shard's buffer,
+  or the rows of a table whose keys hash to one page. Each part is a checkpoint like another, on the
+  same schedule; its manifest names, for every unit, the data file with the newest copy. Everything
+  else (numbers, the dedupe table, the results of calls) goes into every part.
 - Restored: from the newest whole part, and the files that it names.
 - Promised: at most `every * share` acked updates are lost as a whole; some blocks may lack more.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
-from safetensors.numpy import save
 
 from dps.core import ranges
 from dps.core.arguments import path_field
 from dps.core.blocks import ShardLayout
 from dps.core.shard import ShardState
-from dps.errors import StoreUnavailable
+from dps.core.tables.table import mix64
 from dps.events import PartsRestored
-from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.checkpoint import CHECKPOINT_EVERY, Checkpoint, CheckpointPersistence
-from dps.recovery.checkpoint_files import PARTIAL, CheckpointFiles, Published, name_of, numbers_of
+from dps.recovery.checkpoint_files import (
+    CheckpointFiles,
+    Copy,
+    Published,
+    Unit,
+    digest_of,
+    manifest_of,
+    name_of,
+    packed,
+    rows_of,
+    slots_of,
+)
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
-from dps.recovery.files import contents
-from dps.recovery.parts import Unit, distance, nbytes_of, numbered_tables, units_of
 
 _REFUSALS: dict[Feature, str] = {
     "functions": (
@@ -75,8 +80,9 @@ class PartialCheckpoint(Durability):
     mode: Literal["sync", "async"] = "async"
     path: str | None = None
     keep: int = 1
-    writes_checkpoints: ClassVar[bool] = True
-    restores_in_parts: ClassVar[bool] = True
+    writes_checkpoints = True
+    restores_in_parts = True
+    refusals = _REFUSALS
 
     def __post_init__(self) -> None:
         ranges.count(self, "every", 1, "updates")
@@ -90,17 +96,9 @@ class PartialCheckpoint(Durability):
         """How many acked updates are ever at risk of being lost as a whole."""
         return max(1, round(self.every * self.share))
 
-    def refusal(self, feature: Feature) -> str | None:
-        """Why it does not go with functions, whose calls take effect on all blocks or none."""
-        return _REFUSALS.get(feature)
-
     def at(self, path: str) -> PartialCheckpoint:
         """Return the same choice with its files below another path."""
         return replace(self, path=path)
-
-    def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
-        """Return True: all blocks are written before a shard is served."""
-        return True
 
     def persistence(self, context: ServerContext) -> Persistence:
         """Return what writes one shard's partial checkpoints."""
@@ -119,38 +117,30 @@ class PartialPersistence(CheckpointPersistence):
         keep = self._wanted.keep
         return PartialFiles(path, context.shard, keep, self._share, context.layout)
 
-    async def _note_restored(self, epoch: int, checkpoint: Published) -> None:
-        assert isinstance(self._files, PartialFiles)
-        version, versions = await self._in_thread(partial(self._files.versions, checkpoint))
-        if not versions:
-            return  # a whole checkpoint
-        older = sum(of_unit < version for of_unit in versions)
-        known = version, min(versions), older, len(versions)
-        self._emit(PartsRestored(self._clock.now(), self._shard, epoch, *known))
+    async def _read(self, epoch: int, checkpoint: Published) -> ShardState | None:
+        state = await super()._read(epoch, checkpoint)
+        if state is not None:
+            manifest = await self._in_thread(self._files.manifest, checkpoint)
+            versions = manifest["versions"].values()
+            older = sum(version < state.version for version in versions)
+            known = state.version, min(versions, default=state.version), older, len(versions)
+            self._emit(PartsRestored(self._clock.now(), self._shard, epoch, *known))
+        return state
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """The newest saved copy of a unit: its file, the part's number and version, and its weights."""
+class _Saved(Copy):
+    """The newest saved copy of a unit, with the number of the part and the unit's weights."""
 
-    file: str
-    sha256: str
     number: int
-    version: int
     weights: Unit
 
 
 class PartialFiles(CheckpointFiles):
     """The partial checkpoints of one shard below a path. One write at a time; others wait for it.
 
-    The first part of an epoch holds all units, so that none is from an earlier server's.
-
-    Parameters
-    ----------
-    keep
-        How many times all units are kept.
-    share
-        The fraction of the shard's bytes that a checkpoint holds.
+    The first part of an epoch holds all units, so that none is from an earlier server's. All units
+    are kept `keep` times; a checkpoint holds a `share` of the shard's bytes.
     """
 
     def __init__(self, path: str, shard: int, keep: int, share: float, layout: ShardLayout) -> None:
@@ -158,7 +148,7 @@ class PartialFiles(CheckpointFiles):
         super().__init__(path, shard, (keep + 1) * parts_until_all(share) + 1)
         self._share = share
         self._layout = layout
-        self._copies: dict[str, _Copy] = {}
+        self._saved: dict[str, _Saved] = {}
         self._epoch = 0
         self._number = 0
         self._lock = Lock()
@@ -167,65 +157,79 @@ class PartialFiles(CheckpointFiles):
         """Publish a part; see `CheckpointFiles.write`."""
         with self._lock:
             units = units_of(self._layout, state)
-            copies = self._copies if epoch == self._epoch else {}
-            chosen = self._chosen(units, copies)
-            arrays = {f"{at}/{name}": a for at in chosen for name, a in units[at].items()}
-            arrays |= {f"result/{caller}": packed for caller, packed in state.results.items()}
-            data = save(arrays)
-            digest = hashlib.sha256(data).hexdigest()
+            saved = self._saved if epoch == self._epoch else {}
+            chosen = self._chosen(units, saved)
+            data = packed(chosen, state)
             name, number = name_of(epoch, state.index), self._number + 1
             # By what is in it: a part of the same state may hold other units, and be named already.
-            file = f"{name}-{digest[:8]}.safetensors"
-            copies = copies | {
-                at: _Copy(file, digest, number, state.version, _weights(units[at])) for at in chosen
-            }
-            manifest = {
-                "format": PARTIAL,
-                "file": file,
-                **numbers_of(epoch, state),
-                "size": state.values.nbytes,
-                "slots": list(state.slots),
-                "tables": numbered_tables(self._layout, state),
-                "units": {at: copy.file for at, copy in copies.items()},
-                "versions": {at: copy.version for at, copy in copies.items()},
-                "sources": {copy.file: copy.sha256 for copy in copies.values()},
-            }
-            nbytes = self._put(epoch, name, data, manifest)
-            self._copies, self._epoch, self._number = copies, epoch, number
+            digest = digest_of(data)
+            own = Copy(f"{name}-{digest[:8]}.safetensors", digest, state.version)
+            copy = partial(_Saved, own.file, own.sha256, own.version, number)
+            saved = saved | {at: copy(_weights(unit)) for at, unit in chosen.items()}
+            tables = numbered_tables(self._layout, state)
+            nbytes = self._put(epoch, name, data, manifest_of(epoch, state, own, saved, tables))
+            self._saved, self._epoch, self._number = saved, epoch, number
             return nbytes
 
-    def versions(self, checkpoint: Published) -> tuple[int, list[int]]:
-        """Return the version of a part, and those of the units that its state is made of.
-
-        Raises
-        ------
-        StoreUnavailable
-            It is not there any more.
-        """
-        try:
-            manifest = json.loads(contents(self._fs, checkpoint.manifest))
-        except Exception as error:
-            raise StoreUnavailable(f"{checkpoint.manifest}: {error}") from error
-        units = manifest["versions"].values() if manifest["format"] == PARTIAL else ()
-        return manifest["version"], list(units)
-
-    def _chosen(self, units: dict[str, Unit], copies: dict[str, _Copy]) -> list[str]:
-        known = [copies.get(at) for at in units]
+    def _chosen(self, units: dict[str, Unit], saved: dict[str, _Saved]) -> dict[str, Unit]:
+        known = [saved.get(at) for at in units]
         pairs = list(zip(units.values(), known, strict=True))
         chosen = choose(
-            np.array([nbytes_of(unit) for unit in units.values()]),
+            np.array([sum(array.nbytes for array in unit.values()) for unit in units.values()]),
             np.array([NEVER if copy is None else copy.number for copy in known]),
             np.array([0.0 if copy is None else distance(u, copy.weights) for u, copy in pairs]),
             self._share,
         )
         names = list(units)
-        return [names[unit] for unit in chosen]
+        return {names[unit]: units[names[unit]] for unit in chosen}
 
 
 def _weights(unit: Unit) -> Unit:
     """A copy of a unit's weights, without which the whole state would stay in memory."""
     return {name: unit[name].copy() for name in ("keys", "values") if name in unit}
 
+
+# -- units -----------------------------------------------------------------------------------------
+
+PAGES = 64  # of the rows of each table on a shard
+
+
+def units_of(layout: ShardLayout, state: ShardState) -> dict[str, Unit]:
+    """Return every unit of a state by its name, which holds its place; blocks are not copied."""
+    units = {}
+    for piece in layout.pieces:
+        slots = {name: piece.view(slot) for name, slot in state.slots.items()}
+        units[f"block.{piece.offset}"] = {"values": piece.view(state.values), **slots_of(slots)}
+    for number, name in numbered_tables(layout, state):
+        if (rows := state.tables[name].compacted()) is None:
+            continue
+        page_of = mix64(rows.keys.view(np.uint64)) % np.uint64(PAGES)
+        for page in np.unique(page_of):
+            arrays = rows_of(rows).items()
+            units[f"page.{number}.{page}"] = {at: array[page_of == page] for at, array in arrays}
+    return units
+
+
+def numbered_tables(layout: ShardLayout, state: ShardState) -> list[tuple[int, str]]:
+    """Return the tables of a state, each with its number in the layout."""
+    return [(i, spec.name) for i, spec in enumerate(layout.tables) if spec.name in state.tables]
+
+
+def distance(unit: Unit, saved: Unit) -> float:
+    """Return the squared distance of a unit's weights from a saved copy of it.
+
+    Rows that are not in the copy count as if they had been zeros.
+    """
+    values = unit["values"].astype(np.float64)
+    if "keys" in unit:
+        at = unit["keys"].searchsorted(saved["keys"])  # rows are never taken away
+        values[at] -= saved["values"]
+    else:
+        values -= saved["values"]
+    return float(np.vdot(values, values))
+
+
+# -- the choice of units ---------------------------------------------------------------------------
 
 NEVER = -1  # the number of the last part with a unit, if no part holds it
 
@@ -240,8 +244,8 @@ def choose(
 ) -> np.ndarray:
     """Return the units that the next part is to hold, as sorted indices.
 
-    Half of them are those that changed most per byte, the other half those that were saved the
-    longest ago, so that no unit is left out for ever.
+    About a `share` of all bytes is written: half of it are units that changed most per byte, the
+    other half those that were saved the longest ago, so that no unit is left out for ever.
 
     Parameters
     ----------
@@ -252,8 +256,6 @@ def choose(
         besides the share.
     distances
         (units,), the squared Euclidean distance of its weights from their saved copies.
-    share
-        About the fraction of all bytes that is to be written, from 0 to 1.
     """
     taken = saved_in == NEVER
     budget = share * float(nbytes.sum())

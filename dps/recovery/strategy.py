@@ -39,11 +39,6 @@ class Recovery:
             self.must_allow("buffered gradients")
 
     @property
-    def needs_store(self) -> bool:
-        """Whether a node for the state store and the mailboxes is needed."""
-        return self.durability.needs_store or self.uses_mailbox
-
-    @property
     def uses_mailbox(self) -> bool:
         """Whether workers deposit gradients in a mailbox while a shard is down."""
         return isinstance(self.outage, Continue) and self.outage.buffer == "mailbox"
@@ -51,7 +46,12 @@ class Recovery:
     @property
     def stores(self) -> int:
         """How many nodes keep each state and each buffered gradient."""
-        return max(self.durability.stores, int(self.needs_store))
+        return max(self.durability.above.stores, int(self.uses_mailbox))
+
+    @property
+    def path(self) -> str | None:
+        """The folder of the checkpoints; None: not chosen yet, or there are none."""
+        return self.durability.below.path
 
     def must_allow(self, feature: Feature) -> None:
         """Raise `ConfigurationError` if the durability does not go with something."""
@@ -85,25 +85,21 @@ def preset(name: str) -> Recovery:
 
 def with_checkpoint_path(recovery: Recovery, path: str) -> Recovery:
     """Return the same recovery with the checkpoint path filled in where none was given."""
-    durability = recovery.durability
-    missing = durability.writes_checkpoints and durability.path is None
+    missing = recovery.durability.writes_checkpoints and recovery.path is None
     return recovery.at(path) if missing else recovery
 
 
 def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
     """Return a number of servers over which the shards can be spread, as a plain one.
 
-    Raises
-    ------
-    ConfigurationError
-        It is no whole number, or less than the replicas of one shard, or more than those of all;
-        or shards cannot move.
+    Raises `ConfigurationError` if it is no whole number, less than the replicas of one shard or
+    more than those of all, or if shards cannot move.
     """
     recovery.must_allow("moves")
     number = whole(servers)
     if number is None:
         raise refused("servers", servers, "a whole number")
-    replicas = recovery.durability.replicas
+    replicas = recovery.durability.above.replicas
     if not replicas <= number <= shards * replicas:
         each = "one replica" if replicas == 1 else f"{replicas} replicas"
         raise ConfigurationError(

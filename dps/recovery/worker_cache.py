@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -67,9 +67,7 @@ class WorkerCache(Durability):
     worker holds a copy, the shard restarts from its initial values.
     """
 
-    def refusal(self, feature: Feature) -> str | None:
-        """Why it does not go with tables and filters, where workers hold less than the state."""
-        return _REFUSALS.get(feature)
+    refusals = _REFUSALS
 
     def metadata(self, epoch: int, state: ShardState) -> ShardMetadata:
         """Return what makes a copy of the weights a whole state, but for the optimizer's part."""
@@ -131,7 +129,7 @@ class Copies:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._offered: dict[int, tuple[int, Weights | None]] = {}
+        self._offered: dict[int, tuple[int, Weights | None]] = {}  # of which epoch, by shard
         self._accepted: set[Seed] = set()
         self._failures: Counter[Endpoint] = Counter()
 
@@ -160,14 +158,13 @@ class Copies:
         if epoch != seed.epoch or copy is None:
             return  # that was long ago
         assert copy.metadata is not None
-        state, based_on = rebuilt(copy, self._context.rule), copy.metadata.epoch
-        chain = (seed.host,)
-        request = Install(seed.shard, epoch, chain, state, "worker", keepers=seed.keepers)
+        state = rebuilt(copy, self._context.rule)
+        request = Install(seed.shard, epoch, (seed.host,), state, "worker", keepers=seed.keepers)
+        done = Seeded(seed.shard, epoch, brought("worker", state, copy.metadata.epoch))
         timings = self._context.timings
         for _ in range(ATTEMPTS):
             try:
                 await self._context.transport.call(seed.host, request, timings.copy, "replicate")
-                done = Seeded(seed.shard, seed.epoch, brought("worker", state, based_on))
                 await self._context.ask(done)
             except DpsError:
                 await asyncio.sleep(timings.retry)
@@ -188,7 +185,7 @@ class CopyOffers:
         self._wanted: dict[int, Wanted] = {}
         self._made: dict[int, dict[str, Offer]] = {}
         self._news = asyncio.Condition()
-        self.services: dict[type, Callable[[Any], Awaitable[Any]]] = {Offer: self.take}
+        self.services: Mapping[type, Callable[[Any], Awaitable[Any]]] = {Offer: self.take}
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
@@ -203,13 +200,12 @@ class CopyOffers:
             offer = await self.best(shard)
             if offer is None:
                 return await install()
-            installed = await install(offer.donor, lambda: self._stands(offer))
+            installed = await install(offer.donor, lambda: offer in self._offers(shard))
         finally:
             self._wanted.pop(shard, None)
             self._made.pop(shard, None)
         now = self._context.clock.now()
-        event = Rebuilt(now, shard, epoch, offer.donor, offer.version, now - offer.at)
-        self._context.emit(event)
+        self._context.emit(Rebuilt(now, shard, epoch, offer.donor, offer.version, now - offer.at))
         return installed
 
     async def take(self, offer: Offer) -> Done:
@@ -220,11 +216,6 @@ class CopyOffers:
                 self._made[offer.shard][offer.donor] = offer
                 self._news.notify_all()
         return Done()
-
-    def _stands(self, offer: Offer) -> bool:
-        """Whether the worker is still active, and offers this."""
-        made = self._made.get(offer.shard, {}).get(offer.donor)
-        return made == offer and offer.donor in self._context.workers()
 
     async def best(self, shard: int) -> Offer | None:
         """Return the freshest copy that active workers hold, None if they hold none.
@@ -243,17 +234,14 @@ class CopyOffers:
                     await self._news.wait_for(answered)
             except TimeoutError:
                 pass
-            here = [o for o in self._made[shard].values() if o.donor in self._context.workers()]
-            copies = [o for o in here if o.version != NOTHING]
-            if copies:
-                return max(copies, key=_freshness)
+            if copies := [o for o in self._offers(shard) if o.version != NOTHING]:
+                # It must reach the host. A copy that was read in a later epoch is of the history
+                # that others continued, whatever its version.
+                return max(copies, key=lambda o: (-o.failures, o.based_on, o.version, o.donor))
             if answered():
                 return None
 
-
-def _freshness(offer: Offer) -> tuple[int, int, int, str]:
-    """Rank an offer: it must reach the host, and be of the history that others continued.
-
-    A copy that was read in a later epoch is of a later history, whatever its version.
-    """
-    return -offer.failures, offer.based_on, offer.version, offer.donor
+    def _offers(self, shard: int) -> list[Offer]:
+        """The offers of workers that are still active."""
+        made = self._made.get(shard, {}).values()
+        return [offer for offer in made if offer.donor in self._context.workers()]

@@ -250,7 +250,7 @@ class TrialConfig(_Settings):
     @property
     def replicas(self) -> int:
         """How many nodes hold a replica of each shard."""
-        return self.recovery.build().durability.replicas
+        return self.recovery.build().durability.above.replicas
 
     @property
     def worker_nodes(self) -> tuple[str, ...]:

@@ -297,10 +297,10 @@ def _wrong_fault_of(fault: Fault, trial: TrialConfig) -> Iterator[Objection]:
 
 def _without_files(trial: TrialConfig) -> str | None:
     """Return why shards write no files of this machine; None: they do."""
-    durability = trial.recovery.build().durability
-    if not durability.writes_checkpoints:
+    recovery = trial.recovery.build()
+    if not recovery.durability.writes_checkpoints:
         return NO_CHECKPOINTS
-    path: str = durability.path or ""
+    path: str = recovery.path or ""
     return NO_FILES if "://" in path and not path.startswith(("file://", "local://")) else None
 
 

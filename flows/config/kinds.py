@@ -145,7 +145,7 @@ class AboveLayerSection(DurabilitySection):
 
 
 DURABILITIES = Group(
-    _exported("persistence", lacks="above"),
+    tuple(cls for cls in _exported("persistence", "step") if cls is not dps.Layered),
     DurabilitySection,
     dict.fromkeys(get_args(get_type_hints(dps.Layered)["above"]), AboveLayerSection),
     name="dps.durabilities",

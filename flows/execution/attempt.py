@@ -8,6 +8,7 @@ checkpoints where it has any; otherwise its trial starts again.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from dps.cluster.names import NodeSpec, resource_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
 from dps.events import TrialEnded, TrialResumed, TrialStarted
 from dps.faults import AtUpdates
-from dps.recovery.manifest import about, find_saved
+from dps.recovery.manifest import find_saved
 from flows.config import sections
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
@@ -116,15 +117,15 @@ def resumable(trial: Trial, folder: Path, say: Say) -> str | None:
     A trial that failed has ended: from its last checkpoint it would have another time limit, and
     lack the faults under which it failed in its record.
     """
-    durability = trial.config.recovery.build().durability
-    if not durability.writes_checkpoints or not can_resume(trial.config):
+    recovery = trial.config.recovery.build()
+    if not recovery.durability.writes_checkpoints or not can_resume(trial.config):
         return None
-    path = durability.path or str((folder / CHECKPOINTS).absolute())
+    path = recovery.path or str((folder / CHECKPOINTS).absolute())
     try:
         if recorded(folder).ended is not None:
             return None
         saved = find_saved(path)
-        same = about(saved.run).get("digest") == trial.digest
+        same = json.loads(saved.run.about).get("digest") == trial.digest
     except StoreUnavailable:
         return None
     except (CheckpointCorrupt, ConfigurationError) as error:

@@ -22,7 +22,7 @@ EXAMPLES = [
 ]
 # Protocols and bases, which nobody makes an object of, and classes that need a cluster.
 WITHOUT = {"UpdateRule", "Penalty", "Schedule", "Selection", "Fault", "Lasting", "Effect"}
-WITHOUT |= {"Hit", "Injector"}
+WITHOUT |= {"Hit", "Injector", "Trace"}
 
 
 def imported() -> dict[str, Any]:
@@ -32,7 +32,9 @@ def imported() -> dict[str, Any]:
         "np": np,
         "dps": dps,
         **names,
-        **{name: getattr(faults, name) for name in faults.__all__},
+        **{
+            name: getattr(faults, name) for name in (*vars(faults), *faults._LAZY) if name[0] != "_"
+        },
     }
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dps.core.checksum import sealed, unsealed
 from safetensors.numpy import save as save_tensors
 
 from dps import ASP, SGD, Checkpoint, Recovery
 from dps.core.blocks import Layout
 from dps.core.shard import ShardState, initial_state
 from dps.errors import CheckpointCorrupt, StoreUnavailable
-from dps.recovery import checkpoint_files
 from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.manifest import FILE, Run, find_saved, write_run
 from dps.recovery.partial import PartialFiles
@@ -90,11 +90,10 @@ def test_a_part_may_name_no_file_but_those_of_its_folder(tmp_path: Path, name: s
     other = "e000009-i000000000009.safetensors"
     named = name.format(str(tmp_path / other).lstrip("/"), other)
 
-    said = json.loads(manifest.read_text())
+    said = json.loads(unsealed(manifest.read_bytes()))
     said["units"][unit] = named
     said["sources"][named] = hashlib.sha256(secret).hexdigest()
-    data = (folder / said["file"]).read_bytes()
-    manifest.write_text(json.dumps(checkpoint_files._sealed(said, data)))
+    manifest.write_text(sealed(json.dumps(said)))
     error = raised_by(lambda: CheckpointFiles(str(tmp_path), 0, 1).read(files.published()[0]))
     assert isinstance(error, CheckpointCorrupt)
     assert f"{named!r} is no file of a checkpoint" in str(error)

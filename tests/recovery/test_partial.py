@@ -76,9 +76,9 @@ def test_each_block_is_as_it_was_in_the_newest_part_that_has_it_with_its_slots(p
     assert len(found) > 1, "they are of several versions"
     assert max(found) == 39
     assert 39 - min(found) < parts_until_all(SHARE)
-    version, versions = writer.versions(writer.published()[0])
-    assert (version, min(versions)) == (39, min(found))
-    assert len(versions) == len(LAYOUT.pieces)
+    manifest = writer.manifest(writer.published()[0])
+    assert (manifest["version"], min(manifest["versions"].values())) == (39, min(found))
+    assert len(manifest["versions"]) == len(LAYOUT.pieces)
     assert np.mean(sizes) < 0.6 * whole
 
 

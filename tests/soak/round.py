@@ -92,7 +92,7 @@ class Case:
     @property
     def replicated(self) -> bool:
         """Whether a shard lives as long as one of its replicas does."""
-        return self.recovery.durability.replicas > 1
+        return self.recovery.durability.above.replicas > 1
 
     @property
     def interval(self) -> float:
@@ -316,7 +316,7 @@ class Round:
         """Whoever has some shard above the layer, if they may all be killed; as in `_options`."""
         table, names = self._ps.table(), {node.address: node.name for node in self._ps.nodes}
         chains = [[names[host.address] for host in view.chain] for view in table.views]
-        stores = table.stores if self.case.recovery.durability.needs_store else ()
+        stores = table.stores if self.case.recovery.durability.above.stores else ()
         keepers = [("store", names[store.address]) for store in stores]
         found = [[*((_part(name, chains), name) for name in c), *keepers] for c in chains]
         killable = [of for of in found if not any(lives_long(name) for _, name in of)]

@@ -286,7 +286,7 @@ def test_what_a_killed_worker_does_on_its_way_out_has_no_effect() -> None:
 
 def test_a_fault_that_did_not_happen_is_told() -> None:
     with (
-        pytest.raises(ConfigurationError, match="the training ended at 120 updates, before"),
+        pytest.raises(ConfigurationError, match="the training ended at 120 updates and"),
         VirtualCluster(2, WORKERS, faults=[Kill("server-0", AtUpdates(10**6))]) as cluster,
         ParameterServer(cluster, START, shards=2) as ps,
     ):

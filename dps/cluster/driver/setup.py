@@ -40,7 +40,6 @@ from dps.protocol.transport import TRANSPORTS, Endpoint, TransportChoice
 from dps.recovery.files import absolute, in_memory
 from dps.recovery.manifest import (
     Saved,
-    about,
     find_saved,
     must_be_known,
     resharded,
@@ -238,7 +237,7 @@ def from_path(
     run = saved.run
     count = len(run.layout.shards)
     if servers is None and run.servers is not None:  # as before, as far as there are replicas
-        servers = min(run.servers, count * run.recovery.durability.replicas)
+        servers = min(run.servers, count * run.recovery.durability.above.replicas)
     if servers is not None:
         servers = as_servers(servers, count, run.recovery)
     name, coordinator = _place(client)
@@ -255,7 +254,7 @@ def from_path(
         pull_filters=run.pull_filters,
         placement=run.placement,
     )
-    return Start(options.applied(group, platform), (), saved, about(run))
+    return Start(options.applied(group, platform), (), saved, json.loads(run.about))
 
 
 def check_client(client: object) -> None:
@@ -275,7 +274,7 @@ def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
         raise refused("recovery", recovery, "a preset's name or Recovery(durability=..., ...)")
     if not chosen.durability.writes_checkpoints:
         return chosen
-    return chosen.at(shared_path(platform.place(chosen.durability.path)))
+    return chosen.at(shared_path(platform.place(chosen.path)))
 
 
 def shared_path(path: str | None) -> str:

@@ -236,7 +236,7 @@ class ShardClient:
         seen, has = self.read.seen[0] if self.read.seen else 0, None if rows else self._copy.has
         request = msg.Pull(view.shard, view.epoch, reader, seen, self._timings.hold, has, rows)
         replica = view.chain[-1]
-        if self._group.recovery.durability.reads == "any":
+        if self._group.recovery.durability.above.reads == "any":
             replica = view.chain[zlib.crc32(reader.worker.encode()) % len(view.chain)]
         return await self._ask(view, replica, request)
 

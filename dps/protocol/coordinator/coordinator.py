@@ -317,7 +317,7 @@ class Coordinator:
             boxes = list(dict.fromkeys(able))[:number]
         self.mailboxes = tuple(boxes)
         changed = changed or self.keepers != before
-        if changed and self.stores and boxes and self.group.recovery.needs_store:
+        if changed and self.stores and boxes and self.group.recovery.stores:
             self._begin_epochs()
         return changed
 

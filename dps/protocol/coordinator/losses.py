@@ -325,5 +325,5 @@ class Failovers:
             return f"all {group.replicas} copies were gone"
         if source != "initial":
             return "its server was lost"
-        other = "the state store too" if group.recovery.needs_store else "nothing kept its state"
+        other = "the state store too" if group.recovery.stores else "nothing kept its state"
         return f"its server was lost and {other}"

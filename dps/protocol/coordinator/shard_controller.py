@@ -61,7 +61,7 @@ class ShardController:
         self._members = coordinator.members
         self._group = coordinator.group
         self._timings = coordinator.group.timings
-        self._durability = coordinator.group.recovery.durability
+        self._durability = coordinator.group.recovery.durability.above
         self._last_epoch = 0
         self._forsaken: tuple[Endpoint, ...] = ()
         self.stored: tuple[Endpoint, ...] = ()
@@ -129,7 +129,7 @@ class ShardController:
         """Whether the shard is served, with as many copies as it is to have."""
         if not self.view.serving or len(self.view.chain) < self._group.replicas:
             return False
-        return not self._durability.needs_store or set(self.stored) == {*self._coordinator.stores}
+        return self._durability.stores == 0 or set(self.stored) == {*self._coordinator.stores}
 
     def is_last_copy(self, host: Endpoint) -> bool:
         """Whether a host has the only copy of a state that must not be lost with one host.
@@ -341,7 +341,7 @@ class ShardController:
             except StaleEpoch:  # the earlier attempt has brought nothing to it
                 del self._tried[host]
                 raise
-        elif self.begun and self._durability.has_layer_below:
+        elif self.begun and self._group.recovery.durability.has_layer_below:
             brought = await self._call(host, replace(restore, from_below=True))
         return brought or await self._install(view, host)
 
@@ -381,7 +381,7 @@ class ShardController:
 
     @property
     def _lacks_store(self) -> bool:
-        return self._durability.needs_store and not self._coordinator.stores
+        return self._durability.stores > 0 and not self._coordinator.stores
 
     @property
     def _keepers(self) -> msg.Keepers:

@@ -43,7 +43,7 @@ class Batching:
         self._tasks = tasks
         self._layout = group.layout.shards[replica.shard]
         self._aggregate = group.aggregate  # updates in one sum; 1: they are applied in rounds
-        self._linger = group.recovery.durability.linger
+        self._linger = group.recovery.durability.above.linger
         self._held: dict[str, _Held] = {}
         self._lingering: asyncio.Task[None] | None = None
 

@@ -100,7 +100,7 @@ def test_steps_that_hold_the_gil_lose_nothing(
     recovery: str, consistency: Consistency, tmp_path: Path
 ) -> None:
     chosen, events = placed(RECOVERIES[recovery], tmp_path), Events()
-    wanted = nodes(replicas=chosen.durability.replicas - 1, store=chosen.needs_store)
+    wanted = nodes(replicas=chosen.durability.above.replicas - 1, store=bool(chosen.stores))
     with (
         LocalCluster(wanted, PRELOAD) as cluster,
         ParameterServer(

@@ -84,9 +84,9 @@ def always(target: Any, attribute: str, result: Any, name: str, needs: str = "")
 def parts_of(case: Case) -> frozenset[str]:
     """The parts of the protocol that a strategy has, and that a variant may need."""
     durability, outage = case.recovery.durability, case.recovery.outage
-    chains, gated = durability.replicas > 1, not isinstance(case.consistency, ASP)
+    chains, gated = durability.above.replicas > 1, not isinstance(case.consistency, ASP)
     buffer = outage.buffer if isinstance(outage, Continue) else None
-    sums = chains and durability.aggregate > 1
+    sums = chains and durability.above.aggregate > 1
     parts = {
         "chains": chains,
         "alone": not chains,  # shards of one replica, which are copied only to be moved
@@ -96,12 +96,12 @@ def parts_of(case: Case) -> frozenset[str]:
         "checkpoints": durability.writes_checkpoints,
         "adaptive": getattr(durability, "every", None) == "auto",
         "timed": durability.seconds is not None,
-        "cuts": durability.restores_together,
+        "cuts": durability.scope == "all",
         "in_parts": durability.restores_in_parts,
         "layered": durability.has_layer_below,
         "caches": isinstance(durability, WorkerCache),
-        "stores": durability.needs_store,
-        "two_stores": durability.stores > 1,
+        "stores": durability.above.stores > 0,
+        "two_stores": durability.above.stores > 1,
         "buffers": buffer is not None,
         "mailboxes": buffer == "mailbox",
         "held_back": gated and buffer == "worker",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from contextlib import suppress
 from dataclasses import replace
@@ -328,9 +327,9 @@ def _(right, self, every):
     self._allowed = math.inf
 
 
-@instead_of(checkpoint_files, "_sealed", "torn checkpoint accepted", "checkpoints")
-def _(right, manifest, data):
-    return manifest
+@instead_of(checkpoint_files, "digest_of", "torn checkpoint accepted", "checkpoints")
+def _(right, data):
+    return ""
 
 
 @instead_of(checkpoint_files, "publish", "non-atomic publish", "checkpoints")
@@ -379,7 +378,7 @@ def _(right, self, shards):
 # -- sparse tables ---------------------------------------------------------------------------------
 
 
-@instead_of(checkpoint_files, "_arrays", "tables left out of checkpoints", "checkpoints")
+@instead_of(checkpoint_files, "whole_units", "tables left out of checkpoints", "checkpoints")
 def _(right, state):
     tables = {n: replace(t, levels=t.levels[-1:] * len(t.levels)) for n, t in state.tables.items()}
     return right(replace(state, tables=tables))
@@ -604,15 +603,14 @@ def _(right, run, folder, refused):
 # -- partial checkpoints ---------------------------------------------------------------------------
 
 
-@instead_of(CheckpointFiles, "_put_together", "numbers of an older part", "in_parts wide")
-def _(right, self, manifest, data):
-    state, epoch = right(self, manifest, data), manifest["epoch"]
-    before = [f for f in self.published() if f.epoch == epoch and f.index < manifest["index"]]
-    if not before:
-        return state
-    older = json.loads(self._fs.cat_file(before[0].manifest))
-    numbers = {name: older[name] for name in ("index", "version", "steps")}
-    return replace(state, **numbers, workers=checkpoint_files._workers(older))
+@instead_of(CheckpointFiles, "_assembled", "numbers of an older part", "in_parts wide")
+def _(right, self, manifest, arrays):
+    epoch, index = manifest["epoch"], manifest["index"]
+    before = [f for f in self.published() if f.epoch == epoch and f.index < index]
+    if before:
+        older = self.manifest(before[0])
+        manifest |= {name: older[name] for name in ("index", "version", "steps", "workers")}
+    return right(self, manifest, arrays)
 
 
 @instead_of(parts, "units_of", "slots left out of parts", "in_parts wide")
@@ -635,7 +633,7 @@ def _(right, copy, rule):
     return replace(right(copy, rule), steps=copy.metadata.steps)
 
 
-@instead_of(checkpoint_files, "_arrays", "slots left out of checkpoints", "checkpoints wide")
+@instead_of(checkpoint_files, "whole_units", "slots left out of checkpoints", "checkpoints wide")
 def _(right, state):
     return right(replace(state, slots={k: v * 0 for k, v in state.slots.items()}))
 

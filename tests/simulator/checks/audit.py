@@ -326,7 +326,7 @@ class Auditor:
             or m.epoch < self._world.view(m.shard).epoch
         ):
             return
-        if not shard.layer.asked(m.epoch) or self._case.recovery.durability.needs_store:
+        if not shard.layer.asked(m.epoch) or self._case.recovery.durability.above.stores:
             return
         alive = [
             member.address
@@ -458,7 +458,7 @@ class Auditor:
         text = f"{process.name} is killed, though it has been stopped for {stopped:g} s"
         self._require(stopped >= least, "killed too soon", text)
         durability = self._case.recovery.durability
-        if durability.needs_store or not durability.is_last_copy(True, False, False):
+        if durability.above.stores or not durability.above.is_last_copy(True, False, False):
             return
         for number in range(len(self._shards)):
             chain = [member.address for member in self._world.view(number).chain]
@@ -621,7 +621,7 @@ class Auditor:
             if (forgets or p is not process) and p.alive and not wrong(p)
             if not self._has_only_begun(number, p)
         ]
-        if self._case.recovery.durability.needs_store:
+        if self._case.recovery.durability.above.stores:
             fit += self._stores_of(number)
         elif isinstance(self._case.recovery.durability, WorkerCache):
             fit += self._readers(number)
@@ -741,7 +741,7 @@ class Auditor:
 
     def _check_stored(self, table: Table, view: View) -> None:
         """As many stores as there may be have what is committed, and as many keep mail."""
-        wanted = self._case.recovery.durability.stores
+        wanted = self._case.recovery.durability.above.stores
         usable = self._world.scaling.usable.values()
         able, number = sum(info.role in STORE_ROLES for info in usable), len(table.mailboxes)
         text = f"{number} mailboxes are used of {able}, and {self._case.recovery.stores} are wanted"

@@ -25,10 +25,10 @@ from dps.core.shard import ShardState
 from dps.protocol.messages import Restore, View
 from dps.protocol.server.shard_server import ShardServer
 from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.checkpoint_files import Unit
 from dps.recovery.durability import Persistence
 from dps.recovery.layered import LayeredPersistence
-from dps.recovery.partial import PartialCheckpoint, parts_until_all
-from dps.recovery.parts import Unit, units_of
+from dps.recovery.partial import PartialCheckpoint, parts_until_all, units_of
 from dps.recovery.shared_store import StorePersistence
 from tests.simulator.network import Violation
 from tests.simulator.patches import Patch, before, require

@@ -128,6 +128,6 @@ def named(name: str) -> Schedule:
 def _extra(case: Case, random: Random) -> tuple[str, ...]:
     """Spares that can take over at once, and a node of the mailboxes' own."""
     spares = tuple(f"spare-{i}" for i in range(random.choice((0, 0, 1, 2))))
-    if case.recovery.needs_store and random.random() < 0.5:
+    if case.recovery.stores and random.random() < 0.5:
         return (*spares, "mailbox-0")
     return spares

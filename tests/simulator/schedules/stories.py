@@ -30,7 +30,7 @@ class Draw:
     def __init__(self, case: Case, random: Random) -> None:
         self.case = case
         self.random = random
-        self.replicas = case.recovery.durability.replicas
+        self.replicas = case.recovery.durability.above.replicas
 
     def faults(self) -> list[Fault]:
         """A story, a mix, or a story and then a mix."""
@@ -50,9 +50,9 @@ class Draw:
             stories += [two_at_once, during_recovery, source_of_copy]
         if self.case.recovery.durability.writes_checkpoints:
             stories += [bad_disk, torn_by_crash] * 3
-        if self.case.recovery.needs_store:
+        if self.case.recovery.stores:
             stories += [store_out]
-        if self.case.recovery.durability.stores > 1:
+        if self.case.recovery.durability.above.stores > 1:
             stories += [store_and_server, store_after_store, store_behind, mail_of_one_store] * 3
         if self.case.recovery.durability.has_layer_below:
             stories += [nothing_above, nothing_above_and_bad_disk, layer_stuck] * 3
@@ -83,7 +83,7 @@ class Draw:
 
     def host(self, shard: int) -> Whom:
         """Any node that serves for a shard."""
-        if self.case.recovery.needs_store and self.random.random() < 0.3:
+        if self.case.recovery.stores and self.random.random() < 0.3:
             return Whom(self.random.choice(["store", "mailbox"]), shard)
         return self.replica(shard)
 
@@ -270,9 +270,9 @@ def nothing_above(d: Draw) -> list[Fault]:
     shard, durability = d.shard(), d.case.recovery.durability
     roles = ["tail", "head", "middle"]
     copies = [Whom(role, shard) for role in roles[: d.replicas]]
-    if durability.needs_store:
+    if durability.above.stores:
         copies.insert(d.random.randint(0, 1), Whom("store", shard))
-        copies += [Whom("store", shard + other) for other in range(1, durability.stores)]
+        copies += [Whom("store", shard + other) for other in range(1, durability.above.stores)]
     first, *others = copies
     return [d.crash(first, 0.6), *(d.crash(whom, 0.02) for whom in others)]
 
@@ -310,7 +310,7 @@ def store_out(d: Draw) -> list[Fault]:
 def store_and_server(d: Draw) -> list[Fault]:
     """Lose one of several stores and, almost together, a server."""
     faults = [
-        d.crash(Whom("store", d.random.randrange(d.case.recovery.durability.stores)), 0.5),
+        d.crash(Whom("store", d.random.randrange(d.case.recovery.durability.above.stores)), 0.5),
         d.crash(Whom("head", d.shard()), 0.05),
     ]
     d.random.shuffle(faults)
@@ -353,7 +353,7 @@ def mix(d: Draw) -> list[Fault]:
     durability = d.case.recovery.durability
     if durability.writes_checkpoints:
         triggers += ["writing"]
-    if d.case.recovery.needs_store:
+    if d.case.recovery.stores:
         triggers += ["stored", "mail taken"]
     faults = []
     for i in range(d.random.randint(1, 4)):
@@ -438,7 +438,7 @@ def widened(d: Draw, drawn: Schedule) -> tuple[Fault, ...]:
 
 def of_keepers(d: Draw) -> tuple[Fault, ...] | None:
     """For some, a story of what the store and the mailbox keep, in place of all others."""
-    stories = [moved_from_a_slow_store] if d.case.recovery.durability.needs_store else []
+    stories = [moved_from_a_slow_store] if d.case.recovery.durability.above.stores else []
     if isinstance(d.case.recovery.outage, Continue) and d.case.recovery.outage.buffer == "mailbox":
         stories += [mail_taken_twice]
     if not stories or d.random.random() >= WITH_KEEPERS:
@@ -465,7 +465,7 @@ def _wide_stories(d: Draw) -> list[Story]:
     durability = d.case.recovery.durability
     stories: list[Story] = [zombie_of_a_stepped_clock, stepped, scheduler_stands_still]
     stories += [late, late_after_a_loss, returning, twin, dark, dark] + [moved_and_lost] * 2
-    if durability.reads == "any":
+    if durability.above.reads == "any":
         stories += [head_is_told_late] * 4
     if isinstance(d.case.recovery.outage, Continue) and d.case.recovery.outage.buffer == "worker":
         stories += [held_too_long] * 2
@@ -473,9 +473,9 @@ def _wide_stories(d: Draw) -> list[Story]:
         stories += [moved_and_lost_later] * 4
     if durability.writes_checkpoints:
         stories += [resumed] * 4 + [dark_writer] * 2 + [slow_disk, restored_twice]
-        if durability.restores_together:
+        if durability.scope == "all":
             stories += [gone_back_twice] * 2
-    if d.case.recovery.needs_store:
+    if d.case.recovery.stores:
         stories += [dark_store, restored_twice]
     if not isinstance(d.case.consistency, ASP):
         stories += [lost_on_entering, twin, late_worker_back]
@@ -776,7 +776,7 @@ def _watched_stories(d: Draw) -> list[Story]:
         stories += [busy_too_long] * 4
     if d.replicas > 1:
         stories += [replicas_stopped, busy_successor] * 2
-    if d.case.recovery.needs_store:
+    if d.case.recovery.stores:
         stories += [busy_store] * 2
     return stories
 

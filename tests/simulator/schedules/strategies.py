@@ -74,7 +74,7 @@ class Case:
         It does not if a worker goes on with its own last weights, or reads from any replica.
         """
         durability = self.recovery.durability
-        any_replica = durability.reads == "any"
+        any_replica = durability.above.reads == "any"
         return isinstance(self.recovery.outage, Wait) and not any_replica
 
     @property
