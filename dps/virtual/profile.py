@@ -7,21 +7,30 @@ no cost of nodes: a training function draws the duration of a gradient from `Gra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from random import Random
+from typing import ClassVar
 
 from dps.errors import ConfigurationError
 
+Bounds = Mapping[str, tuple[float, float]]  # by field; others are 0 or more
+_TINY = (1e-12, math.inf)
+
 
 class _Costs:
+    """Checks that costs are within their bounds."""
+
     __slots__ = ()
+    _BOUNDS: ClassVar[Bounds] = {}
 
     def __post_init__(self) -> None:
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if isinstance(value, float | int) and not value >= 0:
-                raise ConfigurationError(f"{field.name}={value}, expected 0 or more")
+            least, most = self._BOUNDS.get(field.name, (0.0, math.inf))
+            if isinstance(value, float | int) and not least <= value <= most:
+                expected = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
+                raise ConfigurationError(f"{field.name}={value}, expected {expected}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +47,11 @@ class Gradient(_Costs):
         The fraction of gradients that take `factor` times as long.
     """
 
+    _BOUNDS: ClassVar[Bounds] = {"straggling": (0.0, 1.0), "factor": (1.0, math.inf)}
     seconds: float = 0.0
     spread: float = 0.0
     straggling: float = 0.0
     factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        _Costs.__post_init__(self)
-        if self.straggling > 1:
-            raise ConfigurationError(f"straggling={self.straggling}, expected a fraction")
-        if self.factor < 1:
-            raise ConfigurationError(f"factor={self.factor}, expected 1 or more")
 
     def draw(self, random: Random) -> Iterator[float]:
         """Yield the seconds of one gradient after the other, without end."""
@@ -72,14 +75,9 @@ class Link(_Costs):
         each gets its share of the more crowded of its two ends.
     """
 
+    _BOUNDS: ClassVar[Bounds] = {"latency": _TINY, "bandwidth": _TINY}
     latency: float
     bandwidth: float = math.inf
-
-    def __post_init__(self) -> None:
-        _Costs.__post_init__(self)
-        for name in ("latency", "bandwidth"):
-            if not getattr(self, name):
-                raise ConfigurationError(f"{name}=0, expected more than 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +103,9 @@ class Service(_Costs):
 class Disk(_Costs):
     """How long files take: seconds per piece of work that reads or writes, and bytes per second."""
 
+    _BOUNDS: ClassVar[Bounds] = {"bandwidth": _TINY}
     latency: float = 0.0
     bandwidth: float = math.inf
-
-    def __post_init__(self) -> None:
-        _Costs.__post_init__(self)
-        if not self.bandwidth:
-            raise ConfigurationError("bandwidth=0, expected more than 0")
 
     def seconds(self, nbytes: int) -> float:
         """How long it takes to read or write some bytes."""
