@@ -23,8 +23,8 @@ from distributed import KilledWorker, Security
 from greenlet import getcurrent
 
 from dps.cluster.backends.base import Act, Cluster
+from dps.cluster.backends.base import Process as NodeProcess
 from dps.cluster.names import NodeSpec
-from dps.errors import ConfigurationError
 from dps.virtual.disk import SCHEME, VirtualDisk
 from dps.virtual.loop import Process, only_errors
 from dps.virtual.network import Network
@@ -43,24 +43,19 @@ _disks_in_use: set[str] = set()
 class TaskFuture(VirtualFuture[T]):
     """The result of a task, or an actor: Dask's `Future`, as far as dps uses it.
 
-    `work` is done by one of the nodes at these `addresses`, which makes an actor or runs a task.
+    `work` is done by one of the nodes at these `addresses`; `threads` are the number that it takes.
     """
 
+    is_actor = False
+
     def __init__(
-        self,
-        client: VirtualClient,
-        key: str,
-        work: Callable[[], Any],
-        addresses: Sequence[str],
-        is_actor: bool,
-        takes_thread: bool,
+        self, client: VirtualClient, key: str, work: Callable[[], Any], addresses: Sequence[str]
     ) -> None:
         super().__init__(client.loop.asyncio_loop)
         self.key = key
         self.work = work
         self.addresses = addresses
-        self.is_actor = is_actor
-        self.takes_thread = takes_thread
+        self.threads = 0
         self.worker: VirtualWorker | None = None  # None: it waits for one
         self._client = client
 
@@ -104,7 +99,7 @@ class VirtualClient(Cluster):
         self._loop.files = self._files_take
         self._loop.set_exception_handler(only_errors)
         self._handlers: dict[str, list[Callable[[Any], Any]]] = defaultdict(list)
-        self._workers: dict[str, VirtualWorker] = {}  # all that were started, by name
+        self._workers: dict[str, VirtualWorker] = {}  # all that were up, by name
         self._futures: dict[str, TaskFuture[Any]] = {}  # those that the program holds
         self._waiting: list[TaskFuture[Any]] = []  # for a node
         self._closed = False
@@ -181,9 +176,8 @@ class VirtualClient(Cluster):
         **_: Any,
     ) -> TaskFuture[Any]:
         """Run a task, or create an actor, on the least busy of some nodes, once one of them can."""
-        takes_thread = resources is not None and not actor
-        work = partial(function, *args)
-        future: TaskFuture[Any] = TaskFuture(self, key, work, workers, actor, takes_thread)
+        future: TaskFuture[Any] = TaskFuture(self, key, partial(function, *args), workers)
+        future.is_actor, future.threads = actor, int(resources is not None and not actor)
         self._futures[key] = future
         self._waiting.append(future)
         self._loop.call_soon(self._place)
@@ -258,28 +252,18 @@ class VirtualClient(Cluster):
 
     # -- nodes, as of any `Cluster` --------------------------------------------------------------
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """A number for each node that was started."""
-        return {name: node.dps_platform.pid for name, node in self._workers.items()}
-
-    def spec(self, name: str) -> NodeSpec:
-        """Return what a node was started as."""
-        return self._workers[name].spec
-
     def start(self, node: NodeSpec) -> None:
         """Start a node; it joins when it is up."""
-        if node.name in self._workers:
-            raise ConfigurationError(f"there is a node {node.name!r} already")
+        self._claim(node)
         self.network.later(self.profile.start, self._add, node)
 
     def kill(self, name: str) -> int:
         """End a node's process at once; the scheduler notices a little later."""
-        worker = self._live(name)
+        pid, worker = self._living(name).pid, self._workers[name]
         worker.end()
         self.network.crash(worker.process)
         self.network.later(self.profile.detection, self._notice, worker)
-        return worker.dps_platform.pid
+        return pid
 
     def gone(self, name: str, deadline: float) -> bool:
         """Whether a node's process has ended."""
@@ -303,23 +287,17 @@ class VirtualClient(Cluster):
         """Return the nodes whose processes have not ended, in the order of their starts."""
         return [worker for worker in self._workers.values() if worker.process.alive]
 
-    def _live(self, name: str) -> VirtualWorker:
-        worker = self._workers[name]
-        if not worker.process.alive:
-            raise ProcessLookupError(f"{name}: there is no such process")
-        return worker
-
     def _signal(self, name: str, number: int) -> int:
-        worker = self._live(name)
-        if number == signal.SIGSTOP:
-            self.network.pause(worker.process)
-        else:
-            self.network.resume(worker.process)
-        return worker.dps_platform.pid
+        pid = self._living(name).pid
+        act = self.network.pause if number == signal.SIGSTOP else self.network.resume
+        act(self._workers[name].process)
+        return pid
 
     def _add(self, spec: NodeSpec) -> None:
         process = self.network.process(spec.name)
-        self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
+        worker = self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
+        self._specs[spec.name] = spec
+        self._processes[spec.name] = NodeProcess(worker.dps_platform.pid, worker.address)
         self._scheduler.joined(process.address)
         self._loop.call_soon(self._place)
 
@@ -345,14 +323,17 @@ class VirtualClient(Cluster):
         """Find nodes for the tasks and actors that wait for one."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
-            able = [w for w in self.alive() if w.address in future.addresses]
-            if future.takes_thread:
-                able = [w for w in able if w.busy < w.spec.threads]
+            able = [
+                worker
+                for worker in self.alive()
+                if worker.address in future.addresses
+                and (not future.threads or worker.busy < worker.spec.threads)
+            ]
             if not able:
                 self._waiting.append(future)
                 continue
             worker = future.worker = min(able, key=lambda w: w.busy)
-            worker.busy += future.takes_thread
+            worker.busy += future.threads
             begin = self._make if future.is_actor else self._run
             self.network.later(2 * self.profile.link.latency, begin, future, worker)
 
@@ -387,7 +368,7 @@ class VirtualClient(Cluster):
         self._leave(future, worker)
 
     def _leave(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
-        worker.busy -= future.takes_thread
+        worker.busy -= future.threads
         self._place()
 
     # -- events ----------------------------------------------------------------------------------
