@@ -1,8 +1,7 @@
-"""The state of a training, as every live view shows it.
+"""The state of a training, as every live view shows it, and its forms as text and HTML.
 
 A parameter server collects it from its shards, `dps top` from a Dask scheduler or a growing record,
-and `dps run` from the events of its trials. This module has its values, and its forms as text and
-HTML; `dps.observe.progress` draws it on terminals and in notebooks.
+and `dps run` from the events of its trials. `dps.observe.progress` draws it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ T = TypeVar("T")
 
 _NAMED = 3  # shards without copies that are named one by one
 _MOST_ROWS = 40  # in an HTML table
-_CELL = (
-    "padding:0.2em 1em 0.2em 0;text-align:left;vertical-align:top;background:none;"
-    "border-bottom:1px solid rgba(128,128,128,0.35)"
-)
+_CELL = '<td style="text-align:left">'
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,24 +273,19 @@ def overview_line(view: TrainingView, facts: Mapping[str, str]) -> str:
 
 
 def overview_html(view: TrainingView, facts: Mapping[str, str]) -> str:
-    """Return a description of a parameter server as a block of HTML for notebooks.
-
-    It has no script and no fixed colours, so it is readable on light and dark pages.
-    """
-    rows = "".join(
-        f'<tr style="background:none"><td style="{_CELL};opacity:0.75">{escape(name)}</td>'
-        f'<td style="{_CELL}"><code>{escape(value)}</code></td></tr>'
+    """Return a description of a parameter server as a block of HTML for notebooks."""
+    rows = (
+        f"<tr>{_CELL}{escape(name)}</td>{_CELL}<code>{escape(value)}</code></td></tr>"
         for name, value in facts.items()
     )
-    table = "border-collapse:collapse;margin:0.4em 0"
     parts = [
-        f"<div><b>{escape(f'ParameterServer {view.name}')}</b></div>",
-        f'<div style="opacity:0.75">{escape(view.state)}</div>',
-        *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in view.notes),
-        f'<table style="{table}"><tbody>{rows}</tbody></table>' if rows else "",
+        f"<b>{escape(f'ParameterServer {view.name}')}</b>",
+        escape(view.state),
+        *(f"<b>⚠ {escape(note)}</b>" for note in view.notes),
+        f"<table>{''.join(rows)}</table>",
         *(each._repr_html_() for each in (view.shards, view.workers) if each),
     ]
-    return f'<div style="line-height:1.4">{"".join(parts)}</div>'
+    return "".join(f"<div>{part}</div>" for part in parts)
 
 
 def missing_copies(shards: Sequence[ShardView]) -> list[str]:

@@ -28,7 +28,6 @@ Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused o
 
 PORT = 8700
 PER_NET = 250
-LONGEST_CALL = 3600.0  # seconds; callers have deadlines of their own
 APPLIED = ("train", "replicate")  # links whose requests carry gradients
 SMALL_BYTES = 1 << 14  # smaller messages pass between others, as packets do
 
@@ -173,24 +172,14 @@ class Network(Generic[P]):
 
     # -- messages --------------------------------------------------------------------------------
 
-    async def request(self, source: P, to: Endpoint, link: str, frames: wire.Frames) -> wire.Frames:
-        """Send frames to a service; return its reply, or raise the error that it replies with."""
-        if to.address not in self._processes:
-            raise ConnectionRefusedError(f"no process listens at {to.address}")
-        try:
-            reply: Any = await self.ask(source, to, link, to.key, carried(frames), LONGEST_CALL)
-        except Unreachable as error:
-            raise ConnectionResetError(str(error)) from None
-        if isinstance(reply, BaseException):
-            raise reply
-        return carried(reply)
-
     async def ask(
         self, source: P, to: Endpoint, link: str, message: Any, frames: Any, deadline: float
     ) -> wire.Frames:
         """Send a request to its service; return the reply, or raise `TimeoutError`."""
         if not source.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
+        if to.address not in self._processes:
+            raise Unreachable(f"no process listens at {to.address}")
         target = self._processes[to.address]
         reply: Reply = self._loop.create_future()
         target.expected[reply] = None

@@ -20,12 +20,15 @@ from greenlet import getcurrent
 
 from dps.cluster.names import NodeSpec
 from dps.cluster.transport.calls import frozen, thawed
+from dps.errors import Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
 from dps.virtual.loop import Process
-from dps.virtual.network import Network
+from dps.virtual.network import Network, carried
 from dps.virtual.platform import Shared, VirtualPlatform
 from dps.virtual.threads import VirtualThread
+
+LONGEST_CALL = 3600.0  # seconds; callers have deadlines of their own
 
 
 class Peer:
@@ -51,8 +54,14 @@ class Peer:
         return ask
 
     async def _send(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
-        to = Endpoint(self._address, key)
-        return await self._network.request(self._source, to, link, frames)
+        to, sent = Endpoint(self._address, key), carried(frames)
+        try:
+            reply: Any = await self._network.ask(self._source, to, link, key, sent, LONGEST_CALL)
+        except Unreachable as error:
+            raise ConnectionResetError(str(error)) from None
+        if isinstance(reply, BaseException):
+            raise reply
+        return carried(reply)
 
 
 class _Server:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from greenlet import GreenletExit
+from greenlet import GreenletExit, getcurrent
 
 from dps.cluster.platform import Flag, Platform, Running, Usage
 from dps.protocol.messages import Sighted
@@ -19,7 +19,7 @@ from dps.protocol.tasks import Tasks
 from dps.protocol.transport import TransportChoice, Watched
 from dps.virtual.loop import P, Process, VirtualClock
 from dps.virtual.network import Network
-from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualThread, begin
+from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualFuture, VirtualThread, settle
 
 T = TypeVar("T")
 
@@ -89,7 +89,13 @@ class VirtualPlatform(Platform):
 
     def begin(self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
         """Start a coroutine; waiting for the future lets virtual time pass."""
-        return begin(request, self._loop)
+        current = getcurrent()
+        if isinstance(current, VirtualThread) and current.killed:
+            request.close()
+            raise GreenletExit
+        future: VirtualFuture[T] = VirtualFuture(self._loop)
+        self._loop.create_task(request).add_done_callback(partial(settle, future))
+        return future
 
     def sleep(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass."""

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import copy_context
-from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -128,17 +127,6 @@ class VirtualFlag(VirtualFuture[None]):
         """Wake all waiters."""
         if not self.done():
             self.set_result(None)
-
-
-def begin(request: Coroutine[Any, Any, T], loop: BlockingLoop) -> VirtualFuture[T]:
-    """Start a coroutine in the current process."""
-    current = getcurrent()
-    if isinstance(current, VirtualThread) and current.killed:
-        request.close()
-        raise GreenletExit
-    future: VirtualFuture[T] = VirtualFuture(loop)
-    loop.create_task(request).add_done_callback(partial(settle, future))
-    return future
 
 
 def settle(future: AnyFuture, ended: AnyFuture) -> None:
