@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, dataclass_transform
 
 from dps.core.names import restored_from
-from dps.core.ranges import in_a_line
 
 
 @dataclass_transform(frozen_default=True)
@@ -661,10 +660,6 @@ class TrialEnded(Event):
 # -- JSON --------------------------------------------------------------------------------------
 
 
-class NotAnEvent(ValueError):
-    """A line is not an event of this version of dps; the message says why."""
-
-
 def to_dict(event: Event) -> dict[str, Any]:
     """Return the event as a JSON-ready dict, with its class name under `event`; without copies."""
     return {"event": type(event).__name__, **vars(event)}
@@ -676,24 +671,13 @@ def to_json(event: Event) -> str:
 
 
 def from_dict(record: Mapping[str, Any]) -> Event:
-    """Rebuild an event from `to_dict`; raises `KeyError` for an unknown kind of event."""
+    """Rebuild an event from `to_dict`.
+
+    An unknown kind of event raises `KeyError`; other fields than those of its kind, `TypeError`.
+    """
     values = dict(record)
     cls: Callable[..., Event] = Event.kinds[values.pop("event")]
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-
-def from_line(line: str) -> Event:
-    """Return the event of a line of a record.
-
-    Raises
-    ------
-    NotAnEvent
-        The line is not JSON, or not an event of this version of dps.
-    """
-    try:
-        return from_dict(json.loads(line))
-    except (ValueError, LookupError, TypeError) as error:
-        raise NotAnEvent(f"{type(error).__name__}: {in_a_line(str(error))}") from error
 
 
 # -- lines of Python's logging -----------------------------------------------------------------
