@@ -59,19 +59,9 @@ class Point(NamedTuple):
 class Writer:
     """Writes runs of an MLflow experiment, which it creates or restores if necessary.
 
-    Parameters
-    ----------
-    experiment
-        Its name.
-    uri
-        The tracking store; None: that of `mlflow.set_tracking_uri` or the environment.
-    artifacts
-        The URI for artifacts of a new experiment; None: the store's own.
-
-    Raises
-    ------
-    StoreUnavailable
-        The store cannot be used, or does not answer within 30 s.
+    Without a `uri`, the tracking store is that of `mlflow.set_tracking_uri` or the environment.
+    `artifacts` is the URI for artifacts of a new experiment. `StoreUnavailable` is raised if the
+    store cannot be used, or does not answer within 30 s.
     """
 
     def __init__(self, experiment: str, uri: str | None = None, artifacts: str | None = None):
@@ -261,21 +251,10 @@ def in_time(work: Callable[[], None], seconds: float = ANSWER_SECONDS) -> None:
 class MlflowRun:
     """An MLflow run that a training streams to until `close`. Thread-safe.
 
-    A thread sends numbers in batches, so a slow or unreachable tracking server delays nothing.
-
-    Parameters
-    ----------
-    history
-        The numbers to log, including earlier ones.
-    experiment, name, tracking_uri
-        Of MLflow; None: a name with that of the group, and MLflow's own setting.
-    params, tags
-        Parameters and tags of the run.
-    group, before
-        The name of the parameter server, and of the one from whose checkpoints it resumes. Its
-        newest run in the experiment, of this name, is continued; without one, a new run starts.
-    warn
-        Called at most once, in any thread, if numbers are missing, and if a metric is renamed.
+    A thread sends the numbers of the `history` in batches, so a slow or unreachable tracking server
+    delays nothing. If the training of parameter server `group` resumes from checkpoints of another
+    one, `before`, the newest run of that one in the experiment, of this name, is continued. `warn`
+    is called at most once, in any thread, if numbers are missing, and if a metric is renamed.
 
     Raises
     ------

@@ -176,40 +176,20 @@ _WORKERS: dict[str, Callable[[WorkerView], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    """The state of a training.
-
-    Attributes
-    ----------
-    state
-        "running", "closed" for a parameter server, or the status of an ended trial.
-    t
-        Seconds since the Unix epoch.
-    done, total
-        Gradients that every shard has applied, and their number at the end; None if unknown.
-    lost
-        Acknowledged updates that were lost, on all shards.
-    scores
-        The last evaluation: name → number.
-    seconds
-        The duration, if known.
-    notes
-        Important messages, such as the error of a worker.
-    recent
-        The last faults, losses and recoveries, oldest first: a time and a sentence each.
-    """
+    """The state of a training."""
 
     name: str
-    state: str
-    t: float
-    done: int | None
-    total: int | None = None
+    state: str  # "running", "closed" for a parameter server, or the status of an ended trial
+    t: float  # seconds since the Unix epoch
+    done: int | None  # gradients that every shard has applied; None if unknown
+    total: int | None = None  # their number at the end
     shards: Listing[ShardView] = field(default_factory=Listing)
     workers: Listing[WorkerView] = field(default_factory=Listing)
-    lost: int = 0
-    scores: Mapping[str, float] = field(default_factory=dict)
-    seconds: float | None = None
-    notes: tuple[str, ...] = ()
-    recent: tuple[tuple[float, str], ...] = ()
+    lost: int = 0  # acknowledged updates, on all shards
+    scores: Mapping[str, float] = field(default_factory=dict)  # of the last evaluation
+    seconds: float | None = None  # the duration
+    notes: tuple[str, ...] = ()  # important messages, such as the error of a worker
+    recent: tuple[tuple[float, str], ...] = ()  # times of faults, losses and recoveries, in words
 
     @property
     def running(self) -> int:
