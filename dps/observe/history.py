@@ -61,12 +61,8 @@ class _Series:
 class History:
     """The history of one training. Thread-safe.
 
-    Parameters
-    ----------
-    rule
-        The update rule, for the learning rate.
-    limit
-        The largest number of numbers, besides the last one of each series.
+    The update `rule` is for learning rates. At most `limit` numbers are kept, besides the last one
+    of each series.
     """
 
     def __init__(self, rule: UpdateRule | None = None, limit: int = LIMIT) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import fields, is_dataclass
-from itertools import chain, count
+from itertools import count
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -364,10 +364,11 @@ class MlflowRun:
         """Return the name of a number's series in MLflow."""
         name = f"{number.source}/{number.metric}"
         if name not in self._keys:
-            like = as_name(name)
-            others = (f"{like[: _LONGEST - 8]}_{number}" for number in count(2))
-            taken = set(self._keys.values())
-            key = next(each for each in chain([like], others) if each not in taken)
+            key = like = as_name(name)
+            for other in count(2):
+                if key not in self._keys.values():
+                    break
+                key = f"{like[: _LONGEST - 8]}_{other}"
             self._keys[name] = key
             if key != name and not self._renamed:
                 self._renamed = True

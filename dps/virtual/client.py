@@ -76,16 +76,9 @@ class TaskFuture(VirtualFuture[T]):
 class VirtualClient(Cluster):
     """Virtual nodes, and the Dask client that is connected to them; used in a ``with`` statement.
 
-    Faults take effect at once. Not thread-safe: everything runs in the thread that made it.
-
-    Parameters
-    ----------
-    nodes
-        The nodes that are there from the start.
-    seed
-        Seed of all random numbers.
-    profile
-        How much time each operation takes.
+    It begins with these `nodes`. All random numbers are drawn from the `seed`, and the `profile` is
+    what each operation takes. Faults take effect at once. Not thread-safe: everything runs in the
+    thread that made it.
     """
 
     asynchronous = False

@@ -106,15 +106,6 @@ class Network(Generic[P]):
     """Connects the processes of one virtual cluster, each on its own host. Used from its loop.
 
     `make` creates a process from its name and address.
-
-    Attributes
-    ----------
-    busy
-        Seconds that each process has spent on messages, by its address.
-    nowhere
-        The context of work that belongs to no process, such as messages in transit.
-    requests
-        Creates the object that delivers a request to its target.
     """
 
     def __init__(self, random: Random, profile: Profile, make: Callable[[str, str], P]) -> None:
@@ -123,14 +114,14 @@ class Network(Generic[P]):
         self._loop = loop
         self._loop.set_task_factory(self._task)
         self._seed = random.getrandbits(64)
-        self.nowhere = copy_context()
-        self.requests: Callable[..., Request[P]] = Request
+        self.nowhere = copy_context()  # of work that belongs to no process: messages in transit
+        self.requests: Callable[..., Request[P]] = Request  # delivers a request to its target
         self._make = make
         self._latency = profile.link.latency
         self._service = profile.service
         self._ports = Ports(loop, profile.link.bandwidth, self.nowhere)
         self._free_at: dict[str, float] = defaultdict(float)
-        self.busy: dict[str, float] = defaultdict(float)
+        self.busy: dict[str, float] = defaultdict(float)  # seconds with messages, by address
         self._processes: dict[str, P] = {}
         self._links: dict[tuple[str, str], Link] = {}
 
