@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, dataclass_transform
 
 from dps.core.names import restored_from
-from dps.core.ranges import in_a_line
 
 
 @dataclass_transform(frozen_default=True)
@@ -33,8 +32,30 @@ class Event:
     kinds: ClassVar[dict[str, type[Event]]] = {}
     t: float
 
-    def __init_subclass__(cls) -> None:
-        Event.kinds[cls.__name__] = dataclass(frozen=True)(cls)
+    def __init_subclass__(cls, recorded: bool = True) -> None:
+        dataclass(frozen=True)(cls)
+        if recorded:
+            Event.kinds[cls.__name__] = cls
+
+
+class OfWorker(Event, recorded=False):
+    """An event of one life of a worker; lives are numbered from 1."""
+
+    worker: str
+    incarnation: int
+
+
+class OfShard(Event, recorded=False):
+    """An event of a shard, in an epoch of its replicas."""
+
+    shard: int
+    epoch: int
+
+
+class OfReplica(OfShard, recorded=False):
+    """An event of a shard's replica on a node."""
+
+    node: str
 
 
 Sink = Callable[[Event], None]
@@ -65,15 +86,13 @@ class Applied(Event):
     replayed: tuple[bool, ...]
 
 
-class Acked(Event):
+class Acked(OfWorker):
     """Pushes that a worker knows to be durable; row i of each column is one update on one shard.
 
     `outcomes` are "applied", "duplicate" (refused, because the shard had it) or "buffered" (in a
     mailbox or the worker, until the shard is back).
     """
 
-    worker: str
-    incarnation: int
     times: tuple[float, ...]
     shards: tuple[int, ...]
     seqs: tuple[int, ...]
@@ -81,14 +100,12 @@ class Acked(Event):
     outcomes: tuple[str, ...]
 
 
-class Replayed(Event):
+class Replayed(OfShard):
     """`count` buffered gradients were applied to a shard, in `steps` steps, after an outage.
 
     `duplicates` were refused, because the shard had them; the policy `dropped` others.
     """
 
-    shard: int
-    epoch: int
     policy: str
     count: int
     steps: int
@@ -97,7 +114,7 @@ class Replayed(Event):
     version: int
 
 
-class Reported(Event):
+class Reported(OfWorker):
     """A number that a worker's training loop reported of each step, such as the loss.
 
     Row i of each column is one step; steps count from 1 in each incarnation. `versions` are those
@@ -105,8 +122,6 @@ class Reported(Event):
     are unknown.
     """
 
-    worker: str
-    incarnation: int
     name: str
     times: tuple[float, ...]
     steps: tuple[int, ...]
@@ -114,7 +129,7 @@ class Reported(Event):
     versions: tuple[int, ...] = ()
 
 
-class Filtered(Event):
+class Filtered(OfWorker):
     """The effect of a worker's filters on its gradients since its loop began.
 
     `raw_bytes` of gradients became `sent_bytes` of values and indices (each update counted once);
@@ -122,8 +137,6 @@ class Filtered(Event):
     of the residuals now, which are lost with the worker unless it leaves in order.
     """
 
-    worker: str
-    incarnation: int
     raw_bytes: int
     sent_bytes: int
     entries: int
@@ -131,23 +144,19 @@ class Filtered(Event):
     residual_norm: float
 
 
-class WorkerJoined(Event):
+class WorkerJoined(OfWorker):
     """A worker entered the training, on `node`."""
 
-    worker: str
-    incarnation: int
     node: str
 
 
-class WorkerLeft(Event):
+class WorkerLeft(OfWorker):
     """A worker left; `reason` is "finished", "failed", "stopped", "lost" or "silent".
 
     `ParameterServer.stop` stops it. It is lost with its process, and silent if its lease is over
     although its process may live.
     """
 
-    worker: str
-    incarnation: int
     reason: str
 
     @property
@@ -221,7 +230,7 @@ class NodeLeft(Event):
     node: str
 
 
-class Detected(Event):
+class Detected(OfReplica):
     """The coordinator learned that a shard lost a replica; `epoch` is the new epoch.
 
     `serving` is whether the shard still has a replica. `by` is what noticed the end of its process:
@@ -229,35 +238,26 @@ class Detected(Event):
     long; "host" if it reported its restart itself.
     """
 
-    shard: int
-    epoch: int
-    node: str
     serving: bool
     by: str
 
 
-class Decided(Event):
+class Decided(OfReplica):
     """The coordinator has chosen the recovery of a shard, with `node` as the head.
 
     `how` is "reconfigure" (the rest of the chain) or "restore".
     """
 
-    shard: int
-    epoch: int
-    node: str
     how: str
 
 
-class Promoted(Event):
+class Promoted(OfReplica):
     """A replica took over as the head of its shard, holding `version`."""
 
-    shard: int
-    epoch: int
-    node: str
     version: int
 
 
-class Restored(Event):
+class Restored(OfReplica):
     """A shard began to serve from a copy; `source` is "initial", "checkpoint", "store" or "worker".
 
     Later versions of earlier epochs are lost. The start of a run is the restoration of version 0 in
@@ -265,14 +265,11 @@ class Restored(Event):
     requests.
     """
 
-    shard: int
-    epoch: int
-    node: str
     version: int
     source: str
 
 
-class LossReported(Event):
+class LossReported(OfShard):
     """A shard that was restored, in `epoch`, lacks `updates` that were acknowledged.
 
     It is recorded after the reports of all workers, and again if more losses become known. If not
@@ -280,8 +277,6 @@ class LossReported(Event):
     of the restored state, and `cause` is the reason of the restoration.
     """
 
-    shard: int
-    epoch: int
     updates: int
     exact: bool
     source: str
@@ -289,7 +284,7 @@ class LossReported(Event):
     cause: str = ""
 
 
-class Failover(Event):
+class Failover(OfShard):
     """A shard that had lost one or more replicas is served again, in `epoch`.
 
     `str` describes the failover in one line. `lost` names the nodes, and `by` what noticed the
@@ -300,8 +295,6 @@ class Failover(Event):
     `cause`, and `updates_lost` acknowledged updates were lost: at least that many if not `exact`.
     """
 
-    shard: int
-    epoch: int
     lost: str
     by: str
     seconds: float
@@ -335,34 +328,27 @@ class Failover(Event):
         )
 
 
-class Rebuilt(Event):
+class Rebuilt(OfShard):
     """A shard was rebuilt from weights that `donor` (worker/incarnation) had read."""
 
-    shard: int
-    epoch: int
     donor: str
     version: int
     age_seconds: float
 
 
-class ReplicaAdded(Event):
+class ReplicaAdded(OfReplica):
     """A replica was added at the tail of a shard's chain, holding `version`."""
 
-    shard: int
-    epoch: int
-    node: str
     version: int
 
 
-class Moved(Event):
+class Moved(OfShard):
     """A replica of a shard has moved from node `source` to `target`, which serves in `epoch`.
 
     `nbytes` is the size of its weights without sparse tables, `seconds` the duration of the move,
     and `pause_seconds` the part of it in which no node served the shard.
     """
 
-    shard: int
-    epoch: int
     source: str
     target: str
     nbytes: int
@@ -370,17 +356,15 @@ class Moved(Event):
     pause_seconds: float
 
 
-class CheckpointWritten(Event):
+class CheckpointWritten(OfShard):
     """A checkpoint was published. `nbytes` includes the manifest; `seconds` is the time it took."""
 
-    shard: int
-    epoch: int
     version: int
     nbytes: int
     seconds: float
 
 
-class IntervalChosen(Event):
+class IntervalChosen(OfShard):
     """A server has chosen another interval for the checkpoints of a shard (`every="auto"`).
 
     At most `every` acked updates are at risk from now on. The estimates are `cost`, the delay of
@@ -388,23 +372,19 @@ class IntervalChosen(Event):
     between losses of a shard.
     """
 
-    shard: int
-    epoch: int
     every: int
     cost: float
     rate: float
     mtbf: float
 
 
-class PartsRestored(Event):
+class PartsRestored(OfShard):
     """A shard's state of this `version` was assembled from partial checkpoints.
 
     Of its `units`, blocks and pages of rows, `older` are of earlier versions, down to `oldest`:
     these may lack updates after it.
     """
 
-    shard: int
-    epoch: int
     version: int
     oldest: int
     older: int
@@ -425,11 +405,9 @@ class RolledBack(Event):
     cut: int
 
 
-class CheckpointFailed(Event):
+class CheckpointFailed(OfShard):
     """A checkpoint could not be written, or takes long; the previous one is kept."""
 
-    shard: int
-    epoch: int
     reason: str
 
 
@@ -456,13 +434,10 @@ class Returned(Event):
     lost: tuple[int, ...]
 
     def __str__(self) -> str:
-        where = "goes on from its newest complete checkpoints" if self.versions else "begins anew"
-        lacking = [f"shard {shard} {n:,}" for shard, n in enumerate(self.lost) if n]
-        lost = f"at least so many updates are lost: {', '.join(lacking)}"
-        return (
-            f"{self.cause}; the training {where} after {self.seconds:.1f} s, and "
-            f"{lost if lacking else 'no update is known to be lost'}"
-        )
+        how = "continues from its newest checkpoints" if self.versions else "starts over"
+        lacking = [f"at least {n:,} of shard {shard}" for shard, n in enumerate(self.lost) if n]
+        lost = f"updates are lost: {', '.join(lacking)}" if lacking else "no update is known lost"
+        return f"{self.cause}; the training {how} after {self.seconds:.1f} s, and {lost}"
 
 
 # -- injected faults ---------------------------------------------------------------------------
@@ -616,16 +591,13 @@ class ResourceSampled(Event):
     started: float = 0.0
 
 
-class Audited(Event):
+class Audited(OfReplica):
     """A shard's final state, read after the last update.
 
     `applied` counts the updates of each worker in this state, and `duplicates` the refused
     duplicates of this replica. `version` must equal the sum of `applied`.
     """
 
-    shard: int
-    epoch: int
-    node: str
     version: int
     applied: dict[str, int]
     duplicates: int
@@ -688,10 +660,6 @@ class TrialEnded(Event):
 # -- JSON --------------------------------------------------------------------------------------
 
 
-class NotAnEvent(ValueError):
-    """A line is not an event of this version of dps; the message says why."""
-
-
 def to_dict(event: Event) -> dict[str, Any]:
     """Return the event as a JSON-ready dict, with its class name under `event`; without copies."""
     return {"event": type(event).__name__, **vars(event)}
@@ -703,24 +671,13 @@ def to_json(event: Event) -> str:
 
 
 def from_dict(record: Mapping[str, Any]) -> Event:
-    """Rebuild an event from `to_dict`; raises `KeyError` for an unknown kind of event."""
+    """Rebuild an event from `to_dict`.
+
+    An unknown kind of event raises `KeyError`; other fields than those of its kind, `TypeError`.
+    """
     values = dict(record)
     cls: Callable[..., Event] = Event.kinds[values.pop("event")]
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-
-
-def from_line(line: str) -> Event:
-    """Return the event of a line of a record.
-
-    Raises
-    ------
-    NotAnEvent
-        The line is not JSON, or not an event of this version of dps.
-    """
-    try:
-        return from_dict(json.loads(line))
-    except (ValueError, LookupError, TypeError) as error:
-        raise NotAnEvent(f"{type(error).__name__}: {in_a_line(str(error))}") from error
 
 
 # -- lines of Python's logging -----------------------------------------------------------------
@@ -740,37 +697,27 @@ _PLAIN = re.compile(r"[^\s\"=]+")
 
 def log(event: Event, labels: Mapping[str, str]) -> None:
     """Write an event to the log of this process, with labels such as the group."""
-    level = level_of(event)
-    if level and logging.getLogger(_logger_of(event)).isEnabledFor(level):
-        record = line_of(event, labels)
-        logging.getLogger(record.name).handle(record)
+    level, logger = level_of(event), logging.getLogger(_logger_of(event))
+    if level and logger.isEnabledFor(level):
+        logger.handle(line_of(event, labels))
 
 
 def line_of(event: Event, labels: Mapping[str, str]) -> logging.LogRecord:
     """Return an event as a record of Python's logging, at the time of the event.
 
-    The message is the whole line. For formatters, the record has all of it as `fields`, and
-    `trial`, `shard` and `epoch` as attributes.
+    The message is the whole line. For formatters, the record has all of it as `fields`.
     """
     values = {k: v for k, v in vars(event).items() if not isinstance(v, dict | list | tuple)}
     del values["t"]
-    fields: dict[str, Any] = {"event": type(event).__name__, **labels, **values}
-    level = level_of(event)
-    attributes: dict[str, Any] = {
-        "name": _logger_of(event),
-        "levelno": level,
-        "levelname": logging.getLevelName(level),
-        "msg": " ".join(f"{key}={_text(value)}" for key, value in fields.items()),
-        "created": event.t,
-        "msecs": event.t % 1 * 1000,
-        "fields": fields,
-    }
-    attributes |= {name: fields[name] for name in ("trial", "shard", "epoch") if name in fields}
-    return logging.makeLogRecord(attributes)
+    fields = {"event": type(event).__name__, **labels, **values}
+    text = " ".join(f"{key}={_text(value)}" for key, value in fields.items())
+    record = logging.LogRecord(_logger_of(event), level_of(event), "", 0, text, None, None)
+    vars(record).update(created=event.t, msecs=event.t % 1 * 1000, fields=fields)
+    return record
 
 
 def level_of(event: Event) -> int:
-    """The level of an event's line; `logging.NOTSET`: it has none."""
+    """Return the level of an event's line; `logging.NOTSET` if it has none."""
     match event:
         case Applied() | Acked() | Reported() | Filtered() | ResourceSampled():
             return logging.NOTSET

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from dps.cluster.driver.roles import by_resources
@@ -27,7 +28,6 @@ from dps.faults.injector import Injector
 from dps.faults.targets import obstacles
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
-from dps.protocol.messages import Description, Table
 from dps.virtual.client import TaskFuture, VirtualClient
 from dps.virtual.threads import VirtualFuture
 
@@ -118,7 +118,9 @@ class VirtualCluster(VirtualClient):
         if function is not run_worker:
             return super().submit(function, *args, **how)
         if self._injector is None:
-            self._begin_faults(args[0])
+            ps: Any = _Observed(self, args[0])
+            self._injector = Injector(self._faults, self, ps, self.note, self._seed)
+            self._injector.__enter__()
         future = super().submit(function, *args, **how)
         self._training += 1
         future.add_done_callback(self._one_ended)
@@ -150,19 +152,11 @@ class VirtualCluster(VirtualClient):
         if self._faults and self._injector is None:
             warnings.warn("no worker was started, so no fault happened", stacklevel=2)
 
-    def _begin_faults(self, group: Group) -> None:
-        seen: Any = _Observed(self, group)
-        self._injector = Injector(self._faults, self, seen, self.note, self._seed)
-        self._injector.__enter__()
-
     def _one_ended(self, future: Future[Any]) -> None:
         self._training -= 1
-        if not self._training and self._ending is None:
-            self._ending = self.dps_platform.start(self._end_faults, "end of the faults")
-
-    def _end_faults(self) -> None:
-        assert self._injector is not None
-        self._injector.__exit__(None, None, None)
+        if not self._training and self._ending is None and self._injector is not None:
+            end = partial(self._injector.__exit__, None, None, None)
+            self._ending = self.dps_platform.start(end, "end of the faults")
 
     def _add(self, spec: NodeSpec) -> None:
         super()._add(spec)
@@ -177,18 +171,14 @@ class _Observed:
         self.group = group
         self._cluster = cluster
         pool: Any = cluster.rpc
-        self._transport = ClusterTransport(pool, Meter())
-        self._router = Router(group, self._transport)
+        self._router = Router(group, ClusterTransport(pool, Meter()))
 
     @property
     def nodes(self) -> list[Node]:
         return by_resources({w.address: w.describe() for w in self._cluster.alive()})
 
-    def table(self) -> Table:
-        table: Table = self._cluster.sync(self._router.fetch)
-        return table
+    def table(self) -> Any:
+        return self._cluster.sync(self._router.fetch)
 
-    def audit(self) -> list[Description | None]:
-        heads = Heads(self.group, self._router)
-        replies: list[Description | None] = self._cluster.sync(heads.describe_all)
-        return replies
+    def audit(self) -> Any:
+        return self._cluster.sync(Heads(self.group, self._router).describe_all)

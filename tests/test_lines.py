@@ -34,11 +34,6 @@ def test_a_line_says_what_happened_where_and_in_which_epoch() -> None:
     )
     assert (line.name, line.levelname, line.created) == ("dps.shard", "INFO", 12.5)
     assert vars(line)["fields"]["version"] == 120
-    assert {name: vars(line)[name] for name in ("trial", "shard", "epoch")} == {
-        "trial": "chain.kill.seed-0",
-        "shard": 0,
-        "epoch": 3,
-    }
 
 
 def test_texts_are_quoted_where_they_must_be_and_tables_are_left_out() -> None:

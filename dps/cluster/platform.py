@@ -60,14 +60,12 @@ class Running(Protocol):
         ...
 
 
-class Timer(Protocol):
-    """Background work that begins later, such as `threading.Timer`."""
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """Background work that begins later: `join` waits until it has ended or was cancelled."""
 
-    def cancel(self) -> None:
-        """Do not begin it, if it has not begun."""
-
-    def join(self) -> None:
-        """Wait until it has ended, or was cancelled before it began."""
+    cancel: Callable[[], None]
+    join: Callable[[], None]
 
 
 class Flag(Protocol):
@@ -213,9 +211,13 @@ class Platform:
 
     def after(self, seconds: float, work: Callable[[], object]) -> Timer:
         """Start background work in some seconds."""
-        timer = threading.Timer(seconds, work)
-        timer.start()
-        return timer
+        cancelled = self.flag()
+
+        def wait() -> None:
+            if not cancelled.wait(seconds):
+                work()
+
+        return Timer(cancelled.set, self.start(wait, "dps-timer").join)
 
     def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
         """Call a function for several names at the same time."""

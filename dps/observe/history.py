@@ -8,18 +8,17 @@ last number of a series is always kept.
 from __future__ import annotations
 
 import threading
-from array import array
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from dps.core.rules.rule import UpdateRule, learning_rate_at
-from dps.errors import ConfigurationError
 from dps.events import Evaluated, Event, Reported
 
 if TYPE_CHECKING:
     import pandas
 
-LIMIT = 500_000  # numbers: about 16 MB
+LIMIT = 200_000  # numbers: about 40 MB
 EVALUATOR = "evaluator"
 
 
@@ -39,69 +38,51 @@ class Number(NamedTuple):
     report: int
 
 
-_Key = tuple[str, int, str]  # source, incarnation, metric
-_Row = tuple[float, int, float, int]  # t, step, value, report
-
-
 class _Series:
     """The numbers of one metric of one incarnation: every `stride`-th, and the last one."""
 
     def __init__(self) -> None:
-        self._columns: list[array[Any]] = [array(kind) for kind in "dqdq"]  # as in `_Row`
-        self.last: _Row = (0.0, 0, 0.0, -1)
+        self.kept: list[Number] = []
+        self.last: Number
         self._stride = 1
         self._seen = 0
 
-    def __len__(self) -> int:
-        return len(self._columns[0])
-
     def add(self, number: Number) -> None:
-        # Convert before anything is appended: columns must have equal lengths.
-        self.last = number.t, number.step, float(number.value), number.report
+        self.last = number
         if self._seen % self._stride == 0:
-            for column, entry in zip(self._columns, self.last, strict=True):
-                column.append(entry)
+            self.kept.append(number)
         self._seen += 1
 
     def thin(self) -> None:
-        """Keep every other number."""
-        self._columns = [column[::2] for column in self._columns]
+        del self.kept[1::2]
         self._stride *= 2
-
-    def rows(self) -> list[_Row]:
-        """All that is kept, in order."""
-        kept: list[_Row] = list(zip(*self._columns, strict=True))
-        left_out = (self._seen - 1) % self._stride != 0
-        return [*kept, self.last] if left_out else kept
 
 
 class History:
     """The history of one training. Thread-safe.
 
-    Parameters
-    ----------
-    rule
-        The update rule, for the learning rate.
-    limit
-        The largest number of numbers, besides the last one of each series.
+    The update `rule` is for learning rates. At most `limit` numbers are kept, besides the last one
+    of each series.
     """
 
     def __init__(self, rule: UpdateRule | None = None, limit: int = LIMIT) -> None:
         self._rule = rule
         self._limit = limit
-        self._kept = 0
-        self._series: dict[_Key, _Series] = {}
+        # By source, incarnation and metric.
+        self._series: defaultdict[tuple[str, int, str], _Series] = defaultdict(_Series)
         self._listeners: list[Callable[[Sequence[Number]], None]] = []
         self._lock = threading.Lock()
 
     def add(self, event: Event) -> None:
         """Add the numbers of an event, if it has any."""
-        numbers = numbers_of(event)
+        numbers = [number._replace(value=float(number.value)) for number in numbers_of(event)]
         if not numbers:
             return
         with self._lock:
             for number in numbers:
-                self._add(number)
+                self._series[number[1:4]].add(number)
+            while self._size() > max(self._limit, len(self._series)):
+                max(self._series.values(), key=lambda series: len(series.kept)).thin()
             for listener in self._listeners:
                 listener(numbers)
 
@@ -120,24 +101,13 @@ class History:
     def last(self, source: str) -> dict[str, float]:
         """Return the last number of each metric of a worker."""
         with self._lock:
-            own = [(key, series) for key, series in self._series.items() if key[0] == source]
-        own.sort(key=lambda each: each[0][1])
-        return {metric: series.last[2] for (_, _, metric), series in own}
+            own = [series.last for key, series in self._series.items() if key[0] == source]
+        own.sort(key=lambda number: number.incarnation)
+        return {number.metric: number.value for number in own}
 
     def frame(self) -> pandas.DataFrame:
-        """Return a table with a row for each number, in order of time.
-
-        Raises
-        ------
-        ConfigurationError
-            The package pandas is not installed.
-        """
-        try:
-            import pandas as pd  # deferred: takes a second
-        except ImportError as error:
-            raise ConfigurationError(
-                "the history is a table of pandas, which is not installed: pip install pandas"
-            ) from error
+        """Return a table with a row for each number, in order of time."""
+        import pandas as pd  # deferred: takes a second
 
         with self._lock:
             rows = self._numbers()
@@ -150,26 +120,16 @@ class History:
         frame["time"] = pd.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
         return frame
 
-    def _add(self, number: Number) -> None:
-        series = self._series.setdefault(number[1:4], _Series())
-        before = len(series)
-        series.add(number)
-        self._kept += len(series) - before
-        while self._kept > self._limit:
-            longest = max(self._series.values(), key=len)
-            before = len(longest)
-            longest.thin()
-            self._kept -= before - len(longest)
-            if len(longest) == before:  # all series have one number
-                self._kept -= len(self._series.pop(next(iter(self._series))))
+    def _size(self) -> int:
+        return sum(len(series.kept) for series in self._series.values())
 
     def _numbers(self) -> list[Number]:
-        rows = [
-            Number(t, *key, step, value, report)
-            for key, series in self._series.items()
-            for t, step, value, report in series.rows()
-        ]
-        return sorted(rows, key=lambda number: number.t)
+        numbers: list[Number] = []
+        for series in self._series.values():
+            numbers += series.kept
+            if series.last is not series.kept[-1]:
+                numbers.append(series.last)
+        return sorted(numbers, key=lambda number: number.t)
 
 
 def numbers_of(event: Event) -> list[Number]:

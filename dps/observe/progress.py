@@ -7,12 +7,10 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import datetime
 from importlib import import_module
 from typing import Any
 
-from dps.observe.views import Listing, TrainingView
+from dps.observe.views import TrainingView
 
 WINDOW_SECONDS = 10.0  # over which a rate is taken
 _APART = 0.2  # least seconds between two observations that are kept
@@ -25,7 +23,6 @@ class Pace:
 
     def __init__(self) -> None:
         self._looks: deque[tuple[float, dict[str, int]]] = deque()
-        self._versions: dict[int, int] = {}  # of shards, as last known
 
     def look(self, now: float, counts: Mapping[str, int]) -> None:
         """Observe the number of updates of each name at a time, in monotonic seconds."""
@@ -47,33 +44,6 @@ class Pace:
         if began is not None and (since is None or since < began):
             since, first = began, before
         return None if since is None else max(0.0, (count - first) / max(now - since, 1e-3))
-
-    def rated(self, view: TrainingView) -> TrainingView:
-        """Observe a view, and return it with the rates of its shards and running workers.
-
-        A shard that does not answer keeps its last version.
-        """
-        self._versions |= {s.shard: s.version for s in view.shards if s.version is not None}
-        counts = {f"shard {shard}": version for shard, version in self._versions.items()}
-        counts |= {worker.worker: worker.updates for worker in view.workers}
-        self.look(view.t, counts)
-        complete = len(self._versions) == len(view.shards) > 0
-
-        def rate(name: str) -> float | None:
-            return self.of(name, view.t, counts[name]) if name in counts else None
-
-        return replace(
-            view,
-            done=min(self._versions.values()) if complete else None,
-            shards=Listing(
-                replace(s, version=self._versions.get(s.shard), rate=rate(f"shard {s.shard}"))
-                for s in view.shards
-            ),
-            workers=Listing(
-                each if each.ended else replace(each, rate=rate(each.worker))
-                for each in view.workers
-            ),
-        )
 
 
 @contextmanager
@@ -113,27 +83,6 @@ def progress(view: TrainingView) -> Any:
     for line in (view.line(), *view.notes):
         lines.add_row(Text(line))
     return lines
-
-
-def whole(view: TrainingView) -> Any:
-    """Return a renderable of rich with progress, shards, workers and recent events."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    def moment(t: float) -> str:
-        return datetime.fromtimestamp(t).strftime("%H:%M:%S")
-
-    parts: list[Any] = [Text(f"{view.name}: {view.state}  ({moment(view.t)})", style="bold")]
-    parts.append(progress(view))
-    for views in (view.shards, view.workers):
-        columns, rows = views.table()
-        table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        parts.append(table)
-    parts += [Text(f"{moment(t)}  {text}", style="yellow") for t, text in view.recent]
-    return Group(*parts, Text())
 
 
 def notebook() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dps import events
+from dps.core.names import restored_from
 
 _TEMPLATES: dict[type[events.Event], str] = {
     events.Killed: "{e.node} killed after {e.updates} updates, by {e.by}{still}{proof}",
@@ -19,7 +20,7 @@ _TEMPLATES: dict[type[events.Event], str] = {
     events.RolledBack: "all shards go back to cut {e.cut}, for shard {e.shard}",
     events.CapacityRestored: "{e.node} is up and replaces the lost node",
     events.Promoted: "shard {e.shard} continues at {e.node}, at version {e.version}",
-    events.Restored: "shard {e.shard} restored from {source} at {e.node}, at version {e.version}",
+    events.Restored: "shard {e.shard} restored at {e.node} from {source}",
     events.ReplicaAdded: "shard {e.shard} has a new replica at {e.node}",
     events.Rebuilt: "shard {e.shard}: the copy of {e.donor} was {e.age_seconds:.1f} s old",
     events.Replayed: "shard {e.shard}: {e.count} buffered updates applied",
@@ -33,12 +34,6 @@ _TEMPLATES: dict[type[events.Event], str] = {
     events.WorkerLeft: "{e.worker} {e.reason}",
     events.TrialResumed: "resumed at update {e.updates}, from checkpoints in {e.path}",
 }
-_SOURCES = {
-    "initial": "initial values",
-    "checkpoint": "a checkpoint",
-    "store": "the store",
-    "worker": "a worker's copy",
-}
 _WHY = {"lifetime": "its lifetime is nearly over", "signal": "it received SIGTERM"}
 
 
@@ -49,15 +44,14 @@ def sentence(event: events.Event) -> str | None:
             return None
         case events.Restored(epoch=1) | events.ReplicaAdded(epoch=1):  # while shards start up
             return None
-    source, why = getattr(event, "source", ""), getattr(event, "why", "")
-    evidence = getattr(event, "evidence", "")
+    why, evidence = getattr(event, "why", ""), getattr(event, "evidence", "")
     gone, stopped, running = (getattr(event, n, True) for n in ("gone", "stopped", "running"))
     counts = ((what, getattr(event, what, None)) for what in ("servers", "workers"))
     words = {
         "state": "continues" if getattr(event, "serving", False) else "is down",
         "least": "" if getattr(event, "exact", True) else "at least ",
         "wanted": ", ".join(f"{n} {what}" for what, n in counts if n is not None),
-        "source": _SOURCES.get(source, source),  # durabilities may name others
+        "source": restored_from(getattr(event, "source", ""), getattr(event, "version", 0)),
         "still": "" if gone else ", but its process is still there",
         "not_stopped": "" if stopped else ", but its process is not stopped",
         "resumed": "continues" if running else "does not continue",

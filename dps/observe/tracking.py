@@ -1,23 +1,23 @@
 """MLflow: a writer of runs, and a run that a training streams to.
 
 `dps run` writes recorded trials with `Writer`, and `ParameterServer.log_to_mlflow` streams a
-training with `MlflowRun`. MLflow is imported only when one of them is made.
+training with `MlflowRun`. MLflow is imported only when one of them is made: that takes seconds.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import re
 import socket
 import sqlite3
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from dataclasses import fields, is_dataclass
-from itertools import chain, count
+from itertools import count
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -30,7 +30,8 @@ from dps.events import Failover
 from dps.observe.history import History, Number
 
 BATCH = 1000  # the most metrics that MLflow takes at once
-WAITING = 2000  # batches of the history
+MOST_WAITING = 1_000_000  # numbers
+SEND_SECONDS = 0.5
 CLOSE_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 30.0  # MLflow itself retries for minutes
@@ -58,30 +59,14 @@ class Point(NamedTuple):
 class Writer:
     """Writes runs of an MLflow experiment, which it creates or restores if necessary.
 
-    Parameters
-    ----------
-    experiment
-        Its name.
-    uri
-        The tracking store; None: that of `mlflow.set_tracking_uri` or the environment.
-    artifacts
-        The URI for artifacts of a new experiment; None: the store's own.
-
-    Raises
-    ------
-    ConfigurationError
-        MLflow is not installed.
-    StoreUnavailable
-        The store cannot be used, or does not answer within 30 s.
+    Without a `uri`, the tracking store is that of `mlflow.set_tracking_uri` or the environment.
+    `artifacts` is the URI for artifacts of a new experiment. `StoreUnavailable` is raised if the
+    store cannot be used, or does not answer within 30 s.
     """
 
     def __init__(self, experiment: str, uri: str | None = None, artifacts: str | None = None):
         try:
             from mlflow import MlflowClient, get_tracking_uri
-        except ImportError as error:
-            raise ConfigurationError(
-                "MLflow is needed and not installed: pip install mlflow"
-            ) from error
         except RuntimeError as error:  # of pathlib, where a user has no name and no home
             raise ConfigurationError(
                 f"MLflow cannot be imported: {error} Set HOME to a folder that can be written"
@@ -262,33 +247,19 @@ def in_time(work: Callable[[], None], seconds: float = ANSWER_SECONDS) -> None:
 
 # -- streaming -------------------------------------------------------------------------------------
 
-_Item = Sequence[Number] | Failover | None  # None: the end
-
 
 class MlflowRun:
     """An MLflow run that a training streams to until `close`. Thread-safe.
 
-    A thread sends numbers in batches, so a slow or unreachable tracking server delays nothing. The
-    first number that is lost causes a warning.
-
-    Parameters
-    ----------
-    history
-        The numbers to log, including earlier ones.
-    experiment, name, tracking_uri
-        Of MLflow; None: a name with that of the group, and MLflow's own setting.
-    params, tags
-        Parameters and tags of the run.
-    group, before
-        The name of the parameter server, and of the one from whose checkpoints it resumes. Its
-        newest run in the experiment, of this name, is continued; without one, a new run starts.
-    warn
-        Called at most once, in any thread, if numbers are missing, and if a metric is renamed.
+    A thread sends the numbers of the `history` in batches, so a slow or unreachable tracking server
+    delays nothing. If the training of parameter server `group` resumes from checkpoints of another
+    one, `before`, the newest run of that one in the experiment, of this name, is continued. `warn`
+    is called at most once, in any thread, if numbers are missing, and if a metric is renamed.
 
     Raises
     ------
     ConfigurationError
-        MLflow is not installed, or a name or the URI is no text.
+        A name or the URI is no text.
     StoreUnavailable
         The tracking server does not create the run.
     """
@@ -332,7 +303,9 @@ class MlflowRun:
 
         with store_errors(self._writer.uri):
             in_time(begin)
-        self._queue: queue.Queue[_Item] = queue.Queue(WAITING)
+        self._numbers: deque[Number] = deque()
+        self._waiting_failovers: deque[Failover] = deque()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="dps-mlflow", daemon=True)
         self._thread.start()
         self._history = history
@@ -340,17 +313,16 @@ class MlflowRun:
 
     def failover(self, failover: Failover) -> None:
         """Log a failover as a tag."""
-        self._put(failover)
+        self._waiting_failovers.append(failover)
 
     def close(self, numbers: Mapping[str, float], succeeded: bool) -> None:
-        """Send all that is queued and some last numbers, and end the run."""
+        """Send all that is waiting and some last numbers, and end the run."""
         self._history.unlisten(self._put)
-        try:
-            self._queue.put(None, timeout=CLOSE_SECONDS)
-        except queue.Full:
+        self._over.set()
+        self._thread.join(CLOSE_SECONDS)
+        if self._thread.is_alive():
             self._lacks("it does not keep up")
             return
-        self._thread.join(CLOSE_SECONDS)
 
         def end() -> None:
             for name, number in numbers.items():
@@ -362,48 +334,41 @@ class MlflowRun:
         except Exception as error:  # noqa: BLE001 - of any library
             self._lacks(str(error))
 
-    def _put(self, item: _Item) -> None:
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
+    def _put(self, numbers: Sequence[Number]) -> None:
+        if len(self._numbers) < MOST_WAITING:
+            self._numbers.extend(numbers)
+        else:
             self._lacks("it does not keep up")
 
     def _send_all(self) -> None:
         ended = False
         while not ended:
-            item = self._queue.get()
-            pending: list[Number] = []
-            while item is not None:
-                if isinstance(item, Failover):
-                    self._send(item)
-                else:
-                    pending += item
-                if len(pending) >= BATCH or self._queue.empty():
-                    break
-                item = self._queue.get()
-            ended = item is None
-            for start in range(0, len(pending), BATCH):
-                self._send(pending[start : start + BATCH])
+            ended = self._over.wait(SEND_SECONDS)
+            while self._numbers or self._waiting_failovers:
+                try:
+                    self._send_some()
+                except Exception as error:  # noqa: BLE001 - of any library
+                    self._lacks(str(error))
 
-    def _send(self, item: Sequence[Number] | Failover) -> None:
-        try:
-            if isinstance(item, Failover):
-                self._failovers += 1
-                self._writer.set(self.id, {f"{_FAILOVER}{self._failovers}": str(item)}, {})
-            else:
-                points = (Point(self._key(n), n.value, n.t, n.step) for n in item)
-                self._writer.log(self.id, points)
-        except Exception as error:  # noqa: BLE001 - of any library
-            self._lacks(str(error))
+    def _send_some(self) -> None:
+        numbers = [self._numbers.popleft() for _ in range(min(BATCH, len(self._numbers)))]
+        if numbers:
+            points = [Point(self._key(n), n.value, n.t, n.step) for n in numbers]
+            self._writer.log(self.id, points)
+        if self._waiting_failovers:
+            self._failovers += 1
+            tag = f"{_FAILOVER}{self._failovers}"
+            self._writer.set(self.id, {tag: str(self._waiting_failovers.popleft())}, {})
 
     def _key(self, number: Number) -> str:
         """Return the name of a number's series in MLflow."""
         name = f"{number.source}/{number.metric}"
         if name not in self._keys:
-            like = as_name(name)
-            others = (f"{like[: _LONGEST - 8]}_{number}" for number in count(2))
-            taken = set(self._keys.values())
-            key = next(each for each in chain([like], others) if each not in taken)
+            key = like = as_name(name)
+            for other in count(2):
+                if key not in self._keys.values():
+                    break
+                key = f"{like[: _LONGEST - 8]}_{other}"
             self._keys[name] = key
             if key != name and not self._renamed:
                 self._renamed = True

@@ -1,8 +1,7 @@
-"""The state of a training, as every live view shows it.
+"""The state of a training, as every live view shows it, and its forms as text and HTML.
 
 A parameter server collects it from its shards, `dps top` from a Dask scheduler or a growing record,
-and `dps run` from the events of its trials. This module has its values, and its forms as text and
-HTML; `dps.observe.progress` draws it on terminals and in notebooks.
+and `dps run` from the events of its trials. `dps.observe.progress` draws it.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ T = TypeVar("T")
 
 _NAMED = 3  # shards without copies that are named one by one
 _MOST_ROWS = 40  # in an HTML table
-_CELL = (
-    "padding:0.2em 1em 0.2em 0;text-align:left;vertical-align:top;background:none;"
-    "border-bottom:1px solid rgba(128,128,128,0.35)"
-)
+_CELL = '<td style="text-align:left">'
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,40 +176,20 @@ _WORKERS: dict[str, Callable[[WorkerView], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingView:
-    """The state of a training.
-
-    Attributes
-    ----------
-    state
-        "running", "closed" for a parameter server, or the status of an ended trial.
-    t
-        Seconds since the Unix epoch.
-    done, total
-        Gradients that every shard has applied, and their number at the end; None if unknown.
-    lost
-        Acknowledged updates that were lost, on all shards.
-    scores
-        The last evaluation: name → number.
-    seconds
-        The duration, if known.
-    notes
-        Important messages, such as the error of a worker.
-    recent
-        The last faults, losses and recoveries, oldest first: a time and a sentence each.
-    """
+    """The state of a training."""
 
     name: str
-    state: str
-    t: float
-    done: int | None
-    total: int | None = None
+    state: str  # "running", "closed" for a parameter server, or the status of an ended trial
+    t: float  # seconds since the Unix epoch
+    done: int | None  # gradients that every shard has applied; None if unknown
+    total: int | None = None  # their number at the end
     shards: Listing[ShardView] = field(default_factory=Listing)
     workers: Listing[WorkerView] = field(default_factory=Listing)
-    lost: int = 0
-    scores: Mapping[str, float] = field(default_factory=dict)
-    seconds: float | None = None
-    notes: tuple[str, ...] = ()
-    recent: tuple[tuple[float, str], ...] = ()
+    lost: int = 0  # acknowledged updates, on all shards
+    scores: Mapping[str, float] = field(default_factory=dict)  # of the last evaluation
+    seconds: float | None = None  # the duration
+    notes: tuple[str, ...] = ()  # important messages, such as the error of a worker
+    recent: tuple[tuple[float, str], ...] = ()  # times of faults, losses and recoveries, in words
 
     @property
     def running(self) -> int:
@@ -277,24 +253,19 @@ def overview_line(view: TrainingView, facts: Mapping[str, str]) -> str:
 
 
 def overview_html(view: TrainingView, facts: Mapping[str, str]) -> str:
-    """Return a description of a parameter server as a block of HTML for notebooks.
-
-    It has no script and no fixed colours, so it is readable on light and dark pages.
-    """
-    rows = "".join(
-        f'<tr style="background:none"><td style="{_CELL};opacity:0.75">{escape(name)}</td>'
-        f'<td style="{_CELL}"><code>{escape(value)}</code></td></tr>'
+    """Return a description of a parameter server as a block of HTML for notebooks."""
+    rows = (
+        f"<tr>{_CELL}{escape(name)}</td>{_CELL}<code>{escape(value)}</code></td></tr>"
         for name, value in facts.items()
     )
-    table = "border-collapse:collapse;margin:0.4em 0"
     parts = [
-        f"<div><b>{escape(f'ParameterServer {view.name}')}</b></div>",
-        f'<div style="opacity:0.75">{escape(view.state)}</div>',
-        *(f'<div style="margin:0.4em 0"><b>⚠ {escape(note)}</b></div>' for note in view.notes),
-        f'<table style="{table}"><tbody>{rows}</tbody></table>' if rows else "",
+        f"<b>{escape(f'ParameterServer {view.name}')}</b>",
+        escape(view.state),
+        *(f"<b>⚠ {escape(note)}</b>" for note in view.notes),
+        f"<table>{''.join(rows)}</table>",
         *(each._repr_html_() for each in (view.shards, view.workers) if each),
     ]
-    return f'<div style="line-height:1.4">{"".join(parts)}</div>'
+    return "".join(f"<div>{part}</div>" for part in parts)
 
 
 def missing_copies(shards: Sequence[ShardView]) -> list[str]:

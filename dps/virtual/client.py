@@ -11,22 +11,21 @@ import asyncio
 import signal
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
 from inspect import signature
 from itertools import count
 from random import Random
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import fsspec
 from distributed import KilledWorker, Security
 from greenlet import getcurrent
 
 from dps.cluster.backends.base import Act, Cluster
+from dps.cluster.backends.base import Process as NodeProcess
 from dps.cluster.names import NodeSpec
-from dps.errors import ConfigurationError
-from dps.virtual.disk import SCHEME, disk
+from dps.virtual.disk import SCHEME, VirtualDisk
 from dps.virtual.loop import Process, only_errors
 from dps.virtual.network import Network
 from dps.virtual.node import Peer, VirtualScheduler, VirtualWorker, result_of
@@ -38,29 +37,50 @@ T = TypeVar("T")
 
 # Clusters that a program has at once must not share files; one after the other have the same name,
 # which is part of the paths in their events.
-_disks = count()
-_free_disks: list[int] = []
+_disks_in_use: set[str] = set()
+
+
+class TaskFuture(VirtualFuture[T]):
+    """The result of a task, or an actor: Dask's `Future`, as far as dps uses it.
+
+    `work` is done by one of the nodes at these `addresses`; `threads` are the number that it takes.
+    """
+
+    is_actor = False
+
+    def __init__(
+        self, client: VirtualClient, key: str, work: Callable[[], Any], addresses: Sequence[str]
+    ) -> None:
+        super().__init__(client.loop.asyncio_loop)
+        self.key = key
+        self.work = work
+        self.addresses = addresses
+        self.threads = 0
+        self.worker: VirtualWorker | None = None  # None: it waits for one
+        self._client = client
+
+    @property
+    def status(self) -> str:
+        """The state, as Dask names it."""
+        if not self.done():
+            return "pending"
+        if self.cancelled():
+            return "cancelled"
+        return "error" if self.exception() is not None else "finished"
+
+    def release(self) -> None:
+        """Give up the task or actor."""
+        self._client.forget(self)
 
 
 class VirtualClient(Cluster):
     """Virtual nodes, and the Dask client that is connected to them; used in a ``with`` statement.
 
-    Faults take effect at once. Not thread-safe: everything runs in the thread that made it.
-
-    Parameters
-    ----------
-    nodes
-        The nodes that are there from the start.
-    seed
-        Seed of all random numbers.
-    profile
-        How much time each operation takes.
+    It begins with these `nodes`. All random numbers are drawn from the `seed`, and the `profile` is
+    what each operation takes. Faults take effect at once. Not thread-safe: everything runs in the
+    thread that made it.
     """
 
-    NO_QUEUE = (
-        "to requeue a job or take a host away, nodes must be jobs of Slurm, which nodes on virtual "
-        "time are not; plan a kill by signal"
-    )
     asynchronous = False
     id = "virtual-client"
 
@@ -72,11 +92,14 @@ class VirtualClient(Cluster):
         self._loop.files = self._files_take
         self._loop.set_exception_handler(only_errors)
         self._handlers: dict[str, list[Callable[[Any], Any]]] = defaultdict(list)
-        self._workers: dict[str, VirtualWorker] = {}  # all that were started, by name
+        self._workers: dict[str, VirtualWorker] = {}  # all that were up, by name
+        self._futures: dict[str, TaskFuture[Any]] = {}  # those that the program holds
+        self._waiting: list[TaskFuture[Any]] = []  # for a node
         self._closed = False
-        self._disk_number = heappop(_free_disks) if _free_disks else next(_disks)
-        name = f"cluster-{self._disk_number}"
-        self._disk, self._files = disk(name), f"{SCHEME}://{name}"
+        names = (f"cluster-{number}" for number in count())
+        self._disk_name = next(name for name in names if name not in _disks_in_use)
+        _disks_in_use.add(self._disk_name)
+        self._disk: VirtualDisk = fsspec.filesystem(SCHEME, name=self._disk_name)
         self.security = Security()
         self.loop = SimpleNamespace(asyncio_loop=self._loop, add_callback=self._add_callback)
         self._loop.run_until_complete(self._build(seed))
@@ -88,10 +111,10 @@ class VirtualClient(Cluster):
         self.network = Network(Random(f"{seed}/network"), self.profile, Process)
         self._loop.probe = self.network.refuses
         monitor = VirtualMonitor[Process](lambda process: self.kill(process.name))
-        self._shared = Shared(self._loop, self.network, self._tell, self._files, monitor)
+        path = f"{SCHEME}://{self._disk_name}"
+        self._shared = Shared(self._loop, self.network, self._tell, path, monitor)
         self._driver = self.network.process("driver")
         process = self.network.process("scheduler")
-        self._tasks = Tasks(self._loop, self.network, self.profile, self.alive)
         self._scheduler = VirtualScheduler(self._shared, process)
         self.scheduler = SimpleNamespace(address=process.address, identity=self._identity)
 
@@ -106,7 +129,7 @@ class VirtualClient(Cluster):
         self._loop.run_until_complete(_ended(self._loop))
         self._loop.close()
         self._disk.erase()
-        heappush(_free_disks, self._disk_number)
+        _disks_in_use.discard(self._disk_name)
 
     @property
     def status(self) -> str:
@@ -145,10 +168,13 @@ class VirtualClient(Cluster):
         actor: bool = False,
         **_: Any,
     ) -> TaskFuture[Any]:
-        """Run a task, or create an actor, on the least busy of some nodes."""
-        takes_thread = resources is not None and not actor
-        job = Job(key, partial(function, *args), workers, actor, takes_thread)
-        return self._tasks.add(job)
+        """Run a task, or create an actor, on the least busy of some nodes, once one of them can."""
+        future: TaskFuture[Any] = TaskFuture(self, key, partial(function, *args), workers)
+        future.is_actor, future.threads = actor, int(resources is not None and not actor)
+        self._futures[key] = future
+        self._waiting.append(future)
+        self._loop.call_soon(self._place)
+        return future
 
     def gather(self, futures: Iterable[VirtualFuture[Any]]) -> list[Any]:
         """Wait for all, and return their results in order; raise the first error among them."""
@@ -219,28 +245,18 @@ class VirtualClient(Cluster):
 
     # -- nodes, as of any `Cluster` --------------------------------------------------------------
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """A number for each node that was started."""
-        return {name: node.dps_platform.pid for name, node in self._workers.items()}
-
-    def spec(self, name: str) -> NodeSpec:
-        """What the node of this name was started as."""
-        return self._workers[name].spec
-
     def start(self, node: NodeSpec) -> None:
         """Start a node; it joins when it is up."""
-        if node.name in self._workers:
-            raise ConfigurationError(f"there is a node {node.name!r} already")
+        self._claim(node)
         self.network.later(self.profile.start, self._add, node)
 
     def kill(self, name: str) -> int:
         """End a node's process at once; the scheduler notices a little later."""
-        worker = self._live(name)
+        pid, worker = self._living(name).pid, self._workers[name]
         worker.end()
         self.network.crash(worker.process)
-        self.network.later(self.profile.detection, self._noticed, worker)
-        return worker.dps_platform.pid
+        self.network.later(self.profile.detection, self._notice, worker)
+        return pid
 
     def gone(self, name: str, deadline: float) -> bool:
         """Whether a node's process has ended."""
@@ -255,42 +271,98 @@ class VirtualClient(Cluster):
         return not (self.gone(name, deadline) or self.stopped(name, deadline))
 
     def obstacle(self, name: str, act: Act) -> str | None:
-        """Why something cannot be done to a node's process; None: it can."""
+        """Return why something cannot be done to a node's process; None if it can."""
         if act == "limit":
             return f"{name} is a node on virtual time, whose disk is in memory and never full"
         return self.NO_QUEUE if act in ("requeue", "host") else None
 
     def alive(self) -> list[VirtualWorker]:
-        """The nodes whose processes have not ended, in the order in which they were started."""
+        """Return the nodes whose processes have not ended, in the order of their starts."""
         return [worker for worker in self._workers.values() if worker.process.alive]
 
-    def _live(self, name: str) -> VirtualWorker:
-        worker = self._workers[name]
-        if not worker.process.alive:
-            raise ProcessLookupError(f"{name}: there is no such process")
-        return worker
-
     def _signal(self, name: str, number: int) -> int:
-        worker = self._live(name)
-        if number == signal.SIGSTOP:
-            self.network.pause(worker.process)
-        else:
-            self.network.resume(worker.process)
-        return worker.dps_platform.pid
+        pid = self._living(name).pid
+        act = self.network.pause if number == signal.SIGSTOP else self.network.resume
+        act(self._workers[name].process)
+        return pid
 
     def _add(self, spec: NodeSpec) -> None:
         process = self.network.process(spec.name)
-        self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
+        worker = self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
+        self._specs[spec.name] = spec
+        self._processes[spec.name] = NodeProcess(worker.dps_platform.pid, worker.address)
         self._scheduler.joined(process.address)
-        self._tasks.look_for_nodes()
+        self._loop.call_soon(self._place)
 
-    def _noticed(self, worker: VirtualWorker) -> None:
+    def _notice(self, worker: VirtualWorker) -> None:
+        """Notice that a node is gone, with all that was to come from it."""
         self._scheduler.lost(worker.address)
-        self._tasks.lost(worker)
+        for key, future in list(self._futures.items()):
+            if future.worker is worker and not future.done():
+                future.set_exception(KilledWorker(key, SimpleNamespace(address=worker.address), 0))
 
     def _files_take(self) -> Callable[[], float]:
         before = self._disk.moved
         return lambda: self.profile.disk.seconds(self._disk.moved - before)
+
+    # -- tasks and actors --------------------------------------------------------------------------
+
+    def forget(self, future: TaskFuture[Any]) -> None:
+        """Drop a task or actor that the program does not hold any more."""
+        if self._futures.pop(future.key, None) is not None and future.worker is not None:
+            future.worker.forget(future.key)
+
+    def _place(self) -> None:
+        """Find nodes for the tasks and actors that wait for one."""
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            able = [
+                worker
+                for worker in self.alive()
+                if worker.address in future.addresses
+                and (not future.threads or worker.busy < worker.spec.threads)
+            ]
+            if not able:
+                self._waiting.append(future)
+                continue
+            worker = future.worker = min(able, key=lambda w: w.busy)
+            worker.busy += future.threads
+            begin = self._make if future.is_actor else self._run
+            self.network.later(2 * self.profile.link.latency, begin, future, worker)
+
+    def _make(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
+        if not worker.process.alive or future.done():
+            return  # the future fails when the loss is noticed
+        try:
+            worker.make_actor(future.work, future.key)
+        except Exception as error:  # noqa: BLE001 - raised where the actor is waited for
+            future.set_exception(error)
+        else:
+            actor = worker.state.actors[future.key]
+            self.network.later(self.profile.actor, self._made, future, worker, actor)
+
+    def _made(self, future: TaskFuture[Any], worker: VirtualWorker, actor: Any) -> None:
+        if worker.process.alive and not future.done():
+            future.set_result(actor)
+
+    def _run(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
+        if worker.process.alive and not future.done():
+            thread = worker.run(future.work, future.key)
+            thread.future.add_done_callback(partial(self._ended, future, worker))
+        else:  # it was cancelled on the way, or while it waited for a node
+            self._leave(future, worker)
+
+    def _ended(
+        self, future: TaskFuture[Any], worker: VirtualWorker, ended: VirtualFuture[Any]
+    ) -> None:
+        worker.forget(future.key)
+        if not ended.cancelled():  # of a killed process, nothing comes
+            self.network.later(self.profile.link.latency, settle, future, ended)
+        self._leave(future, worker)
+
+    def _leave(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
+        worker.busy -= future.threads
+        self._place()
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -332,129 +404,3 @@ def _begin(callback: Callable[..., Any], args: Sequence[Any]) -> None:
     work = callback(*args)
     if isinstance(work, Coroutine):
         asyncio.ensure_future(work)  # noqa: RUF006 - the network's process keeps it
-
-
-@dataclass(frozen=True)
-class Job:
-    """What `work` does on one of some nodes: it makes an actor, or it is a task."""
-
-    key: str
-    work: Callable[[], Any]
-    addresses: Sequence[str]
-    is_actor: bool
-    takes_thread: bool
-
-
-class TaskFuture(VirtualFuture[T]):
-    """The result of a task, or an actor: Dask's `Future`, as far as dps uses it."""
-
-    def __init__(self, loop: BlockingLoop, job: Job, release: Callable[[str], None]) -> None:
-        super().__init__(loop)
-        self.job = job
-        self.key = job.key
-        self.worker: VirtualWorker | None = None  # None: it waits for one
-        self._release = release
-
-    @property
-    def status(self) -> str:
-        """The state, as Dask names it."""
-        if not self.done():
-            return "pending"
-        if self.cancelled():
-            return "cancelled"
-        return "error" if self.exception() is not None else "finished"
-
-    def release(self) -> None:
-        """Give up the task or actor."""
-        self._release(self.key)
-
-
-class Tasks:
-    """All tasks and actors of a cluster whose futures are held; `alive` returns the live nodes."""
-
-    def __init__(
-        self,
-        loop: BlockingLoop,
-        network: Network[Process],
-        profile: Profile,
-        alive: Callable[[], list[VirtualWorker]],
-    ) -> None:
-        self._loop = loop
-        self._later = network.later
-        self._latency = profile.link.latency
-        self._actor_seconds = profile.actor
-        self._alive = alive
-        self._futures: dict[str, TaskFuture[Any]] = {}
-        self._queue: list[TaskFuture[Any]] = []
-
-    def add(self, job: Job) -> TaskFuture[Any]:
-        """Run a job on the least busy of its nodes, once one of them can."""
-        future: TaskFuture[Any] = TaskFuture(self._loop, job, self._forget)
-        self._futures[job.key] = future
-        self._queue.append(future)
-        self.look_for_nodes()
-        return future
-
-    def lost(self, worker: VirtualWorker) -> None:
-        """Fail everything that is to come from a node that is gone."""
-        for key, future in list(self._futures.items()):
-            if future.worker is worker and not future.done():
-                future.set_exception(KilledWorker(key, SimpleNamespace(address=worker.address), 0))
-
-    def look_for_nodes(self) -> None:
-        """Look soon whether there is a node for what waits for one."""
-        self._loop.call_soon(self._place)
-
-    def _place(self) -> None:
-        waiting, self._queue = self._queue, []
-        for future in waiting:
-            job = future.job
-            able = [w for w in self._alive() if w.address in job.addresses]
-            if job.takes_thread:
-                able = [w for w in able if w.busy < w.spec.threads]
-            if not able:
-                self._queue.append(future)
-                continue
-            worker = future.worker = min(able, key=lambda w: w.busy)
-            worker.busy += job.takes_thread
-            begin = self._make if job.is_actor else self._run
-            self._later(2 * self._latency, begin, future, worker)
-
-    def _make(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
-        if not worker.process.alive or future.done():
-            return  # the future fails when the loss is noticed
-        key = future.key
-        try:
-            worker.make_actor(future.job.work, key)
-        except Exception as error:  # noqa: BLE001 - raised where the actor is waited for
-            future.set_exception(error)
-        else:
-            self._later(self._actor_seconds, self._made, future, worker, worker.state.actors[key])
-
-    def _made(self, future: TaskFuture[Any], worker: VirtualWorker, actor: Any) -> None:
-        if worker.process.alive and not future.done():
-            future.set_result(actor)
-
-    def _run(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
-        if worker.process.alive and not future.done():
-            thread = worker.run(future.job.work, future.key)
-            thread.future.add_done_callback(partial(self._ended, future, worker))
-        else:  # it was cancelled on the way, or while it waited for a node
-            self._leave(future, worker)
-
-    def _ended(
-        self, future: TaskFuture[Any], worker: VirtualWorker, ended: VirtualFuture[Any]
-    ) -> None:
-        worker.forget(future.key)
-        if not ended.cancelled():  # of a killed process, nothing comes
-            self._later(self._latency, settle, future, ended)
-        self._leave(future, worker)
-
-    def _leave(self, future: TaskFuture[Any], worker: VirtualWorker) -> None:
-        worker.busy -= future.job.takes_thread
-        self._place()
-
-    def _forget(self, key: str) -> None:
-        future = self._futures.pop(key, None)
-        if future is not None and future.worker is not None:
-            future.worker.forget(key)

@@ -46,53 +46,35 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
         return {"name": cls._strip_protocol(path).split("/")[1]}
 
     def ls(self, path: str, detail: bool = True, **options: Any) -> list[Any]:
-        """The entries directly below a path."""
+        """Return the entries directly below a path."""
         folder = self._strip_protocol(path)
-        if folder in self.files:
-            return [self.info(folder)] if detail else [folder]
-        inside = [
-            p[len(folder) + 1 :].split("/")[0] for p in self.files if p.startswith(f"{folder}/")
-        ]
-        if not inside and folder not in self._folders:
-            raise FileNotFoundError(errno.ENOENT, "no such folder", folder)
-        names = [posixpath.join(folder, name) for name in dict.fromkeys(inside)]
-        return [self.info(name) for name in names] if detail else names
+        inside = [p.removeprefix(f"{folder}/") for p in self.files if p.startswith(f"{folder}/")]
+        names = [posixpath.join(folder, p.split("/")[0]) for p in inside]
+        if not names and self.info(folder)["type"] == "file":
+            names = [folder]
+        return [self.info(p) if detail else p for p in dict.fromkeys(names)]
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
-        """The size and type of a file or folder."""
+        """Return the size and type of a file or folder."""
         path = self._strip_protocol(path)
         if path in self.files:
             return {"name": path, "size": len(self.files[path]), "type": "file"}
         if path in self._folders or any(p.startswith(f"{path}/") for p in self.files):
             return {"name": path, "size": 0, "type": "directory"}
-        raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        raise FileNotFoundError(errno.ENOENT, "no such file or folder", path)
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Create a folder and its missing parents."""
-        at, missing = self._strip_protocol(path), []
-        while posixpath.dirname(at) != "/" and not self.exists(at):  # the disk's own is there
-            missing.append(at)
-            at = posixpath.dirname(at)
-        for folder in reversed(missing):
+        folder = self._strip_protocol(path)
+        if posixpath.dirname(folder) != "/" and not self.exists(folder):  # the disk's own is there
+            self.makedirs(posixpath.dirname(folder))
             self._make(folder)
 
-    def mkdir(self, path: str, create_parents: bool = True, **options: Any) -> None:
-        """Create a folder and its missing parents."""
-        self.makedirs(path, exist_ok=True)
-
     def cat_file(self, path: str, start: Any = None, end: Any = None, **options: Any) -> bytes:
-        """The bytes of a file."""
-        try:
-            found = self.files[self._strip_protocol(path)][start:end]
-        except KeyError:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path) from None
-        self.moved += len(found)
-        return found
-
-    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
-        """Write a file whole."""
-        with self._open(path, "wb") as file:
-            file.write(value)
+        """Return the bytes of a file."""
+        content = self.files[self._file(path)][start:end]
+        self.moved += len(content)
+        return content
 
     def mv(self, path1: str, path2: str, **options: Any) -> None:
         """Rename a file; an existing file of the new name is replaced."""
@@ -102,25 +84,29 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
 
     def rm_file(self, path: str) -> None:
         """Remove a file."""
-        path = self._strip_protocol(path)
-        if path not in self.files:
-            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        path = self._file(path)
         self._change(path)
         del self.files[path]
-
-    def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
-        path = self._strip_protocol(path)
-        if mode == "rb":
-            return io.BytesIO(self.cat_file(path))
-        self._change(path)
-        self.files[path] = b""
-        return Writer(self, path)
 
     def append(self, path: str, data: bytes) -> None:
         """Append data from a writer."""
         must_live(path)
         self.moved += len(data)
         self.files[path] += data
+
+    def _file(self, path: str) -> str:
+        path = self._strip_protocol(path)
+        if path not in self.files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return path
+
+    def _open(self, path: str, mode: str = "rb", *args: Any, **options: Any) -> Any:
+        if mode == "rb":
+            return io.BytesIO(self.cat_file(path))
+        path = self._strip_protocol(path)
+        self._change(path)
+        self.files[path] = b""
+        return _Writer(self, path)
 
     def _make(self, folder: str) -> None:
         must_live(folder)
@@ -131,7 +117,7 @@ class VirtualDisk(AbstractFileSystem):  # type: ignore[misc]
         must_live(paths[-1])
 
 
-class Writer(io.BytesIO):
+class _Writer(io.BytesIO):
     """A file that is being written; what is in it can be read at once."""
 
     def __init__(self, disk: VirtualDisk, path: str) -> None:
@@ -140,7 +126,6 @@ class Writer(io.BytesIO):
         self.path = path
 
     def write(self, data: Any) -> int:
-        """Append the data to the file on the disk."""
         self._disk.append(self.path, bytes(data))
         return len(data)
 
@@ -150,13 +135,6 @@ def must_live(path: str) -> None:
     process = here.get()
     if process is not None and not process.alive:
         raise OSError(errno.EIO, "the process is gone", path)
-
-
-def disk(name: str) -> VirtualDisk:
-    """The disk of that name, erased."""
-    found: VirtualDisk = fsspec.filesystem(SCHEME, name=name)
-    found.erase()
-    return found
 
 
 fsspec.register_implementation(SCHEME, VirtualDisk, clobber=True)

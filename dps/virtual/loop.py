@@ -1,10 +1,8 @@
 """Virtual time: processes, and an asyncio event loop that jumps to the next scheduled event.
 
-Every callback runs in an order that follows from the program alone, so a simulation that draws all
-its random numbers from one seed is reproducible exactly. Callbacks of a paused process are deferred
-and run, in order, when the process resumes. A context variable, which tasks inherit, holds the
-process that a task runs in. When no event is left that could end the waiting, the loop raises an
-error instead of waiting forever.
+Callbacks run in an order that follows from the program alone, so a simulation with one seed is
+reproducible exactly. Callbacks of a paused process run, in order, when it resumes. A context
+variable, which tasks inherit, holds the process that a task runs in.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from typing import Any, TypeVar, TypeVarTuple
 
 from dps.protocol import wire
 
-HOPELESS = 3600.0  # nothing in the protocol waits for so many seconds
+HOPELESS = 3600.0  # seconds; nothing in the protocol waits for longer
 FRANTIC = 100_000  # turns of the loop without progress in time
 TIDY = 200  # timers; most are of deadlines that were met, and cancelled long before they are due
 
@@ -35,22 +33,14 @@ here: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class Process:
-    """A simulated process: its memory is the objects in it, which no other process may access.
-
-    Attributes
-    ----------
-    stood
-        Seconds that it has been paused so far, not counting the current pause.
-    paused_at
-        Start of the current pause; None if it runs.
-    """
+    """A simulated process; no other process may access its objects."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
         self.alive = True
-        self.stood = 0.0
-        self.paused_at: float | None = None
+        self.stood = 0.0  # seconds of past pauses
+        self.paused_at: float | None = None  # None: it runs
         self.services: dict[str, Callable[[Any], Awaitable[Any]]] = {}
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.expected: dict[asyncio.Future[wire.Frames | None], None] = {}
@@ -99,11 +89,7 @@ class Deadlock(RuntimeError):
 
 
 class _Call(TimerHandle):
-    """A callback that is due, or will be.
-
-    Asyncio's own handles also collect debugging information, which takes longer than most callbacks
-    of a simulation.
-    """
+    """A callback that is due, or will be; asyncio's own collects debugging information, slowly."""
 
     __slots__ = ()
 
@@ -124,11 +110,14 @@ class _Call(TimerHandle):
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop on virtual time.
 
-    `random` draws the duration of work in an executor, at most `work` virtual seconds.
+    `random` draws the duration of work in an executor, at most `work` virtual seconds. `files` is
+    called before such work; it returns a function that is called after it, and returns the seconds
+    that its reads and writes take in addition.
     """
 
     def __init__(self, random: Random, work: float) -> None:
         super().__init__()
+        self.files: Callable[[], Callable[[], float]] = lambda: float
         self._now = 0.0
         self._random = random
         self.work = work
@@ -185,8 +174,23 @@ class VirtualLoop(asyncio.BaseEventLoop):
         Work whose waiter is cancelled before that, because its process is gone, is not done.
         """
         done: asyncio.Future[T] = self.create_future()
-        self.call_later(self._random.uniform(0, self.work), _do, done, lambda: func(*args))
+        self.call_later(self._random.uniform(0, self.work), self._do, done, lambda: func(*args))
         return done
+
+    def _do(self, done: asyncio.Future[T], work: Callable[[], T]) -> None:
+        if done.done():
+            return
+        takes = self.files()
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - raised where the work is waited for
+            if not done.done():
+                done.set_exception(error)
+            return
+        if seconds := takes():
+            self.call_later(seconds, _fulfil, done, result)
+        else:
+            _fulfil(done, result)
 
     def pause(self, process: Process) -> None:
         """Run nothing of a process until it is resumed."""
@@ -252,37 +256,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Required by asyncio, to interrupt a wait; there is none."""
 
 
-def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float = 0.02) -> T:
-    """Run a coroutine, and whatever it starts, on a `VirtualLoop`; return its result.
-
-    `Deadlock` if it waits for an event that can never occur.
-    """
-    loop = VirtualLoop(random, work)
-    loop.set_exception_handler(only_errors)
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        try:
-            return runner.run(main())
-        finally:
-            loop.resume_all()  # so that everything can be cancelled
-
-
 def only_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Ignore tasks that were destroyed while they waited, such as requests to a dropped replica."""
     if "exception" in context:
         loop.default_exception_handler(context)
 
 
-def _do(done: asyncio.Future[T], work: Callable[[], T]) -> None:
-    if done.done():
-        return
-    try:
-        result = work()
-    except Exception as error:  # noqa: BLE001 - raised where the work is waited for
-        if not done.done():
-            done.set_exception(error)
-    else:
-        if not done.done():
-            done.set_result(result)
+def _fulfil(done: asyncio.Future[T], result: T) -> None:
+    if not done.done():
+        done.set_result(result)
 
 
 def _waiting(loop: asyncio.AbstractEventLoop) -> str:

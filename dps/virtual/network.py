@@ -1,9 +1,8 @@
 """The network between virtual nodes: it transports frames unchanged and models the time it takes.
 
-The delay of a message is drawn from the link's own seeded generator, so it does not depend on the
-number of messages on other links. When a process crashes, all its tasks end, and no message that
-they send during cancellation leaves the process. Messages arrive even if their sender is paused;
-messages to a paused process wait.
+The delay of a message is drawn from the link's own seeded generator, so it does not depend on
+messages on other links. When a process crashes, all its tasks end, and no message that they send
+during cancellation leaves the process. Messages of a paused process arrive; messages to it wait.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused o
 
 PORT = 8700
 PER_NET = 250
-LONGEST_CALL = 3600.0  # seconds; callers have deadlines of their own
 APPLIED = ("train", "replicate")  # links whose requests carry gradients
 SMALL_BYTES = 1 << 14  # smaller messages pass between others, as packets do
 
@@ -49,10 +47,7 @@ class _Transfer:
 
 
 class Ports:
-    """One outgoing and one incoming port for each host, of some bytes per second each.
-
-    Used from one loop. Transfers run in the `context`.
-    """
+    """One outgoing and one incoming port for each host. Transfers run in the `context`."""
 
     def __init__(self, loop: AbstractEventLoop, bandwidth: float, context: Context) -> None:
         self._loop = loop
@@ -97,7 +92,7 @@ class Ports:
 
 @dataclass(slots=True)
 class Link:
-    """One direction between two names: its random generator and its mean delay."""
+    """One direction between two names; `mean` is its mean delay."""
 
     random: Random
     mean: float
@@ -108,24 +103,9 @@ class Link:
 
 
 class Network(Generic[P]):
-    """Connects the processes of one virtual cluster. Used from its loop.
+    """Connects the processes of one virtual cluster, each on its own host. Used from its loop.
 
-    Each process has its own host. Services receive and return frames; an error that a service
-    raises is passed to the caller.
-
-    Parameters
-    ----------
-    make
-        Creates a process from its name and address.
-
-    Attributes
-    ----------
-    busy
-        Seconds that each process has spent on messages, by its address.
-    nowhere
-        The context of work that belongs to no process, such as messages in transit.
-    requests
-        Creates the object that delivers a request to its target.
+    `make` creates a process from its name and address.
     """
 
     def __init__(self, random: Random, profile: Profile, make: Callable[[str, str], P]) -> None:
@@ -134,25 +114,24 @@ class Network(Generic[P]):
         self._loop = loop
         self._loop.set_task_factory(self._task)
         self._seed = random.getrandbits(64)
-        self.nowhere = copy_context()
-        self.requests: Callable[..., Request[P]] = Request
+        self.nowhere = copy_context()  # of work that belongs to no process: messages in transit
+        self.requests: Callable[..., Request[P]] = Request  # delivers a request to its target
         self._make = make
         self._latency = profile.link.latency
         self._service = profile.service
         self._ports = Ports(loop, profile.link.bandwidth, self.nowhere)
-        self._free_at: dict[str, float] = {}
-        self.busy: dict[str, float] = defaultdict(float)
+        self._free_at: dict[str, float] = defaultdict(float)
+        self.busy: dict[str, float] = defaultdict(float)  # seconds with messages, by address
         self._processes: dict[str, P] = {}
         self._links: dict[tuple[str, str], Link] = {}
 
     def process(self, name: str) -> P:
         """Start an empty process at a new address."""
-        process = self._make(name, self.address(name, len(self._processes)))
+        process = self._make(name, self._address(name, len(self._processes)))
         self._processes[process.address] = process
         return process
 
-    def address(self, name: str, number: int) -> str:
-        """Return an address in the format of Dask; `number` counts the processes started before."""
+    def _address(self, name: str, number: int) -> str:
         return f"tcp://10.0.{number // PER_NET}.{number % PER_NET + 1}:{PORT}"
 
     # -- faults ----------------------------------------------------------------------------------
@@ -184,27 +163,14 @@ class Network(Generic[P]):
 
     # -- messages --------------------------------------------------------------------------------
 
-    async def request(self, source: P, to: Endpoint, link: str, frames: wire.Frames) -> wire.Frames:
-        """Send frames to a service; return its reply, or raise the error that it replies with.
-
-        `OSError` if the connection was refused or lost; `KeyError` if there is no such service.
-        """
-        if to.address not in self._processes:
-            raise ConnectionRefusedError(f"no process listens at {to.address}")
-        try:
-            reply: Any = await self.ask(source, to, link, to.key, carried(frames), LONGEST_CALL)
-        except Unreachable as error:
-            raise ConnectionResetError(str(error)) from None
-        if isinstance(reply, BaseException):
-            raise reply
-        return carried(reply)
-
     async def ask(
         self, source: P, to: Endpoint, link: str, message: Any, frames: Any, deadline: float
     ) -> wire.Frames:
         """Send a request to its service; return the reply, or raise `TimeoutError`."""
         if not source.alive:
             raise asyncio.CancelledError  # a dead process sends nothing
+        if to.address not in self._processes:
+            raise Unreachable(f"no process listens at {to.address}")
         target = self._processes[to.address]
         reply: Reply = self._loop.create_future()
         target.expected[reply] = None
@@ -232,7 +198,7 @@ class Network(Generic[P]):
         arrive: Callable[[], None],
         back: bool = False,
     ) -> None:
-        """Send a request, or with `back` a reply, through ports and link to the target's queue."""
+        """Send a request, or with `back` a reply."""
         link = self._link(source.name, target.name)
         delay = link.delay()
         nbytes = 0 if isinstance(frames, BaseException) else wire.size(frames)
@@ -248,7 +214,7 @@ class Network(Generic[P]):
             arrive()
             return
         now, address = self._loop.time(), target.address
-        ready = self._free_at[address] = max(now, self._free_at.get(address, 0.0)) + takes
+        ready = self._free_at[address] = max(now, self._free_at[address]) + takes
         self.busy[address] += takes
         self.later(ready - now, arrive)
 
@@ -277,7 +243,7 @@ class Network(Generic[P]):
         return await self.probe(self._processes[source.address], address)
 
     def later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
-        """Call a function after some seconds, even if the current process has ended by then."""
+        """Call a function after some seconds, whatever the current process does until then."""
         self._loop.call_later(delay, callback, *args, context=self.nowhere)
 
     def _link(self, source: str, target: str) -> Link:
@@ -310,7 +276,7 @@ class Network(Generic[P]):
 
 @dataclass(slots=True, eq=False)
 class Request(Generic[P]):
-    """A request in transit and its reply; it is in no reference cycle, so it needs no gc."""
+    """A request in transit and its reply, in no reference cycle, so it needs no collector."""
 
     network: Network[P]
     source: P

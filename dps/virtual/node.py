@@ -20,12 +20,15 @@ from greenlet import getcurrent
 
 from dps.cluster.names import NodeSpec
 from dps.cluster.transport.calls import frozen, thawed
+from dps.errors import Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
 from dps.virtual.loop import Process
-from dps.virtual.network import Network
+from dps.virtual.network import Network, carried
 from dps.virtual.platform import Shared, VirtualPlatform
 from dps.virtual.threads import VirtualThread
+
+LONGEST_CALL = 3600.0  # seconds; callers have deadlines of their own
 
 
 class Peer:
@@ -51,8 +54,14 @@ class Peer:
         return ask
 
     async def _send(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
-        to = Endpoint(self._address, key)
-        return await self._network.request(self._source, to, link, frames)
+        to, sent = Endpoint(self._address, key), carried(frames)
+        try:
+            reply: Any = await self._network.ask(self._source, to, link, key, sent, LONGEST_CALL)
+        except Unreachable as error:
+            raise ConnectionResetError(str(error)) from None
+        if isinstance(reply, BaseException):
+            raise reply
+        return carried(reply)
 
 
 class _Server:
@@ -84,14 +93,7 @@ class _State:
 class VirtualWorker(_Server):
     """A Dask worker on virtual time.
 
-    Attributes
-    ----------
-    spec
-        What it was started as.
-    busy
-        How many of its threads are occupied by tasks that ask for its role.
-    more_resources
-        Dask resources that it offers besides its role.
+    `busy` threads run tasks that ask for its role; `more_resources` are what it offers besides.
     """
 
     lifetime = None
@@ -111,7 +113,7 @@ class VirtualWorker(_Server):
         process.context.run(_worker_cvar.set, self)
 
     def describe(self) -> dict[str, Any]:
-        """What the scheduler's identity has of it."""
+        """Return its part of the scheduler's identity."""
         return {
             "name": self.name,
             "host": self.dps_platform.host,
@@ -120,7 +122,7 @@ class VirtualWorker(_Server):
         }
 
     def get_current_task(self) -> str:
-        """The key of the task that asks."""
+        """Return the key of the task that asks."""
         current = getcurrent()
         assert isinstance(current, VirtualThread)
         return self._current[current]
@@ -138,7 +140,7 @@ class VirtualWorker(_Server):
         services[key] = handle
         for name, method in inspect.getmembers(actor, inspect.iscoroutinefunction):
             if not name.startswith("_") and name != "handle":
-                services[f"{key}.{name}"] = _without_arguments(method)
+                services[f"{key}.{name}"] = partial(_call, method)
 
     def run(self, work: Callable[[], Any], key: str) -> VirtualThread:
         """Run a task in a thread of its own."""
@@ -159,20 +161,8 @@ class VirtualWorker(_Server):
             if task.thread is not None:
                 task.thread.kill()
 
-    async def close_gracefully(self, reason: str) -> None:
-        """Nothing makes a virtual node leave."""
-        raise NotImplementedError(reason)
-
     def _add_callback(self, callback: Callable[..., Any], *args: Any) -> None:
         self.process.do(lambda: self._loop.call_soon(callback, *args))
-
-
-def _without_arguments(method: Callable[[], Awaitable[None]]) -> Callable[..., Any]:
-    async def call(link: str, frames: wire.Frames) -> wire.Frames:
-        await method()
-        return []
-
-    return call
 
 
 class VirtualScheduler(_Server):
@@ -219,6 +209,11 @@ class _Handlers(dict[str, Any]):
         return super().pop(key, *default)
 
 
+async def _call(method: Callable[[], Awaitable[None]], *_: Any) -> wire.Frames:
+    await method()
+    return []
+
+
 async def result_of(value: Any) -> Any:
-    """Return the value, or what it results in if it is a coroutine."""
+    """Return the value, or its result if it is a coroutine."""
     return await value if asyncio.iscoroutine(value) else value

@@ -10,16 +10,16 @@ from functools import partial
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from greenlet import GreenletExit
+from greenlet import GreenletExit, getcurrent
 
-from dps.cluster.platform import Flag, Platform, Running, Timer, Usage
+from dps.cluster.platform import Flag, Platform, Running, Usage
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Look, Monitor, Sighting
 from dps.protocol.tasks import Tasks
 from dps.protocol.transport import TransportChoice, Watched
 from dps.virtual.loop import P, Process, VirtualClock
 from dps.virtual.network import Network
-from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualThread, begin
+from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualFuture, VirtualThread, settle
 
 T = TypeVar("T")
 
@@ -30,27 +30,15 @@ NAME = "virtual"  # of the monitor
 
 @dataclass(frozen=True)
 class Shared:
-    """What all processes of a virtual cluster share.
-
-    Attributes
-    ----------
-    tell
-        Delivers an event of a process to the handlers of its topic.
-    disk
-        Path of the disk of all nodes.
-    monitor
-        Watches all nodes.
-    numbers, tokens
-        Process ids, and numbers for names; each is used once.
-    """
+    """What all processes of a virtual cluster share."""
 
     loop: BlockingLoop
     network: Network[Process]
-    tell: Callable[[Process, str, Any], None]
-    disk: str
+    tell: Callable[[Process, str, Any], None]  # delivers an event to the handlers of its topic
+    disk: str  # the path of the disk of all nodes
     monitor: VirtualMonitor[Process]
-    numbers: Iterator[int] = field(default_factory=lambda: count(FIRST_PID))
-    tokens: Iterator[int] = field(default_factory=count)
+    numbers: Iterator[int] = field(default_factory=lambda: count(FIRST_PID))  # process ids
+    tokens: Iterator[int] = field(default_factory=count)  # of names
 
 
 class VirtualPlatform(Platform):
@@ -73,7 +61,7 @@ class VirtualPlatform(Platform):
         self._process = process
 
     def usage(self) -> Usage:
-        """The time that its messages took, as the profile has it; memory is not modelled."""
+        """Return the time that its messages took; memory is not modelled."""
         return Usage(self._shared.network.busy[self._process.address], 0)
 
     def token(self) -> str:
@@ -82,18 +70,18 @@ class VirtualPlatform(Platform):
 
     def monitors(
         self,
-        told: Callable[[Any], Awaitable[object]],
+        on_report: Callable[[Any], Awaitable[object]],
         on_failure: Callable[[Exception], None],
     ) -> VirtualLinks:
         """Return the coordinator's connection to the monitor of all virtual nodes."""
-        return VirtualLinks(self._shared.monitor, told, on_failure)
+        return VirtualLinks(self._shared.monitor, on_report, on_failure)
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
         """Return "dask", because there are no sockets."""
         return "dask"
 
     def place(self, path: str | None) -> str | None:
-        """Return the place of a path on the disk in memory, which all virtual nodes reach."""
+        """Return the place of a path on the disk in memory."""
         disk = self._shared.disk
         if path is not None and path.startswith(disk):
             return path
@@ -101,7 +89,13 @@ class VirtualPlatform(Platform):
 
     def begin(self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
         """Start a coroutine; waiting for the future lets virtual time pass."""
-        return begin(request, self._loop)
+        current = getcurrent()
+        if isinstance(current, VirtualThread) and current.killed:
+            request.close()
+            raise GreenletExit
+        future: VirtualFuture[T] = VirtualFuture(self._loop)
+        self._loop.create_task(request).add_done_callback(partial(settle, future))
+        return future
 
     def sleep(self, seconds: float) -> None:
         """Let `seconds` of virtual time pass."""
@@ -130,16 +124,6 @@ class VirtualPlatform(Platform):
                 return False
             self._loop.wait(partial(_subscribe, left), until - self._loop.time())
 
-    def after(self, seconds: float, work: Callable[[], object]) -> Timer:
-        """Start work in the background, after `seconds` of virtual time."""
-        cancelled = self.flag()
-
-        def wait() -> None:
-            if not cancelled.wait(seconds):
-                work()
-
-        return _Timer(cancelled.set, self.start(wait, "timer").join)
-
     def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
         """Call a function with several names at the same time."""
         threads = [VirtualThread(partial(work, name), self._loop, self._process) for name in names]
@@ -150,12 +134,6 @@ class VirtualPlatform(Platform):
         if error is not None:
             context = {"message": "work in the background failed", "exception": error}
             self._loop.call_exception_handler(context)
-
-
-@dataclass(frozen=True)
-class _Timer:
-    cancel: Callable[[], None]
-    join: Callable[[], None]
 
 
 def _subscribe(futures: Sequence[Any], wake: Callable[..., None]) -> None:
@@ -191,14 +169,17 @@ class VirtualMonitor(Generic[P]):
         """Look at all processes, and remove those that have ended."""
         for number in [n for n, process in self._processes.items() if not process.alive]:
             self.remove(number)
-        now = self._loop.time()
-        return self._state.look(now, lambda number: look_at(self._processes[number]))
+        return self._state.look(self._loop.time(), self._look_at)
 
     def kill(self, number: int, stopped: float) -> None:
         """Kill a process that has been stopped for `stopped` seconds, and still is."""
-        process, now = self._processes.get(number), self._loop.time()
-        if process is not None and self._state.may_kill(number, now, look_at(process), stopped):
+        now, process = self._loop.time(), self._processes.get(number)
+        if process and self._state.may_kill(number, now, self._look_at(number), stopped):
             self._kill(process)
+
+    def _look_at(self, number: int) -> Look:
+        process = self._processes[number]
+        return Look("stopped", process.stood) if process.is_stopped else Look("no", None)
 
 
 class VirtualPresence:
@@ -208,11 +189,9 @@ class VirtualPresence:
         self.watched: Watched | None = None
         self._monitor = monitor
         self._process = process
-        self._users = 0
 
     def enter(self, group: str) -> None:
         """Register, if this is the first use of the process."""
-        self._users += 1
         if self.watched is None:
             self.watched = Watched(NAME, self._monitor.add(self._process))
 
@@ -220,11 +199,7 @@ class VirtualPresence:
         """Return at once: `enter` has registered it."""
 
     def exit(self, group: str) -> None:
-        """Leave, if this was the last use."""
-        self._users -= 1
-        if not self._users and self.watched is not None:
-            self._monitor.remove(self.watched.number)
-            self.watched = None
+        """Stay registered until the process ends."""
 
     def silence(self, seconds: float) -> None:
         """Make the monitor report nothing about this process for a while."""
@@ -241,11 +216,11 @@ class VirtualLinks:
     def __init__(
         self,
         monitor: VirtualMonitor[Process],
-        told: Callable[[Sighted], Awaitable[object]],
+        on_report: Callable[[Sighted], Awaitable[object]],
         on_failure: Callable[[Exception], None],
     ) -> None:
         self._monitor = monitor
-        self._told = told
+        self._on_report = on_report
         self._tasks = Tasks(on_failure)
         self._is_following = False
         self.close = self._tasks.close
@@ -262,13 +237,5 @@ class VirtualLinks:
 
     async def _follow(self) -> None:
         while True:
-            await self._told(Sighted(NAME, tuple(self._monitor.look())))
+            await self._on_report(Sighted(NAME, tuple(self._monitor.look())))
             await asyncio.sleep(LOOK_SECONDS)
-
-
-def look_at(process: Process) -> Look:
-    """Look at a simulated process, as `dps.cluster.monitor.look_at` does at a real one."""
-    if not process.is_stopped:
-        return Look("no", None)
-    progress: Any = process.stood
-    return Look("stopped", progress)

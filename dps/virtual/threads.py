@@ -1,8 +1,7 @@
 """Blocking code on virtual time: functions that yield to the loop whenever they wait.
 
-Each runs in a greenlet of its own, in the only thread. While it waits, for a `VirtualFuture` or a
-`VirtualFlag`, the loop continues; while the program waits outside of all such functions, it runs
-the loop. So the order of events follows from the program alone.
+Each runs in a greenlet of its own, in the only thread. While it waits for a `VirtualFuture`, the
+loop continues; while the program waits outside of all such functions, it runs the loop.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import copy_context
-from functools import partial
 from typing import Any, SupportsIndex, TypeVar
 
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -34,16 +32,9 @@ AnyFuture = asyncio.Future[Any] | Future[Any]
 class BlockingLoop(VirtualLoop):
     """A virtual loop that can be waited on, by blocking functions and from outside of it.
 
-    Attributes
-    ----------
-    files
-        Called before a piece of work; returns a function that is called after it, and returns the
-        seconds that its reads and writes take.
-    probe
-        Returns whether no process listens at a host and port, after the time that this takes.
+    `probe` returns whether no process listens at a host and port, after the time that this takes.
     """
 
-    files: Callable[[], Callable[[], float]]
     probe: Callable[[str, int], Coroutine[Any, Any, bool]]
 
     def wait(self, subscribe: Subscribe, timeout: float | None = None) -> None:
@@ -82,57 +73,22 @@ class BlockingLoop(VirtualLoop):
             gc.set_threshold(*garbage)
             time.sleep = REAL_SLEEP
 
-    def run_in_executor(  # type: ignore[override]
-        self, executor: Any, func: Callable[..., T], *args: Any
-    ) -> asyncio.Future[T]:
-        """Run the work inline; it ends when its reads and writes would."""
-        over: asyncio.Future[T] = self.create_future()
-        seconds = 0.0
-
-        def measured() -> T:
-            nonlocal seconds
-            takes = self.files()
-            result = func(*args)
-            seconds = takes()
-            return result
-
-        working = super().run_in_executor(executor, measured)
-
-        def end(_: object) -> None:
-            if seconds:
-                self.call_later(seconds, settle, over, working)
-            else:
-                settle(over, working)
-
-        working.add_done_callback(end)
-        over.add_done_callback(lambda _: working.cancel())
-        return over
-
     async def create_connection(  # type: ignore[override]
         self, factory: Any, host: str, port: int, **_: Any
     ) -> Any:
-        """Find out whether a process listens; nothing is sent by such connections."""
+        """Find out whether a process listens, by an error, as there are no sockets."""
         if await self.probe(host, port):
             raise ConnectionRefusedError(f"no process listens at {host}:{port}")
-        return _Unused(), factory()
+        raise OSError(f"a process listens at {host}:{port}, where only virtual processes connect")
 
 
 def _sleep(seconds: float | SupportsIndex) -> None:
-    """Replaces `time.sleep` while virtual time passes."""
     if isinstance(getcurrent(), VirtualThread):
         raise ConfigurationError(
             f"time.sleep({seconds}) on virtual time would block everything, and no time would "
             "pass: a training function waits by worker.sleep(seconds)"
         )
     REAL_SLEEP(seconds)
-
-
-class _Unused(asyncio.Transport):
-    def close(self) -> None:
-        pass
-
-    def is_closing(self) -> bool:
-        return True
 
 
 class VirtualFuture(Future[T]):
@@ -155,21 +111,22 @@ class VirtualFuture(Future[T]):
     def __await__(self) -> Any:
         return asyncio.wrap_future(self, loop=self.loop).__await__()
 
-    def wait(self, timeout: float | None) -> None:
-        """Wait until it is done, or for `timeout` virtual seconds."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is done, for `timeout` virtual seconds at most; return whether it is."""
         if not self.done():
             self.loop.wait(self.add_done_callback, timeout)
+        return self.done()
 
 
-def begin(request: Coroutine[Any, Any, T], loop: BlockingLoop) -> VirtualFuture[T]:
-    """Start a coroutine in the current process."""
-    current = getcurrent()
-    if isinstance(current, VirtualThread) and current.killed:
-        request.close()
-        raise GreenletExit
-    future: VirtualFuture[T] = VirtualFuture(loop)
-    loop.create_task(request).add_done_callback(partial(settle, future))
-    return future
+class VirtualFlag(VirtualFuture[None]):
+    """A flag to wait for, as `threading.Event`."""
+
+    is_set = Future.done
+
+    def set(self) -> None:
+        """Wake all waiters."""
+        if not self.done():
+            self.set_result(None)
 
 
 def settle(future: AnyFuture, ended: AnyFuture) -> None:
@@ -187,12 +144,8 @@ def settle(future: AnyFuture, ended: AnyFuture) -> None:
 class VirtualThread(greenlet):
     """A function that runs as if in a thread of a process; it starts at once.
 
-    Attributes
-    ----------
-    future
-        Its result or error; cancelled if it was killed.
-    killed
-        Whether its process was killed: whatever it does while it ends has no effect.
+    `future` has its result or error, and is cancelled if it was killed. Whatever a `killed` one
+    does while it ends has no effect.
     """
 
     def __init__(self, work: Callable[[], Any], loop: BlockingLoop, process: Process) -> None:
@@ -220,8 +173,8 @@ class VirtualThread(greenlet):
         else:
             self.future.set_result(result)
 
-    def give_way(self, subscribe: Subscribe, timeout: float | None = None) -> None:
-        """Let others run, as `BlockingLoop.wait` does."""
+    def give_way(self, subscribe: Subscribe, timeout: float | None) -> None:
+        """Let others run (see `BlockingLoop.wait`)."""
         self._must_live()
         turn = self._turn = object()
 
@@ -270,21 +223,3 @@ class VirtualThread(greenlet):
     def _must_live(self) -> None:
         if self.killed:
             raise GreenletExit
-
-
-class VirtualFlag:
-    """Something to wait for on virtual time, as `threading.Event` is."""
-
-    def __init__(self, loop: BlockingLoop) -> None:
-        self._future: VirtualFuture[None] = VirtualFuture(loop)
-        self.is_set = self._future.done
-
-    def set(self) -> None:
-        """Wake all waiters."""
-        if not self.is_set():
-            self._future.set_result(None)
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for `timeout` virtual seconds at most; return whether it is."""
-        self._future.wait(timeout)
-        return self.is_set()

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,15 +88,36 @@ def top(
             _show(source, every)
 
 
+def _drawn(view: TrainingView) -> Any:
+    """Return a renderable of rich with progress, shards, workers and recent events."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from dps.observe.progress import progress
+
+    def moment(t: float) -> str:
+        return datetime.fromtimestamp(t).strftime("%H:%M:%S")
+
+    parts: list[Any] = [Text(f"{view.name}: {view.state}  ({moment(view.t)})", style="bold")]
+    parts.append(progress(view))
+    for views in (view.shards, view.workers):
+        columns, rows = views.table()
+        table = Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        parts.append(table)
+    parts += [Text(f"{moment(t)}  {text}", style="yellow") for t, text in view.recent]
+    return Group(*parts, Text())
+
+
 def _shown(views: list[TrainingView]) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    from dps.observe.progress import whole
-
     if not views:
         return Text("no training runs here now", style="dim")
-    return Group(*map(whole, views))
+    return Group(*map(_drawn, views))
 
 
 def _show(source: Source, every: float) -> None:

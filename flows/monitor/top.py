@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dps.cluster.scheduler.plugin import overviews
 from dps.errors import ConfigurationError
 from dps.observe.progress import Pace
-from dps.observe.views import TrainingView
+from dps.observe.views import Listing, TrainingView
 from flows.monitor.course import Course
 from flows.monitor.status import running
 from flows.records.owner import at_work
@@ -81,13 +82,48 @@ class ExperimentSource:
         return [view for view in views if view.state == "running"]
 
 
+class Rates:
+    """The rates of one training, from successive views."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._versions: dict[int, int] = {}  # of shards, as last known
+
+    def added_to(self, view: TrainingView) -> TrainingView:
+        """Observe a view, and return it with the rates of its shards and running workers.
+
+        A shard that does not answer keeps its last version.
+        """
+        self._versions |= {s.shard: s.version for s in view.shards if s.version is not None}
+        counts = {f"shard {shard}": version for shard, version in self._versions.items()}
+        counts |= {worker.worker: worker.updates for worker in view.workers}
+        self._pace.look(view.t, counts)
+        complete = len(self._versions) == len(view.shards) > 0
+
+        def rate(name: str) -> float | None:
+            return self._pace.of(name, view.t, counts[name]) if name in counts else None
+
+        return replace(
+            view,
+            done=min(self._versions.values()) if complete else None,
+            shards=Listing(
+                replace(s, version=self._versions.get(s.shard), rate=rate(f"shard {s.shard}"))
+                for s in view.shards
+            ),
+            workers=Listing(
+                each if each.ended else replace(each, rate=rate(each.worker))
+                for each in view.workers
+            ),
+        )
+
+
 class SchedulerSource:
     """Views of the groups of a Dask scheduler."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._address = client.scheduler.address
-        self._paces: defaultdict[str, Pace] = defaultdict(Pace)
+        self._rates: defaultdict[str, Rates] = defaultdict(Rates)
 
     def look(self) -> list[TrainingView]:
         """Ask the scheduler, for some seconds at most; raises `ConfigurationError` without dps."""
@@ -104,7 +140,7 @@ class SchedulerSource:
             raise Ended(
                 f"the Dask scheduler at {self._address} is gone: it does not answer any more"
             ) from error
-        return [self._paces[view.name].rated(view) for view in views]
+        return [self._rates[view.name].added_to(view) for view in views]
 
 
 Source = TrialSource | ExperimentSource | SchedulerSource

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from dps.core.credentials import masked
+from dps.core.ranges import in_a_line
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
-from dps.events import Event, TrialEnded, TrialStarted, from_line, to_json
+from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
 from dps.recovery.files import sealed, unsealed
 from flows.files import open_own, write_whole
 
@@ -417,9 +418,10 @@ def _unsealed(path: Path, number: int, line: bytes) -> bytes:
 
 def _event(path: Path, number: int, text: bytes) -> Event:
     try:
-        return from_line(text.decode())
-    except ValueError as error:
-        said = f"is not an event of this version of dps: {error}"
+        return from_dict(json.loads(text))
+    except (ValueError, LookupError, TypeError) as error:
+        why = f"{type(error).__name__}: {in_a_line(str(error))}"
+        said = f"is not an event of this version of dps: {why}"
         raise _damaged(path, number, said) from error
 
 

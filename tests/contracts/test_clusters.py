@@ -1,4 +1,4 @@
-"""What every kind of cluster does, whoever runs its nodes: one suite for all."""
+"""What every kind of cluster does: one suite for real ones and for the one on virtual time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import TypeVar, get_args
 
 import pytest
 
@@ -17,10 +17,12 @@ from dps.cluster.backends.jobs import JobGroup, Jobs
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.names import NodeSpec
+from dps.cluster.platform import platform_of
 from dps.errors import ConfigurationError
 from dps.events import CapacityRestored, Event, FaultMissed, Killed
 from dps.faults import AtUpdates, InChain, Kill
 from dps.faults.injector import Injector
+from dps.virtual.client import VirtualClient
 from tests.slurm.there import go
 from tests.support.deployment import deployed, workers
 from tests.support.training import (
@@ -39,13 +41,15 @@ from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
 
+T = TypeVar("T")
 Open = Callable[[Sequence[NodeSpec]], AbstractContextManager[Cluster]]
 QUEUED: tuple[Act, ...] = ("requeue", "host")
 MEMBERS = nodes(1, replicas=1, store=True, workers=1)
 
 
 @pytest.fixture(
-    scope="module", params=["local", "existing", pytest.param("slurm", marks=pytest.mark.slurm)]
+    scope="module",
+    params=["local", "existing", "virtual", pytest.param("slurm", marks=pytest.mark.slurm)],
 )
 def opened(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -53,6 +57,9 @@ def opened(
     """How to get a cluster of each kind with the nodes that are asked for, one at a time."""
     if request.param == "local":
         yield lambda members: LocalCluster(members, PRELOAD)
+        return
+    if request.param == "virtual":
+        yield VirtualClient
         return
     if request.param == "slurm":
         groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
@@ -73,6 +80,18 @@ def serving(cluster: Cluster, events: Callable[[Event], None]) -> Iterator[Param
     choices = {"optimizer": COUNTING, "recovery": recovery, "seats": cluster.seats}
     with ParameterServer(cluster.client, params(), on_event=events, **choices) as ps:
         yield ps
+
+
+def wait_for(cluster: Cluster, predicate: Callable[[], T]) -> T:
+    """Wait until `predicate()` is true, on the clock of the cluster; return what it returned."""
+
+    def look() -> T:
+        result = predicate()
+        if not result:
+            platform_of(cluster.client).sleep(0.01)
+        return result
+
+    return eventually(look, SECONDS)
 
 
 def places(ps: ParameterServer) -> dict[str, tuple[str, int]]:
@@ -117,12 +136,13 @@ def pauses_and_resumes(cluster: Cluster) -> None:
 
 
 def says_what_is_possible(cluster: Cluster) -> None:
-    """Nothing is in the way on this machine, but for what only a queueing system can do."""
+    """Only a queueing system can requeue jobs, and only a real disk can be full."""
     asked = {"requeue": cluster.requeue, "host": cluster.take_host}
+    impossible = set() if isinstance(cluster, SlurmCluster) else set(QUEUED)
+    impossible |= {"limit"} if isinstance(cluster, VirtualClient) else set()
     for act in get_args(Act):
-        obstacle = cluster.obstacle("worker-0", act)
-        assert (obstacle is None) == (act not in QUEUED or isinstance(cluster, SlurmCluster)), act
-        if obstacle is not None:
+        assert (cluster.obstacle("worker-0", act) is None) == (act not in impossible), act
+        if act in impossible & asked.keys():
             with pytest.raises(ConfigurationError, match="jobs of Slurm"):
                 asked[act]("worker-0")
     assert "worker-0" in cluster.on_host_of("worker-0")
@@ -142,8 +162,8 @@ def test_another_node_takes_the_place_of_one_that_was_killed(opened: Open) -> No
             with pytest.raises(ProcessLookupError):
                 ask("server-0")
         cluster.start(NodeSpec("server-0-b", "server"))
-        eventually(lambda: places(ps).get("server-0-b") == ("server", 0), SECONDS)
-        eventually(lambda: ps.table().complete, SECONDS)
+        wait_for(cluster, lambda: places(ps).get("server-0-b") == ("server", 0))
+        wait_for(cluster, lambda: ps.table().complete)
         assert cluster.pids["server-0-b"] != pid == cluster.pids["server-0"]
         assert cluster.running("server-0-b", 0.0)
 
@@ -165,9 +185,9 @@ def test_no_update_is_lost_with_a_node_that_the_plan_kills(opened: Open, tmp_pat
         with Injector(plan, cluster, ps, events) as injector:
             listeners.append(injector.note)
             futures = ps.run(partial(count_until, str(flag)))
-            (restored,) = eventually(lambda: events.of(CapacityRestored), SECONDS)
+            (restored,) = wait_for(cluster, lambda: events.of(CapacityRestored))
             reached = versions(ps)[0]
-            eventually(lambda: versions(ps)[0] > reached + 20, SECONDS)
+            wait_for(cluster, lambda: versions(ps)[0] > reached + 20)
             flag.touch()
             pushed = sum(results(futures))
         assert counts(ps) == [pushed]

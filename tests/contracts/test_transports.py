@@ -22,9 +22,8 @@ from dps.cluster.transport.port import port_of_driver
 from dps.errors import DeadlineExceeded, NotServing, RemoteError, StaleEpoch, TransportError
 from dps.protocol.messages import Describe, Flush, GetTable, Save, Waiting, Weights
 from dps.protocol.transport import Endpoint, Transport, TransportChoice
-from dps.virtual.loop import run
 from tests.contracts.echo import Echo, EchoActor
-from tests.simulator.network import Network, SimTransport, Weather
+from tests.simulator.network import Network, SimTransport, Weather, run
 from tests.support.leftovers import nothing_left
 
 SECONDS = 10.0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dps.observe.progress import Pace, display, whole
-from dps.observe.views import Listing, ShardView, TrainingView, WorkerView
+from dps.observe.progress import Pace, display
+from dps.observe.views import Listing, TrainingView, WorkerView
 
 WORKERS = Listing(
     [WorkerView(f"worker-{n}", "running", 250, 250, 25.0, {"loss": 0.25}) for n in range(2)]
@@ -36,21 +35,6 @@ def test_the_rate_of_who_has_pushed_nothing_for_ten_seconds_is_0() -> None:
     assert pace.of("a", 19.5, 7, began=0.0) == 0.0
 
 
-def test_views_get_rates_from_the_second_on_and_keep_what_is_known() -> None:
-    def view(t: float, version: int | None, epoch: int = 1) -> TrainingView:
-        shards = Listing([ShardView(0, "a" if version else "", (), version, epoch)])
-        return replace(HALF, t=t, done=None, shards=shards)
-
-    pace = Pace()
-    first = pace.rated(view(1.0, 100))
-    assert (first.done, first.shards[0].rate, first.workers[0].rate) == (100, None, None)
-    second = pace.rated(view(2.0, 150))
-    assert (second.shards[0].rate, second.workers[0].rate) == (50.0, 0.0)
-    down = pace.rated(view(3.0, None, 2))
-    assert (down.done, down.shards[0].version) == (150, 150)
-    assert down.remarks() == ["loss 0.25", "shard 0 is down"]
-
-
 def test_the_line_reports_how_much_is_left_where_that_is_known() -> None:
     assert HALF.line() == (
         "500 of 1,000 gradients · 50.0/s · 0:00:10 left · 2 of 4 workers running · loss 0.25"
@@ -64,17 +48,6 @@ def test_the_line_reports_how_much_is_left_where_that_is_known() -> None:
     assert replace(HALF, workers=Listing()).line().endswith("no worker was started")
     more = replace(HALF, done=1200)
     assert (more.fraction, more.left) == (1.0, 0.0)
-
-
-def test_a_terminal_shows_shards_workers_and_what_happened() -> None:
-    from rich.console import Console
-
-    shards = Listing([ShardView(0, "server-0", ("server-0",), 500, 1)])
-    console = Console(width=120, record=True, file=io.StringIO())
-    console.print(whole(replace(HALF, shards=shards, recent=((0.0, "server-1 killed"),))))
-    text = console.export_text()
-    for part in ("t: running", "500 of 1,000", "server-0", "worker-3", "server-1 killed"):
-        assert part in text
 
 
 def test_a_notebook_shows_html_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

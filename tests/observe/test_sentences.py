@@ -66,12 +66,12 @@ REPLICA = ("replica", 0, "", 0, True)
         (WorkerLeft(0.0, "worker-1", 0, "lost"), "worker-1 lost"),
         (
             Restored(1.0, 0, 2, "server-0", 5, "checkpoint"),
-            "shard 0 restored from a checkpoint at server-0, at version 5",
+            "shard 0 restored at server-0 from its checkpoint at version 5",
         ),
         (WorkerLeft(0.0, "worker-1", 0, "finished"), None),
         (
             Restored(1.0, 0, 2, "server-0", 5, "shelf"),  # of a durability of another maker
-            "shard 0 restored from shelf at server-0, at version 5",
+            "shard 0 restored at server-0 from shelf at version 5",
         ),
         (Restored(1.0, 0, 1, "server-0", 0, "initial"), None),
         (

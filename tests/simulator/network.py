@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -32,10 +32,11 @@ from dps.protocol.messages import (
 )
 from dps.protocol.transport import Endpoint
 from dps.virtual import network
-from dps.virtual.loop import EPOCH_SECONDS
+from dps.virtual.loop import EPOCH_SECONDS, VirtualLoop, only_errors
 from dps.virtual.network import refuse, unless_torn
 from dps.virtual.profile import PLENTY
 
+T = TypeVar("T")
 Line = tuple[float, str, str, str, str]
 
 # Messages of immutable plain values, which are sent repeatedly.
@@ -185,8 +186,7 @@ class Network(network.Network[Process]):
         self._lossy: dict[tuple[str, str], float] = {}
         self._echoing: Counter[str] = Counter()
 
-    def address(self, name: str, number: int) -> str:
-        """Return an address; `number` counts the processes started before."""
+    def _address(self, name: str, number: int) -> str:
         return f"sim://{name}/{number}"
 
     async def serve(self, target: Process, key: str, link: str, frames: wire.Frames) -> Any:
@@ -470,3 +470,17 @@ class SimTransport:
 
 def _unheard(process: Process, message: Any, frames: wire.Frames) -> None:
     pass
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]], random: Random, work: float = 0.02) -> T:
+    """Run a coroutine, and whatever it starts, on a `VirtualLoop`; return its result.
+
+    `Deadlock` if it waits for an event that can never occur.
+    """
+    loop = VirtualLoop(random, work)
+    loop.set_exception_handler(only_errors)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        try:
+            return runner.run(main())
+        finally:
+            loop.resume_all()  # so that everything can be cancelled

@@ -21,12 +21,12 @@ from dps.protocol.messages import Table
 from dps.recovery.layered import Layered
 from dps.recovery.manifest import find_saved, write_run
 from dps.recovery.strategy import with_checkpoint_path
-from dps.virtual.loop import Deadlock, run
+from dps.virtual.loop import Deadlock
 from tests.simulator.checks.audit import Auditor, settled
 from tests.simulator.checks.checkpoints import caught_up
 from tests.simulator.disk import SCHEME, SimDisk, disk
 from tests.simulator.injector import Injector, doomed_tasks
-from tests.simulator.network import Line, Network, Violation
+from tests.simulator.network import Line, Network, Violation, run
 from tests.simulator.patches import patched, require
 from tests.simulator.schedules.schedule import Fault, Schedule
 from tests.simulator.schedules.strategies import JOINING, TIMINGS

@@ -13,8 +13,8 @@ import pytest
 from dps.errors import DeadlineExceeded, Unreachable
 from dps.protocol.messages import Done, Weights
 from dps.protocol.transport import Endpoint
-from dps.virtual.loop import Deadlock, run
-from tests.simulator.network import Network, Process, SimTransport, Weather
+from dps.virtual.loop import Deadlock
+from tests.simulator.network import Network, Process, SimTransport, Weather, run
 
 # -- virtual time ----------------------------------------------------------------------------------
 

@@ -29,8 +29,7 @@ from dps.protocol.group import Group
 from dps.protocol.messages import Table
 from dps.protocol.transport import Endpoint
 from dps.recovery.strategy import Recovery
-from dps.virtual.loop import run
-from tests.simulator.network import Network, Process, SimTransport, Weather
+from tests.simulator.network import Network, Process, SimTransport, Weather, run
 from tests.simulator.schedules.strategies import TIMINGS
 from tests.simulator.world import COORDINATOR, World
 

@@ -743,7 +743,7 @@ class ParameterServer:
     def history(self) -> pandas.DataFrame:
         """Return what workers reported and evaluators scored, in the order of time.
 
-        The driver keeps about 500,000 numbers, with or without `on_event`. Beyond that, every other
+        The driver keeps about 200,000 numbers, with or without `on_event`. Beyond that, every other
         number of the longest series is dropped, evenly over its length. Numbers of a running worker
         arrive within `Timings.flush`. With a synchronous client, all earlier reports are included.
 
@@ -757,11 +757,6 @@ class ParameterServer:
             pull), `value`, `report` (number of the worker's report in its incarnation, from 1; 0 of
             evaluators) and `learning_rate`: that of an update of these weights, without the effect
             of staleness; NaN if arrays have different ones, and before the first pull.
-
-        Raises
-        ------
-        ConfigurationError
-            The package pandas is not installed.
         """
         self._catch_up()
         self._driver.news.deliver()
@@ -838,7 +833,7 @@ class ParameterServer:
         Raises
         ------
         ConfigurationError
-            The package mlflow is not installed, or an argument is not a text.
+            An argument is not a text.
         StoreUnavailable
             The tracking server does not create the run, or does not answer within 30 s.
         """

@@ -101,7 +101,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
 
     async def overview(self) -> TrainingView:
-        """Return the state of the group, for observers outside; rates take two (`Pace.rated`).
+        """Return the state of the group, for observers outside; rates take two.
 
         The coordinator reports what it knows, and the head of each shard is asked once.
         """

@@ -193,7 +193,7 @@ def test_what_is_lost_too_often_is_given_up() -> None:
 @pytest.mark.slow
 def test_a_scheduler_that_is_lost_before_anything_is_up_is_a_loss(tmp_path: Path) -> None:
     lost = partial(supervised.scheduler_lost_at_first, tmp_path)
-    with pytest.warns(ReturnedWarning, match="the training begins anew"):
+    with pytest.warns(ReturnedWarning, match="the training starts over"):
         cause = dps.supervise(lost, returns=1)
     assert re.fullmatch(r"the connection to Dask's scheduler at tls://\S+ broke", cause)
 

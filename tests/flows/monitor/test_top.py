@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import signal
 import subprocess
@@ -35,10 +36,12 @@ from dps.events import (
     WorkerJoined,
     WorkerLeft,
 )
-from dps.observe.views import TrainingView
-from flows.monitor.top import Ended, SchedulerSource, TrialSource, look_twice, source_of
+from dps.observe.views import Listing, ShardView, TrainingView
+from flows.cli.top import _drawn
+from flows.monitor.top import Ended, Rates, SchedulerSource, TrialSource, look_twice, source_of
 from flows.records.owner import at_work
 from flows.records.record import EVENTS_FILE, GRID_FILE, EventWriter, RecordReader, read_record
+from tests.observe.test_progress import HALF
 from tests.support import commands
 from tests.support.synthetic import toy_events, write_events
 from tests.support.tls import files_of
@@ -134,7 +137,7 @@ def test_a_picture_of_a_trial_says_what_its_record_says(tmp_path: Path) -> None:
     assert picture.lost == 317
     said = [text for _, text in picture.recent]
     assert any(line.startswith("server-0 killed after ") for line in said)
-    assert any("shard 0 restored from initial values" in line for line in said)
+    assert any("from its initial values" in line for line in said)
     write_events(path.parent, [*events[:-1], TrialEnded(events[-1].t, "valid", "")])
     [picture] = source.look()
     assert (picture.state, picture.lost) == ("valid", 0), "another record has taken its place"
@@ -379,3 +382,29 @@ def test_a_running_experiment_is_shown_by_its_name(tmp_path: Path) -> None:
     after = commands.dps(tmp_path, "status").stdout
     assert "small: 1 trial: 1 interrupted; it does not run" in after
     assert "1 missing or failed: dps run small.yaml\n" in after
+
+
+def test_views_get_rates_from_the_second_on_and_keep_what_is_known() -> None:
+    def view(t: float, version: int | None, epoch: int = 1) -> TrainingView:
+        shards = Listing([ShardView(0, "a" if version else "", (), version, epoch)])
+        return replace(HALF, t=t, done=None, shards=shards)
+
+    rates = Rates()
+    first = rates.added_to(view(1.0, 100))
+    assert (first.done, first.shards[0].rate, first.workers[0].rate) == (100, None, None)
+    second = rates.added_to(view(2.0, 150))
+    assert (second.shards[0].rate, second.workers[0].rate) == (50.0, 0.0)
+    down = rates.added_to(view(3.0, None, 2))
+    assert (down.done, down.shards[0].version) == (150, 150)
+    assert down.remarks() == ["loss 0.25", "shard 0 is down"]
+
+
+def test_a_terminal_shows_shards_workers_and_what_happened() -> None:
+    from rich.console import Console
+
+    shards = Listing([ShardView(0, "server-0", ("server-0",), 500, 1)])
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(_drawn(replace(HALF, shards=shards, recent=((0.0, "server-1 killed"),))))
+    text = console.export_text()
+    for part in ("t: running", "500 of 1,000", "server-0", "worker-3", "server-1 killed"):
+        assert part in text

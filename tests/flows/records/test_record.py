@@ -23,6 +23,7 @@ from dps.recovery.files import sealed
 from flows.records.record import (
     EVENTS_FILE,
     EventWriter,
+    _event,
     end_record,
     event_files,
     read_end,
@@ -153,3 +154,18 @@ def test_trials_of_an_earlier_configuration_are_not_read(tmp_path: Path) -> None
             pass
     write_grid(tmp_path, ["new.seed-0"], order_seed=0)
     assert [path.parent.name for path in event_files(tmp_path)] == ["new.seed-0"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("", "JSONDecodeError"),
+        ("[]", "KeyError"),
+        ('{"event":"Unheard","t":1}', "Unheard"),
+        ('{"event":"NodeLeft","t":1}', "missing 1 required"),
+        ('{"event":"NodeLeft","t":1,"node":"a","crc":"0"}', "unexpected keyword argument 'crc'"),
+    ],
+)
+def test_a_line_of_another_version_is_refused_with_the_reason(line: str, why: str) -> None:
+    with pytest.raises(RecordDamaged, match=why):
+        _event(Path("events.jsonl"), 3, line.encode())
