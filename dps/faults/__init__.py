@@ -565,7 +565,7 @@ class Cut(Lasting):
 
     def effect(self, hit: Hit) -> Effect:
         """Return the effect on a node."""
-        from dps.cluster.transport.links import BOTH, Closed
+        from dps.cluster.transport.calls import BOTH, Closed
         from dps.faults.effects import Interference
 
         ways = BOTH if self.direction == "both" else (self.direction,)
@@ -590,7 +590,7 @@ class Delay(Lasting):
 
     def effect(self, hit: Hit) -> Effect:
         """Return the effect on a node."""
-        from dps.cluster.transport.links import Late
+        from dps.cluster.transport.calls import Late
         from dps.faults.effects import Interference
 
         return Interference(hit, Late(self.delay_seconds), self.seconds)

@@ -22,8 +22,7 @@ import psutil
 from dps.cluster.liveness import presence_of
 from dps.cluster.names import Node
 from dps.cluster.platform import Platform, Running, platform_of
-from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.cluster.transport.links import Closed, Condition, Late, links_of
+from dps.cluster.transport.calls import Closed, ClusterTransport, Condition, Late, Meter, links_of
 from dps.errors import DeadlineExceeded
 from dps.events import CheckpointFailed
 from dps.protocol.messages import GetTable

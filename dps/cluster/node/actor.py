@@ -6,8 +6,6 @@ large shards go to threads (`dps.protocol.executor`), so that heartbeats are not
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from dps.cluster.node.member import Member
@@ -51,9 +49,11 @@ class HostActor:
     async def handle(self, link: str, *frames: np.ndarray) -> wire.Frames:
         """Carry out one message; returns the frames of its reply, which may carry an error."""
         if self._links.disturbed:
-            carry_out = partial(answer, self._host.handle, self._meter, link)
-            return await self._links.carry_out(carry_out, list(frames))
-        return await answer(self._host.handle, self._meter, link, list(frames))
+            await self._links.passage("in")
+        reply = await answer(self._host.handle, self._meter, link, list(frames))
+        if self._links.disturbed:
+            await self._links.passage("out")
+        return reply
 
     def states(self) -> dict[int, ShardState]:
         """Return the state of each replica on this node, for checks."""

@@ -15,8 +15,7 @@ from dps.cluster.names import KEY_PREFIX
 from dps.cluster.node.recorder import Recorder, sample
 from dps.cluster.node.shutdown import leave_of
 from dps.cluster.platform import keep_memory, platform_of
-from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.cluster.transport.links import links_of
+from dps.cluster.transport.calls import ClusterTransport, Meter, links_of
 from dps.cluster.transport.port import port_of
 from dps.events import Connected, NodeJoined, ResourceSampled
 from dps.protocol.tasks import Tasks, task_failed

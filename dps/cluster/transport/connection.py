@@ -20,24 +20,24 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import prod
 
 import numpy as np
 
 from dps.cluster.transport import memory
-from dps.cluster.transport.framing import (
+from dps.cluster.transport.memory import Held, Pool
+from dps.cluster.transport.stream import (
     INLINE,
+    MOST_DESCRIPTORS,
     Description,
     Kind,
+    Line,
     Message,
     Reader,
-    as_described,
     described,
-    flat,
-    nbytes,
+    dtype_of,
     packed,
 )
-from dps.cluster.transport.memory import Held, Pool
-from dps.cluster.transport.sockets import MOST_DESCRIPTORS, Line
 from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
@@ -51,6 +51,7 @@ NO_KEY = ""  # no service has it, so a request for it is refused at once
 NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
+Place = tuple[Held, int]  # a segment, and the offset of a frame in it
 
 _log = logging.getLogger("dps.transport")
 
@@ -191,9 +192,9 @@ class Connection:
 
     # -- sending -------------------------------------------------------------------------------
 
-    async def _places(self, frames: wire.Frames) -> list[tuple[Held, int] | None]:
+    async def _places(self, frames: wire.Frames) -> list[Place | None]:
         """Put large frames into segments; return the segment and offset of each that is in one."""
-        places: list[tuple[Held, int] | None] = [None] * len(frames)
+        places: list[Place | None] = [None] * len(frames)
         if self._pool is None:
             return places
         to_copy: list[int] = []
@@ -207,9 +208,13 @@ class Connection:
                     places[index] = place
                     lying.add(id(place[0]))
         if to_copy:
-            arrays = [frames[index] for index in to_copy]
+            filled = partial(self._pool.filled, [frames[index] for index in to_copy])
+            size = sum(frames[index].nbytes for index in to_copy)
             try:
-                held, starts = await self._filled(self._pool, arrays)
+                if size < INLINE_BYTES:
+                    held, starts = filled()
+                else:  # shielded, because a thread cannot be stopped, and keeps the segment
+                    held, starts = await asyncio.shield(offload(filled, size))
             except OSError as error:
                 self._pool.complain(error)
                 return places
@@ -217,29 +222,21 @@ class Connection:
                 places[index] = held, start
         return places
 
-    async def _filled(self, pool: Pool, arrays: Sequence[np.ndarray]) -> tuple[Held, list[int]]:
-        """Copy arrays into a segment; many bytes in a thread, so that the event loop is free."""
-        size = sum(array.nbytes for array in arrays)
-        if size < INLINE_BYTES:
-            return pool.filled(arrays)
-        work = asyncio.ensure_future(offload(partial(pool.filled, arrays), size))
-        return await asyncio.shield(work)  # a thread cannot be stopped, and keeps the segment
-
     def _sent(
         self,
         kind: Kind,
         number: int,
         about: Description,
-        frames: wire.Frames = (),  # type: ignore[assignment]
-        places: Sequence[tuple[Held, int] | None] = (),
+        frames: Sequence[np.ndarray] = (),
+        places: Sequence[Place | None] = (),
     ) -> _Outgoing:
         """Queue a message, and send as much as possible at once."""
         if self.lost:
             raise Lost("the connection is lost")
         about.frames = [described(frame) for frame in frames]  # raises before any is lent
         new = self._loans.lend(about, places)
-        inline = [
-            flat(frame)
+        inline = [  # a contiguous frame is not copied
+            np.ascontiguousarray(frame).reshape(-1).view(np.uint8).data
             for frame, place in zip(frames, places, strict=True)
             if place is None and frame.nbytes
         ]
@@ -381,7 +378,7 @@ class Connection:
             self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
 
 
-def _place_of(frame: np.ndarray) -> tuple[Held, int] | None:
+def _place_of(frame: np.ndarray) -> Place | None:
     """Return the segment and offset at which a frame lies, if it cannot be written to there."""
     if not frame.flags.c_contiguous:
         return None
@@ -403,8 +400,8 @@ class _Loans:
     def __init__(self) -> None:
         self._numbers = count(1)
         self._lent: dict[int, Held] = {}
-        # Segments that the other end knows, by identity, which is unique while they live.
-        self._shown: dict[int, tuple[int, weakref.ref[memory.Mapping]]] = {}
+        # Segments that the other end knows, and their numbers there.
+        self._shown: weakref.WeakKeyDictionary[memory.Mapping, int] = weakref.WeakKeyDictionary()
         self._retired: deque[int] = deque()
         self._known: dict[int, memory.Mapping] = {}
         self._ended: deque[int] = deque()
@@ -415,7 +412,7 @@ class _Loans:
         """Whether there is anything to report to the other end."""
         return bool(self._ended or self._retired)
 
-    def lend(self, about: Description, places: Sequence[tuple[Held, int] | None]) -> list[int]:
+    def lend(self, about: Description, places: Sequence[Place | None]) -> list[int]:
         """Describe loans in `about`; return the descriptors to be sent along."""
         descriptors: list[int] = []
         loans: dict[int, int] = {}
@@ -429,9 +426,10 @@ class _Loans:
                 loans[id(held)] = len(about.loans)
                 about.loans.append((loan, self._number(held.mapping, about, descriptors)))
             about.frames[index] = (*about.frames[index][:2], loans[id(held)], start)
-        about.ended += _all_of(self._ended)
+        # Other threads add to these meanwhile.
+        about.ended += [self._ended.popleft() for _ in range(len(self._ended))]
+        about.retired += [self._retired.popleft() for _ in range(len(self._retired))]
         self.borrowed -= len(about.ended)
-        about.retired += _all_of(self._retired)
         return descriptors
 
     def note(self, about: Description) -> None:
@@ -456,17 +454,17 @@ class _Loans:
         whole = []
         for loan, number in about.loans:
             segment = self._known[number]
-            end = partial(_note_end, self._ended, loan)
+            end = partial(_note_end, self._ended, loan)  # without a reference to this
             held = Held(segment, (segment.size,), np.dtype(np.uint8), False, end)
-            whole.append(memory.array_of(held))
+            whole.append(np.asarray(held))
             self.borrowed += 1
-        for index, (dtype, shape, place, start) in enumerate(about.frames):
+        for index, (name, shape, place, start) in enumerate(about.frames):
             if place != INLINE:
-                stop = start + nbytes(dtype, tuple(shape))
+                dtype = dtype_of(name)
+                stop = start + prod(shape) * dtype.itemsize
                 if not 0 <= start <= stop <= whole[place].size:
                     raise ValueError("a frame that is not in its segment")
-                data = whole[place][start:stop]
-                message.frames[index] = as_described(data, dtype, tuple(shape))
+                message.frames[index] = whole[place][start:stop].view(dtype).reshape(shape)
 
     def spoil(self) -> None:
         """Never fill lent segments again: the connection is lost, so their use is unknown."""
@@ -478,34 +476,13 @@ class _Loans:
 
     def _number(self, mapping: memory.Mapping, about: Description, descriptors: list[int]) -> int:
         """Return the number of a segment at the other end; introduce it if it is new there."""
-        key = id(mapping)
-        if key not in self._shown:
-            number = next(self._numbers)
-            over = partial(_note_over, self._shown, self._retired, key, number)
-            self._shown[key] = number, weakref.ref(mapping, over)
+        if mapping not in self._shown:
+            number = self._shown[mapping] = next(self._numbers)
+            weakref.finalize(mapping, self._retired.append, number).atexit = False
             about.segments.append((number, mapping.size))
             descriptors.append(mapping.fd)
-        return self._shown[key][0]
+        return self._shown[mapping]
 
 
 def _note_end(ended: deque[int], loan: int, mapping: memory.Mapping, spoiled: bool) -> None:
     ended.append(-loan if spoiled else loan)
-
-
-def _note_over(
-    shown: dict[int, tuple[int, weakref.ref[memory.Mapping]]],
-    retired: deque[int],
-    key: int,
-    number: int,
-    _: object,
-) -> None:
-    shown.pop(key, None)
-    retired.append(number)
-
-
-def _all_of(news: deque[int]) -> list[int]:
-    """Empty a queue to which other threads add."""
-    found = []
-    while news:
-        found.append(news.popleft())
-    return found

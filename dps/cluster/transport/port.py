@@ -15,7 +15,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from distributed.comm import parse_address, parse_host_port
@@ -23,8 +23,8 @@ from distributed.core import ConnectionPool
 
 from dps.cluster.platform import made_once
 from dps.cluster.transport.connection import Connection, Handler
-from dps.cluster.transport.memory import Place, Pool, few_left, here
-from dps.cluster.transport.sockets import GREETING_SECONDS, Line, to_tcp, to_unix, welcomed
+from dps.cluster.transport.memory import Pool, here
+from dps.cluster.transport.stream import Line, to_tcp, to_unix, welcomed
 from dps.protocol.transport import TransportChoice
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 HANDLER = "dps_port"
 NAME = "dps-port"
 CONNECT_SECONDS = 3.0
+GREETING_SECONDS = 5.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a transport that did not work is tried again
 REST_SECONDS = 1.0  # after a connection could not be accepted, for lack of descriptors
@@ -40,6 +41,15 @@ BACKLOG = 128
 MOST_GREETING = 64  # connections that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
+
+_KINDS: dict[TransportChoice, tuple[Kind, ...]] = {
+    "auto": ("shared_memory", "stream"),
+    "shared_memory": ("shared_memory",),
+    "stream": ("stream",),
+    "dask": (),
+}
+_NAMES = {"shared_memory": "shared memory", "stream": "stream"}
+_WHY = {"shared_memory": "on the same host", "stream": "as chosen"}
 
 _log = logging.getLogger("dps.transport")
 
@@ -65,7 +75,7 @@ AS_CHOSEN = Way("dask", "as chosen", None)
 
 
 class _Impassable(Exception):
-    """A kind of connection does not work between two processes; if `lasting`, it never will."""
+    """A kind of connection does not work to a peer; if `lasting`, it never will."""
 
     def __init__(self, why: str, lasting: bool = False) -> None:
         super().__init__(why)
@@ -102,21 +112,18 @@ class Port:
         self._called = called
         self._users = 0
         self._handlers: dict[str, Handler] = {}
-        self._connections: set[Connection] = set()
-        self._listeners: dict[Kind, socket.socket] = {}
+        # Those that were made here are to a peer, of a kind.
+        self._connections: dict[Connection, tuple[str, Kind] | None] = {}
+        self._listeners: dict[Kind, tuple[socket.socket, asyncio.Task[None]]] = {}
         self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._ways: dict[tuple[str, TransportChoice, bool], Way] = {}
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
         # Kinds that do not work to a peer, why, and until when they are not tried again.
         self._avoided: dict[tuple[str, Kind], tuple[str, float]] = {}
-        self._peers: dict[Connection, tuple[str, Kind]] = {}
         self._tests: dict[Connection, asyncio.Task[None]] = {}
-        self._warned = False
-        self._secret = b""
-        self._place: Place | None = None
+        self._secret = secrets.token_bytes(32)
+        self._place: dict[str, str] | _Impassable | None = None
         self.pool = Pool()
-
-    # -- lifetime --------------------------------------------------------------------------------
 
     def enter(self) -> None:
         """Add a user; the first one opens the port."""
@@ -127,12 +134,13 @@ class Port:
         self._users -= 1
         if self._users:
             return
-        for task in (*self._looking.values(), *self._greeting, *self._tests.values()):
-            task.cancel()
-        for listener in self._listeners.values():
+        for listener, accepting in self._listeners.values():
+            accepting.cancel()
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
         self._listeners.clear()
+        for task in (*self._looking.values(), *self._greeting, *self._tests.values()):
+            task.cancel()
         for connection in list(self._connections):
             connection.close()
         self._ways.clear()
@@ -151,79 +159,69 @@ class Port:
     # -- being called ----------------------------------------------------------------------------
 
     async def offer(self, kind: Kind) -> dict[str, Any] | None:
-        """How this process can be reached; None: not by this kind. Called by Dask for a peer."""
-        try:
-            return self._offer(kind) if self._users and self._address is not None else None
-        except OSError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning("no %s to this process: %s", _NAMES[kind], error)
-            return None
+        """Return how this process can be reached by a kind of connection; None: it cannot be.
 
-    def _offer(self, kind: Kind) -> dict[str, Any] | None:
-        assert self._address is not None
-        self._secret = self._secret or secrets.token_bytes(32)
-        if kind == "shared_memory":
-            place = self._here()
-            name = "" if place.refusal else str(self._listening(kind).getsockname()[1:].decode())
-            return {"place": asdict(place), "name": name, "secret": self._secret}
-        scheme, host, _ = split_address(self._address())
-        if not host:
+        Called by Dask for a peer.
+        """
+        if not self._users or self._address is None:
             return None
-        port = self._listening(kind).getsockname()[1]
-        return {"host": host, "port": port, "tls": scheme == "tls", "secret": self._secret}
+        try:
+            if kind == "shared_memory":
+                place, name = self._here(), self._listening(kind).getsockname()[1:].decode()
+                return {"place": place, "name": name, "secret": self._secret}
+            scheme, host, _ = split_address(self._address())
+            if not host:
+                return None
+            port = self._listening(kind).getsockname()[1]
+            return {"host": host, "port": port, "tls": scheme == "tls", "secret": self._secret}
+        except _Impassable:
+            return None
+        except OSError as error:
+            _log.warning("no %s to this process: %s", _NAMES[kind], error)
+            return None
 
     def _listening(self, kind: Kind) -> socket.socket:
-        if kind in self._listeners:
-            return self._listeners[kind]
-        if kind == "shared_memory":
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(f"\0dps-{secrets.token_hex(16)}")
-        else:
-            assert self._address is not None
-            _, host, _ = split_address(self._address())
-            family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server((host, 0), family=family)
-        listener.setblocking(False)
-        listener.listen(BACKLOG)
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
-        self._listeners[kind] = listener
-        return listener
+        if kind not in self._listeners:
+            if kind == "shared_memory":
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(f"\0dps-{secrets.token_hex(16)}")
+            else:
+                assert self._address is not None
+                _, host, _ = split_address(self._address())
+                family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+                listener = socket.create_server((host, 0), family=family)
+            listener.setblocking(False)
+            listener.listen(BACKLOG)
+            self._listeners[kind] = listener, asyncio.create_task(self._accept(listener))
+        return self._listeners[kind][0]
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError as error:
-            if not isinstance(error, BlockingIOError | InterruptedError | ConnectionError):
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:
                 _log.warning("a connection could not be accepted: %s", error)
-                # It stays pending, so without a rest the event loop would be busy with it.
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listener.fileno())
-                loop.call_later(REST_SECONDS, self._accept_again, listener)
-            return
-        if self._greeting and (len(self._greeting) >= MOST_GREETING or few_left(sock.fileno())):
-            # A greeting takes a moment: the oldest is the least likely to come from a peer.
-            oldest = next(iter(self._greeting))
-            del self._greeting[oldest]
-            oldest.cancel()
-        task = asyncio.ensure_future(self._welcome(sock))
-        self._greeting[task] = None
-        task.add_done_callback(lambda task: self._greeting.pop(task, None))
-
-    def _accept_again(self, listener: socket.socket) -> None:
-        if listener in self._listeners.values():
-            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+                await asyncio.sleep(REST_SECONDS)  # it stays pending
+                continue
+            if len(self._greeting) >= MOST_GREETING:
+                # A greeting takes a moment: the oldest is the least likely to come from a peer.
+                oldest = next(iter(self._greeting))
+                del self._greeting[oldest]
+                oldest.cancel()
+            task = asyncio.create_task(self._welcome(sock))
+            self._greeting[task] = None
+            task.add_done_callback(lambda task: self._greeting.pop(task, None))
 
     async def _welcome(self, sock: socket.socket) -> None:
-        secure = self._address is not None and split_address(self._address())[0] == "tls"
-        tls = self._called if secure else None
+        assert self._address is not None
+        tls = self._called if split_address(self._address())[0] == "tls" else None
         try:
             async with asyncio.timeout(GREETING_SECONDS):
                 line = await welcomed(sock, self._secret, tls)
         except (OSError, TimeoutError) as error:
             _log.info("a connection was refused: %s", error)
-            return
-        self._connected(line)
+        else:
+            self._connected(line, None)
 
     # -- calling ---------------------------------------------------------------------------------
 
@@ -241,7 +239,7 @@ class Port:
         looking = self._looking.get(key)
         if looking is None:
             looking = self._looking[key] = asyncio.ensure_future(self._look(*key))
-            looking.add_done_callback(lambda task: self._found(key, task))
+            looking.add_done_callback(lambda _: self._looking.pop(key))
         return await asyncio.shield(looking)  # others may wait for it too
 
     def doubt(self, connection: Connection) -> None:
@@ -250,10 +248,10 @@ class Port:
         If nothing arrives on it although the peer answers by Dask, it is closed, and messages use
         another transport for a while.
         """
-        if connection in self._peers and connection not in self._tests:
-            test = self._test(connection, *self._peers[connection])
-            task = self._tests[connection] = asyncio.ensure_future(test)
-            task.add_done_callback(lambda _: self._tests.pop(connection, None))
+        peer = self._connections.get(connection)
+        if peer is not None and connection not in self._tests:
+            task = self._tests[connection] = asyncio.ensure_future(self._test(connection, *peer))
+            task.add_done_callback(lambda _: self._tests.pop(connection))
 
     async def _test(self, connection: Connection, address: str, kind: Kind) -> None:
         try:
@@ -263,48 +261,42 @@ class Port:
         if connection.lost or await connection.is_alive(ASK_SECONDS):
             return
         why = f"nothing came by {_NAMES[kind]}"
-        _log.warning("to %s: %s; another transport is used for %g s", address, why, AGAIN_SECONDS)
         self._avoid(address, kind, why)
         connection.close(why)
 
-    def _found(self, key: tuple[str, TransportChoice, bool], looking: asyncio.Task[Way]) -> None:
-        self._looking.pop(key, None)
-        if looking.cancelled() or looking.exception() is not None:
-            return
-        before, way = self._ways.get(key), looking.result()
-        self._ways[key] = way
-        old = before.connection if before is not None else None
-        if old is not None and old is not way.connection:
-            old.retire()
-
     async def _look(self, address: str, wanted: TransportChoice, large: bool) -> Way:
-        """Find the best way that works; a connection that is in use is kept."""
-        before = self._ways.get((address, wanted, large))
+        """Find the best way that works, and keep it; a connection that is in use is kept."""
+        key = address, wanted, large
+        before = self._ways.get(key, AS_CHOSEN)
         reasons: list[_Impassable] = []
+        way = AS_CHOSEN
         for kind in _KINDS[wanted]:
-            connection = before.connection if before and before.transport == kind else None
+            connection = before.connection if before.transport == kind else None
             try:
                 if connection is None or connection.lost:
-                    connection = self._connected(await self._line(address, kind), address, kind)
+                    connection = self._connected(await self._line(address, kind), (address, kind))
             except _Impassable as reason:
                 reasons.append(reason)
                 if isinstance(reason, _Silent):
                     break  # it would not answer about another kind either
-                continue
-            why = "; ".join(map(str, reasons)) or _WHY[kind]
-            lasting = all(reason.lasting for reason in reasons)
+            else:
+                way = Way(kind, _WHY[kind], connection)
+                break
+        if reasons:
+            lasting = way.connection is not None and all(reason.lasting for reason in reasons)
             until = float("inf") if lasting else time.monotonic() + AGAIN_SECONDS
-            return Way(kind, why, connection, until)
-        if not reasons:
-            return AS_CHOSEN
-        why = "; ".join(map(str, reasons))
-        return Way("dask", why, None, time.monotonic() + AGAIN_SECONDS)
+            way = Way(way.transport, "; ".join(map(str, reasons)), way.connection, until)
+        self._ways[key] = way
+        if before.connection is not None and before.connection is not way.connection:
+            before.connection.retire()
+        return way
 
     async def _line(self, address: str, kind: Kind) -> Line:
         """Connect to a peer; raises `_Impassable` if this kind of connection does not work."""
         refusal, until = self._avoided.get((address, kind), ("", 0.0))
         if time.monotonic() < until:
             raise _Impassable(refusal)
+        place = self._here() if kind == "shared_memory" else {}
         offer = await self._asked(address, kind)
         if offer is None:
             raise _Impassable(f"{address} offers no {_NAMES[kind]}")
@@ -315,8 +307,9 @@ class Port:
                         raise _Impassable("this process has no TLS", lasting=True)
                     tls = self._calling if offer["tls"] else None
                     return await to_tcp(offer["host"], offer["port"], offer["secret"], tls)
-                if apart := self._here().apart(Place(**offer["place"])):
-                    raise _Impassable(apart, lasting=True)
+                for what, value in place.items():
+                    if offer["place"][what] != value:
+                        raise _Impassable(f"another {what}", lasting=True)
                 return await to_unix(offer["name"], offer["secret"])
         except TimeoutError:
             why = f"no {_NAMES[kind]} in {CONNECT_SECONDS:g} s"
@@ -334,46 +327,35 @@ class Port:
             raise _Silent(f"no answer about {_NAMES[kind]} in {ASK_SECONDS:g} s") from None
         return offer
 
-    # -- connections of both kinds -------------------------------------------------------------
-
-    def _connected(self, line: Line, address: str = "", kind: Kind = "stream") -> Connection:
+    def _connected(self, line: Line, peer: tuple[str, Kind] | None) -> Connection:
         connection = Connection(line, self._handlers, self.pool, self._lost)
-        self._connections.add(connection)
-        if address:
-            self._peers[connection] = address, kind
+        self._connections[connection] = peer
         return connection
 
     def _lost(self, connection: Connection, why: str, no_memory: bool) -> None:
-        self._connections.discard(connection)
+        peer = self._connections.pop(connection)
         # There may never be another call of this peer, so nothing is kept for it.
         self._ways = {key: way for key, way in self._ways.items() if way.connection != connection}
-        address, kind = self._peers.pop(connection, ("", "shared_memory"))
-        if no_memory:
-            _log.warning("no shared memory with %s: %s", address or "a peer", why)
-            if address:
-                self._avoid(address, kind, why)
+        if no_memory and peer is not None:
+            self._avoid(*peer, why)
 
     def _avoid(self, address: str, kind: Kind, why: str) -> None:
+        _log.warning("to %s: %s; no %s for %g s", address, why, _NAMES[kind], AGAIN_SECONDS)
         now = time.monotonic()
         self._avoided = {key: known for key, known in self._avoided.items() if known[1] > now}
         self._avoided[address, kind] = why, now + AGAIN_SECONDS
 
-    def _here(self) -> Place:
+    def _here(self) -> dict[str, str]:
+        """Return where this process is; raises `_Impassable` if it cannot share memory."""
         if self._place is None:
-            self._place = here()
-            if self._place.refusal:
-                _log.warning("no shared memory in this process: %s", self._place.refusal)
+            try:
+                self._place = here()
+            except OSError as error:
+                self._place = _Impassable(f"no shared memory in this process: {error}", True)
+                _log.warning("%s", self._place)
+        if isinstance(self._place, _Impassable):
+            raise self._place
         return self._place
-
-
-_KINDS: dict[TransportChoice, tuple[Kind, ...]] = {
-    "auto": ("shared_memory", "stream"),
-    "shared_memory": ("shared_memory",),
-    "stream": ("stream",),
-    "dask": (),
-}
-_NAMES = {"shared_memory": "shared memory", "stream": "stream"}
-_WHY = {"shared_memory": "on the same host", "stream": "as chosen"}
 
 
 def split_address(address: str) -> tuple[str, str, int]:
@@ -383,11 +365,12 @@ def split_address(address: str) -> tuple[str, str, int]:
 
 
 def port_of(dask_worker: distributed.Worker) -> Port:
-    """The port of a node's process, which everything in it shares."""
+    """Return the port of a node's process, which everything in it shares."""
 
     def opened() -> Port:
-        calling = dask_worker.security.get_connection_args("worker").get("ssl_context")
-        called = dask_worker.security.get_listen_args("worker").get("ssl_context")
+        security = dask_worker.security
+        calling = security.get_connection_args("worker").get("ssl_context")
+        called = security.get_listen_args("worker").get("ssl_context")
         port = Port(dask_worker.rpc, lambda: dask_worker.address, calling, called)
         dask_worker.handlers[HANDLER] = port.offer
         return port
@@ -396,5 +379,5 @@ def port_of(dask_worker: distributed.Worker) -> Port:
 
 
 def port_of_driver(client: distributed.Client) -> Port:
-    """A port of a process that calls nodes, and is not called."""
+    """Return a port of a process that calls nodes, and is not called."""
     return Port(client.rpc, None, client.security.get_connection_args("client").get("ssl_context"))

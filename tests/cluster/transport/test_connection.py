@@ -19,17 +19,22 @@ import pytest
 
 from dps.cluster.backends.tls import temporary
 from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler
-from dps.cluster.transport.framing import (
+from dps.cluster.transport.memory import Pool
+from dps.cluster.transport.stream import (
     DIRECT_BYTES,
+    MOST_DESCRIPTORS,
     Description,
+    Line,
     Message,
     Reader,
+    Refused,
     described,
     packed,
+    to_tcp,
+    to_unix,
+    welcomed,
 )
-from dps.cluster.transport.framing import Kind as MessageKind
-from dps.cluster.transport.memory import Pool
-from dps.cluster.transport.sockets import MOST_DESCRIPTORS, Line, Refused, to_tcp, to_unix, welcomed
+from dps.cluster.transport.stream import Kind as MessageKind
 from dps.errors import RemoteError
 from dps.protocol import wire
 

@@ -8,7 +8,6 @@ import os
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ from distributed.core import ConnectionPool, Server
 
 from dps.cluster.transport import memory
 from dps.cluster.transport import port as module
-from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.cluster.transport.links import Links
+from dps.cluster.transport.calls import ClusterTransport, Links, Meter
 from dps.cluster.transport.port import HANDLER, Port
 from dps.errors import DeadlineExceeded, Unreachable
 from dps.protocol import wire
@@ -134,20 +132,19 @@ def test_what_is_chosen_is_used_and_told_once(wanted: TransportChoice, by: str, 
 @pytest.mark.parametrize(
     ("difference", "why"),
     [
-        ({"boot": "another"}, "on another host"),
-        ({"user": 12345}, "of another user"),
-        ({"network": "another"}, "in another network namespace"),
-        ({"refusal": "memory is full"}, "no shared memory: memory is full"),
+        ({"host": "another"}, "another host"),
+        ({"user": "12345"}, "another user"),
+        ({"network namespace": "another"}, "another network namespace"),
     ],
 )
 def test_processes_that_cannot_share_memory_send_streams(
-    difference: dict[str, object], why: str
+    difference: dict[str, str], why: str
 ) -> None:
     async def scenario(places: Places) -> None:
         peer = await places.peer()
         for wanted, by in (("auto", "stream"), ("shared_memory", "dask")):
             caller = await places.caller(wanted)  # type: ignore[arg-type]
-            caller.port._place = replace(caller.port._here(), **difference)  # type: ignore[arg-type]
+            caller.port._place = caller.port._here() | difference
             await caller.echo(peer, LARGE)
             assert caller.told == [(by, why)]
 
@@ -182,7 +179,7 @@ def test_what_did_not_work_is_tried_again_after_a_time(monkeypatch: pytest.Monke
                     await caller.echo(peer, LARGE)
         assert [by for by, _ in caller.told] == ["dask", "stream", "shared_memory"]
         kept = [way.connection for way in caller.port._ways.values()]
-        assert caller.port._connections == set(kept) - {None}  # the stream is ended
+        assert caller.port._connections.keys() == set(kept) - {None}  # the stream is ended
 
     carry_out(scenario)
 
@@ -303,7 +300,7 @@ def test_a_connection_is_kept_when_the_reply_alone_is_late(
                 await asyncio.sleep(0.01)
             go.set()
             await caller.echo(peer)
-            assert caller.port._connections == kept
+            assert caller.port._connections.keys() == kept
             go.clear()
 
     carry_out(scenario)
@@ -338,8 +335,8 @@ def test_who_may_make_no_memory_sends_streams_and_one_line_says_so(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
     lines = [r.message for r in caplog.records if r.name == "dps.transport"]
-    assert len(lines) == 2  # one of each side
-    assert all("no shared memory" in line for line in lines)
+    assert len(lines) == 1
+    assert "no shared memory" in lines[0]
 
 
 def test_who_cannot_map_is_sent_streams_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
