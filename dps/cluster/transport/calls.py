@@ -213,7 +213,10 @@ class ClusterTransport:
             async with asyncio.timeout(deadline) as scope:
                 if self._links.disturbed:
                     await self._links.passage("out")
-                reply = await self._send(to, link, frames, scope, type(message))
+                if to.key.startswith(COORDINATOR_PREFIX):
+                    reply = await self._ask_coordinator(to, link, frames, scope)
+                else:
+                    reply = await self._send(to, link, frames, type(message))
                 if self._links.disturbed:
                     await self._links.passage("in")
         except (OSError, ValueError) as error:
@@ -271,11 +274,7 @@ class ClusterTransport:
                 self._port.pool.complain(error)
         return np.empty(shape, dtype)
 
-    async def _send(
-        self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout, kind: type
-    ) -> wire.Frames:
-        if to.key.startswith(COORDINATOR_PREFIX):
-            return await self._ask_coordinator(to, link, frames, scope)
+    async def _send(self, to: Endpoint, link: str, frames: wire.Frames, kind: type) -> wire.Frames:
         asked = to.key, kind
         large = asked in self._large or _is_large(frames)
         way = AS_CHOSEN
@@ -287,12 +286,7 @@ class ClusterTransport:
                 self._on_connected(to.address, way.transport, way.why)
         if way.connection is None:
             return await self._send_by_dask(to, link, frames)
-        try:
-            reply = await way.connection.call(to.key, link, frames)
-        except asyncio.CancelledError:
-            if scope.expired() and self._port is not None:
-                self._port.doubt(way.connection)
-            raise
+        reply = await way.connection.call(to.key, link, frames)
         if not large and _is_large(reply):
             self._large.add(asked)
         return reply

@@ -47,7 +47,6 @@ LARGE_BYTES = 1 << 16  # a frame of this size costs less in a segment than throu
 JOIN_BYTES = 1 << 14  # copying a message of this size costs less than sending it in parts
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
-NO_KEY = ""  # no service has it, so a request for it is refused at once
 NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
@@ -123,9 +122,7 @@ class Connection:
         self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
-        self._received = self._bytes_sent = 0
         self.lost = False
-        self._retired = False
         self._loop.add_reader(self._fd, self._readable)
 
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
@@ -151,26 +148,6 @@ class Connection:
             self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
                 reply.exception()  # asyncio would log one that came too late to be raised
-            if self._retired and not self._waiting:
-                self.close()
-
-    async def is_alive(self, within: float) -> bool:
-        """Whether the other end answers, or receives some of a large message, in time."""
-        received, sent = self._received, self._bytes_sent
-        try:
-            async with asyncio.timeout(within):
-                await self.call(NO_KEY, "", [])
-        except (Lost, TimeoutError):
-            return self._received > received or self._bytes_sent - sent > JOIN_BYTES
-        except NoSuchKey:
-            pass
-        return True
-
-    def retire(self) -> None:
-        """Close it once no request that was made here waits for its reply."""
-        self._retired = True
-        if not self._waiting:
-            self.close()
 
     def close(self, why: str = "closed here", no_memory: bool = False) -> None:
         """Close it: pending calls raise `Lost`."""
@@ -258,7 +235,6 @@ class Connection:
                 message.begun = True  # TLS may have taken some of it even if it reports otherwise
                 done = self._line.send(message.buffers[:PARTS], message.descriptors)
                 sent += done
-                self._bytes_sent += done
                 message.advance(done)
                 if not message.buffers:
                     self._queue.popleft()
@@ -299,7 +275,6 @@ class Connection:
                     self.close("the other end has closed the connection, or has ended")
                     return
                 received += done
-                self._received += done
                 self._reader.received(done)
                 while (message := self._reader.take()) is not None:
                     self._take(message)

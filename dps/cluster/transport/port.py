@@ -82,10 +82,6 @@ class _Impassable(Exception):
         self.lasting = lasting
 
 
-class _Silent(_Impassable):
-    """A peer did not answer in time how it can be reached."""
-
-
 class Port:
     """The connections of one process, both ways. Used from its event loop, once it is made.
 
@@ -120,7 +116,6 @@ class Port:
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
         # Kinds that do not work to a peer, why, and until when they are not tried again.
         self._avoided: dict[tuple[str, Kind], tuple[str, float]] = {}
-        self._tests: dict[Connection, asyncio.Task[None]] = {}
         self._secret = secrets.token_bytes(32)
         self._place: dict[str, str] | _Impassable | None = None
         self.pool = Pool()
@@ -139,7 +134,7 @@ class Port:
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
         self._listeners.clear()
-        for task in (*self._looking.values(), *self._greeting, *self._tests.values()):
+        for task in (*self._looking.values(), *self._greeting):
             task.cancel()
         for connection in list(self._connections):
             connection.close()
@@ -242,28 +237,6 @@ class Port:
             looking.add_done_callback(lambda _: self._looking.pop(key))
         return await asyncio.shield(looking)  # others may wait for it too
 
-    def doubt(self, connection: Connection) -> None:
-        """Test a connection on which a reply is late.
-
-        If nothing arrives on it although the peer answers by Dask, it is closed, and messages use
-        another transport for a while.
-        """
-        peer = self._connections.get(connection)
-        if peer is not None and connection not in self._tests:
-            task = self._tests[connection] = asyncio.ensure_future(self._test(connection, *peer))
-            task.add_done_callback(lambda _: self._tests.pop(connection))
-
-    async def _test(self, connection: Connection, address: str, kind: Kind) -> None:
-        try:
-            await self._asked(address, kind)
-        except (_Impassable, OSError):
-            return  # the peer does not answer on any connection
-        if connection.lost or await connection.is_alive(ASK_SECONDS):
-            return
-        why = f"nothing came by {_NAMES[kind]}"
-        self._avoid(address, kind, why)
-        connection.close(why)
-
     async def _look(self, address: str, wanted: TransportChoice, large: bool) -> Way:
         """Find the best way that works, and keep it; a connection that is in use is kept."""
         key = address, wanted, large
@@ -277,8 +250,6 @@ class Port:
                     connection = self._connected(await self._line(address, kind), (address, kind))
             except _Impassable as reason:
                 reasons.append(reason)
-                if isinstance(reason, _Silent):
-                    break  # it would not answer about another kind either
             else:
                 way = Way(kind, _WHY[kind], connection)
                 break
@@ -288,16 +259,20 @@ class Port:
             way = Way(way.transport, "; ".join(map(str, reasons)), way.connection, until)
         self._ways[key] = way
         if before.connection is not None and before.connection is not way.connection:
-            before.connection.retire()
+            before.connection.close("another transport is used now")
         return way
 
     async def _line(self, address: str, kind: Kind) -> Line:
-        """Connect to a peer; raises `_Impassable` if this kind of connection does not work."""
+        """Connect to a peer; raises `_Impassable` if this kind of connection does not work.
+
+        `OSError` if the peer does not answer on Dask's connection either.
+        """
         refusal, until = self._avoided.get((address, kind), ("", 0.0))
         if time.monotonic() < until:
             raise _Impassable(refusal)
         place = self._here() if kind == "shared_memory" else {}
-        offer = await self._asked(address, kind)
+        async with asyncio.timeout(ASK_SECONDS):
+            offer = await getattr(self._rpc(address), HANDLER)(kind=kind)
         if offer is None:
             raise _Impassable(f"{address} offers no {_NAMES[kind]}")
         try:
@@ -318,15 +293,6 @@ class Port:
         _log.warning("to %s: %s", address, why)
         raise _Impassable(why)
 
-    async def _asked(self, address: str, kind: Kind) -> dict[str, Any] | None:
-        """Ask a peer for its offer; raises `_Silent` if it does not answer in time."""
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                offer: dict[str, Any] | None = await getattr(self._rpc(address), HANDLER)(kind=kind)
-        except TimeoutError:
-            raise _Silent(f"no answer about {_NAMES[kind]} in {ASK_SECONDS:g} s") from None
-        return offer
-
     def _connected(self, line: Line, peer: tuple[str, Kind] | None) -> Connection:
         connection = Connection(line, self._handlers, self.pool, self._lost)
         self._connections[connection] = peer
@@ -337,13 +303,8 @@ class Port:
         # There may never be another call of this peer, so nothing is kept for it.
         self._ways = {key: way for key, way in self._ways.items() if way.connection != connection}
         if no_memory and peer is not None:
-            self._avoid(*peer, why)
-
-    def _avoid(self, address: str, kind: Kind, why: str) -> None:
-        _log.warning("to %s: %s; no %s for %g s", address, why, _NAMES[kind], AGAIN_SECONDS)
-        now = time.monotonic()
-        self._avoided = {key: known for key, known in self._avoided.items() if known[1] > now}
-        self._avoided[address, kind] = why, now + AGAIN_SECONDS
+            _log.warning("to %s: %s", peer[0], why)
+            self._avoided[peer] = why, time.monotonic() + AGAIN_SECONDS
 
     def _here(self) -> dict[str, str]:
         """Return where this process is; raises `_Impassable` if it cannot share memory."""

@@ -19,6 +19,7 @@ import secrets
 import socket
 import ssl
 import struct
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ import msgpack
 import numpy as np
 
 MAGIC = b"dps transport 2\n"
+LOST_MILLISECONDS = 30_000  # as on Dask's connections
 NONCE_BYTES, PROOF_BYTES = 16, 32
 ENCRYPT_BYTES = 1 << 20  # that TLS encrypts before others have their turn
 MOST_DESCRIPTORS = 64  # per message
@@ -74,6 +76,10 @@ class Line:
         self.truncated = False
         if not self.passes_memory:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if sys.platform.startswith("linux"):
+                # A peer whose host acknowledges nothing for this long is lost.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MILLISECONDS)
 
     def receive(self, room: memoryview) -> int:
         """Receive into `room`; return the number of bytes, 0 at the end of the stream.

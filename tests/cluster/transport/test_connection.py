@@ -307,27 +307,6 @@ def test_what_is_on_loan_when_a_connection_is_lost_is_never_filled_again() -> No
     carry_out(scenario)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_who_is_retired_still_gets_the_replies_that_it_waits_for(kind: str) -> None:
-    async def scenario() -> None:
-        go = asyncio.Event()
-
-        async def late(link: str, *frames: np.ndarray) -> Frames:
-            await go.wait()
-            return list(frames)
-
-        async with pair(kind, {"late": late}) as line:
-            asking = [asyncio.ensure_future(line.ask(np.ones(3), key="late")) for _ in range(2)]
-            await asyncio.sleep(0)
-            line.here.retire()
-            assert not line.here.lost
-            go.set()
-            assert [float(came.sum()) for (came,) in await asyncio.gather(*asking)] == [3.0, 3.0]
-            assert line.here.lost
-
-    carry_out(scenario)
-
-
 @pytest.mark.parametrize("kind", ["unix", "tcp", "tls"])
 def test_who_does_not_know_the_secret_is_refused(kind: str) -> None:
     async def scenario() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import resource
 from collections.abc import Awaitable, Callable
@@ -17,7 +16,7 @@ from dps.cluster.transport import memory
 from dps.cluster.transport import port as module
 from dps.cluster.transport.calls import ClusterTransport, Links, Meter
 from dps.cluster.transport.port import HANDLER, Port
-from dps.errors import DeadlineExceeded, Unreachable
+from dps.errors import Unreachable
 from dps.protocol import wire
 from dps.protocol.messages import Weights
 from dps.protocol.transport import Endpoint, TransportChoice
@@ -218,90 +217,6 @@ def test_nothing_is_kept_for_a_peer_that_is_gone(wanted: TransportChoice) -> Non
                 await asyncio.sleep(0.01)
         assert not caller.port._ways
         peer.port.enter()
-
-    carry_out(scenario)
-
-
-@pytest.mark.parametrize("wanted", ["auto", "stream"])
-def test_a_peer_that_does_not_say_how_it_is_reached_is_called_by_dask(
-    wanted: TransportChoice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
-
-    async def scenario(places: Places) -> None:
-        peer, caller = await places.peer(), await places.caller(wanted)
-
-        async def silent(kind: module.Kind) -> object:
-            await asyncio.sleep(SECONDS)
-            return None
-
-        peer.server.handlers[HANDLER] = silent
-        await caller.echo(peer, LARGE, deadline=SECONDS / 2)
-        assert [by for by, _ in caller.told] == ["dask"]
-        assert "in 0.1 s" in caller.told[0][1]
-
-    carry_out(scenario)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "ways"),
-    [("auto", ["shared_memory", "stream", "dask"]), ("stream", ["stream", "dask"])],
-)
-def test_what_is_sent_again_leaves_a_connection_over_which_nothing_comes(
-    wanted: TransportChoice, ways: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.5)
-
-    async def scenario(places: Places) -> None:
-        peer, caller = await places.peer(), await places.caller(wanted)
-        loop = asyncio.get_running_loop()
-        await caller.echo(peer, LARGE)
-        for by in ways[:-1]:
-            assert caller.told[-1][0] == by
-            for connection in peer.port._connections:  # as if the network dropped all packets
-                loop.remove_reader(connection._fd)
-            async with asyncio.timeout(SECONDS):
-                while caller.told[-1][0] == by:
-                    with contextlib.suppress(DeadlineExceeded, Unreachable):
-                        await caller.echo(peer, LARGE, deadline=0.1)
-        await caller.echo(peer, LARGE)
-        assert [by for by, _ in caller.told] == ways
-        assert "nothing came by stream" in caller.told[-1][1]
-
-    carry_out(scenario)
-
-
-def test_a_connection_is_kept_when_the_reply_alone_is_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A server may hold a request for long; and a peer that is paused answers by no connection."""
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.2)
-
-    async def scenario(places: Places) -> None:
-        peer, caller = await places.peer(), await places.caller()
-        go = asyncio.Event()
-
-        async def late(link: str, *frames: np.ndarray) -> wire.Frames:
-            await go.wait()
-            return list(frames)
-
-        async def silent(kind: module.Kind) -> object:
-            await asyncio.sleep(SECONDS)
-            return None
-
-        for handler in (peer.port.offer, silent):
-            peer.port.serve("echo", late)
-            await caller.port.way(peer.address, "auto", False)
-            kept = set(caller.port._connections)
-            peer.server.handlers[HANDLER] = handler
-            with pytest.raises(DeadlineExceeded):
-                await caller.echo(peer, deadline=0.05)
-            while caller.port._tests:
-                await asyncio.sleep(0.01)
-            go.set()
-            await caller.echo(peer)
-            assert caller.port._connections.keys() == kept
-            go.clear()
 
     carry_out(scenario)
 
