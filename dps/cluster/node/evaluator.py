@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -53,9 +54,8 @@ class EvaluatorActor:
         self._score = score
         self._every = every
         self._key = key
-        self._finished = False
         self._has_read = asyncio.Event()
-        self._last = asyncio.Event()
+        self._is_last = asyncio.Event()
         self._member.dask_worker.loop.add_callback(self._start)
 
     async def read(self) -> None:
@@ -64,35 +64,30 @@ class EvaluatorActor:
 
     async def finish(self) -> None:
         """Score once more, send the last events and stop."""
-        if self._finished:
-            return
-        self._finished = True
-        self._last.set()
-        await asyncio.wait([self._evaluating])
-        await self._client.close()
-        await self._member.exit()
+        if not self._is_last.is_set():
+            self._is_last.set()
+            await asyncio.wait([self._evaluating])
+            await self._client.close()
+            await self._member.exit()
 
     def _start(self) -> None:
         self._member.enter()
         tasks = self._member.tasks
         self._evaluating = tasks.keep(self._evaluate_forever, self._group.timings.flush)
-        self._member.finish_when_released(self._key, self.finish)
+        tasks.start(self._member.finish_when_released(self._key, self.finish))
         self._member.record(lambda: None)
 
     async def _evaluate_forever(self) -> None:
-        loop = asyncio.get_running_loop()
+        loop, hold = asyncio.get_running_loop(), self._group.timings.hold
         while True:
-            last, due = self._last.is_set(), loop.time() + self._every
-            only_chance = last or not self._has_read.is_set()
-            patience = self._group.timings.hold if only_chance else 0.0
-            await self._evaluate(max(self._every, patience))
-            if last:
+            is_last, due = self._is_last.is_set(), loop.time() + self._every
+            cannot_be_made_up_for = is_last or not self._has_read.is_set()
+            await self._evaluate(max(self._every, hold if cannot_be_made_up_for else 0.0))
+            if is_last:
                 return
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
-                    await self._last.wait()
-            except TimeoutError:
-                continue
+                    await self._is_last.wait()
 
     async def _evaluate(self, seconds: float) -> None:
         clock, record = self._member.clock, self._member.recorder
@@ -105,21 +100,17 @@ class EvaluatorActor:
             return
         finally:
             self._has_read.set()
-        read = clock.now()
-        versions = self._client.versions()
+        read, versions = clock.now(), self._client.versions()
         weights = self._client.own_weights(self._client.read_point(), private)
-        version = sum(versions) / len(versions)
-        loop = asyncio.get_running_loop()
-        for event in await loop.run_in_executor(None, self._events, weights, read, version):
-            record(event)
 
-    def _events(
-        self, weights: Mapping[str, np.ndarray], read: float, version: float
-    ) -> list[Event]:
-        try:
-            return scored(self._score(weights), read, version)
-        except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
-            return [EvaluationMissed(read, f"{SCORE_RAISED} {error!r}")]
+        def events() -> list[Event]:
+            try:
+                return scored(self._score(weights), read, sum(versions) / len(versions))
+            except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
+                return [EvaluationMissed(read, f"{SCORE_RAISED} {error!r}")]
+
+        for event in await asyncio.get_running_loop().run_in_executor(None, events):
+            record(event)
 
 
 def scored(returned: Any, read: float, version: float) -> list[Event]:

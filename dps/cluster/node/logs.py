@@ -3,66 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from distributed.client import AllExit
 
-from dps.cluster.names import KEY_PREFIX, topic
+from dps.cluster.names import KEY_PREFIX
 from dps.errors import GroupClosed, ResultLost, TrainingStopped, UpdatesLost
 from dps.events import Event, Failover, LossReported, Sink
-from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss
-
-LogEvent = Callable[[str, Any], None]
 
 SILENT = "ignore"
 
 # Below the loggers that Dask shows by default, and keeps for `Client.get_worker_logs()`.
 scheduler_log = logging.getLogger("distributed.scheduler.dps")
 worker_log = logging.getLogger("distributed.worker.dps")
+_dask_log = logging.getLogger("distributed.worker")
+
+_ERRORS = (GroupClosed, ResultLost, TrainingStopped, UpdatesLost)
+_ON_PURPOSE = tuple(f"{error.__name__}(" for error in _ERRORS)
 
 
 def logged(group: Group, sink: Sink) -> Sink:
     """Return a sink that also writes failovers and losses to the log of Dask's scheduler."""
 
     def take(event: Event) -> None:
-        if isinstance(event, Failover | LossReported) and group.on_loss != SILENT:
-            what = event if isinstance(event, Failover) else _loss(event)
-            scheduler_log.warning("dps: %s (group %s, epoch %d)", what, group.name, event.epoch)
+        what: Failover | Loss | None = event if isinstance(event, Failover) else None
+        if isinstance(event, LossReported):
+            lost = event.shard, event.t, event.updates, event.exact
+            what = Loss(*lost, event.source, event.version, event.epoch, {}, event.cause)
+        if what is not None and group.on_loss != SILENT:
+            scheduler_log.warning("dps: %s (group %s, epoch %d)", what, group.name, what.epoch)
         sink(event)
 
     return take
-
-
-def log_own(group: Group, worker: str, loss: Loss) -> None:
-    """Log on the worker's node that some of the worker's updates are lost."""
-    if group.on_loss != SILENT:
-        worker_log.warning("dps: of the updates of %s, %s (group %s)", worker, loss, group.name)
-
-
-def _loss(event: LossReported) -> Loss:
-    state = event.source, event.version, event.epoch
-    return Loss(event.shard, event.t, event.updates, event.exact, *state, {}, event.cause)
-
-
-class DropLog:
-    """Reports once that updates of a worker were dropped. Used from the event loop."""
-
-    def __init__(self, group: Group, worker: str, log_event: LogEvent) -> None:
-        self._group = group
-        self._worker = worker
-        self._log_event = log_event
-        self._reported = group.on_loss == SILENT
-
-    def note(self, outcome: Outcome) -> None:
-        """Note the outcome of an update."""
-        if self._reported or outcome != "dropped":
-            return
-        self._reported = True
-        worker_log.warning("dps: %s", dropped(self._group, self._worker))
-        self._log_event(topic("dropped", self._group.name), self._worker)
 
 
 def dropped(group: Group, worker: str) -> str:
@@ -82,12 +55,6 @@ def why_dropped(group: Group) -> str:
         "computed meanwhile was too stale. If its steps take so long, raise the limit: "
         f"timings=dps.Timings(patience={10 * patience:g})"
     )
-
-
-_ERRORS = (GroupClosed, ResultLost, TrainingStopped, UpdatesLost)
-_ON_PURPOSE = tuple(f"{error.__name__}(" for error in _ERRORS)
-
-_dask_log = logging.getLogger("distributed.worker")
 
 
 def is_logged(times: int) -> bool:

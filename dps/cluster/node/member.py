@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from distributed import get_worker
 
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 
     from dps.protocol.group import Group
 
+T = TypeVar("T")
 LOOK_SECONDS = 0.5
 
 
 class Member:
     """The transport, records and background tasks of one actor or worker.
 
-    It is made in any thread of the node; its methods belong to the node's event loop.
+    It is made in any thread of the node; its methods but `begin` belong to the node's event loop.
 
     Attributes
     ----------
@@ -39,6 +41,8 @@ class Member:
         Its background tasks. An exception that ends one is recorded.
     stored
         Returns the bytes that it stores for others, for its samples.
+    flush
+        Called before recorded events are sent.
     """
 
     def __init__(self, group: Group, node: str, role: str, meter: Meter) -> None:
@@ -48,13 +52,13 @@ class Member:
         self.clock = self.platform.clock
         self.node = node
         self.meter = meter
-        self.recorder = Recorder.of(group, self.dask_worker.log_event)
+        self.recorder = Recorder(group, self.dask_worker.log_event)
         self.presence = presence_of(self.dask_worker)
         self.port = port_of(self.dask_worker)
         self.links = links_of(self.dask_worker)
         self.tasks = Tasks(lambda error: self.recorder(task_failed(self.clock, node, error)))
         self.stored: Callable[[], int] = lambda: 0
-        self._flush: Callable[[], None] = lambda: None
+        self.flush: Callable[[], None] = lambda: None
         self._role = role
         self._group = group
         self.transport = ClusterTransport(
@@ -63,8 +67,12 @@ class Member:
             self.links,
             self.port if group.transport != "dask" else None,
             group.transport,
-            self._on_connected,
+            lambda *peer: self.recorder(Connected(self.clock.now(), node, *peer)),
         )
+
+    def begin(self, request: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine on the node's event loop; any thread may wait for the future."""
+        return self.platform.begin(request, self.dask_worker.loop.asyncio_loop)
 
     def enter(self) -> None:
         """Use the node until `exit`: it is watched, and does not end, before that."""
@@ -76,7 +84,7 @@ class Member:
 
     def record(self, flush: Callable[[], None]) -> None:
         """Send recorded events every `Timings.flush` seconds, after a call of `flush`."""
-        every, self._flush = self._group.timings.flush, flush
+        every, self.flush = self._group.timings.flush, flush
         self.tasks.keep(partial(self.recorder.send_forever, every, self.measure, flush), every)
 
     def measure(self) -> ResourceSampled:
@@ -86,24 +94,18 @@ class Member:
     async def exit(self) -> None:
         """End the background tasks, send the last events and stop using the node."""
         await self.tasks.close()
-        self._flush()
+        self.flush()
         self.recorder(self.measure())
         self.recorder.send()
         self.port.exit()
         self.presence.exit(self._group.name)
         leave_of(self.dask_worker).exit(self._group.name)
 
-    def finish_when_released(self, key: str, finish: Callable[[], Awaitable[None]]) -> None:
+    async def finish_when_released(self, key: str, finish: Callable[[], Awaitable[None]]) -> None:
         """Make an actor finish when no client holds its future, as when its driver was killed."""
-        self.tasks.start(self._finish_when_released(key, finish))
-
-    async def _finish_when_released(self, key: str, finish: Callable[[], Awaitable[None]]) -> None:
         while key in self.dask_worker.state.tasks:
             await asyncio.sleep(LOOK_SECONDS)
         await finish()
-
-    def _on_connected(self, peer: str, transport: str, why: str) -> None:
-        self.recorder(Connected(self.clock.now(), self.node, peer, transport, why))
 
 
 # -- what a killed driver leaves on a Dask worker that outlives it ---------------------------------

@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from itertools import count
+from typing import Any
 
 from dps.cluster.names import topic
-from dps.cluster.node.logs import LogEvent, is_logged, worker_log
+from dps.cluster.node.logs import is_logged, worker_log
 from dps.cluster.platform import Platform
 from dps.cluster.transport.calls import Meter
 from dps.core.updates import UpdateId
@@ -42,29 +43,18 @@ class Recorder:
     """Buffers the events of one process. Thread-safe but for `send`, which belongs to the loop.
 
     Unless the group's events are recorded (`on`), it drops all but those that the driver keeps in
-    any case (`KEPT`). Notable events also go to the log of the process, with `labels`.
+    any case (`KEPT`). Notable events also go to the log of the process, with the group's labels.
+    `log_event` sends a message on a Dask topic.
     """
 
-    def __init__(
-        self,
-        group: str,
-        log_event: LogEvent,
-        on: bool = True,
-        labels: Mapping[str, str] | None = None,
-    ) -> None:
-        self.on = on
-        self._labels = {**(labels or {}), "group": group}
-        self._topic = topic("events", group)
+    def __init__(self, group: Group, log_event: Callable[[str, Any], None]) -> None:
+        self.on = group.recorded
+        self._labels = {**group.labels, "group": group.name}
+        self._topic = topic("events", group.name)
         self._log_event = log_event
-        self._refused = 0
         self._failures = Counter[str]()
         self._buffer: list[Event] = []
         self._lock = threading.Lock()
-
-    @classmethod
-    def of(cls, group: Group, log_event: LogEvent) -> Recorder:
-        """Return a recorder of one process of a group."""
-        return cls(group.name, log_event, group.recorded, group.labels)
 
     def __call__(self, event: Event) -> None:
         """Record an event."""
@@ -73,22 +63,16 @@ class Recorder:
             self._failures[event.error] += 1
             if is_logged(self._failures[event.error]):
                 worker_log.error("dps: a background task of %s failed: %s", event.node, event.trace)
-        if not self.on and not isinstance(event, KEPT):
-            return
-        with self._lock:
-            self._buffer.append(event)
+        if self.on or isinstance(event, KEPT):
+            with self._lock:
+                self._buffer.append(event)
 
     def send(self) -> None:
-        """Send the events since the last time, without those that Dask refuses."""
+        """Send the events since the last time."""
         with self._lock:
             batch, self._buffer = self._buffer, []
-        if not batch:
-            return
-        try:
+        if batch:
             self._log_event(self._topic, [to_dict(event) for event in batch])
-        except TypeError:
-            for event in batch:
-                self._send_alone(event)
 
     async def send_forever(
         self, every: float, measure: Callable[[], Event], flush: Callable[[], None] = lambda: None
@@ -105,28 +89,19 @@ class Recorder:
             self.send()
             await asyncio.sleep(every)
 
-    def _send_alone(self, event: Event) -> None:
-        try:
-            self._log_event(self._topic, [to_dict(event)])
-        except TypeError as error:
-            self._refused += 1
-            if is_logged(self._refused):
-                kind, times = type(event).__name__, self._refused
-                worker_log.warning("dps: %s is not recorded (%d until now): %s", kind, times, error)
-
 
 def sample(
     node: str, role: str, meter: Meter, platform: Platform, stored: int = 0
 ) -> ResourceSampled:
     """Measure what this process has used since it started."""
-    used = platform.usage()
+    cpu_seconds, peak_bytes = platform.usage()
     return ResourceSampled(
         platform.clock.now(),
         node,
         role,
         platform.pid,
-        cpu_seconds=used.cpu_seconds,
-        peak_bytes=used.peak_bytes,
+        cpu_seconds=cpu_seconds,
+        peak_bytes=peak_bytes,
         sent=dict(meter.sent),
         received=dict(meter.received),
         stored=stored,
@@ -157,7 +132,7 @@ class WorkerRecords:
         now, seen = self._clock.now(), -1 if version is None else version
         with self._lock:
             for name, value in metrics.items():
-                self._reports.setdefault(name, []).append((now, self._steps, float(value), seen))
+                self._reports.setdefault(name, []).append((now, self._steps, value, seen))
 
     def acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         """Note an acknowledgement, if events are recorded."""
@@ -174,8 +149,7 @@ class WorkerRecords:
         acks, self._acks = self._acks, []
         if acks:
             self._recorder(Acked(now, *source, *zip(*acks, strict=True)))
-        filtered = self._client.filtered if self._recorder.on else self._filtered
-        if filtered != self._filtered:
-            self._filtered = filtered
-            counts, norm = asdict(filtered.counts), filtered.residual_norm
+        if self._recorder.on and self._client.filtered != self._filtered:
+            self._filtered = self._client.filtered
+            counts, norm = asdict(self._filtered.counts), self._filtered.residual_norm
             self._recorder(Filtered(now, *source, **counts, residual_norm=norm))

@@ -21,7 +21,7 @@ import psutil
 from distributed import Client
 
 from dps.cluster.names import topic
-from dps.cluster.platform import made_once, platform_of
+from dps.cluster.platform import SYSTEM, made_once, platform_of
 
 if TYPE_CHECKING:
     import distributed
@@ -72,8 +72,13 @@ class Leave:
         """Remove a user of a group."""
         self._users[group] -= 1
         self._users += Counter()  # without those that are at 0
-        if not self._users and self.why is None:
-            self._stop_listening()
+        if self._users or self.why is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        for number, before in self._handlers.items():
+            signal.signal(number, before)
+        self._handlers.clear()
 
     def _listen(self) -> None:
         lifetime = self._worker.lifetime
@@ -82,21 +87,17 @@ class Leave:
             until = max(0.0, ends - margin(lifetime) - time.time())
             self._timer = self._loop.call_later(until, self._leave, "lifetime")
         # A user's own program, which may have Dask workers in its process, keeps its signals.
-        if not platform_of(self._worker).handles_signals:
-            return
-        if threading.current_thread() is threading.main_thread() and not Client._instances:
-            self._handlers[signal.SIGTERM] = _installed(signal.SIGTERM, self._signalled)
+        is_main = threading.current_thread() is threading.main_thread()
+        if platform_of(self._worker) is SYSTEM and is_main and not Client._instances:
+            self._install(signal.SIGTERM, self._signalled)
             if self._worker.nanny:
                 # Ctrl-C reaches every process of a terminal, and of a notebook. The driver decides
                 # what follows: the interrupted cell may only show the progress.
-                self._handlers[signal.SIGINT] = _installed(signal.SIGINT, signal.SIG_IGN)
+                self._install(signal.SIGINT, signal.SIG_IGN)
 
-    def _stop_listening(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for number, before in list(self._handlers.items()):
-            signal.signal(number, before)
-        self._handlers.clear()
+    def _install(self, number: int, handler: Any) -> None:
+        # None: it was not set from Python.
+        self._handlers[number] = signal.signal(number, handler) or signal.SIG_DFL
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
         # Runs between any two instructions of the main thread: it must not log, nor send.
@@ -115,27 +116,17 @@ class Leave:
         self._worker.log_event(topic("leaving", group), message)
 
     async def _end_when_empty(self, groups: tuple[str, ...]) -> None:
-        found = 0
-        while found < LOOKS:
+        state, looks = self._worker.state, 0
+        while looks < LOOKS:
             await asyncio.sleep(LOOK_SECONDS)
-            found = found + 1 if self._is_empty else 0
+            used = self._users or state.actors or state.executing or state.long_running
+            looks = 0 if used else looks + 1
         for group in groups:
             self._report(group, "left")
         # Results of tasks that have ended here go to other nodes before.
         await self._worker.close_gracefully(reason="dps-told-to-leave")
 
-    @property
-    def _is_empty(self) -> bool:
-        state = self._worker.state
-        return not (self._users or state.actors or state.executing or state.long_running)
-
 
 def leave_of(dask_worker: distributed.Worker) -> Leave:
     """Return the `Leave` of a node's process; the first call must be on its event loop."""
     return made_once(dask_worker, NAME, lambda: Leave(dask_worker))
-
-
-def _installed(number: int, handler: Any) -> Any:
-    """Handle a signal; return what did before, the default where that was not set from Python."""
-    before = signal.signal(number, handler)
-    return signal.SIG_DFL if before is None else before

@@ -6,19 +6,19 @@ on the node's event loop, so a push continues while the function computes.
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from dps.cluster.node.member import Member
 from dps.cluster.node.recorder import WorkerRecords
-from dps.cluster.node.shutdown import Leave
-from dps.cluster.platform import Platform
+from dps.cluster.node.shutdown import leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
 from dps.core.blocks import Arrays, Layout
@@ -120,6 +120,20 @@ def _check_flat(weights: object) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a worker in its group: its `index` among `peers`, which start together.
+
+    `nodes` are the names of nodes by their addresses; `stops` is how often the training has been
+    stopped before.
+    """
+
+    peers: Sequence[str]
+    index: int
+    nodes: Mapping[str, str]
+    stops: int
+
+
 class Worker:
     """One worker of a parameter server, as its training function sees it.
 
@@ -140,26 +154,17 @@ class Worker:
     """
 
     def __init__(
-        self,
-        client: Client,
-        platform: Platform,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        records: WorkerRecords,
-        leave: Leave,
-        index: int,
-        workers: int,
-        done: int,
+        self, client: Client, member: Member, records: WorkerRecords, place: Place, done: int
     ) -> None:
         self.name = client.worker
-        self.index = index
-        self.workers = workers
+        self.index = place.index
+        self.workers = len(place.peers)
         self.done = done
         self._client = client
-        self._platform = platform
-        self._loop = loop
+        self._platform = member.platform
+        self._begin = member.begin
         self._records = records
-        self._leave = leave
+        self._leave = leave_of(member.dask_worker)
         self._given: ReadPoint | None = None
         self._buffered = 0
         self._pushed = 0
@@ -503,6 +508,3 @@ class Worker:
         now = self._client.read_point()
         self._given = self._given.with_rows(now) if self._given is not None else now
         return rows
-
-    def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return self._platform.begin(request, self._loop)

@@ -58,7 +58,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._scheduler = scheduler
         self._meter = Meter()
         self._platform = platform_of(scheduler)
-        self._recorder = Recorder.of(self._group, scheduler.log_event)
+        self._recorder = Recorder(self._group, scheduler.log_event)
         transport = ClusterTransport(scheduler.rpc, self._meter)
         # The traffic of observers is not counted as that of the group.
         self._looks = ClusterTransport(scheduler.rpc, Meter())

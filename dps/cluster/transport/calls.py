@@ -23,9 +23,9 @@ from distributed.core import ConnectionPool
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
-from dps.cluster.platform import made_once, state_of
+from dps.cluster.platform import made_once, split_address, state_of
 from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey
-from dps.cluster.transport.port import AS_CHOSEN, Port, split_address
+from dps.cluster.transport.port import AS_CHOSEN, Port
 from dps.errors import (
     CoordinatorGone,
     DeadlineExceeded,

@@ -18,10 +18,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from distributed.comm import parse_address, parse_host_port
 from distributed.core import ConnectionPool
 
-from dps.cluster.platform import made_once
+from dps.cluster.platform import made_once, split_address
 from dps.cluster.transport.connection import Connection, Handler
 from dps.cluster.transport.memory import Pool, here
 from dps.cluster.transport.stream import Line, to_tcp, to_unix, welcomed
@@ -317,12 +316,6 @@ class Port:
         if isinstance(self._place, _Impassable):
             raise self._place
         return self._place
-
-
-def split_address(address: str) -> tuple[str, str, int]:
-    """Scheme, host and port of an address of Dask; no host: it is not reached over a network."""
-    scheme, location = parse_address(address)
-    return (scheme, *parse_host_port(location)) if scheme in ("tcp", "tls") else (scheme, "", 0)
 
 
 def port_of(dask_worker: distributed.Worker) -> Port:
