@@ -64,16 +64,10 @@ class NodePresence:
     The process registers when the first group uses it, and leaves after the last use. If the
     monitor ends, another one is started. The process may be killed only while a single group uses
     it, because a coordinator cannot know what other groups would lose.
-
-    Attributes
-    ----------
-    watched
-        The monitor, and the process's number there; None if no monitor watches it. May be read in
-        any thread.
     """
 
     def __init__(self, dask_worker: distributed.Worker) -> None:
-        self.watched: Watched | None = None
+        self.watched: Watched | None = None  # None: no monitor watches it. For any thread.
         self._host = split_address(dask_worker.address)[1] or "127.0.0.1"
         self._uses = Counter[str]()  # by group
         self._staying: asyncio.Task[None] | None = None
@@ -192,12 +186,7 @@ def presence_of(dask_worker: distributed.Worker) -> NodePresence:
 class MonitorLinks:
     """Receives the reports of monitors (`dps.protocol.transport.Monitors`), on one event loop.
 
-    Parameters
-    ----------
-    on_report
-        Called with each report.
-    on_failure
-        Called with an unforeseen exception; the monitor is followed all the same.
+    `on_failure` is called with an unforeseen exception; the monitor is followed all the same.
     """
 
     def __init__(

@@ -54,12 +54,8 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 class Signed:
     """Signed lines of one connection, which only holders of the secret can write, in order.
 
-    Parameters
-    ----------
-    nonces
-        Random bytes from both ends, so that lines of other connections are not valid here.
-    end
-        Which end this is: "monitor" or "coordinator".
+    The nonces of both ends make lines of other connections invalid; `end` is "monitor" or
+    "coordinator".
     """
 
     def __init__(self, secret: bytes, nonces: bytes, end: str) -> None:

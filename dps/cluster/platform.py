@@ -71,22 +71,11 @@ class Timer(Protocol):
 
 
 class Platform:
-    """The platform of a real process. Thread-safe.
+    """The platform of a real process. Thread-safe."""
 
-    Attributes
-    ----------
-    clock
-        The clock of events, leases and deadlines.
-    presence
-        A registration with a monitor of the platform's own, as `dps.cluster.liveness.NodePresence`;
-        None: that of the host is used.
-    kills
-        What is raised in a thread whose process is killed.
-    """
-
-    clock: Clock = SystemClock()
-    presence: Any = None
-    kills: tuple[type[BaseException], ...] = ()
+    clock: Clock = SystemClock()  # of events, leases and deadlines
+    presence: Any = None  # in place of a `dps.cluster.liveness.NodePresence`
+    kills: tuple[type[BaseException], ...] = ()  # raised in a thread whose process is killed
 
     @property
     def pid(self) -> int:
@@ -117,10 +106,7 @@ class Platform:
         on_report: Callable[[Any], Awaitable[object]],
         on_failure: Callable[[Exception], None],
     ) -> Any:
-        """Return the platform's own `Monitors`; None: those of the hosts are used.
-
-        `on_report` is called with each `Sighted`.
-        """
+        """Return the platform's own `Monitors`; None: those of the hosts are used."""
         return None
 
     def way(self, chosen: TransportChoice) -> TransportChoice:

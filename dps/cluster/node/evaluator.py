@@ -38,13 +38,7 @@ Score = Callable[[Mapping[str, np.ndarray]], Any]
 class EvaluatorActor:
     """Scores a snapshot every `every` seconds until it is finished; a Dask actor.
 
-    Parameters
-    ----------
-    score
-        Called in a thread with weights of its own; see `scored`.
-    every
-        Seconds from one evaluation to the next, and the limit for reading a snapshot. For the first
-        and the last one, which cannot be made up for, that is at least `Timings.hold`.
+    `score` is called in a thread with weights of its own; see `scored`.
     """
 
     def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
@@ -81,8 +75,9 @@ class EvaluatorActor:
         loop, hold = asyncio.get_running_loop(), self._group.timings.hold
         while True:
             is_last, due = self._is_last.is_set(), loop.time() + self._every
-            cannot_be_made_up_for = is_last or not self._has_read.is_set()
-            await self._evaluate(max(self._every, hold if cannot_be_made_up_for else 0.0))
+            # The first one and the last one cannot be made up for.
+            needs_time = is_last or not self._has_read.is_set()
+            await self._evaluate(max(self._every, hold if needs_time else 0.0))
             if is_last:
                 return
             with suppress(TimeoutError):
@@ -114,17 +109,10 @@ class EvaluatorActor:
 
 
 def scored(returned: Any, read: float, version: float) -> list[Event]:
-    """Return the events of a score.
+    """Return the events of a score of weights that were `read` then, of this mean `version`.
 
-    Parameters
-    ----------
-    returned
-        The loss; loss and accuracy, optionally with the objective and the stationarity; or name →
-        number. Anything else is no score.
-    read
-        When the weights were read.
-    version
-        The mean of the versions of the shards.
+    A score is the loss; loss and accuracy, optionally with the objective and the stationarity; or a
+    mapping of names to numbers.
     """
     try:
         match returned:

@@ -34,15 +34,6 @@ class Member:
     """The transport, records and background tasks of one actor or worker.
 
     It is made in any thread of the node; its methods but `begin` belong to the node's event loop.
-
-    Attributes
-    ----------
-    tasks
-        Its background tasks. An exception that ends one is recorded.
-    stored
-        Returns the bytes that it stores for others, for its samples.
-    flush
-        Called before recorded events are sent.
     """
 
     def __init__(self, group: Group, node: str, role: str, meter: Meter) -> None:
@@ -57,7 +48,7 @@ class Member:
         self.port = port_of(self.dask_worker)
         self.links = links_of(self.dask_worker)
         self.tasks = Tasks(lambda error: self.recorder(task_failed(self.clock, node, error)))
-        self.stored: Callable[[], int] = lambda: 0
+        self.stored: Callable[[], int] = lambda: 0  # the bytes that it stores for others
         self.flush: Callable[[], None] = lambda: None
         self._role = role
         self._group = group

@@ -6,10 +6,10 @@ how many gradients may be computed from the same weights; after these the loop w
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from dps.cluster.node.worker import NOTHING, Handle, Worker, check_worker
 from dps.core.blocks import Arrays
@@ -19,8 +19,8 @@ from dps.core.tables.key_routing import Gradients
 from dps.errors import GroupClosed
 
 
-class Closing(ABC):
-    """A context manager for updates that are under way."""
+class Closing(AbstractContextManager[Any]):
+    """A context manager for updates that are under way: at the end of its block, it is closed."""
 
     @abstractmethod
     def close(self) -> Any:
@@ -30,16 +30,7 @@ class Closing(ABC):
     def abandon(self) -> None:
         """Take no more updates, and do not wait."""
 
-    def __enter__(self) -> Self:
-        """Return this object."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Close it, or abandon it after an exception."""
         if kind is None:
             self.close()

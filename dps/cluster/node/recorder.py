@@ -77,10 +77,7 @@ class Recorder:
     async def send_forever(
         self, every: float, measure: Callable[[], Event], flush: Callable[[], None] = lambda: None
     ) -> None:
-        """Send events every `every` seconds, after a call of `flush`.
-
-        Once a second a measurement of the process's resources is recorded as well.
-        """
+        """Send events every `every` seconds, after a call of `flush`, and measure each second."""
         flushes_per_sample = max(1, round(SAMPLE_SECONDS / every))
         for number in count():
             if self.on and number % flushes_per_sample == 0:

@@ -1,6 +1,5 @@
-"""How a node leaves: it reports that it has to leave, and ends once it is empty.
+"""How a node leaves after a SIGTERM, or when its lifetime (`dask worker --lifetime`) is nearly over.
 
-It has to leave after a SIGTERM, or when its lifetime (`dask worker --lifetime`) is nearly over.
 Dask alone would end the process, with the shards in it, at once or at the end of that time. So the
 node reports earlier to the groups that use it, and serves until they have moved everything away
 (see `dps.cluster.driver.elasticity`). A second SIGTERM, and the end of the lifetime, end it as they
@@ -35,24 +34,16 @@ LEAST_MARGIN, MOST_MARGIN = 60.0, 600.0
 def margin(lifetime: float) -> float:
     """Return how many seconds before the end of its lifetime a node begins to leave.
 
-    A tenth of it, but at least a minute, in which a job may start, and at most ten minutes; never
-    more than half.
+    That is a tenth of it, but at least a minute, in which a job may start.
     """
     return min(max(LEAST_MARGIN, lifetime / 10), MOST_MARGIN, lifetime / 2)
 
 
 class Leave:
-    """Whether one node has to leave. Used from the event loop of its process.
-
-    Attributes
-    ----------
-    why
-        Why the node has to leave, "signal" or "lifetime"; None: it stays. May be read in any
-        thread.
-    """
+    """Whether one node has to leave. Used from the event loop of its process."""
 
     def __init__(self, dask_worker: distributed.Worker) -> None:
-        self.why: str | None = None
+        self.why: str | None = None  # "signal" or "lifetime"; None: it stays. For any thread.
         self._worker = dask_worker
         self._loop = asyncio.get_running_loop()
         self._users: Counter[str] = Counter()

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -36,7 +35,6 @@ T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-MOST_LAYOUTS = 64  # of choices of arrays in `gradients`, that are kept
 
 
 class Handle(Generic[T]):
@@ -111,13 +109,6 @@ def _seconds(name: str, value: object) -> float:
     if number is None or not 0 <= number < threading.TIMEOUT_MAX:
         raise refused(name, value, "a number, 0 or above")
     return number
-
-
-def _check_flat(weights: object) -> None:
-    if not isinstance(weights, FlatArrays):
-        raise ShapeMismatch(
-            f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,8 +255,6 @@ class Worker:
         if not all(isinstance(name, str) for name in wanted):
             raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         if wanted not in self._flat:
-            if len(self._flat) >= MOST_LAYOUTS:
-                self._flat.clear()
             self._flat[wanted] = self.layout.flat(wanted or None)
         if wanted not in self._computing:
             flat, empty = self._flat[wanted], self._client.router.transport.empty
@@ -287,8 +276,8 @@ class Worker:
         weights
             Arrays for some or all parameters: `worker.layout.flat(names).over(buffer)`.
         """
-        _check_flat(weights)
-        Handle(self._begin(self._client.pull()), partial(self._write, weights)).wait()
+        write = self._writer(weights)
+        Handle(self._begin(self._client.pull()), write).wait()
 
     def push(
         self,
@@ -417,9 +406,8 @@ class Worker:
         computed_on: ReadPoint | None = None,
     ) -> Handle[None]:
         """Like `push_pull_async`; `wait` writes the weights into arrays as `pull_into` does."""
-        _check_flat(weights)
-        pushed = self._push(gradients, True, rows, computed_on)
-        return Handle(pushed, partial(self._write, weights))
+        write = self._writer(weights)
+        return Handle(self._push(gradients, True, rows, computed_on), write)
 
     def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
         """Like `pull_rows`, but return a handle at once."""
@@ -495,8 +483,12 @@ class Worker:
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.own_weights(self._newest(pushed), private)
 
-    def _write(self, weights: FlatArrays, pushed: int | None) -> None:
-        self.layout.scatter_into(self._newest(pushed).buffers, weights)
+    def _writer(self, weights: FlatArrays) -> Callable[[int | None], None]:
+        if not isinstance(weights, FlatArrays):
+            raise ShapeMismatch(
+                f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
+            )
+        return lambda pushed: self.layout.scatter_into(self._newest(pushed).buffers, weights)
 
     def _newest(self, pushed: int | None) -> ReadPoint:
         """Return the last read, which is returned to the function that computes on it."""

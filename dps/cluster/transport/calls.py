@@ -100,17 +100,11 @@ class Links:
     """Injected conditions on the dps messages of one process. Used from its event loop.
 
     Dask's own messages are not affected, so that conditions can be lifted. Every condition ends
-    after its time, even if the process that imposed it is gone. Without conditions, a message costs
-    one attribute lookup.
-
-    Attributes
-    ----------
-    disturbed
-        Whether there is any condition.
+    after its time, even if the process that imposed it is gone.
     """
 
     def __init__(self) -> None:
-        self.disturbed = False
+        self.disturbed = False  # all that a message looks up while there is no condition
         self._imposed: dict[int, _Imposed] = {}  # those that have ended as well, for `affected`
 
     def impose(self, number: int, condition: Condition, seconds: float) -> None:
@@ -174,16 +168,8 @@ class ClusterTransport:
     connection of each, and a new connection costs far more than a reply. So the connection is kept
     until the late reply has come, and other calls wait until then.
 
-    Parameters
-    ----------
-    links
-        Injected conditions of the process; None: there are none.
-    port
-        Connections of the process; None: only those of Dask are used.
-    wanted
-        See `dps.protocol.transport.TransportChoice`.
-    on_connected
-        Called with the address of a host, the transport to it and the reason, on each change.
+    Without a `port` only Dask's connections are used. `on_connected` is called with the address of
+    a host, the transport to it and the reason, on each change.
     """
 
     def __init__(
@@ -261,9 +247,8 @@ class ClusterTransport:
         return False
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array to be filled, which is sent to processes on this host without a copy.
+        """Return an array to be filled, which is sent without a copy once it is frozen, for good.
 
-        This requires that it is frozen, for good, by ``array.flags.writeable = False``.
         Thread-safe.
         """
         nbytes = np.dtype(dtype).itemsize * prod(shape)

@@ -11,9 +11,7 @@ Received messages are not unpickled, and cannot name code.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,7 +36,6 @@ from dps.cluster.transport.stream import (
     dtype_of,
     packed,
 )
-from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.tasks import Tasks
@@ -51,8 +48,6 @@ NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of 
 
 Handler = Callable[..., Awaitable[wire.Frames]]
 Place = tuple[Held, int]  # a segment, and the offset of a frame in it
-
-_log = logging.getLogger("dps.transport")
 
 
 class Lost(ConnectionError):
@@ -86,19 +81,8 @@ class _Outgoing:
 class Connection:
     """One end of a connection between two processes. Used from its event loop.
 
-    Parameters
-    ----------
-    handlers
-        Coroutine functions that carry out requests, by key: called with the link and the frames.
-    pool
-        Provides segments for large frames; None: they go through the socket.
-    on_lost
-        Called once with this connection, the reason, and whether either end lacked memory.
-
-    Attributes
-    ----------
-    lost
-        Whether it is unusable.
+    `handlers` carry out requests, by key. `pool` provides segments for large frames. `on_lost` is
+    called once with this connection, the reason, and whether either end lacked memory.
     """
 
     def __init__(
@@ -119,17 +103,17 @@ class Connection:
         self._writing = False
         self._requests = count(1)
         self._waiting: dict[int, asyncio.Future[wire.Frames]] = {}
-        self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error}"))
+        self._replies = Tasks(lambda error: self.close(f"a request failed: {error!r}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
-        self.lost = False
+        self.lost = False  # whether it is unusable
         self._loop.add_reader(self._fd, self._readable)
 
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         """Send a request and return the frames of its reply, which are read-only.
 
-        `NoSuchKey` if the other end does not serve the key; `RemoteError` if the handler raised an
-        exception; `Lost` if the connection ended, so that the request may have been carried out.
+        `NoSuchKey` if the other end does not serve the key; `Lost` if the connection ended, as when
+        the handler raised an exception: the request may have been carried out.
         """
         number = next(self._requests)
         reply: asyncio.Future[wire.Frames] = self._loop.create_future()
@@ -178,12 +162,14 @@ class Connection:
         lying: set[int] = set()
         for index, frame in enumerate(frames):
             if frame.nbytes >= LARGE_BYTES:
-                place = _place_of(frame)
-                if place is None or len(lying) == MOST_DESCRIPTORS - 1:  # one for the copies
+                own = memory.held_by(frame) if frame.flags.c_contiguous else None
+                # One descriptor is for the copies.
+                if own is None or own.mapping.fd < 0 or len(lying) == MOST_DESCRIPTORS - 1:
                     to_copy.append(index)
                 else:
-                    places[index] = place
-                    lying.add(id(place[0]))
+                    start = frame.__array_interface__["data"][0] - own.mapping.address
+                    places[index] = own, start
+                    lying.add(id(own))
         if to_copy:
             filled = partial(self._pool.filled, [frames[index] for index in to_copy])
             size = sum(frames[index].nbytes for index in to_copy)
@@ -320,72 +306,42 @@ class Connection:
         waiting = self._waiting.get(message.number)
         if waiting is None or waiting.done():
             return  # its caller has given up
-        match message.kind:
-            case Kind.REPLY:
-                waiting.set_result(frames)
-            case Kind.NOBODY:
-                waiting.set_exception(NoSuchKey(about.text))
-            case Kind.FAILED:
-                waiting.set_exception(RemoteError(about.text))
+        if message.kind is Kind.REPLY:
+            waiting.set_result(frames)
+        else:
+            waiting.set_exception(NoSuchKey(about.text))
 
     async def _reply(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
-        try:
-            working = handler(link, *frames)
-            frames.clear()
-            reply = await working
-            places = await self._places(reply)
-            if not self.lost:
-                self._sent(Kind.REPLY, number, Description(), reply, places)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
-            # As text: a log that keeps the traceback would keep the arrays, and their segments.
-            _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
-            if not self.lost:
-                self._sent(Kind.FAILED, number, Description(f"{type(error).__name__}: {error}"))
+        working = handler(link, *frames)
+        frames.clear()
+        reply = await working
+        places = await self._places(reply)
+        if not self.lost:
+            self._sent(Kind.REPLY, number, Description(), reply, places)
 
     def _send_news(self) -> None:
         """Report the ends of loans, if no other message has; repeat while there are loans."""
         self._news = None
         if self.lost:
             return
-        if self._loans.has_news:
+        if self._loans.ended or self._loans.retired:
             self._sent(Kind.NOTE, 0, Description())
         if self._loans.borrowed:
             self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
 
 
-def _place_of(frame: np.ndarray) -> Place | None:
-    """Return the segment and offset at which a frame lies, if it cannot be written to there."""
-    if not frame.flags.c_contiguous:
-        return None
-    held = memory.held_by(frame)
-    if held is None or held.mapping.fd < 0:
-        return None
-    return held, frame.__array_interface__["data"][0] - held.mapping.address
-
-
 class _Loans:
-    """The segments that each end of a connection has from the other.
-
-    Attributes
-    ----------
-    borrowed
-        How many loans are held here, or ended but were not reported yet.
-    """
+    """The segments that each end of a connection has from the other."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._lent: dict[int, Held] = {}
         # Segments that the other end knows, and their numbers there.
         self._shown: weakref.WeakKeyDictionary[memory.Mapping, int] = weakref.WeakKeyDictionary()
-        self._retired: deque[int] = deque()
+        self.retired: deque[int] = deque()
         self._known: dict[int, memory.Mapping] = {}
-        self._ended: deque[int] = deque()
-        self.borrowed = 0
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is anything to report to the other end."""
-        return bool(self._ended or self._retired)
+        self.ended: deque[int] = deque()
+        self.borrowed = 0  # loans that are held here, or ended but were not reported yet
 
     def lend(self, about: Description, places: Sequence[Place | None]) -> list[int]:
         """Describe loans in `about`; return the descriptors to be sent along."""
@@ -402,8 +358,8 @@ class _Loans:
                 about.loans.append((loan, self._number(held.mapping, about, descriptors)))
             about.frames[index] = (*about.frames[index][:2], loans[id(held)], start)
         # Other threads add to these meanwhile.
-        about.ended += [self._ended.popleft() for _ in range(len(self._ended))]
-        about.retired += [self._retired.popleft() for _ in range(len(self._retired))]
+        about.ended += [self.ended.popleft() for _ in range(len(self.ended))]
+        about.retired += [self.retired.popleft() for _ in range(len(self.retired))]
         self.borrowed -= len(about.ended)
         return descriptors
 
@@ -429,7 +385,7 @@ class _Loans:
         whole = []
         for loan, number in about.loans:
             segment = self._known[number]
-            end = partial(_note_end, self._ended, loan)  # without a reference to this
+            end = partial(_note_end, self.ended, loan)  # without a reference to this
             held = Held(segment, (segment.size,), np.dtype(np.uint8), False, end)
             whole.append(np.asarray(held))
             self.borrowed += 1
@@ -453,7 +409,7 @@ class _Loans:
         """Return the number of a segment at the other end; introduce it if it is new there."""
         if mapping not in self._shown:
             number = self._shown[mapping] = next(self._numbers)
-            weakref.finalize(mapping, self._retired.append, number).atexit = False
+            weakref.finalize(mapping, self.retired.append, number).atexit = False
             about.segments.append((number, mapping.size))
             descriptors.append(mapping.fd)
         return self._shown[mapping]

@@ -1,9 +1,8 @@
 """Segments of anonymous memory that one process fills and others on its host map.
 
 A segment is a memfd, which only its maker can write to. It is sealed before another process maps
-it: it cannot shrink, which would kill a reader, and cannot be mapped for writing again. It has no
-name in a file system, so it is gone with the last process that maps it, and is not bounded by the
-size of /dev/shm.
+it: it cannot shrink, which would kill a reader, and cannot be mapped for writing again. It is gone
+with the last process that maps it, and is not bounded by the size of /dev/shm.
 
 Each use of a segment holds a `Held`. When the last reference to that is gone, a segment of this
 process returns to its `Pool`, to be filled again; if another process has lent it, the end of the
@@ -58,13 +57,6 @@ class Mapping:
     """A mapped segment, which is unmapped with the last reference to this.
 
     `mmap.mmap` is not used, because it keeps another descriptor for each mapping.
-
-    Attributes
-    ----------
-    address, size
-        Address in this process, and size in bytes.
-    fd
-        Descriptor; -1 if it was closed, so that the segment cannot be passed on.
     """
 
     def __init__(self, fd: int, size: int, writable: bool, private: bool = False) -> None:
@@ -76,7 +68,7 @@ class Mapping:
             raise OSError(number, os.strerror(number), "mmap")
         self.address: int = address
         self.size = size
-        self.fd = -1 if private else fd
+        self.fd = -1 if private else fd  # -1: the segment cannot be passed on
 
     def __del__(self, munmap: Callable[..., int] = _libc.munmap) -> None:
         if hasattr(self, "fd"):
@@ -86,10 +78,7 @@ class Mapping:
 
 
 def create(size: int) -> Mapping:
-    """Make a segment that this process can write to, and allocate its memory.
-
-    `OSError` if the system does not allow it, or has no memory or descriptors left.
-    """
+    """Make a segment, and allocate its memory; `OSError` if the system does not allow it."""
     try:
         fd = os.memfd_create("dps", _CLOEXEC_SEALABLE | _NOEXEC)
     except OSError as error:
@@ -111,10 +100,7 @@ def create(size: int) -> Mapping:
 
 
 def opened(fd: int, size: int) -> Mapping:
-    """Map a segment of another process for reading, and own its descriptor from now on.
-
-    `OSError` if it is not such a segment, or cannot be mapped.
-    """
+    """Map a segment of another process for reading, and own its descriptor from now on."""
     try:
         sealed = fcntl.fcntl(fd, _GET_SEALS)
         if sealed & _SHRINK == 0 or os.fstat(fd).st_size < size:
@@ -128,16 +114,8 @@ def opened(fd: int, size: int) -> Mapping:
 class Held:
     """Keeps a segment from being written to again; all arrays over it refer to this.
 
-    Parameters
-    ----------
-    ended
-        Called with the segment, and whether it is spoiled, when the last reference is gone: in any
-        thread, between any two instructions.
-
-    Attributes
-    ----------
-    spoiled
-        Whether it must never be filled again, because a lost peer may still read it.
+    When the last reference is gone, `ended` is called with the segment, and whether it is spoiled:
+    in any thread, between any two instructions.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_ended", "mapping", "spoiled")
@@ -151,7 +129,7 @@ class Held:
         ended: Callable[[Mapping, bool], object],
     ) -> None:
         self.mapping = mapping
-        self.spoiled = False
+        self.spoiled = False  # must never be filled again, because a lost peer may still read it
         self._ended = ended
         self.__array_interface__ = {
             "data": (mapping.address, not writable),
@@ -165,10 +143,7 @@ class Held:
 
 
 def held_by(array: np.ndarray) -> Held | None:
-    """Return the segment of an array that cannot be written to through numpy; otherwise None.
-
-    This holds for an array of `Pool.empty` once it is frozen by ``array.flags.writeable = False``.
-    """
+    """Return the segment of an array, if the array is frozen by ``flags.writeable = False``."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -215,10 +190,7 @@ class Pool:
         return len(self._all)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an array to be filled, in a segment of its own; `OSError` if there is no memory.
-
-        Once frozen (see `held_by`), it is sent without a copy.
-        """
+        """Return an array to be filled, in a segment of its own; `OSError` without memory."""
         size = max(1, prod(shape) * dtype.itemsize)
         return np.asarray(Held(self._take(size), shape, dtype, True, self._end))
 
@@ -299,10 +271,7 @@ def machine() -> str:
 
 
 def here() -> dict[str, str]:
-    """Return what two processes must have in common to share memory.
-
-    `OSError` if this process cannot make a segment.
-    """
+    """Return what processes that share memory have in common; `OSError` if this one cannot."""
     if not sys.platform.startswith("linux"):
         raise OSError(f"{sys.platform} has no memfd")
     create(SMALLEST)

@@ -84,14 +84,8 @@ class _Impassable(Exception):
 class Port:
     """The connections of one process, both ways. Used from its event loop, once it is made.
 
-    Parameters
-    ----------
-    rpc
-        Dask's connections, to ask peers.
-    address
-        Returns Dask's address of this process; None: it cannot be called.
-    calling, called
-        The cluster's TLS for each role, if it has TLS.
+    `address` returns Dask's address of this process; None: it cannot be called. `calling` and
+    `called` are the cluster's TLS for each role.
     """
 
     def __init__(
@@ -153,10 +147,7 @@ class Port:
     # -- being called ----------------------------------------------------------------------------
 
     async def offer(self, kind: Kind) -> dict[str, Any] | None:
-        """Return how this process can be reached by a kind of connection; None: it cannot be.
-
-        Called by Dask for a peer.
-        """
+        """Return how this process can be reached, for a peer that asks by Dask; None: it cannot."""
         if not self._users or self._address is None:
             return None
         try:
@@ -222,7 +213,6 @@ class Port:
     async def way(self, address: str, wanted: TransportChoice, large: bool) -> Way:
         """Return the way of a message to a peer; connect if there is no connection.
 
-        `wanted` is the user's choice: "auto", or the one kind to try before Dask's connection.
         `large` messages are those with large frames, or replies with them. `OSError` if the peer
         cannot be reached at all.
         """
@@ -262,10 +252,7 @@ class Port:
         return way
 
     async def _line(self, address: str, kind: Kind) -> Line:
-        """Connect to a peer; raises `_Impassable` if this kind of connection does not work.
-
-        `OSError` if the peer does not answer on Dask's connection either.
-        """
+        """Connect to a peer; `OSError` if it does not answer on Dask's connection either."""
         refusal, until = self._avoided.get((address, kind), ("", 0.0))
         if time.monotonic() < until:
             raise _Impassable(refusal)

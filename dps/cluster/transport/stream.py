@@ -1,9 +1,8 @@
-"""Streams of bytes between processes: sockets under one interface, and messages on them.
+"""Streams of bytes between processes, on unix sockets, TCP or TLS, and messages on them.
 
-The sockets are non-blocking: unix, which pass descriptors, TCP, and TCP with TLS. The two ends of a
-new connection prove to each other that they know the secret of the process that accepts it, which
-peers learn through Dask's own connections alone. The secret itself is not sent, and each proof
-covers a random number of the other end, so that a recorded proof is worthless.
+The two ends of a new connection prove to each other that they know the secret of the process that
+accepts it, which peers learn through Dask's own connections alone. Each proof covers a random
+number of the other end, so that a recorded proof is worthless.
 
 A message is a head of fixed size, a description in MessagePack, and the bytes of the frames that
 are not in shared memory. Large frames are received into their final arrays.
@@ -56,24 +55,14 @@ class Refused(ConnectionError):
 
 
 class Line:
-    """One stream of bytes. Used from one event loop.
-
-    Attributes
-    ----------
-    passes_memory
-        Whether descriptors can be sent along.
-    descriptors
-        Received descriptors that were not taken yet, in the order in which they were sent.
-    truncated
-        Whether some descriptors could not be received, because this process has none left.
-    """
+    """One stream of bytes. Used from one event loop."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.passes_memory = sock.family == socket.AF_UNIX
-        self.descriptors: deque[int] = deque()
-        self.truncated = False
+        self.descriptors: deque[int] = deque()  # received and not taken yet, in order
+        self.truncated = False  # some were not received, because this process has none left
         if not self.passes_memory:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -149,10 +138,7 @@ class TlsLine(Line):
 
 
 async def to_unix(name: str, secret: bytes) -> Line:
-    """Connect to a unix socket in the abstract namespace.
-
-    `OSError` if no process listens there, or it does not know the secret.
-    """
+    """Connect to an abstract unix socket; `OSError` if its process does not know the secret."""
     return await _connected(socket.socket(socket.AF_UNIX), f"\0{name}", secret)
 
 
@@ -266,38 +252,23 @@ class Kind(IntEnum):
     REQUEST = 1
     REPLY = 2
     NOBODY = 3  # the key is not served here
-    FAILED = 4  # the handler raised an exception
-    NOTE = 5  # only reports ended loans and segments
-    NO_MEMORY = 6  # this end cannot map a segment, and closes the connection
+    NOTE = 4  # only reports ended loans and segments
+    NO_MEMORY = 5  # this end cannot map a segment, and closes the connection
 
 
 @dataclass(slots=True)
 class Description:
-    """The metadata of a message.
+    """The metadata of a message."""
 
-    Attributes
-    ----------
-    text, link
-        Of a request: its key, and what its bytes are counted as. Of others: the reason.
-    frames
-        dtype, shape, index into `loans` (or `INLINE`), and offset in the segment.
-    loans
-        Numbers of the loan and of its segment.
-    segments
-        Number and size of each segment whose descriptor is sent along.
-    ended
-        Numbers of loans that have ended at the sender, negative if the segment is spoiled.
-    retired
-        Numbers of the sender's segments that are gone.
-    """
-
-    text: str = ""
-    link: str = ""
+    text: str = ""  # the key of a request, otherwise the reason
+    link: str = ""  # what the bytes of a request are counted as
+    # dtype, shape, index into `loans` (or `INLINE`), and offset in the segment.
     frames: list[tuple[str, tuple[int, ...], int, int]] = field(default_factory=list)
-    loans: list[tuple[int, int]] = field(default_factory=list)
+    loans: list[tuple[int, int]] = field(default_factory=list)  # numbers of loan and segment
+    # Number and size of each segment whose descriptor is sent along.
     segments: list[tuple[int, int]] = field(default_factory=list)
-    ended: list[int] = field(default_factory=list)
-    retired: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)  # loans, negative if the segment is spoiled
+    retired: list[int] = field(default_factory=list)  # the sender's segments that are gone
 
 
 @dataclass(slots=True)
