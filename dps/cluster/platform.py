@@ -11,7 +11,6 @@ import ctypes
 import os
 import resource
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -20,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import psutil
 from distributed import wait
@@ -60,14 +59,11 @@ class Running(Protocol):
         ...
 
 
-class Timer(Protocol):
-    """Background work that begins later, such as `threading.Timer`."""
+class Timer(NamedTuple):
+    """Background work that begins later, unless it is cancelled before."""
 
-    def cancel(self) -> None:
-        """Do not begin it, if it has not begun."""
-
-    def join(self) -> None:
-        """Wait until it has ended, or was cancelled before it began."""
+    cancel: Callable[[], None]
+    join: Callable[[], None]
 
 
 class Platform:
@@ -149,9 +145,13 @@ class Platform:
 
     def after(self, seconds: float, work: Callable[[], object]) -> Timer:
         """Start background work in some seconds."""
-        timer = threading.Timer(seconds, work)
-        timer.start()
-        return timer
+        cancelled = self.flag()
+
+        def wait() -> None:
+            if not cancelled.wait(seconds):
+                work()
+
+        return Timer(cancelled.set, self.start(wait, "dps-timer").join)
 
     def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
         """Call a function for several names at the same time."""
@@ -175,22 +175,14 @@ def platform_of(holder: object) -> Platform:
     return platform if isinstance(platform, Platform) else SYSTEM
 
 
-# From glibc's malloc.h: settings and their values. Without them large arrays are mapped anew.
-MALLOC_SETTINGS = (
-    (-3, 1 << 30),  # M_MMAP_THRESHOLD
-    (-1, 1 << 30),  # M_TRIM_THRESHOLD
-    (-2, 64 << 20),  # M_TOP_PAD
-    (-8, 1),  # M_ARENA_MAX: arenas of other threads would map large arrays after all
-)
-
-
 def keep_memory(platform: Platform) -> None:
-    """Make this process keep freed memory, if it is not one that simulates nodes."""
-    if platform is SYSTEM and sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            for number, value in MALLOC_SETTINGS:
-                libc.mallopt(number, value)
+    """Make this process keep freed memory: otherwise large arrays are mapped anew."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform is SYSTEM else None
+    if mallopt is not None:  # with glibc, whose malloc.h has these numbers
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+        mallopt(-2, 64 << 20)  # M_TOP_PAD
+        mallopt(-8, 1)  # M_ARENA_MAX: arenas of other threads would map large arrays after all
 
 
 def split_address(address: str) -> tuple[str, str, int]:
@@ -217,8 +209,7 @@ def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T])
     with _making:
         if name not in state:
             state[name] = make()
-        kept: T = state[name]
-    return kept
+        return state[name]  # type: ignore[no-any-return]
 
 
 def weakly(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

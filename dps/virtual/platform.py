@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from greenlet import GreenletExit
 
-from dps.cluster.platform import Platform, Running, Timer
+from dps.cluster.platform import Platform, Running
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Look, Monitor, Sighting
 from dps.protocol.tasks import Tasks
@@ -128,16 +128,6 @@ class VirtualPlatform(Platform):
                 return False
             self._loop.wait(partial(_subscribe, left), until - self._loop.time())
 
-    def after(self, seconds: float, work: Callable[[], object]) -> Timer:
-        """Start work in the background, after `seconds` of virtual time."""
-        cancelled = self.flag()
-
-        def wait() -> None:
-            if not cancelled.wait(seconds):
-                work()
-
-        return _Timer(cancelled.set, self.start(wait, "timer").join)
-
     def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
         """Call a function with several names at the same time."""
         threads = [VirtualThread(partial(work, name), self._loop, self._process) for name in names]
@@ -148,12 +138,6 @@ class VirtualPlatform(Platform):
         if error is not None:
             context = {"message": "work in the background failed", "exception": error}
             self._loop.call_exception_handler(context)
-
-
-@dataclass(frozen=True)
-class _Timer:
-    cancel: Callable[[], None]
-    join: Callable[[], None]
 
 
 def _subscribe(futures: Sequence[Any], wake: Callable[..., None]) -> None:

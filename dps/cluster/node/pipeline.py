@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 from dps.cluster.node.worker import NOTHING, Handle, Worker, check_worker
 from dps.core.blocks import Arrays
@@ -29,6 +29,10 @@ class Closing(AbstractContextManager[Any]):
     @abstractmethod
     def abandon(self) -> None:
         """Take no more updates, and do not wait."""
+
+    def __enter__(self) -> Self:
+        """Return this object."""
+        return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Close it, or abandon it after an exception."""
@@ -51,7 +55,7 @@ class Pipeline(Closing):
     ahead
         How many of the worker's own last updates `weights` may lack.
     into
-        Your own arrays to write all weights into (see `Worker.pull_into`); None: new arrays.
+        Your own arrays to write weights into (see `Worker.push_pull_into`); None: new arrays.
 
     Attributes
     ----------
@@ -73,9 +77,11 @@ class Pipeline(Closing):
         self._into = into
         self._under_way: deque[Handle[Any]] = deque()
         self._open = True
-        self.weights: Arrays = into if into is not None else worker.pull()
+        self.weights: Arrays = worker.pull()
         if into is not None:
-            worker.pull_into(into)
+            for name, array in into.items():
+                array[...] = self.weights[name]
+            self.weights = into
 
     def push_pull(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Arrays:
         """Send gradients that were computed on `weights`; return the weights for the next.

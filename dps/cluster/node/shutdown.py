@@ -1,4 +1,4 @@
-"""How a node leaves after a SIGTERM, or when its lifetime (`dask worker --lifetime`) is nearly over.
+"""How a node leaves, after a SIGTERM or near the end of its lifetime (`dask worker --lifetime`).
 
 Dask alone would end the process, with the shards in it, at once or at the end of that time. So the
 node reports earlier to the groups that use it, and serves until they have moved everything away

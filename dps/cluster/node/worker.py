@@ -268,17 +268,6 @@ class Worker:
         """
         return self.pull_async().wait()
 
-    def pull_into(self, weights: FlatArrays) -> None:
-        """Like `pull`, but write the weights into your own arrays.
-
-        Parameters
-        ----------
-        weights
-            Arrays for some or all parameters: `worker.layout.flat(names).over(buffer)`.
-        """
-        write = self._writer(weights)
-        Handle(self._begin(self._client.pull()), write).wait()
-
     def push(
         self,
         gradients: Arrays = NOTHING,
@@ -368,7 +357,8 @@ class Worker:
         rows
             (keys, width).
         """
-        return self.pull_range_async(table, start, stop).wait()
+        request = self._client.pull_range(table, start, stop)
+        return self._give_rows(self._begin(request).result())
 
     def pull_async(self) -> Handle[dict[str, np.ndarray]]:
         """Like `pull`, but return a handle at once."""
@@ -405,19 +395,20 @@ class Worker:
         rows: Gradients = NOTHING,
         computed_on: ReadPoint | None = None,
     ) -> Handle[None]:
-        """Like `push_pull_async`; `wait` writes the weights into arrays as `pull_into` does."""
-        write = self._writer(weights)
-        return Handle(self._push(gradients, True, rows, computed_on), write)
+        """Like `push_pull_async`, but `wait` writes the weights into your own arrays.
+
+        These are for some or all parameters: `worker.layout.flat(names).over(buffer)`.
+        """
+        if not isinstance(weights, FlatArrays):
+            raise ShapeMismatch(
+                f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
+            )
+        pushed = self._push(gradients, True, rows, computed_on)
+        return Handle(pushed, lambda n: self.layout.scatter_into(self._newest(n).buffers, weights))
 
     def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
         """Like `pull_rows`, but return a handle at once."""
         return Handle(self._begin(self._client.pull_rows(table, keys)), self._give_rows)
-
-    def pull_range_async(
-        self, table: str, start: int = 0, stop: int = KEYS
-    ) -> Handle[tuple[np.ndarray, np.ndarray]]:
-        """Like `pull_range`, but return a handle at once."""
-        return Handle(self._begin(self._client.pull_range(table, start, stop)), self._give_rows)
 
     def apply(self, function: str, *args: Any) -> list[Any]:
         """Run a registered function on every shard, once on each: see `ParameterServer.apply`.
@@ -482,13 +473,6 @@ class Worker:
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.own_weights(self._newest(pushed), private)
-
-    def _writer(self, weights: FlatArrays) -> Callable[[int | None], None]:
-        if not isinstance(weights, FlatArrays):
-            raise ShapeMismatch(
-                f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
-            )
-        return lambda pushed: self.layout.scatter_into(self._newest(pushed).buffers, weights)
 
     def _newest(self, pushed: int | None) -> ReadPoint:
         """Return the last read, which is returned to the function that computes on it."""

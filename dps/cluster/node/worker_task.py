@@ -192,19 +192,15 @@ class _Task:
             ) from None
 
     async def _applied(self, expected: Sequence[str]) -> list[Mapping[str, int]]:
-        """Return each worker's number of updates on each shard, when it knows those expected."""
-        client, applied = self._client, list[Mapping[str, int]]()
-        heads = Heads(self._group, client.router)
-        for shard in range(len(self._group.layout.shards)):
-            while True:
-                await client.router.table()  # raises if the group is closed
-                client.may_go_on()  # raises if the training is stopped
-                reply = await heads.audit(shard)
-                if reply is not None and reply.applied.keys() >= set(expected):
-                    break
-                await asyncio.sleep(self._group.timings.retry)
-            applied.append(reply.applied)
-        return applied
+        """Return each worker's number of updates on each shard, when all know those expected."""
+        heads = Heads(self._group, self._client.router)
+        while True:
+            await self._client.router.table()  # raises if the group is closed
+            self._client.may_go_on()  # raises if the training is stopped
+            replies = await heads.audit_all()
+            if all(r is not None and r.applied.keys() >= set(expected) for r in replies):
+                return [r.applied for r in replies if r is not None]
+            await asyncio.sleep(self._group.timings.retry)
 
 
 def _packed(result: Any) -> np.ndarray | None:

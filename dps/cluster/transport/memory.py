@@ -33,7 +33,6 @@ BYTE = np.dtype(np.uint8)
 ALIGNMENT = 64  # of arrays in a segment: a line of the processor's cache
 SMALLEST = 1 << 16
 IDLE_BYTES = 512 << 20  # that a pool keeps for later
-MOST_SEGMENTS = 256  # of a pool; each costs a descriptor here and in every process that maps it
 _CLOEXEC_SEALABLE = 0x0001 | 0x0002  # MFD_CLOEXEC | MFD_ALLOW_SEALING
 _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
 # Numbers, because this module is also imported on systems without these constants.
@@ -239,10 +238,6 @@ class Pool:
                 if mapping.size == wanted:
                     self._idle.remove(mapping)
                     return mapping
-            if len(self._all) >= MOST_SEGMENTS:
-                if not self._idle:
-                    raise OSError(errno.EMFILE, f"{MOST_SEGMENTS} segments are in use")
-                self._idle.popleft()
         made = create(wanted)
         with self._lock:
             self._all.add(made)

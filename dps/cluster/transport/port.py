@@ -14,9 +14,9 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from distributed.core import ConnectionPool
 
@@ -36,8 +36,6 @@ GREETING_SECONDS = 5.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a transport that did not work is tried again
 REST_SECONDS = 1.0  # after a connection could not be accepted, for lack of descriptors
-BACKLOG = 128
-MOST_GREETING = 64  # connections that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
 
@@ -47,8 +45,8 @@ _KINDS: dict[TransportChoice, tuple[Kind, ...]] = {
     "stream": ("stream",),
     "dask": (),
 }
-_NAMES = {"shared_memory": "shared memory", "stream": "stream"}
 _WHY = {"shared_memory": "on the same host", "stream": "as chosen"}
+T = TypeVar("T")
 
 _log = logging.getLogger("dps.transport")
 
@@ -103,8 +101,8 @@ class Port:
         self._handlers: dict[str, Handler] = {}
         # Those that were made here are to a peer, of a kind.
         self._connections: dict[Connection, tuple[str, Kind] | None] = {}
-        self._listeners: dict[Kind, tuple[socket.socket, asyncio.Task[None]]] = {}
-        self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._listeners: dict[Kind, socket.socket] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._ways: dict[tuple[str, TransportChoice, bool], Way] = {}
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
         # Kinds that do not work to a peer, why, and until when they are not tried again.
@@ -122,13 +120,12 @@ class Port:
         self._users -= 1
         if self._users:
             return
-        for listener, accepting in self._listeners.values():
-            accepting.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for listener in self._listeners.values():
             asyncio.get_running_loop().remove_reader(listener.fileno())
             listener.close()
         self._listeners.clear()
-        for task in (*self._looking.values(), *self._greeting):
-            task.cancel()
         for connection in list(self._connections):
             connection.close()
         self._ways.clear()
@@ -162,7 +159,7 @@ class Port:
         except _Impassable:
             return None
         except OSError as error:
-            _log.warning("no %s to this process: %s", _NAMES[kind], error)
+            _log.warning("no %s to this process: %s", kind, error)
             return None
 
     def _listening(self, kind: Kind) -> socket.socket:
@@ -176,9 +173,10 @@ class Port:
                 family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
                 listener = socket.create_server((host, 0), family=family)
             listener.setblocking(False)
-            listener.listen(BACKLOG)
-            self._listeners[kind] = listener, asyncio.create_task(self._accept(listener))
-        return self._listeners[kind][0]
+            listener.listen()
+            self._listeners[kind] = listener
+            self._start(self._accept(listener))
+        return self._listeners[kind]
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -188,14 +186,7 @@ class Port:
                 _log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(REST_SECONDS)  # it stays pending
                 continue
-            if len(self._greeting) >= MOST_GREETING:
-                # A greeting takes a moment: the oldest is the least likely to come from a peer.
-                oldest = next(iter(self._greeting))
-                del self._greeting[oldest]
-                oldest.cancel()
-            task = asyncio.create_task(self._welcome(sock))
-            self._greeting[task] = None
-            task.add_done_callback(lambda task: self._greeting.pop(task, None))
+            self._start(self._welcome(sock))
 
     async def _welcome(self, sock: socket.socket) -> None:
         assert self._address is not None
@@ -222,7 +213,7 @@ class Port:
             return known
         looking = self._looking.get(key)
         if looking is None:
-            looking = self._looking[key] = asyncio.ensure_future(self._look(*key))
+            looking = self._looking[key] = self._start(self._look(*key))
             looking.add_done_callback(lambda _: self._looking.pop(key))
         return await asyncio.shield(looking)  # others may wait for it too
 
@@ -260,7 +251,7 @@ class Port:
         async with asyncio.timeout(ASK_SECONDS):
             offer = await getattr(self._rpc(address), HANDLER)(kind=kind)
         if offer is None:
-            raise _Impassable(f"{address} offers no {_NAMES[kind]}")
+            raise _Impassable(f"{address} offers no {kind}")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if kind == "stream":
@@ -273,11 +264,17 @@ class Port:
                         raise _Impassable(f"another {what}", lasting=True)
                 return await to_unix(offer["name"], offer["secret"])
         except TimeoutError:
-            why = f"no {_NAMES[kind]} in {CONNECT_SECONDS:g} s"
+            why = f"no {kind} in {CONNECT_SECONDS:g} s"
         except OSError as error:
-            why = f"no {_NAMES[kind]}: {error}"
+            why = f"no {kind}: {error}"
         _log.warning("to %s: %s", address, why)
         raise _Impassable(why)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _connected(self, line: Line, peer: tuple[str, Kind] | None) -> Connection:
         connection = Connection(line, self._handlers, self.pool, self._lost)
