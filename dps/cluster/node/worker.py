@@ -15,9 +15,8 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.member import Member
-from dps.cluster.node.recorder import WorkerRecords
-from dps.cluster.node.shutdown import leave_of
+from dps.cluster.node.logs import WorkerRecords
+from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
 from dps.core.blocks import Arrays, Layout

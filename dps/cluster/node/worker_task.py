@@ -17,9 +17,15 @@ from distributed.sizeof import safe_sizeof
 
 from dps.cluster.heads import Heads
 from dps.cluster.names import topic
-from dps.cluster.node.logs import SILENT, dropped, keep_quiet, why_dropped, worker_log
+from dps.cluster.node.logs import (
+    SILENT,
+    WorkerRecords,
+    dropped,
+    keep_quiet,
+    why_dropped,
+    worker_log,
+)
 from dps.cluster.node.member import Member
-from dps.cluster.node.recorder import WorkerRecords
 from dps.cluster.node.worker import Place, Worker
 from dps.cluster.transport.calls import meter_of
 from dps.core.arguments import check_returned

@@ -13,8 +13,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dps.cluster.heads import ask_head, most, shard_view
 from dps.cluster.liveness import MonitorLinks
 from dps.cluster.names import Topic, topic
-from dps.cluster.node.logs import logged
-from dps.cluster.node.recorder import Recorder, sample
+from dps.cluster.node.logs import Recorder, logged, sample
 from dps.cluster.platform import platform_of, weakly
 from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dps.cluster.node.recorder import Recorder
+from dps.cluster.node.logs import Recorder
 from dps.events import TaskFailed
 
 
