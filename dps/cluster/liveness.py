@@ -23,16 +23,16 @@ import logging
 import os
 import secrets
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from distributed import Client
-from distributed.comm import parse_address, parse_host_port
 
-from dps.cluster import monitor
-from dps.cluster.platform import Presence, made_once, platform_of
+from dps.cluster.monitor import LINE_BYTES, Signed, command, peer_of, socket_name
+from dps.cluster.platform import made_once, platform_of, split_address
 from dps.errors import Unreachable
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Sighting
@@ -64,18 +64,11 @@ class NodePresence:
     The process registers when the first group uses it, and leaves after the last use. If the
     monitor ends, another one is started. The process may be killed only while a single group uses
     it, because a coordinator cannot know what other groups would lose.
-
-    Attributes
-    ----------
-    watched
-        The monitor, and the process's number there; None if no monitor watches it. May be read in
-        any thread.
     """
 
     def __init__(self, dask_worker: distributed.Worker) -> None:
-        self.watched: Watched | None = None
-        scheme, place = parse_address(dask_worker.address)
-        self._host = parse_host_port(place)[0] if scheme in ("tcp", "tls") else "127.0.0.1"
+        self.watched: Watched | None = None  # None: no monitor watches it. For any thread.
+        self._host = split_address(dask_worker.address)[1] or "127.0.0.1"
         self._uses = Counter[str]()  # by group
         self._staying: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()  # set after the first attempt to register
@@ -85,7 +78,7 @@ class NodePresence:
         """Register, if this is the first use of the process by any group."""
         self._uses[group] += 1
         self._send(self._permission)
-        if self._staying is None and monitor.is_supported():
+        if self._staying is None and sys.platform.startswith("linux"):
             self._tried.clear()
             self._staying = asyncio.create_task(self._stay())
 
@@ -139,11 +132,17 @@ class NodePresence:
         """Register, and return when the monitor has ended."""
         try:
             async with asyncio.timeout(START_SECONDS):
-                reader, reply = await self._introduced()
-                if not reply:  # it was about to end, with the last process of before
-                    reader, reply = await self._introduced()
-            if not reply:
-                raise ConnectionRefusedError(f"it cannot be reached at {self._host}")
+                for _ in range(2):  # one may be about to end, with the last process of before
+                    reader, self._writer = await _connected_to_own()
+                    _, user = peer_of(self._writer.get_extra_info("socket"))
+                    if user != os.getuid():
+                        raise ConnectionRefusedError(f"its socket is that of user {user}")
+                    self._send({"host": self._host, **self._permission})
+                    if reply := await reader.readline():
+                        break
+                    self._writer.close()
+                else:
+                    raise ConnectionRefusedError(f"it cannot be reached at {self._host}")
             self.watched = Watched(*json.loads(reply))
             self._tried.set()
             await reader.read()
@@ -153,21 +152,10 @@ class NodePresence:
                 self._writer.close()
             self._writer = None
 
-    async def _introduced(self) -> tuple[asyncio.StreamReader, bytes]:
-        """Send the request to register; return the reply, which is empty if the monitor ends."""
-        if self._writer is not None:
-            self._writer.close()
-        reader, self._writer = await _connected_to_own()
-        _, user = monitor.peer_of(self._writer.get_extra_info("socket"))
-        if user != os.getuid():
-            raise ConnectionRefusedError(f"its socket is that of user {user}")
-        self._send({"host": self._host, **self._permission})
-        return reader, await reader.readline()
-
 
 async def _connected_to_own() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect to the monitor of this host; start one if there is none."""
-    name, started = monitor.socket_name(), False
+    name, started = socket_name(), False
     while True:
         try:
             return await asyncio.open_unix_connection(name)
@@ -175,7 +163,7 @@ async def _connected_to_own() -> tuple[asyncio.StreamReader, asyncio.StreamWrite
             if not started:
                 # In its own session, so that signals to the node, such as Ctrl-C, do not reach it.
                 subprocess.Popen(
-                    monitor.command(),
+                    command(),
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
@@ -186,44 +174,19 @@ async def _connected_to_own() -> tuple[asyncio.StreamReader, asyncio.StreamWrite
             await asyncio.sleep(LOOK_SECONDS)
 
 
-def presence_of(dask_worker: distributed.Worker) -> Presence:
+def presence_of(dask_worker: distributed.Worker) -> NodePresence:
     """Return the registration of a node's process, which all groups in it share."""
-
-    def made() -> Presence:
-        of_platform = platform_of(dask_worker).presence
-        return NodePresence(dask_worker) if of_platform is None else of_platform
-
-    return made_once(dask_worker, NAME, made)
+    own = platform_of(dask_worker).presence
+    return made_once(dask_worker, NAME, lambda: own or NodePresence(dask_worker))
 
 
 # -- a coordinator: its connections to monitors ----------------------------------------------------
 
 
-class _Link(NamedTuple):
-    """A connection to a monitor."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    signed: monitor.Signed
-
-    async def report(self) -> tuple[Sighting, ...]:
-        """Return the next report."""
-        async with asyncio.timeout(SILENT_SECONDS):
-            line = await self.reader.readline()
-        if not line:
-            raise ConnectionError("it has ended")
-        return tuple(Sighting(*each) for each in self.signed.value(line))
-
-
 class MonitorLinks:
     """Receives the reports of monitors (`dps.protocol.transport.Monitors`), on one event loop.
 
-    Parameters
-    ----------
-    on_report
-        Called with each report.
-    on_failure
-        Called with an unforeseen exception; the monitor is followed all the same.
+    `on_failure` is called with an unforeseen exception; the monitor is followed all the same.
     """
 
     def __init__(
@@ -234,21 +197,21 @@ class MonitorLinks:
         self._on_report = on_report
         self._tasks = Tasks(on_failure)
         self._on_failure = on_failure
-        self._following: set[str] = set()
+        self._failures: dict[str, int] = {}  # in a row, of each monitor that is followed
         self._asked: set[Watched] = set()
-        self._links: dict[str, _Link] = {}
+        self._links: dict[str, tuple[asyncio.StreamWriter, Signed]] = {}
 
     def follow(self, monitor: str) -> None:
         """Pass reports of a monitor to the coordinator."""
-        if monitor not in self._following:
-            self._following.add(monitor)
+        if monitor not in self._failures:
+            self._failures[monitor] = 0
             self._tasks.keep(partial(self._follow, monitor), AGAIN_SECONDS)
 
     async def kill(self, watched: Watched, stopped: float) -> None:
         """Ask a monitor to kill a process that has been stopped for `stopped` seconds."""
         if watched.monitor not in self._links:
             raise Unreachable(f"the monitor at {_place(watched.monitor)} is not connected")
-        link = self._links[watched.monitor]
+        writer, signed = self._links[watched.monitor]
         if watched not in self._asked:  # the request is repeated where it may not be killed
             self._asked.add(watched)
             _scheduler_log.warning(
@@ -258,7 +221,7 @@ class MonitorLinks:
                 _place(watched.monitor),
                 stopped,
             )
-        link.writer.write(link.signed.line([watched.number, stopped]))
+        writer.write(signed.line([watched.number, stopped]))
 
     async def close(self) -> None:
         """End all connections."""
@@ -266,45 +229,41 @@ class MonitorLinks:
 
     async def _follow(self, monitor: str) -> None:
         """Stay connected; give up a monitor that has ended. It may be named again."""
-        failures = 0
-        while failures < ATTEMPTS:
+        while self._failures[monitor] < ATTEMPTS:
             try:
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    link = await _connected_to(monitor)
-                failures = 0
-                await self._listen(monitor, link)
-            except (OSError, ValueError, TimeoutError) as error:
-                failures += 1
-                if failures == ATTEMPTS:
+                await self._listen(monitor)
+            except (OSError, ValueError) as error:
+                self._failures[monitor] += 1
+                if self._failures[monitor] == ATTEMPTS:
                     _scheduler_log.info("dps: lost the monitor at %s: %s", _place(monitor), error)
                 await asyncio.sleep(AGAIN_SECONDS)
-        self._following.discard(monitor)
+        del self._failures[monitor]
 
-    async def _listen(self, monitor: str, link: _Link) -> None:
-        self._links[monitor] = link
+    async def _listen(self, monitor: str) -> None:
+        host, port, secret = monitor.split(" ")
+        async with asyncio.timeout(CONNECT_SECONDS):
+            reader, writer = await asyncio.open_connection(host, int(port), limit=LINE_BYTES)
         try:
+            nonce = secrets.token_hex(16).encode()
+            writer.write(nonce + b"\n")
+            async with asyncio.timeout(CONNECT_SECONDS):
+                nonces = (await reader.readline()).rstrip(b"\n") + nonce
+            signed = Signed(secret.encode(), nonces, "coordinator")
+            self._links[monitor] = writer, signed
+            self._failures[monitor] = 0
             while True:
-                seen = await link.report()
+                async with asyncio.timeout(SILENT_SECONDS):
+                    line = await reader.readline()
+                if not line:
+                    raise ConnectionError("it has ended")
+                seen = tuple(Sighting(*each) for each in signed.value(line))
                 try:
                     await self._on_report(Sighted(monitor, seen))
                 except Exception as error:  # noqa: BLE001 - passed to the coordinator
                     self._on_failure(error)
         finally:
-            del self._links[monitor]
-            link.writer.close()
-
-
-async def _connected_to(address: str) -> _Link:
-    host, port, secret = address.split(" ")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=monitor.LINE_BYTES)
-    nonce = secrets.token_hex(16).encode()
-    try:
-        theirs = (await reader.readline()).rstrip(b"\n")
-    except BaseException:
-        writer.close()
-        raise
-    writer.write(nonce + b"\n")
-    return _Link(reader, writer, monitor.Signed(secret.encode(), theirs + nonce, "coordinator"))
+            self._links.pop(monitor, None)
+            writer.close()
 
 
 def _place(monitor: str) -> str:

@@ -2,28 +2,25 @@
 
 `dps.cluster.liveness` has the other ends of its connections, and states what it is for. The first
 node on a host starts it, all nodes there register with it, and it ends with the last. It imports
-only the standard library and `dps.protocol.monitor`, so it takes 15 MB and starts in a few
-milliseconds. Nodes connect by a unix socket, where the system identifies both ends. Coordinators
-connect by TCP, from any host, and receive its reports. Each line on such a connection is signed
-with a secret that nodes pass to their coordinator over Dask's connections.
+only the standard library and `dps.protocol.monitor`, so it is small and starts at once. Nodes
+connect by a unix socket, where the system identifies both ends. Coordinators connect by TCP, from
+any host, and receive its reports. Each line on such a connection is signed with a secret that nodes
+pass to their coordinator over Dask's connections.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import hmac
 import json
 import os
 import secrets
-import select
-import selectors
 import signal
 import socket
 import struct
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
+from asyncio import StreamReader, StreamWriter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,6 @@ START_SECONDS = 10.0  # until the first process must have registered
 LEAVING_SECONDS = 1.0  # between the end of a connection and the end of its process
 GONE_SECONDS = 5.0  # how long the end of a process is reported, for late connections
 LINE_BYTES = 1 << 16
-BACKLOG = 128
 HALTED: dict[str, Halted] = {"T": "stopped", "D": "hung"}  # by its state in /proc
 CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -58,12 +54,8 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 class Signed:
     """Signed lines of one connection, which only holders of the secret can write, in order.
 
-    Parameters
-    ----------
-    nonces
-        Random bytes from both ends, so that lines of other connections are not valid here.
-    end
-        Which end this is: "monitor" or "coordinator".
+    The nonces of both ends make lines of other connections invalid; `end` is "monitor" or
+    "coordinator".
     """
 
     def __init__(self, secret: bytes, nonces: bytes, end: str) -> None:
@@ -107,61 +99,13 @@ def look_at(pid: int) -> Look:
     return Look(HALTED.get(fields.get("State", "")[:1], "no"), switches)
 
 
-class _Line:
-    """A non-blocking connection that reads lines. `on_line` may close it, and any error does."""
-
-    def __init__(
-        self,
-        sock: socket.socket,
-        selector: selectors.BaseSelector,
-        on_line: Callable[[bytes], None],
-        on_end: Callable[[], object],
-    ) -> None:
-        sock.setblocking(False)
-        self._sock = sock
-        self._selector = selector
-        self._on_line = on_line
-        self._on_end = on_end
-        self._buffer = b""
-        selector.register(sock, selectors.EVENT_READ, self._readable)
-
-    def send(self, data: bytes) -> None:
-        """Send data; close the connection if the reader is too slow for the system's buffer."""
-        try:
-            sent = self._sock.send(data)
-        except OSError:
-            sent = -1
-        if sent < len(data):
-            self.close()
-
-    def close(self) -> None:
-        """End the connection."""
-        if self._sock.fileno() >= 0:
-            self._selector.unregister(self._sock)
-            self._sock.close()
-            self._on_end()
-
-    def _readable(self) -> None:
-        try:
-            data = self._sock.recv(LINE_BYTES)
-            if not data or len(self._buffer) > LINE_BYTES:
-                raise ConnectionError("it has ended")
-            *lines, self._buffer = (self._buffer + data).split(b"\n")
-            for line in lines:
-                self._on_line(line)
-        except BlockingIOError:
-            return
-        except (OSError, ValueError, KeyError, TypeError):
-            self.close()
-
-
 class _Member:
     """A process on this host that has connected, and registers."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, writer: StreamWriter) -> None:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
-        self.line: _Line
+        self.writer = writer
         self.number = 0  # until it has registered
         self.left_at: float | None = None
 
@@ -169,54 +113,48 @@ class _Member:
 class MonitorProcess:
     """The monitor's process. Not thread-safe."""
 
-    def __init__(self, listener: socket.socket) -> None:
-        self._selector = selectors.DefaultSelector()
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
         self._monitor = Monitor()
         self._members: dict[int, _Member] = {}
-        self._coordinators: dict[_Line, Signed | None] = {}
+        self._coordinators: dict[StreamWriter, Signed] = {}
         self._gone: dict[int, float] = {}
-        self._ports: dict[str, socket.socket] = {}
+        self._servers: dict[str, asyncio.Server] = {}
         self._secret = secrets.token_hex(32)
         self._reported = -REPORT_SECONDS
         self._last: list[Sighting] = []
-        self._listen(listener, self._accept_member)
 
-    def run(self) -> None:
+    async def run(self, name: str) -> None:
         """Watch until no process is registered."""
+        await asyncio.start_unix_server(self._serve_member, name, limit=LINE_BYTES)
         ends = time.monotonic() + START_SECONDS
         while self._members or time.monotonic() < ends:
-            for key, _ in self._selector.select(LOOK_SECONDS):
-                key.data()
+            await asyncio.sleep(LOOK_SECONDS)
             if self._members:
                 self._look()
                 ends = time.monotonic() + LEAVING_SECONDS
 
-    def _listen(self, listener: socket.socket, accept: Callable[[socket.socket], None]) -> None:
-        listener.setblocking(False)
-        listener.listen(BACKLOG)
-
-        def accepted() -> None:
-            with contextlib.suppress(OSError):
-                accept(listener.accept()[0])
-
-        self._selector.register(listener, selectors.EVENT_READ, accepted)
-
     # -- processes on this host ----------------------------------------------------------------
 
-    def _accept_member(self, sock: socket.socket) -> None:
-        pid, user = peer_of(sock)
+    async def _serve_member(self, reader: StreamReader, writer: StreamWriter) -> None:
+        pid, user = peer_of(writer.get_extra_info("socket"))
         if user != os.getuid():
-            sock.close()
+            writer.close()
             return
-        member = _Member(pid)
-        member.line = _Line(
-            sock,
-            self._selector,
-            lambda text: self._handle(member, json.loads(text)),
-            lambda: self._left(member),
-        )
+        member = _Member(pid, writer)
+        try:
+            async for line in reader:
+                await self._handle(member, json.loads(line))
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        finally:
+            # It is about to end, or needs no monitor.
+            member.left_at = time.monotonic()
+            writer.close()
+            if not member.number:
+                os.close(member.pidfd)
 
-    def _handle(self, member: _Member, request: dict[str, Any]) -> None:
+    async def _handle(self, member: _Member, request: dict[str, Any]) -> None:
         """Handle a request of a process: to register, or to change its registration."""
         if "silent" in request:
             self._monitor.silence(member.number, time.monotonic() + float(request["silent"]))
@@ -226,17 +164,16 @@ class MonitorProcess:
             self._monitor.allow(member.number, may_be_killed)
             return
         host = str(request["host"])
-        monitor = f"{host} {self._port(host)} {self._secret}"
+        if host not in self._servers:
+            self._servers[host] = await asyncio.start_server(
+                self._serve_coordinator, host, 0, limit=LINE_BYTES
+            )
+        port = self._servers[host].sockets[0].getsockname()[1]
         number = member.number = self._monitor.add(may_be_killed)
         self._members[number] = member
-        self._selector.register(member.pidfd, selectors.EVENT_READ, partial(self._ended, number))
-        member.line.send(json.dumps([monitor, number]).encode() + b"\n")
-
-    def _left(self, member: _Member) -> None:
-        """Note that a process has disconnected: it is about to end, or needs no monitor."""
-        member.left_at = time.monotonic()
-        if not member.number:
-            os.close(member.pidfd)
+        self._loop.add_reader(member.pidfd, self._ended, number)
+        reply = [f"{host} {port} {self._secret}", number]
+        member.writer.write(json.dumps(reply).encode() + b"\n")
 
     def _ended(self, number: int) -> None:
         """Report at once that a process has ended."""
@@ -247,45 +184,32 @@ class MonitorProcess:
     def _forget(self, number: int) -> None:
         member = self._members.pop(number)
         self._monitor.remove(number)
-        self._selector.unregister(member.pidfd)
+        self._loop.remove_reader(member.pidfd)
         os.close(member.pidfd)
-        member.line.close()
+        member.writer.close()
 
     # -- coordinators ----------------------------------------------------------------------------
 
-    def _port(self, host: str) -> int:
-        """Return the TCP port for coordinators at an address of this host; open it if necessary."""
-        if host not in self._ports:
-            family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-            self._ports[host] = socket.create_server((host, 0), family=family)
-            self._listen(self._ports[host], self._accept_coordinator)
-        return int(self._ports[host].getsockname()[1])
-
-    def _accept_coordinator(self, sock: socket.socket) -> None:
+    async def _serve_coordinator(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Report to a coordinator, and kill stopped processes at its request."""
         nonce = secrets.token_hex(16).encode()
-        line: _Line
-        line = _Line(
-            sock,
-            self._selector,
-            lambda text: self._requested(line, nonce, text),
-            lambda: self._coordinators.pop(line, None),
-        )
-        self._coordinators[line] = None
-        line.send(nonce + b"\n")
-
-    def _requested(self, line: _Line, nonce: bytes, text: bytes) -> None:
-        """Handle a line of a coordinator: its nonce first, then requests to kill processes."""
-        signed = self._coordinators[line]
-        if signed is None:
-            self._coordinators[line] = Signed(self._secret.encode(), nonce + text, "monitor")
+        writer.write(nonce + b"\n")
+        try:
+            nonces = nonce + (await reader.readline()).rstrip(b"\n")
+            signed = self._coordinators[writer] = Signed(self._secret.encode(), nonces, "monitor")
             self._reported = -REPORT_SECONDS  # so that it gets a report soon
-            return
-        number, seconds = signed.value(text)
-        member = self._members.get(number)
-        if member is not None and self._monitor.may_kill(
-            number, time.monotonic(), look_at(member.pid), seconds
-        ):
-            signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+            async for line in reader:
+                number, seconds = signed.value(line)
+                member = self._members.get(number)
+                if member is not None and self._monitor.may_kill(
+                    number, time.monotonic(), look_at(member.pid), seconds
+                ):
+                    signal.pidfd_send_signal(member.pidfd, signal.SIGKILL)
+        except (OSError, ValueError, TypeError):
+            pass
+        finally:
+            self._coordinators.pop(writer, None)
+            writer.close()
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -305,19 +229,22 @@ class MonitorProcess:
         self._gone = {number: until for number, until in self._gone.items() if until > now}
         seen = [sighting for sighting in self._last if sighting.number in self._members]
         report = [*(Sighting(number, "gone") for number in self._gone), *seen]
-        for line, signed in list(self._coordinators.items()):
-            if signed is not None:
-                line.send(signed.line(report))
+        for writer, signed in list(self._coordinators.items()):
+            writer.write(signed.line(report))
+            if writer.transport.get_write_buffer_size() > LINE_BYTES:
+                writer.transport.abort()  # its reader is too slow
 
 
 def main(name: str) -> None:
     """Run the monitor, unless there is one by now."""
-    listener = socket.socket(socket.AF_UNIX)
+
+    async def run() -> None:
+        await MonitorProcess().run(name)
+
     try:
-        listener.bind(name)
+        asyncio.run(run())
     except OSError:
         return  # two nodes have started one at the same time
-    MonitorProcess(listener).run()
 
 
 def command() -> list[str]:
@@ -333,8 +260,3 @@ def command() -> list[str]:
         "main(socket_name())"
     )
     return [sys.executable, "-I", "-S", "-c", start, package]
-
-
-def is_supported() -> bool:
-    """Whether there are monitors on this system."""
-    return sys.platform.startswith("linux") and hasattr(select, "epoll")

@@ -11,22 +11,21 @@ import ctypes
 import os
 import resource
 import socket
-import sys
 import threading
 import time
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import psutil
 from distributed import wait
+from distributed.comm import parse_address, parse_host_port
 
-from dps.protocol.transport import Clock, TransportChoice, Watched
+from dps.protocol.transport import Clock, TransportChoice
 
 if TYPE_CHECKING:
     import distributed
@@ -60,80 +59,19 @@ class Running(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Timer:
-    """Background work that begins later: `join` waits until it has ended or was cancelled."""
+class Timer(NamedTuple):
+    """Background work that begins later, unless it is cancelled before."""
 
     cancel: Callable[[], None]
     join: Callable[[], None]
 
 
-class Flag(Protocol):
-    """A flag to wait for, such as `threading.Event`."""
-
-    def set(self) -> None:
-        """Set it, and wake all that wait for it."""
-
-    def is_set(self) -> bool:
-        """Whether it is set."""
-        ...
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for `timeout` seconds at most; return whether it is."""
-        ...
-
-
-class Presence(Protocol):
-    """The registration of a process with the monitor of its host (`dps.cluster.liveness`).
-
-    `watched` is how the process is known there; None: no monitor watches it.
-    """
-
-    watched: Watched | None
-
-    def enter(self, group: str) -> None:
-        """Register, if this is the first use of the process by any group."""
-
-    async def registered(self) -> None:
-        """Wait until the process is registered, or cannot be; only then can it be seen to live."""
-
-    def exit(self, group: str) -> None:
-        """Leave, if this was the last use."""
-
-    def silence(self, seconds: float) -> None:
-        """Make the monitor not report this process for a while, as if both were cut off."""
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The resources that a process has used since it started: seconds of cores, peak bytes."""
-
-    cpu_seconds: float
-    peak_bytes: int
-
-
 class Platform:
-    """The platform of a real process. Thread-safe.
+    """The platform of a real process. Thread-safe."""
 
-    Attributes
-    ----------
-    clock
-        The clock of events, leases and deadlines.
-    handles_signals
-        Whether signals tell the process to end.
-    serves_metrics
-        Whether the process has an endpoint for metrics.
-    presence
-        A registration with a monitor of the platform's own; None: that of the host is used.
-    kills
-        What is raised in a thread whose process is killed.
-    """
-
-    clock: Clock = SystemClock()
-    handles_signals = True
-    serves_metrics = True
-    presence: Presence | None = None
-    kills: tuple[type[BaseException], ...] = ()
+    clock: Clock = SystemClock()  # of events, leases and deadlines
+    presence: Any = None  # in place of a `dps.cluster.liveness.NodePresence`
+    kills: tuple[type[BaseException], ...] = ()  # raised in a thread whose process is killed
 
     @property
     def pid(self) -> int:
@@ -150,11 +88,10 @@ class Platform:
         """When the process began, in seconds since the Unix epoch."""
         return _started(self.pid)
 
-    def usage(self) -> Usage:
-        """Measure the resources that the process has used."""
-        times = psutil.Process().cpu_times()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return Usage(times.user + times.system, peak)
+    def usage(self) -> tuple[float, int]:
+        """Return what the process has used since it started: seconds of cores, peak bytes."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
 
     def token(self) -> str:
         """Return eight characters for a unique name."""
@@ -165,10 +102,7 @@ class Platform:
         on_report: Callable[[Any], Awaitable[object]],
         on_failure: Callable[[Exception], None],
     ) -> Any:
-        """Return the platform's own `Monitors`; None: those of the hosts are used.
-
-        `on_report` is called with each `Sighted`.
-        """
+        """Return the platform's own `Monitors`; None: those of the hosts are used."""
         return None
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
@@ -187,8 +121,8 @@ class Platform:
         """Wait for some seconds."""
         time.sleep(seconds)
 
-    def flag(self) -> Flag:
-        """Return a flag, which is not set."""
+    def flag(self) -> Any:
+        """Return a flag that is not set, such as `threading.Event`."""
         return threading.Event()
 
     def start(self, work: Callable[[], object], name: str) -> Running:
@@ -241,24 +175,20 @@ def platform_of(holder: object) -> Platform:
     return platform if isinstance(platform, Platform) else SYSTEM
 
 
-# From glibc's malloc.h: names and values of settings. Without them large arrays are mapped anew.
-KEEP_BYTES = 1 << 30
-MALLOC_SETTINGS = {
-    "M_MMAP_THRESHOLD": (-3, KEEP_BYTES),
-    "M_TRIM_THRESHOLD": (-1, KEEP_BYTES),
-    "M_TOP_PAD": (-2, 64 << 20),
-    # The arenas of other threads cannot hold large arrays and would map them after all.
-    "M_ARENA_MAX": (-8, 1),
-}
-
-
 def keep_memory(platform: Platform) -> None:
-    """Make this process keep freed memory, if it is not one that simulates nodes."""
-    if platform is SYSTEM and sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "mallopt"):
-            for number, value in MALLOC_SETTINGS.values():
-                libc.mallopt(number, value)
+    """Make this process keep freed memory: otherwise large arrays are mapped anew."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if platform is SYSTEM else None
+    if mallopt is not None:  # with glibc, whose malloc.h has these numbers
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, 1 << 30)  # M_TRIM_THRESHOLD
+        mallopt(-2, 64 << 20)  # M_TOP_PAD
+        mallopt(-8, 1)  # M_ARENA_MAX: arenas of other threads would map large arrays after all
+
+
+def split_address(address: str) -> tuple[str, str, int]:
+    """Return scheme, host and port of an address of Dask; no host: it has none in a network."""
+    scheme, location = parse_address(address)
+    return (scheme, *parse_host_port(location)) if scheme in ("tcp", "tls") else (scheme, "", 0)
 
 
 _making = Lock()
@@ -270,8 +200,7 @@ def state_of(dask_worker: distributed.Worker) -> dict[str, Any]:
     It is not among Dask's `extensions`: Dask goes through those for each heartbeat, and gives a
     worker up whose extensions change meanwhile, as they do when an actor is made in a thread.
     """
-    state: dict[str, Any] = vars(dask_worker).setdefault("dps_state", {})
-    return state
+    return vars(dask_worker).setdefault("dps_state", {})  # type: ignore[no-any-return]
 
 
 def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T]) -> T:
@@ -280,8 +209,7 @@ def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T])
     with _making:
         if name not in state:
             state[name] = make()
-        kept: T = state[name]
-    return kept
+        return state[name]  # type: ignore[no-any-return]
 
 
 def weakly(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -22,8 +22,15 @@ import psutil
 from dps.cluster.liveness import presence_of
 from dps.cluster.names import Node
 from dps.cluster.platform import Platform, Running, platform_of
-from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.cluster.transport.links import BOTH, Closed, Condition, Late, links_of
+from dps.cluster.transport.calls import (
+    BOTH,
+    Closed,
+    ClusterTransport,
+    Condition,
+    Late,
+    Meter,
+    links_of,
+)
 from dps.errors import DeadlineExceeded, StoreUnavailable
 from dps.events import CheckpointFailed
 from dps.faults import Corrupt, Cut, Delay, DiskFull, Fault, Slow

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from greenlet import GreenletExit, getcurrent
 
-from dps.cluster.platform import Flag, Platform, Running, Usage
+from dps.cluster.platform import Platform, Running
 from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Look, Monitor, Sighting
 from dps.protocol.tasks import Tasks
@@ -44,8 +44,6 @@ class Shared:
 class VirtualPlatform(Platform):
     """The platform of one process on virtual time. Not thread-safe: there is one thread."""
 
-    handles_signals = False
-    serves_metrics = False  # the registry is the program's, and would keep killed processes
     kills = (GreenletExit,)
     started = 0.0  # no two virtual processes have the same number
     pid = 0
@@ -60,9 +58,9 @@ class VirtualPlatform(Platform):
         self._loop = shared.loop
         self._process = process
 
-    def usage(self) -> Usage:
-        """Return the time that its messages took; memory is not modelled."""
-        return Usage(self._shared.network.busy[self._process.address], 0)
+    def usage(self) -> tuple[float, int]:
+        """The time that its messages took, as the profile has it; memory is not modelled."""
+        return self._shared.network.busy[self._process.address], 0
 
     def token(self) -> str:
         """Return eight characters for a name: unique, and the same ones in each run."""
@@ -101,7 +99,7 @@ class VirtualPlatform(Platform):
         """Let `seconds` of virtual time pass."""
         self._loop.wait(lambda wake: None, max(0.0, seconds))
 
-    def flag(self) -> Flag:
+    def flag(self) -> VirtualFlag:
         """Return something to wait for, which is not set."""
         return VirtualFlag(self._loop)
 
@@ -183,7 +181,7 @@ class VirtualMonitor(Generic[P]):
 
 
 class VirtualPresence:
-    """The registration of a virtual process (see `dps.cluster.platform.Presence`)."""
+    """The registration of a virtual process (see `dps.cluster.liveness.NodePresence`)."""
 
     def __init__(self, monitor: VirtualMonitor[Process], process: Process) -> None:
         self.watched: Watched | None = None

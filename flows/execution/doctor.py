@@ -23,7 +23,7 @@ from dps.cluster.backends.base import Cluster
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.names import NodeSpec, resource_of
 from dps.cluster.node.worker import Worker
-from dps.cluster.transport.memory import here as place_of_this_process
+from dps.cluster.transport.memory import here as check_memory
 from dps.core.credentials import masked
 from dps.errors import CapacityError, ConfigurationError, DpsError, StoreUnavailable
 from dps.observe.tracking import SQLITE, check_sqlite, store_errors
@@ -73,8 +73,10 @@ def examine(here: Path, store: str | None) -> Iterator[Finding]:
         "memory", f"{memory.available / 1e9:.1f} GB available of {memory.total / 1e9:.1f} GB"
     )
     transport = "shared memory between processes here, streams to other hosts"
-    if refusal := place_of_this_process().refusal:
-        transport = f"streams; no shared memory between processes: {refusal}"
+    try:
+        check_memory()
+    except OSError as error:
+        transport = f"streams; no shared memory between processes: {error}"
     yield Finding("transport", transport)
     for kind, dataset in DATASETS.items():
         try:

@@ -226,7 +226,7 @@ def test_a_process_starts_also_where_the_monitor_does_not_answer(
 ) -> None:
     """The next attempt is soon."""
     socket_name = f"\0dps-test-monitor-{secrets.token_hex(8)}"
-    monkeypatch.setattr(monitor, "socket_name", lambda: socket_name)
+    monkeypatch.setattr("dps.cluster.liveness.socket_name", lambda: socket_name)
     monkeypatch.setattr("dps.cluster.liveness.START_SECONDS", 0.5)
 
     # Of one that is about to end, another is asked at once; then it is tried again later.

@@ -14,7 +14,7 @@ from distributed import Worker as DaskWorker
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.transport.links import Late, links_of
+from dps.cluster.transport.calls import Late, links_of
 from tests.support.training import COUNTING, count_until, nodes, params
 
 MEMBERS = nodes(1, replicas=1, workers=1)

@@ -3,7 +3,7 @@
 `scale` and `drain` ask the coordinator to move replicas of shards, states and mail while the
 training continues. A node that has to leave is drained as soon as there is room for what it holds;
 its evaluator moves to another node, and its workers see `leaving`. Then the node ends by itself
-(`dps.cluster.node.shutdown`).
+(`dps.cluster.node.member`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.driver.status import TrainingStatus
 from dps.cluster.heads import Heads
 from dps.cluster.names import Node, topic
-from dps.cluster.node.worker_task import Place, run_worker
+from dps.cluster.node.worker import Place
+from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of, weakly
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, take_out, widen
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter

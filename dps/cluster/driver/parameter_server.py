@@ -22,7 +22,7 @@ from dps.cluster.driver.setup import (
     from_path,
 )
 from dps.cluster.names import Node
-from dps.cluster.node.evaluator import Score
+from dps.cluster.node.actor import Score
 from dps.cluster.node.logs import keep_quiet
 from dps.cluster.node.worker import Worker
 from dps.cluster.platform import platform_of

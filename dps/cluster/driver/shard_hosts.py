@@ -16,8 +16,7 @@ from dps.cluster.driver import roles
 from dps.cluster.driver.news import News
 from dps.cluster.driver.runs import must_be_sent
 from dps.cluster.names import HOSTING, Node, resource_in
-from dps.cluster.node.actor import HostActor
-from dps.cluster.node.evaluator import EvaluatorActor, Score
+from dps.cluster.node.actor import EvaluatorActor, HostActor, Score
 from dps.cluster.platform import platform_of
 from dps.errors import CapacityError
 from dps.protocol.client.routing_table import Router

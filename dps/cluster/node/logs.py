@@ -1,68 +1,72 @@
-"""Lines in the log of Dask on a node: incidents, dropped updates, and fewer tracebacks."""
+"""What a node records and logs: events for the driver, and lines in the log of Dask.
+
+Events are buffered in each process, and sent in batches on a Dask topic. Recording one costs a list
+append on the training path.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from itertools import count
 from typing import Any
 
 from distributed.client import AllExit
 
 from dps.cluster.names import KEY_PREFIX, topic
+from dps.cluster.platform import Platform
+from dps.cluster.transport.calls import Meter
+from dps.core.updates import UpdateId
 from dps.errors import GroupClosed, ResultLost, TrainingStopped, UpdatesLost
-from dps.events import Event, Failover, LossReported, Sink
+from dps.events import (
+    Acked,
+    Evaluated,
+    EvaluationMissed,
+    Event,
+    Failover,
+    Filtered,
+    LossReported,
+    Reported,
+    ResourceSampled,
+    Sink,
+    TaskFailed,
+    log,
+    to_dict,
+)
+from dps.protocol.client.client import Client
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss
-
-LogEvent = Callable[[str, Any], None]
+from dps.protocol.transport import Clock
 
 SILENT = "ignore"
 
 # Below the loggers that Dask shows by default, and keeps for `Client.get_worker_logs()`.
 scheduler_log = logging.getLogger("distributed.scheduler.dps")
 worker_log = logging.getLogger("distributed.worker.dps")
+_dask_log = logging.getLogger("distributed.worker")
+
+_ERRORS = (GroupClosed, ResultLost, TrainingStopped, UpdatesLost)
+_ON_PURPOSE = tuple(f"{error.__name__}(" for error in _ERRORS)
 
 
 def logged(group: Group, sink: Sink) -> Sink:
     """Return a sink that also writes failovers and losses to the log of Dask's scheduler."""
 
     def take(event: Event) -> None:
-        if isinstance(event, Failover | LossReported) and group.on_loss != SILENT:
-            what = event if isinstance(event, Failover) else _loss(event)
-            scheduler_log.warning("dps: %s (group %s, epoch %d)", what, group.name, event.epoch)
+        what: Failover | Loss | None = event if isinstance(event, Failover) else None
+        if isinstance(event, LossReported):
+            lost = event.shard, event.t, event.updates, event.exact
+            what = Loss(*lost, event.source, event.version, event.epoch, {}, event.cause)
+        if what is not None and group.on_loss != SILENT:
+            scheduler_log.warning("dps: %s (group %s, epoch %d)", what, group.name, what.epoch)
         sink(event)
 
     return take
-
-
-def log_own(group: Group, worker: str, loss: Loss) -> None:
-    """Log on the worker's node that some of the worker's updates are lost."""
-    if group.on_loss != SILENT:
-        worker_log.warning("dps: of the updates of %s, %s (group %s)", worker, loss, group.name)
-
-
-def _loss(event: LossReported) -> Loss:
-    state = event.source, event.version, event.epoch
-    return Loss(event.shard, event.t, event.updates, event.exact, *state, {}, event.cause)
-
-
-class DropLog:
-    """Reports once that updates of a worker were dropped. Used from the event loop."""
-
-    def __init__(self, group: Group, worker: str, log_event: LogEvent) -> None:
-        self._group = group
-        self._worker = worker
-        self._log_event = log_event
-        self._reported = group.on_loss == SILENT
-
-    def note(self, outcome: Outcome) -> None:
-        """Note the outcome of an update."""
-        if self._reported or outcome != "dropped":
-            return
-        self._reported = True
-        worker_log.warning("dps: %s", dropped(self._group, self._worker))
-        self._log_event(topic("dropped", self._group.name), self._worker)
 
 
 def dropped(group: Group, worker: str) -> str:
@@ -82,12 +86,6 @@ def why_dropped(group: Group) -> str:
         "computed meanwhile was too stale. If its steps take so long, raise the limit: "
         f"timings=dps.Timings(patience={10 * patience:g})"
     )
-
-
-_ERRORS = (GroupClosed, ResultLost, TrainingStopped, UpdatesLost)
-_ON_PURPOSE = tuple(f"{error.__name__}(" for error in _ERRORS)
-
-_dask_log = logging.getLogger("distributed.worker")
 
 
 def is_logged(times: int) -> bool:
@@ -117,3 +115,120 @@ def _one_line(record: logging.LogRecord) -> bool:
     record.levelno, record.levelname = logging.INFO, "INFO"
     record.msg, record.args = "dps: %s ended: %s", (key, exception)
     return _dask_log.isEnabledFor(logging.INFO)
+
+
+SAMPLE_SECONDS = 1.0
+KEPT = (Reported, Evaluated, EvaluationMissed)  # by the driver, for `ParameterServer.history`
+
+
+class Recorder:
+    """Buffers the events of one process. Thread-safe but for `send`, which belongs to the loop.
+
+    Unless the group's events are recorded (`on`), it drops all but those that the driver keeps in
+    any case (`KEPT`). Notable events also go to the log of the process, with the group's labels.
+    `log_event` sends a message on a Dask topic.
+    """
+
+    def __init__(self, group: Group, log_event: Callable[[str, Any], None]) -> None:
+        self.on = group.recorded
+        self._labels = {**group.labels, "group": group.name}
+        self._topic = topic("events", group.name)
+        self._log_event = log_event
+        self._failures = Counter[str]()
+        self._buffer: list[Event] = []
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Record an event."""
+        log(event, self._labels)
+        if isinstance(event, TaskFailed):
+            self._failures[event.error] += 1
+            if is_logged(self._failures[event.error]):
+                worker_log.error("dps: a background task of %s failed: %s", event.node, event.trace)
+        if self.on or isinstance(event, KEPT):
+            with self._lock:
+                self._buffer.append(event)
+
+    def send(self) -> None:
+        """Send the events since the last time."""
+        with self._lock:
+            batch, self._buffer = self._buffer, []
+        if batch:
+            self._log_event(self._topic, [to_dict(event) for event in batch])
+
+    async def send_forever(
+        self, every: float, measure: Callable[[], Event], flush: Callable[[], None] = lambda: None
+    ) -> None:
+        """Send events every `every` seconds, after a call of `flush`, and measure each second."""
+        flushes_per_sample = max(1, round(SAMPLE_SECONDS / every))
+        for number in count():
+            if self.on and number % flushes_per_sample == 0:
+                self(measure())
+            flush()
+            self.send()
+            await asyncio.sleep(every)
+
+
+def sample(
+    node: str, role: str, meter: Meter, platform: Platform, stored: int = 0
+) -> ResourceSampled:
+    """Measure what this process has used since it started."""
+    cpu_seconds, peak_bytes = platform.usage()
+    return ResourceSampled(
+        platform.clock.now(),
+        node,
+        role,
+        platform.pid,
+        cpu_seconds=cpu_seconds,
+        peak_bytes=peak_bytes,
+        sent=dict(meter.sent),
+        received=dict(meter.received),
+        stored=stored,
+        host=platform.host,
+        started=platform.started,
+    )
+
+
+class WorkerRecords:
+    """Collects what a worker reports, is acknowledged and filters, for few events.
+
+    `report` is called from the training's thread, the rest from the event loop.
+    """
+
+    def __init__(self, client: Client, recorder: Recorder, clock: Clock) -> None:
+        self._client = client
+        self._recorder = recorder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._reports: dict[str, list[tuple[float, int, float, int]]] = {}
+        self._steps = 0
+        self._acks: list[tuple[float, int, int, int, Outcome]] = []
+        self._filtered = client.filtered
+
+    def report(self, metrics: Mapping[str, float], version: int | None) -> None:
+        """Note numbers of the next step; `version` is that of the weights read last, if any."""
+        self._steps += 1
+        now, seen = self._clock.now(), -1 if version is None else version
+        with self._lock:
+            for name, value in metrics.items():
+                self._reports.setdefault(name, []).append((now, self._steps, value, seen))
+
+    def acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
+        """Note an acknowledgement, if events are recorded."""
+        if self._recorder.on:
+            self._acks.append((self._clock.now(), shard, update.seq, version, outcome))
+
+    def flush(self) -> None:
+        """Record what was noted since the last flush."""
+        now, source = self._clock.now(), (self._client.worker, self._client.incarnation)
+        with self._lock:
+            reports, self._reports = self._reports, {}
+        for name, rows in reports.items():
+            self._recorder(Reported(now, *source, name, *zip(*rows, strict=True)))
+        acks, self._acks = self._acks, []
+        if acks:
+            self._recorder(Acked(now, *source, *zip(*acks, strict=True)))
+        if self._recorder.on and self._client.filtered != self._filtered:
+            self._filtered = self._client.filtered
+            counts, norm = asdict(self._filtered.counts), self._filtered.residual_norm
+            self._recorder(Filtered(now, *source, **counts, residual_norm=norm))

@@ -6,9 +6,9 @@ how many gradients may be computed from the same weights; after these the loop w
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
-from types import TracebackType
+from contextlib import AbstractContextManager
 from typing import Any, Self
 
 from dps.cluster.node.worker import NOTHING, Handle, Worker, check_worker
@@ -18,8 +18,8 @@ from dps.core.tables.key_routing import Gradients
 from dps.errors import GroupClosed
 
 
-class Closing(ABC):
-    """A context manager for updates that are under way."""
+class Closing(AbstractContextManager[Any]):
+    """A context manager for updates that are under way: at the end of its block, it is closed."""
 
     @abstractmethod
     def close(self) -> Any:
@@ -33,12 +33,7 @@ class Closing(ABC):
         """Return this object."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         """Close it, or abandon it after an exception."""
         if kind is None:
             self.close()
@@ -59,7 +54,7 @@ class Pipeline(Closing):
     ahead
         How many of the worker's own last updates `weights` may lack.
     into
-        Your own arrays to write all weights into (see `Worker.pull_into`); None: new arrays.
+        Your own arrays to write weights into (see `Worker.push_pull_into`); None: new arrays.
 
     Attributes
     ----------
@@ -81,9 +76,11 @@ class Pipeline(Closing):
         self._into = into
         self._under_way: deque[Handle[Any]] = deque()
         self._open = True
-        self.weights: Arrays = into if into is not None else worker.pull()
+        self.weights: Arrays = worker.pull()
         if into is not None:
-            worker.pull_into(into)
+            for name, array in into.items():
+                array[...] = self.weights[name]
+            self.weights = into
 
     def push_pull(self, gradients: Arrays = NOTHING, rows: Gradients = NOTHING) -> Arrays:
         """Send gradients that were computed on `weights`; return the weights for the next.

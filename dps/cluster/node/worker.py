@@ -6,19 +6,17 @@ on the node's event loop, so a push continues while the function computes.
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from functools import partial
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.recorder import WorkerRecords
-from dps.cluster.node.shutdown import Leave
-from dps.cluster.platform import Platform
+from dps.cluster.node.logs import WorkerRecords
+from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
 from dps.core.blocks import Arrays, FlatArrays, FlatLayout, Layout
@@ -35,7 +33,6 @@ T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
-MOST_LAYOUTS = 64  # of choices of arrays in `gradients`, that are kept
 
 
 class Handle(Generic[T]):
@@ -112,11 +109,18 @@ def _seconds(name: str, value: object) -> float:
     return number
 
 
-def _check_flat(weights: object) -> None:
-    if not isinstance(weights, FlatArrays):
-        raise ShapeMismatch(
-            f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
-        )
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a worker in its group: its `index` among `peers`, which start together.
+
+    `nodes` are the names of nodes by their addresses; `stops` is how often the training has been
+    stopped before.
+    """
+
+    peers: Sequence[str]
+    index: int
+    nodes: Mapping[str, str]
+    stops: int
 
 
 class Worker:
@@ -139,26 +143,17 @@ class Worker:
     """
 
     def __init__(
-        self,
-        client: Client,
-        platform: Platform,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        records: WorkerRecords,
-        leave: Leave,
-        index: int,
-        workers: int,
-        done: int,
+        self, client: Client, member: Member, records: WorkerRecords, place: Place, done: int
     ) -> None:
         self.name = client.worker
-        self.index = index
-        self.workers = workers
+        self.index = place.index
+        self.workers = len(place.peers)
         self.done = done
         self._client = client
-        self._platform = platform
-        self._loop = loop
+        self._platform = member.platform
+        self._begin = member.begin
         self._records = records
-        self._leave = leave
+        self._leave = leave_of(member.dask_worker)
         self._given: ReadPoint | None = None
         self._buffered = 0
         self._pushed = 0
@@ -258,8 +253,6 @@ class Worker:
         if not all(isinstance(name, str) for name in wanted):
             raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         if wanted not in self._flat:
-            if len(self._flat) >= MOST_LAYOUTS:
-                self._flat.clear()
             self._flat[wanted] = self.layout.flat(wanted or None)
         if wanted not in self._computing:
             flat, empty = self._flat[wanted], self._client.router.transport.empty
@@ -272,17 +265,6 @@ class Worker:
         They are the caller's own and may be written to. Waits as the consistency model requires.
         """
         return self.pull_async().wait()
-
-    def pull_into(self, weights: FlatArrays) -> None:
-        """Like `pull`, but write the weights into your own arrays.
-
-        Parameters
-        ----------
-        weights
-            Arrays for some or all parameters: `worker.layout.flat(names).over(buffer)`.
-        """
-        _check_flat(weights)
-        Handle(self._begin(self._client.pull()), partial(self._write, weights)).wait()
 
     def push(
         self,
@@ -373,7 +355,8 @@ class Worker:
         rows
             (keys, width).
         """
-        return self.pull_range_async(table, start, stop).wait()
+        request = self._client.pull_range(table, start, stop)
+        return self._give_rows(self._begin(request).result())
 
     def pull_async(self) -> Handle[dict[str, np.ndarray]]:
         """Like `pull`, but return a handle at once."""
@@ -410,20 +393,20 @@ class Worker:
         rows: Gradients = NOTHING,
         computed_on: ReadPoint | None = None,
     ) -> Handle[None]:
-        """Like `push_pull_async`; `wait` writes the weights into arrays as `pull_into` does."""
-        _check_flat(weights)
+        """Like `push_pull_async`, but `wait` writes the weights into your own arrays.
+
+        These are for some or all parameters: `worker.layout.flat(names).over(buffer)`.
+        """
+        if not isinstance(weights, FlatArrays):
+            raise ShapeMismatch(
+                f"weights={shown(weights)}, expected worker.layout.flat(names).over(buffer)"
+            )
         pushed = self._push(gradients, True, rows, computed_on)
-        return Handle(pushed, partial(self._write, weights))
+        return Handle(pushed, lambda n: self.layout.scatter_into(self._newest(n).buffers, weights))
 
     def pull_rows_async(self, table: str, keys: Keys) -> Handle[np.ndarray]:
         """Like `pull_rows`, but return a handle at once."""
         return Handle(self._begin(self._client.pull_rows(table, keys)), self._give_rows)
-
-    def pull_range_async(
-        self, table: str, start: int = 0, stop: int = KEYS
-    ) -> Handle[tuple[np.ndarray, np.ndarray]]:
-        """Like `pull_range`, but return a handle at once."""
-        return Handle(self._begin(self._client.pull_range(table, start, stop)), self._give_rows)
 
     def apply(self, function: str, *args: Any) -> list[Any]:
         """Run a registered function on every shard, once on each: see `ParameterServer.apply`.
@@ -489,9 +472,6 @@ class Worker:
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:
         return self._client.own_weights(self._newest(pushed), private)
 
-    def _write(self, weights: FlatArrays, pushed: int | None) -> None:
-        self.layout.scatter_into(self._newest(pushed).buffers, weights)
-
     def _newest(self, pushed: int | None) -> ReadPoint:
         """Return the last read, which is returned to the function that computes on it."""
         self._given = self._client.read_point()
@@ -502,6 +482,3 @@ class Worker:
         now = self._client.read_point()
         self._given = self._given.with_rows(now) if self._given is not None else now
         return rows
-
-    def _begin(self, request: Coroutine[Any, Any, Any]) -> Future[Any]:
-        return self._platform.begin(request, self._loop)

@@ -7,10 +7,8 @@ loop, as everything of the protocol does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -18,11 +16,17 @@ from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
 from dps.cluster.heads import Heads
-from dps.cluster.node.logs import DropLog, keep_quiet, log_own, why_dropped
+from dps.cluster.names import topic
+from dps.cluster.node.logs import (
+    SILENT,
+    WorkerRecords,
+    dropped,
+    keep_quiet,
+    why_dropped,
+    worker_log,
+)
 from dps.cluster.node.member import Member
-from dps.cluster.node.recorder import WorkerRecords
-from dps.cluster.node.shutdown import leave_of
-from dps.cluster.node.worker import Worker
+from dps.cluster.node.worker import Place, Worker
 from dps.cluster.transport.calls import meter_of
 from dps.core.arguments import check_returned
 from dps.core.consistency import ASP
@@ -32,30 +36,11 @@ from dps.errors import ConfigurationError, ResultLost, ShardUnavailable, Updates
 from dps.protocol.client.client import Caller, Client
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
-from dps.protocol.messages import Returned
+from dps.protocol.messages import Loss, Returned
 
 T = TypeVar("T")
 
 _HOW_ENDED = {SystemExit: "called sys.exit", KeyboardInterrupt: "was interrupted"}
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a worker in its group: its `index` among `peers`, which start together.
-
-    `nodes` are the names of nodes by their addresses; `stops` is how often the training has been
-    stopped before.
-    """
-
-    peers: Sequence[str]
-    index: int
-    nodes: Mapping[str, str]
-    stops: int
-
-    @property
-    def name(self) -> str:
-        """The name of the worker."""
-        return self.peers[self.index]
 
 
 def run_worker(
@@ -85,41 +70,38 @@ class _Task:
         dask_worker = get_worker()
         self._group = group
         self._place = place
-        self._name = place.name
+        self._name = place.peers[place.index]
         self._key = str(dask_worker.get_current_task())
-        self._loop = dask_worker.loop.asyncio_loop
+        self._drops_are_logged = group.on_loss == SILENT
         keep_quiet()
         node = place.nodes.get(dask_worker.address, str(dask_worker.name))
         member = self._member = Member(group, node, "worker", meter_of(dask_worker, group.name))
-        self._drops = DropLog(group, self._name, dask_worker.log_event)
         caller = Caller(
             self._name,
             stops=place.stops,
             on_ack=self._note,
-            on_loss=partial(log_own, group, self._name),
+            on_loss=self._log_loss,
             is_cancelled=self._is_cancelled,
             watched=lambda: member.presence.watched,
         )
         self._client = Client(group, member.transport, caller)
         self._records = WorkerRecords(self._client, member.recorder, member.clock)
 
-    def on_loop(self, request: Coroutine[Any, Any, T]) -> T:
-        """Wait in the task's thread for what the event loop does."""
-        return self._member.platform.begin(request, self._loop).result()
-
     def run(self, train: Callable[[Worker], Any]) -> Any:
         """Call the training function between joining the group and leaving it."""
-        self.on_loop(self.begin())
+        begin = self._member.begin
+        begin(self._begin()).result()
         reason, returned = "failed", None
         try:
-            worker = self.on_loop(self.enter())
+            worker = begin(self._enter()).result()
             if isinstance(worker, Returned):
                 reason = ""  # it did not join
                 return self._result_of(worker)
             result = train(worker)
             check_returned("the training function", result)
             reason = "finished"
-            if not _mostly_dropped(worker):  # else the task fails, and may be started again
+            mostly_dropped = worker.dropped > worker.pushed / 2
+            if not mostly_dropped:  # otherwise the task fails, and may be started again
                 returned = Returned(self._key, _packed(result))
         except BaseException as error:
             if isinstance(error, (Exception, *self._member.platform.kills)):
@@ -130,45 +112,41 @@ class _Task:
             failure = RuntimeError(f"{text}its function returns")
             raise failure.with_traceback(error.__traceback__) from None
         finally:
-            self.on_loop(self.end(reason, returned))
-        if _mostly_dropped(worker):
+            begin(self._end(reason, returned)).result()
+        if mostly_dropped:
             raise UpdatesDropped(
                 f"{worker.dropped} of the {worker.pushed} updates of {self._name} were dropped, "
                 f"not applied: {why_dropped(self._group)}"
             )
         return result
 
-    async def begin(self) -> None:
+    async def _begin(self) -> None:
         """Take the node for this task and record from now on."""
         self._member.enter()
         await self._member.presence.registered()
         self._member.record(self._records.flush)
 
-    async def enter(self) -> Worker | Returned:
+    async def _enter(self) -> Worker | Returned:
         """Join the group, under a new incarnation if one of this name was there before.
 
         Or return what the training function of this very task has returned, if it has.
         """
-        client, place, node = self._client, self._place, self._member.dask_worker
-        returned = await client.enter(node.address, self._member.node, self._key)
+        client, address = self._client, self._member.dask_worker.address
+        returned = await client.enter(address, self._member.node, self._key)
         if returned is not None:
             return returned
         # Before the second incarnation nothing was pushed under this name.
         done = await self._done_before() if client.incarnation > 1 else 0
         if not isinstance(self._group.consistency, ASP):
-            await self._until_joined()
-        return Worker(
-            client,
-            self._member.platform,
-            self._loop,
-            records=self._records,
-            leave=leave_of(node),
-            index=place.index,
-            workers=len(place.peers),
-            done=done,
-        )
+            # The consistency models that bound how far workers are apart count from where all that
+            # are started together have joined: one that began alone would be ahead of the others by
+            # as much as they are late. After this time the training begins without the missing.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._group.timings.unavailable):
+                    await self._applied(self._place.peers)
+        return Worker(client, self._member, self._records, self._place, done)
 
-    async def end(self, reason: str, returned: Returned | None) -> None:
+    async def _end(self, reason: str, returned: Returned | None) -> None:
         """Leave the group, for a reason if it was joined, and send what is still to be recorded."""
         try:
             if reason:
@@ -178,7 +156,6 @@ class _Task:
             await self._member.exit()
 
     def _result_of(self, returned: Returned) -> Any:
-        """The recorded result of an earlier run; raises `ResultLost` if only the node had it."""
         if returned.result is None:
             raise ResultLost(
                 f"{self._name} had finished, and its result was lost with the node that held it. "
@@ -195,7 +172,15 @@ class _Task:
 
     def _note(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
         self._records.acked(shard, update, version, outcome)
-        self._drops.note(outcome)
+        if outcome == "dropped" and not self._drops_are_logged:
+            self._drops_are_logged = True
+            worker_log.warning("dps: %s", dropped(self._group, self._name))
+            self._member.dask_worker.log_event(topic("dropped", self._group.name), self._name)
+
+    def _log_loss(self, loss: Loss) -> None:
+        if self._group.on_loss != SILENT:
+            name = self._group.name
+            worker_log.warning("dps: of the updates of %s, %s (group %s)", self._name, loss, name)
 
     async def _done_before(self) -> int:
         """Return how many updates of a worker of this name the shard has that has most of them.
@@ -211,35 +196,16 @@ class _Task:
                 f"{self._name}: a shard did not say within {limit:g} s how far it is"
             ) from None
 
-    async def _until_joined(self) -> None:
-        """Wait until all workers that are started together have joined, on every shard.
-
-        The consistency models that bound how far workers are apart count from there: one that began
-        alone would be ahead of the others by as much as they are late. A missing worker is waited
-        for as long as a shard would be; then the training begins without it.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._group.timings.unavailable):
-                await self._applied(self._place.peers)
-
     async def _applied(self, expected: Sequence[str]) -> list[Mapping[str, int]]:
-        """Return each worker's number of updates on each shard, when it knows those expected."""
-        client, applied = self._client, list[Mapping[str, int]]()
-        heads = Heads(self._group, client.router)
-        for shard in range(len(self._group.layout.shards)):
-            while True:
-                await client.router.table()  # raises if the group is closed
-                client.may_go_on()  # raises if the training is stopped
-                reply = await heads.describe(shard)
-                if reply is not None and reply.applied.keys() >= set(expected):
-                    break
-                await asyncio.sleep(self._group.timings.retry)
-            applied.append(reply.applied)
-        return applied
-
-
-def _mostly_dropped(worker: Worker) -> bool:
-    return worker.dropped > worker.pushed / 2
+        """Return each worker's number of updates on each shard, when all know those expected."""
+        heads = Heads(self._group, self._client.router)
+        while True:
+            await self._client.router.table()  # raises if the group is closed
+            self._client.may_go_on()  # raises if the training is stopped
+            replies = await heads.describe_all()
+            if all(r is not None and r.applied.keys() >= set(expected) for r in replies):
+                return [r.applied for r in replies if r is not None]
+            await asyncio.sleep(self._group.timings.retry)
 
 
 def _packed(result: Any) -> np.ndarray | None:

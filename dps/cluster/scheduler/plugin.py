@@ -13,8 +13,7 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dps.cluster.heads import ask_head, most, shard_view
 from dps.cluster.liveness import MonitorLinks
 from dps.cluster.names import Topic, topic
-from dps.cluster.node.logs import logged
-from dps.cluster.node.recorder import Recorder, sample
+from dps.cluster.node.logs import Recorder, logged, sample
 from dps.cluster.platform import platform_of, weakly
 from dps.cluster.transport.calls import (
     COORDINATOR_PREFIX,
@@ -58,7 +57,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._scheduler = scheduler
         self._meter = Meter()
         self._platform = platform_of(scheduler)
-        self._recorder = Recorder.of(self._group, scheduler.log_event)
+        self._recorder = Recorder(self._group, scheduler.log_event)
         transport = ClusterTransport(scheduler.rpc, self._meter)
         # The traffic of observers is not counted as that of the group.
         self._looks = ClusterTransport(scheduler.rpc, Meter())

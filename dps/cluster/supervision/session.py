@@ -25,7 +25,7 @@ from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import check_client, checked_recovery
 from dps.cluster.platform import platform_of
 from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Serving
-from dps.cluster.transport.memory import here
+from dps.cluster.transport.memory import machine
 from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
@@ -317,7 +317,7 @@ def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool
 
 def _session() -> tuple[str, int]:
     """The operating system's session of this process, and the machine."""
-    return here().boot, os.getsid(0)
+    return machine(), os.getsid(0)
 
 
 def _holds(group: str, dask_worker: distributed.Worker) -> bool:

@@ -13,8 +13,9 @@ import logging
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from distributed import Worker
@@ -22,10 +23,9 @@ from distributed.core import ConnectionPool
 from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
-from dps.cluster.platform import state_of
+from dps.cluster.platform import made_once, split_address, state_of
 from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey
-from dps.cluster.transport.links import Links
-from dps.cluster.transport.port import AS_CHOSEN, Port, split_address
+from dps.cluster.transport.port import AS_CHOSEN, Port
 from dps.errors import (
     CoordinatorGone,
     DeadlineExceeded,
@@ -47,21 +47,117 @@ SHARING: tuple[TransportChoice, ...] = ("auto", "shared_memory")
 _log = logging.getLogger("dps.transport")
 
 
+@dataclass
 class Meter:
     """The bytes of dps messages of one process, by link. Written from one event loop only."""
 
-    def __init__(self) -> None:
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
+    sent: Counter[str] = field(default_factory=Counter)
+    received: Counter[str] = field(default_factory=Counter)
 
 
 def meter_of(dask_worker: Worker, group: str) -> Meter:
-    """The meter of all workers of a group in a node's process, at the same time or in turn."""
+    """Return the meter of all workers of a group in a node's process, at once or in turn."""
     last, meter = state_of(dask_worker).get(METER, ("", Meter()))
     if last != group:
         meter = Meter()
         state_of(dask_worker)[METER] = (group, meter)
     return meter  # type: ignore[no-any-return]
+
+
+# -- injected conditions ---------------------------------------------------------------------------
+
+Direction = Literal["in", "out"]
+BOTH: tuple[Direction, ...] = ("in", "out")
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Hold messages in these directions back until the end, as TCP does by resending."""
+
+    ways: tuple[Direction, ...] = BOTH
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Delay messages in these directions by `seconds`."""
+
+    seconds: float
+    ways: tuple[Direction, ...] = BOTH
+
+
+Condition = Closed | Late
+
+
+@dataclass(slots=True)
+class _Imposed:
+    condition: Condition
+    over: asyncio.Event
+    timer: asyncio.TimerHandle
+    affected: int = 0
+
+
+class Links:
+    """Injected conditions on the dps messages of one process. Used from its event loop.
+
+    Dask's own messages are not affected, so that conditions can be lifted. Every condition ends
+    after its time, even if the process that imposed it is gone.
+    """
+
+    def __init__(self) -> None:
+        self.disturbed = False  # all that a message looks up while there is no condition
+        self._imposed: dict[int, _Imposed] = {}  # those that have ended as well, for `affected`
+
+    def impose(self, number: int, condition: Condition, seconds: float) -> None:
+        """Impose a condition, known by a number, for some seconds."""
+        timer = asyncio.get_running_loop().call_later(seconds, self.lift, number)
+        self._imposed[number] = _Imposed(condition, asyncio.Event(), timer)
+        self.disturbed = True
+
+    def lift(self, number: int) -> None:
+        """End a condition, if it has not ended; messages that it held back pass."""
+        if number in self._imposed:
+            self._imposed[number].timer.cancel()
+            self._imposed[number].over.set()
+        self.disturbed = bool(self._current)
+
+    def lift_all(self) -> None:
+        """End every condition."""
+        for number in self._imposed:
+            self.lift(number)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether all messages that the process sends are held back."""
+        conditions = [imposed.condition for imposed in self._current]
+        return any(isinstance(each, Closed) and "out" in each.ways for each in conditions)
+
+    def affected(self, number: int) -> int:
+        """Return the number of messages that a condition has held back or delayed."""
+        imposed = self._imposed.get(number)
+        return 0 if imposed is None else imposed.affected
+
+    async def passage(self, way: Direction) -> None:
+        """Wait until a message may pass."""
+        for imposed in self._current:
+            match imposed.condition:
+                case Closed(ways) if way in ways:
+                    imposed.affected += 1
+                    await imposed.over.wait()
+                case Late(seconds, ways) if way in ways:
+                    imposed.affected += 1
+                    await asyncio.sleep(seconds)
+
+    @property
+    def _current(self) -> list[_Imposed]:
+        return [imposed for imposed in self._imposed.values() if not imposed.over.is_set()]
+
+
+def links_of(dask_worker: Worker) -> Links:
+    """Return the links of a node's process: the same for all that runs in it."""
+    return made_once(dask_worker, "dps-links", Links)
+
+
+# -- calls -----------------------------------------------------------------------------------------
 
 
 class ClusterTransport:
@@ -72,16 +168,8 @@ class ClusterTransport:
     connection of each, and a new connection costs far more than a reply. So the connection is kept
     until the late reply has come, and other calls wait until then.
 
-    Parameters
-    ----------
-    links
-        Injected conditions of the process; None: there are none.
-    port
-        Connections of the process; None: only those of Dask are used.
-    wanted
-        See `dps.protocol.transport.TransportChoice`.
-    on_connected
-        Called with the address of a host, the transport to it and the reason, on each change.
+    Without a `port` only Dask's connections are used. `on_connected` is called with the address of
+    a host, the transport to it and the reason, on each change.
     """
 
     def __init__(
@@ -111,7 +199,10 @@ class ClusterTransport:
             async with asyncio.timeout(deadline) as scope:
                 if self._links.disturbed:
                     await self._links.passage("out")
-                reply = await self._send(to, link, frames, scope, type(message))
+                if to.key.startswith(COORDINATOR_PREFIX):
+                    reply = await self._ask_coordinator(to, link, frames, scope)
+                else:
+                    reply = await self._send(to, link, frames, type(message))
                 if self._links.disturbed:
                     await self._links.passage("in")
         except (OSError, ValueError) as error:
@@ -127,7 +218,13 @@ class ClusterTransport:
                 raise
             raise GroupClosed("the Dask client or node that it was used from is closed") from error
         except NoSuchKey:
-            raise _absent(to) from None
+            name = to.key.removeprefix(COORDINATOR_PREFIX)
+            if name == to.key:
+                raise NotServing(f"there is no {to.key} at {to.address}") from None
+            raise CoordinatorGone(
+                f"parameter server {name} is closed, or its Dask scheduler was started again: it "
+                "takes no more workers, and what they ask for is not carried out"
+            ) from None
         self._meter.received[link] += wire.size(reply)
         return wire.decode(reply)
 
@@ -150,25 +247,19 @@ class ClusterTransport:
         return False
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array to be filled, which is sent to processes on this host without a copy.
+        """Return an array to be filled, which is sent without a copy once it is frozen, for good.
 
-        This requires that it is frozen, for good, by ``array.flags.writeable = False``.
         Thread-safe.
         """
         nbytes = np.dtype(dtype).itemsize * prod(shape)
-        if self._port is None or self._wanted not in SHARING or nbytes < LARGE_BYTES:
-            return np.empty(shape, dtype)
-        try:
-            return self._port.pool.empty(shape, np.dtype(dtype))
-        except OSError as error:
-            self._port.pool.complain(error)
-            return np.empty(shape, dtype)
+        if self._port is not None and self._wanted in SHARING and nbytes >= LARGE_BYTES:
+            try:
+                return self._port.pool.empty(shape, np.dtype(dtype))
+            except OSError as error:
+                self._port.pool.complain(error)
+        return np.empty(shape, dtype)
 
-    async def _send(
-        self, to: Endpoint, link: str, frames: wire.Frames, scope: asyncio.Timeout, kind: type
-    ) -> wire.Frames:
-        if to.key.startswith(COORDINATOR_PREFIX):
-            return await self._ask_coordinator(to, link, frames, scope)
+    async def _send(self, to: Endpoint, link: str, frames: wire.Frames, kind: type) -> wire.Frames:
         asked = to.key, kind
         large = asked in self._large or _is_large(frames)
         way = AS_CHOSEN
@@ -180,12 +271,7 @@ class ClusterTransport:
                 self._on_connected(to.address, way.transport, way.why)
         if way.connection is None:
             return await self._send_by_dask(to, link, frames)
-        try:
-            reply = await way.connection.call(to.key, link, frames)
-        except asyncio.CancelledError:
-            if scope.expired() and self._port is not None:
-                self._port.doubt(way.connection)
-            raise
+        reply = await way.connection.call(to.key, link, frames)
         if not large and _is_large(reply):
             self._large.add(asked)
         return reply
@@ -235,16 +321,6 @@ class ClusterTransport:
             asking.exception()  # so that asyncio does not log it
 
 
-def _absent(to: Endpoint) -> NotServing:
-    if not to.key.startswith(COORDINATOR_PREFIX):
-        return NotServing(f"there is no {to.key} at {to.address}")
-    name = to.key.removeprefix(COORDINATOR_PREFIX)
-    return CoordinatorGone(
-        f"parameter server {name} is closed, or its Dask scheduler was started again: it takes no "
-        "more workers, and what they ask for is not carried out"
-    )
-
-
 def _is_large(frames: wire.Frames) -> bool:
     return any(frame.nbytes >= LARGE_BYTES for frame in frames)
 
@@ -259,12 +335,12 @@ def _deserialized(value: Any) -> Any:
 
 
 def frozen(frames: wire.Frames) -> list[bytes]:
-    """Frames as bytes, which Dask does not serialize."""
+    """Return frames as bytes, which Dask does not serialize."""
     return [frame.tobytes() for frame in frames]
 
 
 def thawed(frames: Sequence[bytes]) -> wire.Frames:
-    """The frames of `frozen`."""
+    """Return the frames of `frozen`."""
     return [np.frombuffer(frame, np.uint8) for frame in frames]
 
 

@@ -11,34 +11,31 @@ Received messages are not unpickled, and cannot name code.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import traceback
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from math import prod
 
 import numpy as np
 
 from dps.cluster.transport import memory
-from dps.cluster.transport.framing import (
+from dps.cluster.transport.memory import Held, Pool
+from dps.cluster.transport.stream import (
     INLINE,
+    MOST_DESCRIPTORS,
     Description,
     Kind,
+    Line,
     Message,
     Reader,
-    as_described,
     described,
-    flat,
-    nbytes,
+    dtype_of,
     packed,
 )
-from dps.cluster.transport.memory import Held, Pool
-from dps.cluster.transport.sockets import MOST_DESCRIPTORS, Line
-from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.tasks import Tasks
@@ -47,12 +44,10 @@ LARGE_BYTES = 1 << 16  # a frame of this size costs less in a segment than throu
 JOIN_BYTES = 1 << 14  # copying a message of this size costs less than sending it in parts
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
-NO_KEY = ""  # no service has it, so a request for it is refused at once
 NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
-
-_log = logging.getLogger("dps.transport")
+Place = tuple[Held, int]  # a segment, and the offset of a frame in it
 
 
 class Lost(ConnectionError):
@@ -86,19 +81,8 @@ class _Outgoing:
 class Connection:
     """One end of a connection between two processes. Used from its event loop.
 
-    Parameters
-    ----------
-    handlers
-        Coroutine functions that carry out requests, by key: called with the link and the frames.
-    pool
-        Provides segments for large frames; None: they go through the socket.
-    on_lost
-        Called once with this connection, the reason, and whether either end lacked memory.
-
-    Attributes
-    ----------
-    lost
-        Whether it is unusable.
+    `handlers` carry out requests, by key. `pool` provides segments for large frames. `on_lost` is
+    called once with this connection, the reason, and whether either end lacked memory.
     """
 
     def __init__(
@@ -119,19 +103,17 @@ class Connection:
         self._writing = False
         self._requests = count(1)
         self._waiting: dict[int, asyncio.Future[wire.Frames]] = {}
-        self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error}"))
+        self._replies = Tasks(lambda error: self.close(f"a request failed: {error!r}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
-        self._received = self._bytes_sent = 0
-        self.lost = False
-        self._retired = False
+        self.lost = False  # whether it is unusable
         self._loop.add_reader(self._fd, self._readable)
 
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         """Send a request and return the frames of its reply, which are read-only.
 
-        `NoSuchKey` if the other end does not serve the key; `RemoteError` if the handler raised an
-        exception; `Lost` if the connection ended, so that the request may have been carried out.
+        `NoSuchKey` if the other end does not serve the key; `Lost` if the connection ended, as when
+        the handler raised an exception: the request may have been carried out.
         """
         number = next(self._requests)
         reply: asyncio.Future[wire.Frames] = self._loop.create_future()
@@ -150,26 +132,6 @@ class Connection:
             self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
                 reply.exception()  # asyncio would log one that came too late to be raised
-            if self._retired and not self._waiting:
-                self.close()
-
-    async def is_alive(self, within: float) -> bool:
-        """Whether the other end answers, or receives some of a large message, in time."""
-        received, sent = self._received, self._bytes_sent
-        try:
-            async with asyncio.timeout(within):
-                await self.call(NO_KEY, "", [])
-        except (Lost, TimeoutError):
-            return self._received > received or self._bytes_sent - sent > JOIN_BYTES
-        except NoSuchKey:
-            pass
-        return True
-
-    def retire(self) -> None:
-        """Close it once no request that was made here waits for its reply."""
-        self._retired = True
-        if not self._waiting:
-            self.close()
 
     def close(self, why: str = "closed here", no_memory: bool = False) -> None:
         """Close it: pending calls raise `Lost`."""
@@ -191,25 +153,31 @@ class Connection:
 
     # -- sending -------------------------------------------------------------------------------
 
-    async def _places(self, frames: wire.Frames) -> list[tuple[Held, int] | None]:
+    async def _places(self, frames: wire.Frames) -> list[Place | None]:
         """Put large frames into segments; return the segment and offset of each that is in one."""
-        places: list[tuple[Held, int] | None] = [None] * len(frames)
+        places: list[Place | None] = [None] * len(frames)
         if self._pool is None:
             return places
         to_copy: list[int] = []
         lying: set[int] = set()
         for index, frame in enumerate(frames):
             if frame.nbytes >= LARGE_BYTES:
-                place = _place_of(frame)
-                if place is None or len(lying) == MOST_DESCRIPTORS - 1:  # one for the copies
+                own = memory.held_by(frame) if frame.flags.c_contiguous else None
+                # One descriptor is for the copies.
+                if own is None or own.mapping.fd < 0 or len(lying) == MOST_DESCRIPTORS - 1:
                     to_copy.append(index)
                 else:
-                    places[index] = place
-                    lying.add(id(place[0]))
+                    start = frame.__array_interface__["data"][0] - own.mapping.address
+                    places[index] = own, start
+                    lying.add(id(own))
         if to_copy:
-            arrays = [frames[index] for index in to_copy]
+            filled = partial(self._pool.filled, [frames[index] for index in to_copy])
+            size = sum(frames[index].nbytes for index in to_copy)
             try:
-                held, starts = await self._filled(self._pool, arrays)
+                if size < INLINE_BYTES:
+                    held, starts = filled()
+                else:  # shielded, because a thread cannot be stopped, and keeps the segment
+                    held, starts = await asyncio.shield(offload(filled, size))
             except OSError as error:
                 self._pool.complain(error)
                 return places
@@ -217,29 +185,21 @@ class Connection:
                 places[index] = held, start
         return places
 
-    async def _filled(self, pool: Pool, arrays: Sequence[np.ndarray]) -> tuple[Held, list[int]]:
-        """Copy arrays into a segment; many bytes in a thread, so that the event loop is free."""
-        size = sum(array.nbytes for array in arrays)
-        if size < INLINE_BYTES:
-            return pool.filled(arrays)
-        work = asyncio.ensure_future(offload(partial(pool.filled, arrays), size))
-        return await asyncio.shield(work)  # a thread cannot be stopped, and keeps the segment
-
     def _sent(
         self,
         kind: Kind,
         number: int,
         about: Description,
-        frames: wire.Frames = (),  # type: ignore[assignment]
-        places: Sequence[tuple[Held, int] | None] = (),
+        frames: Sequence[np.ndarray] = (),
+        places: Sequence[Place | None] = (),
     ) -> _Outgoing:
         """Queue a message, and send as much as possible at once."""
         if self.lost:
             raise Lost("the connection is lost")
         about.frames = [described(frame) for frame in frames]  # raises before any is lent
         new = self._loans.lend(about, places)
-        inline = [
-            flat(frame)
+        inline = [  # a contiguous frame is not copied
+            np.ascontiguousarray(frame).reshape(-1).view(np.uint8).data
             for frame, place in zip(frames, places, strict=True)
             if place is None and frame.nbytes
         ]
@@ -261,7 +221,6 @@ class Connection:
                 message.begun = True  # TLS may have taken some of it even if it reports otherwise
                 done = self._line.send(message.buffers[:PARTS], message.descriptors)
                 sent += done
-                self._bytes_sent += done
                 message.advance(done)
                 if not message.buffers:
                     self._queue.popleft()
@@ -302,7 +261,6 @@ class Connection:
                     self.close("the other end has closed the connection, or has ended")
                     return
                 received += done
-                self._received += done
                 self._reader.received(done)
                 while (message := self._reader.take()) is not None:
                     self._take(message)
@@ -348,74 +306,44 @@ class Connection:
         waiting = self._waiting.get(message.number)
         if waiting is None or waiting.done():
             return  # its caller has given up
-        match message.kind:
-            case Kind.REPLY:
-                waiting.set_result(frames)
-            case Kind.NOBODY:
-                waiting.set_exception(NoSuchKey(about.text))
-            case Kind.FAILED:
-                waiting.set_exception(RemoteError(about.text))
+        if message.kind is Kind.REPLY:
+            waiting.set_result(frames)
+        else:
+            waiting.set_exception(NoSuchKey(about.text))
 
     async def _reply(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
-        try:
-            working = handler(link, *frames)
-            frames.clear()
-            reply = await working
-            places = await self._places(reply)
-            if not self.lost:
-                self._sent(Kind.REPLY, number, Description(), reply, places)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
-            # As text: a log that keeps the traceback would keep the arrays, and their segments.
-            _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
-            if not self.lost:
-                self._sent(Kind.FAILED, number, Description(f"{type(error).__name__}: {error}"))
+        working = handler(link, *frames)
+        frames.clear()
+        reply = await working
+        places = await self._places(reply)
+        if not self.lost:
+            self._sent(Kind.REPLY, number, Description(), reply, places)
 
     def _send_news(self) -> None:
         """Report the ends of loans, if no other message has; repeat while there are loans."""
         self._news = None
         if self.lost:
             return
-        if self._loans.has_news:
+        if self._loans.ended or self._loans.retired:
             self._sent(Kind.NOTE, 0, Description())
         if self._loans.borrowed:
             self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
 
 
-def _place_of(frame: np.ndarray) -> tuple[Held, int] | None:
-    """Return the segment and offset at which a frame lies, if it cannot be written to there."""
-    if not frame.flags.c_contiguous:
-        return None
-    held = memory.held_by(frame)
-    if held is None or held.mapping.fd < 0:
-        return None
-    return held, frame.__array_interface__["data"][0] - held.mapping.address
-
-
 class _Loans:
-    """The segments that each end of a connection has from the other.
-
-    Attributes
-    ----------
-    borrowed
-        How many loans are held here, or ended but were not reported yet.
-    """
+    """The segments that each end of a connection has from the other."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
         self._lent: dict[int, Held] = {}
-        # Segments that the other end knows, by identity, which is unique while they live.
-        self._shown: dict[int, tuple[int, weakref.ref[memory.Mapping]]] = {}
-        self._retired: deque[int] = deque()
+        # Segments that the other end knows, and their numbers there.
+        self._shown: weakref.WeakKeyDictionary[memory.Mapping, int] = weakref.WeakKeyDictionary()
+        self.retired: deque[int] = deque()
         self._known: dict[int, memory.Mapping] = {}
-        self._ended: deque[int] = deque()
-        self.borrowed = 0
+        self.ended: deque[int] = deque()
+        self.borrowed = 0  # loans that are held here, or ended but were not reported yet
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there is anything to report to the other end."""
-        return bool(self._ended or self._retired)
-
-    def lend(self, about: Description, places: Sequence[tuple[Held, int] | None]) -> list[int]:
+    def lend(self, about: Description, places: Sequence[Place | None]) -> list[int]:
         """Describe loans in `about`; return the descriptors to be sent along."""
         descriptors: list[int] = []
         loans: dict[int, int] = {}
@@ -429,9 +357,10 @@ class _Loans:
                 loans[id(held)] = len(about.loans)
                 about.loans.append((loan, self._number(held.mapping, about, descriptors)))
             about.frames[index] = (*about.frames[index][:2], loans[id(held)], start)
-        about.ended += _all_of(self._ended)
+        # Other threads add to these meanwhile.
+        about.ended += [self.ended.popleft() for _ in range(len(self.ended))]
+        about.retired += [self.retired.popleft() for _ in range(len(self.retired))]
         self.borrowed -= len(about.ended)
-        about.retired += _all_of(self._retired)
         return descriptors
 
     def note(self, about: Description) -> None:
@@ -456,17 +385,17 @@ class _Loans:
         whole = []
         for loan, number in about.loans:
             segment = self._known[number]
-            end = partial(_note_end, self._ended, loan)
+            end = partial(_note_end, self.ended, loan)  # without a reference to this
             held = Held(segment, (segment.size,), np.dtype(np.uint8), False, end)
-            whole.append(memory.array_of(held))
+            whole.append(np.asarray(held))
             self.borrowed += 1
-        for index, (dtype, shape, place, start) in enumerate(about.frames):
+        for index, (name, shape, place, start) in enumerate(about.frames):
             if place != INLINE:
-                stop = start + nbytes(dtype, tuple(shape))
+                dtype = dtype_of(name)
+                stop = start + prod(shape) * dtype.itemsize
                 if not 0 <= start <= stop <= whole[place].size:
                     raise ValueError("a frame that is not in its segment")
-                data = whole[place][start:stop]
-                message.frames[index] = as_described(data, dtype, tuple(shape))
+                message.frames[index] = whole[place][start:stop].view(dtype).reshape(shape)
 
     def spoil(self) -> None:
         """Never fill lent segments again: the connection is lost, so their use is unknown."""
@@ -478,34 +407,13 @@ class _Loans:
 
     def _number(self, mapping: memory.Mapping, about: Description, descriptors: list[int]) -> int:
         """Return the number of a segment at the other end; introduce it if it is new there."""
-        key = id(mapping)
-        if key not in self._shown:
-            number = next(self._numbers)
-            over = partial(_note_over, self._shown, self._retired, key, number)
-            self._shown[key] = number, weakref.ref(mapping, over)
+        if mapping not in self._shown:
+            number = self._shown[mapping] = next(self._numbers)
+            weakref.finalize(mapping, self.retired.append, number).atexit = False
             about.segments.append((number, mapping.size))
             descriptors.append(mapping.fd)
-        return self._shown[key][0]
+        return self._shown[mapping]
 
 
 def _note_end(ended: deque[int], loan: int, mapping: memory.Mapping, spoiled: bool) -> None:
     ended.append(-loan if spoiled else loan)
-
-
-def _note_over(
-    shown: dict[int, tuple[int, weakref.ref[memory.Mapping]]],
-    retired: deque[int],
-    key: int,
-    number: int,
-    _: object,
-) -> None:
-    shown.pop(key, None)
-    retired.append(number)
-
-
-def _all_of(news: deque[int]) -> list[int]:
-    """Empty a queue to which other threads add."""
-    found = []
-    while news:
-        found.append(news.popleft())
-    return found

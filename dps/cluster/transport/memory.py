@@ -1,9 +1,8 @@
 """Segments of anonymous memory that one process fills and others on its host map.
 
 A segment is a memfd, which only its maker can write to. It is sealed before another process maps
-it: it cannot shrink, which would kill a reader, and cannot be mapped for writing again. It has no
-name in a file system, so it is gone with the last process that maps it, and is not bounded by the
-size of /dev/shm.
+it: it cannot shrink, which would kill a reader, and cannot be mapped for writing again. It is gone
+with the last process that maps it, and is not bounded by the size of /dev/shm.
 
 Each use of a segment holds a `Held`. When the last reference to that is gone, a segment of this
 process returns to its `Pool`, to be filled again; if another process has lent it, the end of the
@@ -19,15 +18,12 @@ import logging
 import mmap
 import os
 import resource
-import socket
 import sys
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import partial
 from math import prod
 from pathlib import Path
 
@@ -37,13 +33,11 @@ BYTE = np.dtype(np.uint8)
 ALIGNMENT = 64  # of arrays in a segment: a line of the processor's cache
 SMALLEST = 1 << 16
 IDLE_BYTES = 512 << 20  # that a pool keeps for later
-MOST_SEGMENTS = 256  # of a pool; each costs a descriptor here and in every process that maps it
 _CLOEXEC_SEALABLE = 0x0001 | 0x0002  # MFD_CLOEXEC | MFD_ALLOW_SEALING
 _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
 # Numbers, because this module is also imported on systems without these constants.
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEAL, _SHRINK, _GROW = 0x0001, 0x0002, 0x0004
-_FIXED_SIZE = _SHRINK | _GROW
 _NO_WRITERS = 0x0010  # F_SEAL_FUTURE_WRITE: no further mappings for writing; Linux 5.1
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -62,13 +56,6 @@ class Mapping:
     """A mapped segment, which is unmapped with the last reference to this.
 
     `mmap.mmap` is not used, because it keeps another descriptor for each mapping.
-
-    Attributes
-    ----------
-    address, size
-        Address in this process, and size in bytes.
-    fd
-        Descriptor; -1 if it was closed, so that the segment cannot be passed on.
     """
 
     def __init__(self, fd: int, size: int, writable: bool, private: bool = False) -> None:
@@ -80,7 +67,7 @@ class Mapping:
             raise OSError(number, os.strerror(number), "mmap")
         self.address: int = address
         self.size = size
-        self.fd = -1 if private else fd
+        self.fd = -1 if private else fd  # -1: the segment cannot be passed on
 
     def __del__(self, munmap: Callable[..., int] = _libc.munmap) -> None:
         if hasattr(self, "fd"):
@@ -90,32 +77,29 @@ class Mapping:
 
 
 def create(size: int) -> Mapping:
-    """Make a segment that this process can write to, and allocate its memory.
-
-    `OSError` if the system does not allow it, or has no memory or descriptors left.
-    """
-    fd = _memfd()
+    """Make a segment, and allocate its memory; `OSError` if the system does not allow it."""
     try:
+        fd = os.memfd_create("dps", _CLOEXEC_SEALABLE | _NOEXEC)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        fd = os.memfd_create("dps", _CLOEXEC_SEALABLE)
+    try:
+        if few_left(fd):
+            raise OSError(errno.EMFILE, "few descriptors are left")
         os.posix_fallocate(fd, 0, size)
         made = Mapping(fd, size, writable=True)
     except BaseException:
         os.close(fd)
         raise
-    try:
-        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE | _NO_WRITERS)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        fcntl.fcntl(fd, _ADD_SEALS, _FIXED_SIZE)
-    fcntl.fcntl(fd, _ADD_SEALS, _SEAL)
+    with suppress(OSError):  # before Linux 5.1
+        fcntl.fcntl(fd, _ADD_SEALS, _NO_WRITERS)
+    fcntl.fcntl(fd, _ADD_SEALS, _SHRINK | _GROW | _SEAL)
     return made
 
 
 def opened(fd: int, size: int) -> Mapping:
-    """Map a segment of another process for reading, and own its descriptor from now on.
-
-    `OSError` if it is not such a segment, or cannot be mapped.
-    """
+    """Map a segment of another process for reading, and own its descriptor from now on."""
     try:
         sealed = fcntl.fcntl(fd, _GET_SEALS)
         if sealed & _SHRINK == 0 or os.fstat(fd).st_size < size:
@@ -129,16 +113,8 @@ def opened(fd: int, size: int) -> Mapping:
 class Held:
     """Keeps a segment from being written to again; all arrays over it refer to this.
 
-    Parameters
-    ----------
-    ended
-        Called with the segment, and whether it is spoiled, when the last reference is gone: in any
-        thread, between any two instructions.
-
-    Attributes
-    ----------
-    spoiled
-        Whether it must never be filled again, because a lost peer may still read it.
+    When the last reference is gone, `ended` is called with the segment, and whether it is spoiled:
+    in any thread, between any two instructions.
     """
 
     __slots__ = ("__array_interface__", "__weakref__", "_ended", "mapping", "spoiled")
@@ -152,7 +128,7 @@ class Held:
         ended: Callable[[Mapping, bool], object],
     ) -> None:
         self.mapping = mapping
-        self.spoiled = False
+        self.spoiled = False  # must never be filled again, because a lost peer may still read it
         self._ended = ended
         self.__array_interface__ = {
             "data": (mapping.address, not writable),
@@ -165,16 +141,8 @@ class Held:
         self._ended(self.mapping, self.spoiled)
 
 
-def array_of(held: Held) -> np.ndarray:
-    """The array over a segment; its views keep `held` alive."""
-    return np.asarray(held)
-
-
 def held_by(array: np.ndarray) -> Held | None:
-    """The segment of an array that nobody can write to through numpy; otherwise None.
-
-    This holds for an array of `Pool.empty` once it is frozen by ``array.flags.writeable = False``.
-    """
+    """Return the segment of an array, if the array is frozen by ``flags.writeable = False``."""
     base: object = array
     while isinstance(base, np.ndarray):
         if base.flags.writeable:
@@ -193,31 +161,23 @@ def private(array: np.ndarray) -> np.ndarray:
     if held is not None and held.mapping.fd >= 0:
         with suppress(OSError):
             mapping = Mapping(held.mapping.fd, held.mapping.size, writable=True, private=True)
-            own = Held(mapping, (mapping.size,), BYTE, True, partial(_keep, held))
+            # The reference to `held` lasts as long as this could be called.
+            own = Held(mapping, (mapping.size,), BYTE, True, lambda *_: held)
             begin = array.ctypes.data - held.mapping.address
-            return array_of(own)[begin : begin + array.nbytes].view(array.dtype)
+            return np.asarray(own)[begin : begin + array.nbytes].view(array.dtype)
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _keep(held: Held, mapping: Mapping, spoiled: bool) -> None:
-    """Do nothing: the reference to `held` lasts for as long as this could be called."""
 
 
 class Pool:
     """Segments of this process, which are reused when they are not in use. Thread-safe.
 
     Memory that is reused causes no page faults, neither here nor in processes that have mapped it.
-
-    Attributes
-    ----------
-    failed
-        Whether a segment could not be allocated, at least once.
     """
 
     def __init__(self) -> None:
-        self.failed = False
+        self._failed = False
         self._lock = threading.Lock()
         self._ended: deque[tuple[Mapping, bool]] = deque()
         self._idle: deque[Mapping] = deque()
@@ -225,16 +185,13 @@ class Pool:
         self._closed = False
 
     def __len__(self) -> int:
-        """The number of segments, in use or idle."""
+        """Return the number of segments, in use or idle."""
         return len(self._all)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-        """Return an array to be filled, in a segment of its own; `OSError` if there is no memory.
-
-        Once frozen (see `held_by`), it is sent without a copy.
-        """
+        """Return an array to be filled, in a segment of its own; `OSError` without memory."""
         size = max(1, prod(shape) * dtype.itemsize)
-        return array_of(Held(self._take(size), shape, dtype, True, self._end))
+        return np.asarray(Held(self._take(size), shape, dtype, True, self._end))
 
     def filled(self, arrays: Sequence[np.ndarray]) -> tuple[Held, list[int]]:
         """Copy arrays into a segment; return it and each offset; `OSError` if memory is short."""
@@ -243,7 +200,7 @@ class Pool:
             starts.append(size)
             size += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
         held = Held(self._take(size), (size,), BYTE, True, self._end)
-        room = array_of(held)
+        room = np.asarray(held)
         for start, array in zip(starts, arrays, strict=True):
             place = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
             np.copyto(place, array)
@@ -251,12 +208,12 @@ class Pool:
 
     def complain(self, error: OSError) -> None:
         """Warn, once, that there is no memory, so that arrays are sent through sockets."""
-        if not self.failed:
-            self.failed = True
+        if not self._failed:
+            self._failed = True
             _log.warning("no memory to share (%s): arrays go through the socket instead", error)
 
     def close(self) -> None:
-        """Free all idle segments, and the others as soon as they are not in use."""
+        """Free idle segments now, and the others at the end of their use."""
         with self._lock:
             self._closed = True
             self._idle.clear()
@@ -281,10 +238,6 @@ class Pool:
                 if mapping.size == wanted:
                     self._idle.remove(mapping)
                     return mapping
-            if len(self._all) >= MOST_SEGMENTS and not self._idle:
-                raise OSError(errno.EMFILE, f"{MOST_SEGMENTS} segments are in use")
-            if len(self._all) >= MOST_SEGMENTS:
-                self._idle.popleft()
         made = create(wanted)
         with self._lock:
             self._all.add(made)
@@ -292,7 +245,7 @@ class Pool:
 
 
 def size_class(size: int) -> int:
-    """The size of segments for `size` bytes: at most a quarter more."""
+    """Return the size of segments for `size` bytes: at most a quarter more."""
     if size <= SMALLEST:
         return SMALLEST
     step = 1 << (size - 1).bit_length() - 3
@@ -304,66 +257,21 @@ def few_left(fd: int) -> bool:
     return fd >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
 
 
-def _memfd() -> int:
+def machine() -> str:
+    """Return the boot id of this machine, the same for all containers on it."""
     try:
-        fd = os.memfd_create("dps", _CLOEXEC_SEALABLE | _NOEXEC)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        fd = os.memfd_create("dps", _CLOEXEC_SEALABLE)
-    if few_left(fd):
-        os.close(fd)
-        raise OSError(errno.EMFILE, "few descriptors are left")
-    return fd
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""  # not on Linux
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process runs, as far as it decides which processes it can share memory with.
-
-    Attributes
-    ----------
-    boot
-        Boot id of the machine, the same for all containers on it.
-    user
-        User id.
-    network
-        Network namespace, to which abstract unix sockets belong.
-    refusal
-        Why it cannot share memory; empty: it can.
-    """
-
-    boot: str
-    user: int
-    network: str
-    refusal: str = ""
-
-    def apart(self, other: Place) -> str:
-        """Why these two processes cannot share memory; empty: they can."""
-        if self.boot != other.boot:
-            return "on another host"
-        if self.user != other.user:
-            return "of another user"
-        if self.network != other.network:
-            return "in another network namespace"
-        if self.refusal or other.refusal:
-            return f"no shared memory: {self.refusal or other.refusal}"
-        return ""
-
-
-def here() -> Place:
-    """Where this process runs; tries out whether it can share memory."""
+def here() -> dict[str, str]:
+    """Return what processes that share memory have in common; `OSError` if this one cannot."""
     if not sys.platform.startswith("linux"):
-        return Place("", -1, "", f"{sys.platform} has no memfd")
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        network = str(os.stat("/proc/self/ns/net").st_ino)
-    except OSError as error:
-        return Place("", -1, "", str(error))
-    place = Place(boot, os.getuid(), network)
-    try:
-        create(SMALLEST)
-        socket.socket(socket.AF_UNIX).close()
-    except OSError as error:
-        return replace(place, refusal=str(error))
-    return place
+        raise OSError(f"{sys.platform} has no memfd")
+    create(SMALLEST)
+    return {
+        "host": machine(),
+        "user": str(os.getuid()),
+        "network namespace": str(os.stat("/proc/self/ns/net").st_ino),
+    }

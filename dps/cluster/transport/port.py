@@ -14,17 +14,16 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from distributed.comm import parse_address, parse_host_port
 from distributed.core import ConnectionPool
 
-from dps.cluster.platform import made_once
+from dps.cluster.platform import made_once, split_address
 from dps.cluster.transport.connection import Connection, Handler
-from dps.cluster.transport.memory import Place, Pool, few_left, here
-from dps.cluster.transport.sockets import GREETING_SECONDS, Line, to_tcp, to_unix, welcomed
+from dps.cluster.transport.memory import Pool, here
+from dps.cluster.transport.stream import Line, to_tcp, to_unix, welcomed
 from dps.protocol.transport import TransportChoice
 
 if TYPE_CHECKING:
@@ -33,13 +32,21 @@ if TYPE_CHECKING:
 HANDLER = "dps_port"
 NAME = "dps-port"
 CONNECT_SECONDS = 3.0
+GREETING_SECONDS = 5.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a transport that did not work is tried again
 REST_SECONDS = 1.0  # after a connection could not be accepted, for lack of descriptors
-BACKLOG = 128
-MOST_GREETING = 64  # connections that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
+
+_KINDS: dict[TransportChoice, tuple[Kind, ...]] = {
+    "auto": ("shared_memory", "stream"),
+    "shared_memory": ("shared_memory",),
+    "stream": ("stream",),
+    "dask": (),
+}
+_WHY = {"shared_memory": "on the same host", "stream": "as chosen"}
+T = TypeVar("T")
 
 _log = logging.getLogger("dps.transport")
 
@@ -65,28 +72,18 @@ AS_CHOSEN = Way("dask", "as chosen", None)
 
 
 class _Impassable(Exception):
-    """A kind of connection does not work between two processes; if `lasting`, it never will."""
+    """A kind of connection does not work to a peer; if `lasting`, it never will."""
 
     def __init__(self, why: str, lasting: bool = False) -> None:
         super().__init__(why)
         self.lasting = lasting
 
 
-class _Silent(_Impassable):
-    """A peer did not answer in time how it can be reached."""
-
-
 class Port:
     """The connections of one process, both ways. Used from its event loop, once it is made.
 
-    Parameters
-    ----------
-    rpc
-        Dask's connections, to ask peers.
-    address
-        Returns Dask's address of this process; None: it cannot be called.
-    calling, called
-        The cluster's TLS for each role, if it has TLS.
+    `address` returns Dask's address of this process; None: it cannot be called. `calling` and
+    `called` are the cluster's TLS for each role.
     """
 
     def __init__(
@@ -102,21 +99,17 @@ class Port:
         self._called = called
         self._users = 0
         self._handlers: dict[str, Handler] = {}
-        self._connections: set[Connection] = set()
+        # Those that were made here are to a peer, of a kind.
+        self._connections: dict[Connection, tuple[str, Kind] | None] = {}
         self._listeners: dict[Kind, socket.socket] = {}
-        self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._ways: dict[tuple[str, TransportChoice, bool], Way] = {}
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
         # Kinds that do not work to a peer, why, and until when they are not tried again.
         self._avoided: dict[tuple[str, Kind], tuple[str, float]] = {}
-        self._peers: dict[Connection, tuple[str, Kind]] = {}
-        self._tests: dict[Connection, asyncio.Task[None]] = {}
-        self._warned = False
-        self._secret = b""
-        self._place: Place | None = None
+        self._secret = secrets.token_bytes(32)
+        self._place: dict[str, str] | _Impassable | None = None
         self.pool = Pool()
-
-    # -- lifetime --------------------------------------------------------------------------------
 
     def enter(self) -> None:
         """Add a user; the first one opens the port."""
@@ -127,7 +120,7 @@ class Port:
         self._users -= 1
         if self._users:
             return
-        for task in (*self._looking.values(), *self._greeting, *self._tests.values()):
+        for task in self._tasks:
             task.cancel()
         for listener in self._listeners.values():
             asyncio.get_running_loop().remove_reader(listener.fileno())
@@ -151,86 +144,66 @@ class Port:
     # -- being called ----------------------------------------------------------------------------
 
     async def offer(self, kind: Kind) -> dict[str, Any] | None:
-        """How this process can be reached; None: not by this kind. Called by Dask for a peer."""
+        """Return how this process can be reached, for a peer that asks by Dask; None: it cannot."""
+        if not self._users or self._address is None:
+            return None
         try:
-            return self._offer(kind) if self._users and self._address is not None else None
+            if kind == "shared_memory":
+                place, name = self._here(), self._listening(kind).getsockname()[1:].decode()
+                return {"place": place, "name": name, "secret": self._secret}
+            scheme, host, _ = split_address(self._address())
+            if not host:
+                return None
+            port = self._listening(kind).getsockname()[1]
+            return {"host": host, "port": port, "tls": scheme == "tls", "secret": self._secret}
+        except _Impassable:
+            return None
         except OSError as error:
-            if not self._warned:
-                self._warned = True
-                _log.warning("no %s to this process: %s", _NAMES[kind], error)
+            _log.warning("no %s to this process: %s", kind, error)
             return None
-
-    def _offer(self, kind: Kind) -> dict[str, Any] | None:
-        assert self._address is not None
-        self._secret = self._secret or secrets.token_bytes(32)
-        if kind == "shared_memory":
-            place = self._here()
-            name = "" if place.refusal else str(self._listening(kind).getsockname()[1:].decode())
-            return {"place": asdict(place), "name": name, "secret": self._secret}
-        scheme, host, _ = split_address(self._address())
-        if not host:
-            return None
-        port = self._listening(kind).getsockname()[1]
-        return {"host": host, "port": port, "tls": scheme == "tls", "secret": self._secret}
 
     def _listening(self, kind: Kind) -> socket.socket:
-        if kind in self._listeners:
-            return self._listeners[kind]
-        if kind == "shared_memory":
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(f"\0dps-{secrets.token_hex(16)}")
-        else:
-            assert self._address is not None
-            _, host, _ = split_address(self._address())
-            family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server((host, 0), family=family)
-        listener.setblocking(False)
-        listener.listen(BACKLOG)
-        asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
-        self._listeners[kind] = listener
-        return listener
+        if kind not in self._listeners:
+            if kind == "shared_memory":
+                listener = socket.socket(socket.AF_UNIX)
+                listener.bind(f"\0dps-{secrets.token_hex(16)}")
+            else:
+                assert self._address is not None
+                _, host, _ = split_address(self._address())
+                family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+                listener = socket.create_server((host, 0), family=family)
+            listener.setblocking(False)
+            listener.listen()
+            self._listeners[kind] = listener
+            self._start(self._accept(listener))
+        return self._listeners[kind]
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, _ = listener.accept()
-        except OSError as error:
-            if not isinstance(error, BlockingIOError | InterruptedError | ConnectionError):
+    async def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                sock, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:
                 _log.warning("a connection could not be accepted: %s", error)
-                # It stays pending, so without a rest the event loop would be busy with it.
-                loop = asyncio.get_running_loop()
-                loop.remove_reader(listener.fileno())
-                loop.call_later(REST_SECONDS, self._accept_again, listener)
-            return
-        if self._greeting and (len(self._greeting) >= MOST_GREETING or few_left(sock.fileno())):
-            # A greeting takes a moment: the oldest is the least likely to come from a peer.
-            oldest = next(iter(self._greeting))
-            del self._greeting[oldest]
-            oldest.cancel()
-        task = asyncio.ensure_future(self._welcome(sock))
-        self._greeting[task] = None
-        task.add_done_callback(lambda task: self._greeting.pop(task, None))
-
-    def _accept_again(self, listener: socket.socket) -> None:
-        if listener in self._listeners.values():
-            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept, listener)
+                await asyncio.sleep(REST_SECONDS)  # it stays pending
+                continue
+            self._start(self._welcome(sock))
 
     async def _welcome(self, sock: socket.socket) -> None:
-        secure = self._address is not None and split_address(self._address())[0] == "tls"
-        tls = self._called if secure else None
+        assert self._address is not None
+        tls = self._called if split_address(self._address())[0] == "tls" else None
         try:
             async with asyncio.timeout(GREETING_SECONDS):
                 line = await welcomed(sock, self._secret, tls)
         except (OSError, TimeoutError) as error:
             _log.info("a connection was refused: %s", error)
-            return
-        self._connected(line)
+        else:
+            self._connected(line, None)
 
     # -- calling ---------------------------------------------------------------------------------
 
     async def way(self, address: str, wanted: TransportChoice, large: bool) -> Way:
         """Return the way of a message to a peer; connect if there is no connection.
 
-        `wanted` is the user's choice: "auto", or the one kind to try before Dask's connection.
         `large` messages are those with large frames, or replies with them. `OSError` if the peer
         cannot be reached at all.
         """
@@ -240,74 +213,45 @@ class Port:
             return known
         looking = self._looking.get(key)
         if looking is None:
-            looking = self._looking[key] = asyncio.ensure_future(self._look(*key))
-            looking.add_done_callback(lambda task: self._found(key, task))
+            looking = self._looking[key] = self._start(self._look(*key))
+            looking.add_done_callback(lambda _: self._looking.pop(key))
         return await asyncio.shield(looking)  # others may wait for it too
 
-    def doubt(self, connection: Connection) -> None:
-        """Test a connection on which a reply is late.
-
-        If nothing arrives on it although the peer answers by Dask, it is closed, and messages use
-        another transport for a while.
-        """
-        if connection in self._peers and connection not in self._tests:
-            test = self._test(connection, *self._peers[connection])
-            task = self._tests[connection] = asyncio.ensure_future(test)
-            task.add_done_callback(lambda _: self._tests.pop(connection, None))
-
-    async def _test(self, connection: Connection, address: str, kind: Kind) -> None:
-        try:
-            await self._asked(address, kind)
-        except (_Impassable, OSError):
-            return  # the peer does not answer on any connection
-        if connection.lost or await connection.is_alive(ASK_SECONDS):
-            return
-        why = f"nothing came by {_NAMES[kind]}"
-        _log.warning("to %s: %s; another transport is used for %g s", address, why, AGAIN_SECONDS)
-        self._avoid(address, kind, why)
-        connection.close(why)
-
-    def _found(self, key: tuple[str, TransportChoice, bool], looking: asyncio.Task[Way]) -> None:
-        self._looking.pop(key, None)
-        if looking.cancelled() or looking.exception() is not None:
-            return
-        before, way = self._ways.get(key), looking.result()
-        self._ways[key] = way
-        old = before.connection if before is not None else None
-        if old is not None and old is not way.connection:
-            old.retire()
-
     async def _look(self, address: str, wanted: TransportChoice, large: bool) -> Way:
-        """Find the best way that works; a connection that is in use is kept."""
-        before = self._ways.get((address, wanted, large))
+        """Find the best way that works, and keep it; a connection that is in use is kept."""
+        key = address, wanted, large
+        before = self._ways.get(key, AS_CHOSEN)
         reasons: list[_Impassable] = []
+        way = AS_CHOSEN
         for kind in _KINDS[wanted]:
-            connection = before.connection if before and before.transport == kind else None
+            connection = before.connection if before.transport == kind else None
             try:
                 if connection is None or connection.lost:
-                    connection = self._connected(await self._line(address, kind), address, kind)
+                    connection = self._connected(await self._line(address, kind), (address, kind))
             except _Impassable as reason:
                 reasons.append(reason)
-                if isinstance(reason, _Silent):
-                    break  # it would not answer about another kind either
-                continue
-            why = "; ".join(map(str, reasons)) or _WHY[kind]
-            lasting = all(reason.lasting for reason in reasons)
+            else:
+                way = Way(kind, _WHY[kind], connection)
+                break
+        if reasons:
+            lasting = way.connection is not None and all(reason.lasting for reason in reasons)
             until = float("inf") if lasting else time.monotonic() + AGAIN_SECONDS
-            return Way(kind, why, connection, until)
-        if not reasons:
-            return AS_CHOSEN
-        why = "; ".join(map(str, reasons))
-        return Way("dask", why, None, time.monotonic() + AGAIN_SECONDS)
+            way = Way(way.transport, "; ".join(map(str, reasons)), way.connection, until)
+        self._ways[key] = way
+        if before.connection is not None and before.connection is not way.connection:
+            before.connection.close("another transport is used now")
+        return way
 
     async def _line(self, address: str, kind: Kind) -> Line:
-        """Connect to a peer; raises `_Impassable` if this kind of connection does not work."""
+        """Connect to a peer; `OSError` if it does not answer on Dask's connection either."""
         refusal, until = self._avoided.get((address, kind), ("", 0.0))
         if time.monotonic() < until:
             raise _Impassable(refusal)
-        offer = await self._asked(address, kind)
+        place = self._here() if kind == "shared_memory" else {}
+        async with asyncio.timeout(ASK_SECONDS):
+            offer = await getattr(self._rpc(address), HANDLER)(kind=kind)
         if offer is None:
-            raise _Impassable(f"{address} offers no {_NAMES[kind]}")
+            raise _Impassable(f"{address} offers no {kind}")
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 if kind == "stream":
@@ -315,79 +259,56 @@ class Port:
                         raise _Impassable("this process has no TLS", lasting=True)
                     tls = self._calling if offer["tls"] else None
                     return await to_tcp(offer["host"], offer["port"], offer["secret"], tls)
-                if apart := self._here().apart(Place(**offer["place"])):
-                    raise _Impassable(apart, lasting=True)
+                for what, value in place.items():
+                    if offer["place"][what] != value:
+                        raise _Impassable(f"another {what}", lasting=True)
                 return await to_unix(offer["name"], offer["secret"])
         except TimeoutError:
-            why = f"no {_NAMES[kind]} in {CONNECT_SECONDS:g} s"
+            why = f"no {kind} in {CONNECT_SECONDS:g} s"
         except OSError as error:
-            why = f"no {_NAMES[kind]}: {error}"
+            why = f"no {kind}: {error}"
         _log.warning("to %s: %s", address, why)
         raise _Impassable(why)
 
-    async def _asked(self, address: str, kind: Kind) -> dict[str, Any] | None:
-        """Ask a peer for its offer; raises `_Silent` if it does not answer in time."""
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                offer: dict[str, Any] | None = await getattr(self._rpc(address), HANDLER)(kind=kind)
-        except TimeoutError:
-            raise _Silent(f"no answer about {_NAMES[kind]} in {ASK_SECONDS:g} s") from None
-        return offer
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    # -- connections of both kinds -------------------------------------------------------------
-
-    def _connected(self, line: Line, address: str = "", kind: Kind = "stream") -> Connection:
+    def _connected(self, line: Line, peer: tuple[str, Kind] | None) -> Connection:
         connection = Connection(line, self._handlers, self.pool, self._lost)
-        self._connections.add(connection)
-        if address:
-            self._peers[connection] = address, kind
+        self._connections[connection] = peer
         return connection
 
     def _lost(self, connection: Connection, why: str, no_memory: bool) -> None:
-        self._connections.discard(connection)
+        peer = self._connections.pop(connection)
         # There may never be another call of this peer, so nothing is kept for it.
         self._ways = {key: way for key, way in self._ways.items() if way.connection != connection}
-        address, kind = self._peers.pop(connection, ("", "shared_memory"))
-        if no_memory:
-            _log.warning("no shared memory with %s: %s", address or "a peer", why)
-            if address:
-                self._avoid(address, kind, why)
+        if no_memory and peer is not None:
+            _log.warning("to %s: %s", peer[0], why)
+            self._avoided[peer] = why, time.monotonic() + AGAIN_SECONDS
 
-    def _avoid(self, address: str, kind: Kind, why: str) -> None:
-        now = time.monotonic()
-        self._avoided = {key: known for key, known in self._avoided.items() if known[1] > now}
-        self._avoided[address, kind] = why, now + AGAIN_SECONDS
-
-    def _here(self) -> Place:
+    def _here(self) -> dict[str, str]:
+        """Return where this process is; raises `_Impassable` if it cannot share memory."""
         if self._place is None:
-            self._place = here()
-            if self._place.refusal:
-                _log.warning("no shared memory in this process: %s", self._place.refusal)
+            try:
+                self._place = here()
+            except OSError as error:
+                self._place = _Impassable(f"no shared memory in this process: {error}", True)
+                _log.warning("%s", self._place)
+        if isinstance(self._place, _Impassable):
+            raise self._place
         return self._place
 
 
-_KINDS: dict[TransportChoice, tuple[Kind, ...]] = {
-    "auto": ("shared_memory", "stream"),
-    "shared_memory": ("shared_memory",),
-    "stream": ("stream",),
-    "dask": (),
-}
-_NAMES = {"shared_memory": "shared memory", "stream": "stream"}
-_WHY = {"shared_memory": "on the same host", "stream": "as chosen"}
-
-
-def split_address(address: str) -> tuple[str, str, int]:
-    """Scheme, host and port of an address of Dask; no host: it is not reached over a network."""
-    scheme, location = parse_address(address)
-    return (scheme, *parse_host_port(location)) if scheme in ("tcp", "tls") else (scheme, "", 0)
-
-
 def port_of(dask_worker: distributed.Worker) -> Port:
-    """The port of a node's process, which everything in it shares."""
+    """Return the port of a node's process, which everything in it shares."""
 
     def opened() -> Port:
-        calling = dask_worker.security.get_connection_args("worker").get("ssl_context")
-        called = dask_worker.security.get_listen_args("worker").get("ssl_context")
+        security = dask_worker.security
+        calling = security.get_connection_args("worker").get("ssl_context")
+        called = security.get_listen_args("worker").get("ssl_context")
         port = Port(dask_worker.rpc, lambda: dask_worker.address, calling, called)
         dask_worker.handlers[HANDLER] = port.offer
         return port
@@ -396,5 +317,5 @@ def port_of(dask_worker: distributed.Worker) -> Port:
 
 
 def port_of_driver(client: distributed.Client) -> Port:
-    """A port of a process that calls nodes, and is not called."""
+    """Return a port of a process that calls nodes, and is not called."""
     return Port(client.rpc, None, client.security.get_connection_args("client").get("ssl_context"))

@@ -51,7 +51,7 @@ def push_and_read(worker: Worker) -> None:
     )
     pushed = worker.push_async(rows={"counts": one_each(KEYS), "emb": ([5], gradient[:1])})
     pushed.wait()
-    found, rows = worker.pull_range_async("counts", KEYS[1], KEYS[3]).wait()
+    found, rows = worker.pull_range("counts", KEYS[1], KEYS[3])
     assert found.tolist() == KEYS[1:3].tolist()
     assert (rows == 1).all()
     assert worker.pull_rows_async("counts", [1, KEYS[1]]).wait().tolist() == [[0.0], [1.0]]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from dps import Worker
+from dps import Pipeline, Worker
 from dps.cluster.transport.connection import LARGE_BYTES
 from dps.cluster.transport.memory import Held, held_by
 from dps.errors import ShapeMismatch
@@ -104,18 +104,18 @@ def test_large_arrays_lie_in_shared_memory_from_the_beginning(
         assert ps.pull()["w"][0] == 1.0
 
 
-def pull_into_arrays(worker: Worker) -> list[bool]:
+def write_into_arrays(worker: Worker) -> list[bool]:
     flat = worker.layout.flat()
     mine = flat.over(np.zeros(flat.nbytes, np.uint8))
-    worker.pull_into(mine)
-    gradients = ones(mine)
-    worker.push_pull_into(mine, gradients).wait()
-    return [bool((mine[name] == array).all()) for name, array in worker.pull().items()]
+    with Pipeline(worker, ahead=0, into=mine) as pipeline:
+        first = [bool((mine[name] == array).all()) for name, array in worker.pull().items()]
+        pipeline.push_pull(ones(mine))
+    return first + [bool((mine[name] == array).all()) for name, array in worker.pull().items()]
 
 
 def test_weights_can_be_written_into_arrays_of_ones_own(plain: Client) -> None:
     with patient_server(plain, params(), shards=2, optimizer=COUNTING) as ps:
-        assert results(ps.run(pull_into_arrays)) == [[True, True]]
+        assert results(ps.run(write_into_arrays)) == [[True] * 4]
         assert counts(ps) == [1, 1]
 
 

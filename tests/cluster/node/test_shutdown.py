@@ -14,7 +14,7 @@ from distributed import Client
 from dps import ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.names import NodeSpec
-from dps.cluster.node.shutdown import margin
+from dps.cluster.node.member import margin
 from dps.events import Evaluated, NodeDrained, NodeJoined, NodeLeaving, NodeLeft
 from tests.support.deployment import deployed, workers
 from tests.support.training import (

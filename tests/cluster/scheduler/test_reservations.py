@@ -20,7 +20,7 @@ from dps.cluster.backends.existing import ExistingCluster
 from dps.cluster.backends.processes import is_running
 from dps.cluster.names import NodeSpec
 from dps.cluster.scheduler import reservations
-from dps.cluster.transport.links import links_of
+from dps.cluster.transport.calls import links_of
 from dps.errors import CapacityError
 from tests.support.deployment import ROOT, deployed, workers
 from tests.support.driver import MEMBERS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from dps.cluster.transport.links import Closed, Late, Links
+from dps.cluster.transport.calls import Closed, Late, Links
 
 
 def test_a_process_is_cut_off_where_nothing_that_it_sends_arrives() -> None:

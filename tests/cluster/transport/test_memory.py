@@ -17,7 +17,6 @@ from dps.cluster.transport.memory import (
     SMALLEST,
     Held,
     Pool,
-    array_of,
     create,
     held_by,
     opened,
@@ -30,7 +29,7 @@ BYTE = np.dtype(np.uint8)
 def as_seen_by_another(held: Held) -> np.ndarray:
     """A segment as a process sees it that was passed the descriptor."""
     there = opened(os.dup(held.mapping.fd), held.mapping.size)
-    return array_of(Held(there, (there.size,), BYTE, False, lambda *_: None))
+    return np.asarray(Held(there, (there.size,), BYTE, False, lambda *_: None))
 
 
 def test_nobody_else_can_write_to_a_segment_nor_change_its_size() -> None:
@@ -91,7 +90,7 @@ def test_threads_that_fill_and_let_go_at_once_never_share_a_segment() -> None:
         values = np.full(SMALLEST // 8, mark, np.int64)
         for _ in range(200):
             held, _ = pool.filled([values])
-            if not (array_of(held).view(np.int64) == mark).all():
+            if not (np.asarray(held).view(np.int64) == mark).all():
                 torn.append(mark)
 
     threads = [threading.Thread(target=work, args=(mark,)) for mark in range(4)]

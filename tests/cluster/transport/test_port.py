@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import resource
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,10 +14,9 @@ from distributed.core import ConnectionPool, Server
 
 from dps.cluster.transport import memory
 from dps.cluster.transport import port as module
-from dps.cluster.transport.calls import ClusterTransport, Meter
-from dps.cluster.transport.links import Links
+from dps.cluster.transport.calls import ClusterTransport, Links, Meter
 from dps.cluster.transport.port import HANDLER, Port
-from dps.errors import DeadlineExceeded, Unreachable
+from dps.errors import Unreachable
 from dps.protocol import wire
 from dps.protocol.messages import Weights
 from dps.protocol.transport import Endpoint, TransportChoice
@@ -134,20 +131,19 @@ def test_what_is_chosen_is_used_and_told_once(wanted: TransportChoice, by: str, 
 @pytest.mark.parametrize(
     ("difference", "why"),
     [
-        ({"boot": "another"}, "on another host"),
-        ({"user": 12345}, "of another user"),
-        ({"network": "another"}, "in another network namespace"),
-        ({"refusal": "memory is full"}, "no shared memory: memory is full"),
+        ({"host": "another"}, "another host"),
+        ({"user": "12345"}, "another user"),
+        ({"network namespace": "another"}, "another network namespace"),
     ],
 )
 def test_processes_that_cannot_share_memory_send_streams(
-    difference: dict[str, object], why: str
+    difference: dict[str, str], why: str
 ) -> None:
     async def scenario(places: Places) -> None:
         peer = await places.peer()
         for wanted, by in (("auto", "stream"), ("shared_memory", "dask")):
             caller = await places.caller(wanted)  # type: ignore[arg-type]
-            caller.port._place = replace(caller.port._here(), **difference)  # type: ignore[arg-type]
+            caller.port._place = caller.port._here() | difference
             await caller.echo(peer, LARGE)
             assert caller.told == [(by, why)]
 
@@ -182,7 +178,7 @@ def test_what_did_not_work_is_tried_again_after_a_time(monkeypatch: pytest.Monke
                     await caller.echo(peer, LARGE)
         assert [by for by, _ in caller.told] == ["dask", "stream", "shared_memory"]
         kept = [way.connection for way in caller.port._ways.values()]
-        assert caller.port._connections == set(kept) - {None}  # the stream is ended
+        assert caller.port._connections.keys() == set(kept) - {None}  # the stream is ended
 
     carry_out(scenario)
 
@@ -225,90 +221,6 @@ def test_nothing_is_kept_for_a_peer_that_is_gone(wanted: TransportChoice) -> Non
     carry_out(scenario)
 
 
-@pytest.mark.parametrize("wanted", ["auto", "stream"])
-def test_a_peer_that_does_not_say_how_it_is_reached_is_called_by_dask(
-    wanted: TransportChoice, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
-
-    async def scenario(places: Places) -> None:
-        peer, caller = await places.peer(), await places.caller(wanted)
-
-        async def silent(kind: module.Kind) -> object:
-            await asyncio.sleep(SECONDS)
-            return None
-
-        peer.server.handlers[HANDLER] = silent
-        await caller.echo(peer, LARGE, deadline=SECONDS / 2)
-        assert [by for by, _ in caller.told] == ["dask"]
-        assert "in 0.1 s" in caller.told[0][1]
-
-    carry_out(scenario)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "ways"),
-    [("auto", ["shared_memory", "stream", "dask"]), ("stream", ["stream", "dask"])],
-)
-def test_what_is_sent_again_leaves_a_connection_over_which_nothing_comes(
-    wanted: TransportChoice, ways: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.5)
-
-    async def scenario(places: Places) -> None:
-        peer, caller = await places.peer(), await places.caller(wanted)
-        loop = asyncio.get_running_loop()
-        await caller.echo(peer, LARGE)
-        for by in ways[:-1]:
-            assert caller.told[-1][0] == by
-            for connection in peer.port._connections:  # as if the network dropped all packets
-                loop.remove_reader(connection._fd)
-            async with asyncio.timeout(SECONDS):
-                while caller.told[-1][0] == by:
-                    with contextlib.suppress(DeadlineExceeded, Unreachable):
-                        await caller.echo(peer, LARGE, deadline=0.1)
-        await caller.echo(peer, LARGE)
-        assert [by for by, _ in caller.told] == ways
-        assert "nothing came by stream" in caller.told[-1][1]
-
-    carry_out(scenario)
-
-
-def test_a_connection_is_kept_when_the_reply_alone_is_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A server may hold a request for long; and a peer that is paused answers by no connection."""
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.2)
-
-    async def scenario(places: Places) -> None:
-        peer, caller = await places.peer(), await places.caller()
-        go = asyncio.Event()
-
-        async def late(link: str, *frames: np.ndarray) -> wire.Frames:
-            await go.wait()
-            return list(frames)
-
-        async def silent(kind: module.Kind) -> object:
-            await asyncio.sleep(SECONDS)
-            return None
-
-        for handler in (peer.port.offer, silent):
-            peer.port.serve("echo", late)
-            await caller.port.way(peer.address, "auto", False)
-            kept = set(caller.port._connections)
-            peer.server.handlers[HANDLER] = handler
-            with pytest.raises(DeadlineExceeded):
-                await caller.echo(peer, deadline=0.05)
-            while caller.port._tests:
-                await asyncio.sleep(0.01)
-            go.set()
-            await caller.echo(peer)
-            assert caller.port._connections == kept
-            go.clear()
-
-    carry_out(scenario)
-
-
 @pytest.mark.parametrize("wanted", ["shared_memory", "stream", "dask"])
 def test_bytes_are_counted_by_link_on_every_way(wanted: TransportChoice) -> None:
     async def scenario(places: Places) -> None:
@@ -338,8 +250,8 @@ def test_who_may_make_no_memory_sends_streams_and_one_line_says_so(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, most))
     lines = [r.message for r in caplog.records if r.name == "dps.transport"]
-    assert len(lines) == 2  # one of each side
-    assert all("no shared memory" in line for line in lines)
+    assert len(lines) == 1
+    assert "no shared memory" in lines[0]
 
 
 def test_who_cannot_map_is_sent_streams_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from dps.protocol.client.shard_client import Outcome
 from dps.protocol.messages import Evict
 from dps.recovery.chain import Chain
 from dps.recovery.strategy import Recovery
-from tests.protocol.coordinator.test_membership import view_of
+from tests.protocol.coordinator.test_liveness import view_of
 from tests.simulator.schedules.strategies import TIMINGS
 from tests.support.worlds import Setting, in_world
 

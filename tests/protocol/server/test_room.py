@@ -14,7 +14,7 @@ from dps.protocol.messages import Push, Pushed
 from dps.recovery.chain import Chain
 from dps.recovery.durability import Persistence
 from dps.recovery.strategy import Recovery
-from tests.protocol.coordinator.test_membership import view_of
+from tests.protocol.coordinator.test_liveness import view_of
 from tests.support.worlds import Setting, in_world, until
 
 
