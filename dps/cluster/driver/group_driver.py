@@ -12,18 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dps.cluster.driver.elasticity import Elasticity
 from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.incidents import IncidentWatch
 from dps.cluster.driver.news import News
 from dps.cluster.driver.runs import must_be_sent
-from dps.cluster.driver.setup import Options, Start
+from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
-from dps.cluster.driver.status import TrainingStatus
+from dps.cluster.driver.training import Training
 from dps.cluster.heads import Heads
-from dps.cluster.names import Node, topic
-from dps.cluster.node.worker_task import Place, run_worker
-from dps.cluster.platform import platform_of, weakly
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, take_out, widen
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
@@ -42,7 +38,8 @@ from dps.observe.tracking import MlflowRun
 from dps.protocol.client.client import Client
 from dps.protocol.client.driver import Bootstrap, save_all
 from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import AuditReply, CloseGroup, Dismiss, StopTraining
+from dps.protocol.messages import AuditReply, CloseGroup, StopTraining
+from dps.recovery.manifest import write_run
 
 if TYPE_CHECKING:
     import distributed
@@ -59,11 +56,11 @@ class GroupDriver:
 
     Attributes
     ----------
-    history, news, inbox, incidents, hosts, elasticity, training
+    history, news, inbox, incidents, hosts, training
         The parts of the driver, each with a module of its own.
     connection
         The client's connection to the scheduler.
-    router, transport
+    router
         How the group is called, once it is up.
     runs
         The runs of MLflow that the training is logged to.
@@ -73,20 +70,18 @@ class GroupDriver:
         Whether the connection to the scheduler was lost before the group was closed.
     """
 
-    def __init__(self, client: distributed.Client, start: Start, options: Options) -> None:
-        group = start.group
-        self.history = History(group.rule)
+    def __init__(self, client: distributed.Client, start: Start) -> None:
+        self.history = History(start.group.rule)
         self.news = News(client)
-        self.inbox = Inbox(client, group, options.on_event, self.history, self.news)
-        self.incidents = IncidentWatch(group, self.news)
-        self.hosts = ShardHosts(client, group, options.seats, self._let_in, self.news)
-        self.elasticity = Elasticity(client, self.hosts, options.on_event, self.news)
-        self.training = TrainingStatus(client, start, self.history, self.hosts, self.incidents)
+        self.inbox = Inbox(client, start, self.history, self.news)
+        self.incidents = IncidentWatch(start.group, self.news)
+        self.hosts = ShardHosts(client, start, self.news, self._let_in)
+        self.training = Training(client, start, self.history, self.hosts, self.incidents)
         self.connection = SchedulerConnection(client)
         self.runs: list[MlflowRun] = []
         self.is_open = self.lost = False
         self._client = client
-        self._group = group
+        self._group = start.group
         self._start = start
         self._caller: Client | None = None
         self._seeding: list[asyncio.Task[None]] = []  # the initial values; none before the start
@@ -99,12 +94,11 @@ class GroupDriver:
         self._port.enter()
         wanted = self._group.transport
         port = self._port if wanted != "dask" else None
-        self.transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
-        self.router = Router(self._group, self.transport)
+        transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
+        self.router = Router(self._group, transport)
         try:
-            await self.hosts.assign(self.router)
+            await self.hosts.assign()
         except BaseException:
-            await self.hosts.stop()
             self._port.exit()
             raise
         self.is_open = True
@@ -115,18 +109,17 @@ class GroupDriver:
             raise
 
     async def _bring_up(self) -> None:
-        client, group = self._client, self._group
+        client, group, start = self._client, self._group, self._start
         self.incidents.open(self.router)
         self.inbox.open()
         self.training.open(self.router)
-        joined = weakly(self.hosts.node_joined)
-        client.subscribe_topic(topic("nodes", group.name), joined)
-        self.elasticity.open(self.router)
+        self.hosts.open(self.router)
         with must_be_sent("what functions= or another argument holds", "parts"):
             await client.register_plugin(CoordinatorPlugin(group, client.id))
-        start = self._start
-        await start.leave_description(platform_of(client).clock.now())
-        seeder = Bootstrap(self.router, start.initial, start.states, start.tables)
+        if group.recovery.durability.writes_checkpoints:
+            await asyncio.to_thread(write_run, start.run)
+        states = start.saved.states if start.saved is not None else ()
+        seeder = Bootstrap(self.router, start.initial, states, start.tables)
         self._seeding.append(asyncio.create_task(seeder.run()))
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -144,33 +137,6 @@ class GroupDriver:
 
     # -- in use --------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        train: Callable[..., Any],
-        peers: Sequence[str],
-        index: int,
-        nodes: Sequence[Node],
-        share: list[Any] | None,
-        only_on: str | None = None,
-    ) -> Any:
-        """Start a worker on one of `nodes`, again `only_on` one if it is lost; in any thread."""
-        names = {node.address: node.name for node in nodes}
-        token = platform_of(self._client).token()
-        with must_be_sent("train", "worker"):
-            future = self._client.submit(
-                run_worker,
-                self._group,
-                train,
-                Place(peers, index, names, self.training.stops),
-                share,
-                key=f"dps-{peers[index]}-{self._group.name}-{token}",
-                workers=list(names),
-                resources={"worker": 1} if nodes[0].resource else None,
-                pure=False,
-            )
-        self.training.submitted(peers[index], future, only_on)
-        return future
-
     async def _let_in(self) -> None:
         """Start workers that wait for a node on nodes that have joined since they were run.
 
@@ -187,7 +153,7 @@ class GroupDriver:
 
     async def read(self, request: Callable[[Client], Awaitable[T]]) -> T:
         """Return what a request of a client of its own returns."""
-        reader = Client(self._group, self.transport)
+        reader = Client(self._group, self.router.transport)
         try:
             return await request(reader)
         finally:
@@ -197,8 +163,8 @@ class GroupDriver:
         """Run a registered function on every shard."""
         if self._caller is None:
             # It must not be mistaken for the caller before the parameter server was resumed.
-            generation = self._start.generation
-            self._caller = Client(self._group, self.transport, incarnation=generation)
+            generation = self._start.run.generation
+            self._caller = Client(self._group, self.router.transport, incarnation=generation)
         self.note_updates()
         return await self._caller.apply(function, arguments)
 
@@ -217,14 +183,10 @@ class GroupDriver:
         durability = self._group.recovery.durability
         if durability.writes_checkpoints:
             self.news.unsaved = (
-                f"parameter server {self._group.name} was not closed: updates since its last "
-                f"checkpoint ({brief(durability)}) are in none. Leave its `with`, or call "
-                "ps.close()"
+                f"parameter server {self._group.name} was not closed: no checkpoint "
+                f"({brief(durability)}) has the updates since the last one. Leave its `with`, or "
+                "call ps.close()"
             )
-
-    async def dismiss(self, worker: str) -> None:
-        """Ask a worker to leave."""
-        await self.router.ask(Dismiss(worker))
 
     async def stop(self) -> None:
         """End the training: return when no worker pushes any more."""
@@ -277,10 +239,7 @@ class GroupDriver:
     async def _abandon(self, checkpoint: bool) -> None:
         """Release what is in this process, without the scheduler, and so without the group."""
         self.lost = self.connection.lost
-        for task in self._seeding:
-            task.cancel()
-        ending = self.incidents.stop(), self.elasticity.close(), self.hosts.stop()
-        await asyncio.gather(*ending, *self._seeding, return_exceptions=True)
+        await self._stop(self.incidents.stop(), self.hosts.stop_moving(), self.hosts.stop())
         await self.router.close()
         self._port.exit()
         await self._end_runs()
@@ -288,7 +247,7 @@ class GroupDriver:
             self._warn_of_last_state("the connection to Dask's scheduler is gone")
 
     async def _close_in_order(self, checkpoint: bool) -> None:
-        await asyncio.gather(self.elasticity.close(), return_exceptions=True)
+        await asyncio.gather(self.hosts.stop_moving(), return_exceptions=True)
         await self._end_workers()
         if self._caller is not None:
             await self._caller.close()
@@ -301,14 +260,16 @@ class GroupDriver:
         finally:
             try:
                 # Not before the last checkpoint: a server that was lost just now needs a node.
-                self._client.unsubscribe_topic(topic("nodes", self._group.name))
-                for task in self._seeding:
-                    task.cancel()
-                ending = *self._seeding, self.hosts.stop()
-                await asyncio.gather(*ending, return_exceptions=True)
+                await self._stop(self.hosts.stop())
                 await self.hosts.finish_evaluators()
             finally:
                 await self._take_down()
+
+    async def _stop(self, *parts: Awaitable[None]) -> None:
+        """Install no more initial values, and stop some parts, whatever they raise."""
+        for task in self._seeding:
+            task.cancel()
+        await asyncio.gather(*self._seeding, *parts, return_exceptions=True)
 
     async def _end_workers(self) -> None:
         """Make the workers fail that are still running, and forget those that do not end soon."""
@@ -327,19 +288,17 @@ class GroupDriver:
         try:
             await self.checkpoint(self._group.timings.call)
         except DpsError as error:
-            text = (
-                f"the last state of parameter server {self._group.name} is not in its checkpoints, "
-                f"for it could not be written at the end: {error}. The one before is whole, and "
-                "ParameterServer.resume goes on from it. To be sure of the last state, call "
+            self._warn_of_last_state(
+                f"it could not be written at the end ({error}). To be sure of the last state, call "
                 "ps.checkpoint() before the end, which waits for longer, and raises"
             )
-            self.news.warn(text, LastStateNotSavedWarning)
 
     def _warn_of_last_state(self, why: str) -> None:
         if self._group.recovery.durability.writes_checkpoints:
             text = (
-                f"{why}, and the last state of parameter server {self._group.name} is not in its "
-                "checkpoints; ParameterServer.resume goes on from those"
+                f"the last state of parameter server {self._group.name} is not in its "
+                "checkpoints, which are complete (ParameterServer.resume continues from them), "
+                f"because {why}"
             )
             self.news.warn(text, LastStateNotSavedWarning)
 
@@ -365,10 +324,7 @@ class GroupDriver:
         failed = any(each.status == "failed" for each in self.training.workers())
         self.training.let_go()
         incidents = self.incidents
-        numbers = {
-            "updates_lost": incidents.updates_lost,
-            "failovers": len(incidents.failovers),
-        }
+        numbers = {"updates_lost": incidents.updates_lost, "failovers": len(incidents.failovers)}
         return [partial(run.close, numbers, not failed) for run in runs]
 
 

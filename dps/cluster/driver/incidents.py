@@ -16,7 +16,7 @@ from dps.errors import CopiesMissingWarning, DpsError, UpdatesLostWarning
 from dps.events import Failover
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
-from dps.protocol.messages import GetIncidents, Loss, Table
+from dps.protocol.messages import GetIncidents, Loss, Table, View
 from dps.protocol.tasks import Tasks
 
 # No warning if the replica is back before a person could act.
@@ -26,13 +26,13 @@ GRACE_SECONDS = 1.0
 class IncidentWatch:
     """Collects a group's incidents, and reports new ones. Used from the client's event loop.
 
-    `losses`, `failovers` and the `copies` of each shard may be read in any thread.
+    `losses`, `failovers` and the `views` of the last routing table may be read in any thread.
     """
 
     def __init__(self, group: Group, news: News) -> None:
         self.losses: tuple[Loss, ...] = ()
         self.failovers: tuple[Failover, ...] = ()
-        self.copies: dict[int, int] = {}
+        self.views: tuple[View, ...] = ()
         self.closing = False  # by the driver itself
         self._group = group
         self._news = news
@@ -107,7 +107,10 @@ class IncidentWatch:
                     "Dask client. Leave its `with`, or call ps.close(), before that"
                 )
             return
-        self._look_for_copies(table)
+        self.views = table.views
+        if self._group.on_loss != SILENT:
+            for view in table.views:
+                self._look_for_copies(view)
         announced = table.losses, table.failovers
         is_new, self._announced = announced != self._announced, announced
         if is_new and (self._asking is None or self._asking.done()):
@@ -123,26 +126,23 @@ class IncidentWatch:
             else:
                 await asyncio.sleep(self._group.timings.retry)
 
-    def _look_for_copies(self, table: Table) -> None:
+    def _look_for_copies(self, view: View) -> None:
         """Warn of a shard that had all its copies, and has lacked one for `GRACE_SECONDS`."""
-        for view in table.views:
-            shard, self.copies[view.shard] = view.shard, len(view.chain)
-            if self._group.on_loss == SILENT:
-                continue
-            if self.copies[shard] >= self._group.replicas:
-                self._whole.add(shard)
-                if (due := self._due.pop(shard, None)) is not None:
-                    due.cancel()
-                if shard in self._warned_of:
-                    self._warned_of.remove(shard)
-                    self._news.log(f"shard {shard} has all its copies again{self._of_group}")
-            elif shard in self._whole and shard not in self._due:
-                loop = asyncio.get_running_loop()
-                self._due[shard] = loop.call_later(GRACE_SECONDS, self._warn_of, shard)
+        shard = view.shard
+        if len(view.chain) >= self._group.replicas:
+            self._whole.add(shard)
+            if (due := self._due.pop(shard, None)) is not None:
+                due.cancel()
+            if shard in self._warned_of:
+                self._warned_of.remove(shard)
+                self._news.log(f"shard {shard} has all its copies again{self._of_group}")
+        elif shard in self._whole and shard not in self._due:
+            loop = asyncio.get_running_loop()
+            self._due[shard] = loop.call_later(GRACE_SECONDS, self._warn_of, shard)
 
     def _warn_of(self, shard: int) -> None:
         self._warned_of.add(shard)
-        there, wanted = self.copies[shard], self._group.replicas
+        there, wanted = len(self.views[shard].chain), self._group.replicas
         state = f"has {there} of {wanted} copies" if there else "is down: no copy of it is left"
         text = (
             f"shard {shard} {state}{self._of_group}. It gets another copy as soon as a node for "

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps.cluster.driver.group_driver import GroupDriver
-from dps.cluster.driver.runs import check_threads, refuse_futures, shares_of
-from dps.cluster.driver.setup import (
-    Choices,
-    Options,
-    Start,
-    afresh,
-    check_client,
-    from_path,
-)
+from dps.cluster.driver.setup import Choices, Options, Start, afresh, check_client, from_path
 from dps.cluster.names import Node
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.logs import keep_quiet
@@ -31,7 +23,7 @@ from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement import BALANCED, ConsistentHash
-from dps.core.ranges import argument_above_zero, shown, whole_argument
+from dps.core.ranges import argument_above_zero
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.row_gradients import KEYS
 from dps.core.tables.spec import SparseSpec
@@ -47,7 +39,7 @@ from dps.observe.views import (
     overview_line,
 )
 from dps.protocol.client.client import Client
-from dps.protocol.messages import AuditReply, Loss, Table
+from dps.protocol.messages import AuditReply, Dismiss, Loss, Table
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from dps.recovery import model_files
@@ -198,21 +190,21 @@ class ParameterServer:
             optimizer=optimizer,
             consistency=consistency,
             recovery=recovery,
-            filters={} if filters is None else filters,
-            pull_filters={} if pull_filters is None else pull_filters,
+            filters=filters or {},
+            pull_filters=pull_filters or {},
             placement=placement,
-            about={} if about is None else about,
+            about=about or {},
         )
         options = Options(
             timings=timings,
             on_event=on_event,
-            functions={} if functions is None else functions,
+            functions=functions,
             seats=seats,
-            labels={} if labels is None else labels,
+            labels=labels,
             on_loss=on_loss,
             transport=transport,
         )
-        self._set_up(client, afresh(client, params, choices, options), options)
+        self._set_up(client, afresh(client, params, choices, options))
 
     @classmethod
     def resume(
@@ -222,13 +214,7 @@ class ParameterServer:
         *,
         shards: int | None = None,
         servers: int | None = None,
-        on_event: Sink | None = None,
-        timings: Timings = Timings(),
-        functions: Mapping[str, Function] | None = None,
-        seats: NodeAssignment | None = None,
-        labels: Mapping[str, str] | None = None,
-        on_loss: str = "warn",
-        transport: TransportChoice = "auto",
+        **options: Any,
     ) -> ParameterServer:
         """Restore a parameter server from its checkpoints.
 
@@ -239,8 +225,9 @@ class ParameterServer:
         shards, servers
             The new number of shards and of nodes that hold them; None: as before. If the number of
             shards changes, each has the version of the shard that had fewest updates.
-        on_event, timings, functions, seats, labels, on_loss, transport
-            As for a new one, because checkpoints do not have them.
+        options
+            `on_event`, `timings`, `functions`, `seats`, `labels`, `on_loss` and `transport`, as for
+            a new one: checkpoints do not have them.
 
         Raises
         ------
@@ -250,27 +237,15 @@ class ParameterServer:
             The parameters cannot be divided into so many shards, or these not over so many servers.
         """
         check_client(client)
-        options = Options(
-            timings=timings,
-            on_event=on_event,
-            functions={} if functions is None else functions,
-            seats=seats,
-            labels={} if labels is None else labels,
-            on_loss=on_loss,
-            transport=transport,
-        )
         server = cls.__new__(cls)
-        server._set_up(client, from_path(client, path, shards, servers, options), options)
+        server._set_up(client, from_path(client, path, shards, servers, Options(**options)))
         return server
 
-    def _set_up(self, client: distributed.Client, start: Start, options: Options) -> None:
+    def _set_up(self, client: distributed.Client, start: Start) -> None:
         self.group = start.group
         self.saved = start.saved
         self._client = client
-        self._driver = GroupDriver(client, start, options)
-        self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
-        self._started_workers = 0
-        self._last_run: Sequence[str] = ()
+        self._driver = GroupDriver(client, start)
         self._is_asynchronous = client.asynchronous  # in the event loop, that is always true
         weakref.finalize(self, self._driver.news.close)  # also when the program ends
         keep_quiet()
@@ -338,24 +313,8 @@ class ParameterServer:
             parameter server or the client; or `data` cannot be shared.
         """
         self._require_open()
-        workers = whole_argument("workers", workers, 1, "workers")
-        refuse_futures(train)
-        check_function("train", train, ["worker"] if data is None else ["worker", "data"])
-        nodes, own = self._driver.hosts.for_workers, self._driver.training.holding()
-        check_threads(self._client, nodes, workers, self.name, own)
-        shares: Sequence[Any] = [None] * workers
-        if data is not None:
-            shares = shares_of(self._client, data, workers, [node.address for node in nodes])
-        first = self._started_workers
-        peers = [f"worker-{number}" for number in range(first, first + workers)]
-        futures = [
-            self._driver.submit(train, peers, index, nodes, share)
-            for index, share in enumerate(shares)
-        ]
-        self._started_workers += workers
-        self._last_run = peers
+        futures = self._driver.training.run(train, workers, data)
         self._driver.note_updates()
-        self._shares.update(zip(peers, shares, strict=True))
         return futures
 
     def run_again(self, train: Callable[..., T], worker: str, node: str) -> Any:
@@ -373,13 +332,10 @@ class ParameterServer:
         Raises
         ------
         ConfigurationError
-            There is no such node.
+            There is no such worker or node.
         """
         self._require_open()
-        nodes = [known for known in self._driver.hosts.for_workers if known.name == node]
-        if not nodes:
-            raise ConfigurationError(f"there is no node {node!r} for workers")
-        return self._driver.submit(train, [worker], 0, nodes, self._shares.get(worker), node)
+        return self._driver.training.run_again(train, worker, node)
 
     def add_worker(self, train: Callable[[Worker], T]) -> Any:
         """Start one more worker; return its Dask future.
@@ -409,11 +365,8 @@ class ParameterServer:
             No worker of this name was started.
         """
         self._require_open()
-        known = [f"worker-{number}" for number in range(self._started_workers)]
-        if not isinstance(name, str) or name not in known:
-            there = f"{known[0]} to {known[-1]}" if known else "none"
-            raise ConfigurationError(f"there is no worker {shown(name)}; started were: {there}")
-        return self._client.sync(self._driver.dismiss, name)
+        self._driver.training.of_name(name)
+        return self._client.sync(self._driver.router.ask, Dismiss(name))
 
     def stop(self) -> Any:
         """End the training: return when no worker pushes any more.
@@ -454,7 +407,8 @@ class ParameterServer:
         self._require_open()
         check_function("score", score, ["weights"])
         every = argument_above_zero("every", every)
-        return self._client.sync(self._driver.hosts.evaluate, score, every)
+        hosts = self._driver.hosts
+        return self._client.sync(hosts.evaluators.begin, score, every, hosts.nodes)
 
     # -- parameters ------------------------------------------------------------------------------
 
@@ -593,7 +547,7 @@ class ParameterServer:
     @property
     def leaving(self) -> frozenset[str]:
         """The names of the nodes that had to leave, or have left after that."""
-        return frozenset(self._driver.elasticity.leaving)
+        return frozenset(self._driver.hosts.leaving)
 
     def scale(self, servers: int) -> Any:
         """Hold the shards on this many nodes from now on; return when they are there.
@@ -617,7 +571,7 @@ class ParameterServer:
             Shards could not be moved within `Timings.unavailable`. They are moved as soon as
             possible.
         """
-        return self._do(self._driver.elasticity.scale, servers)
+        return self._do(self._driver.hosts.scale, servers)
 
     def drain(self, node: str) -> Any:
         """Move everything away from a node, and stop using it.
@@ -641,7 +595,7 @@ class ParameterServer:
         ShardUnavailable
             See `scale`.
         """
-        return self._do(self._driver.elasticity.drain, node)
+        return self._do(self._driver.hosts.drain, node)
 
     # -- status ----------------------------------------------------------------------------------
 
@@ -649,21 +603,6 @@ class ParameterServer:
     def name(self) -> str:
         """The name of the group, which its logs, metrics and checkpoints have."""
         return self.group.name
-
-    @property
-    def optimizer(self) -> UpdateRule:
-        """The update rule."""
-        return self.group.rule
-
-    @property
-    def consistency(self) -> Consistency:
-        """The consistency model."""
-        return self.group.consistency
-
-    @property
-    def recovery(self) -> Recovery:
-        """The recovery strategy."""
-        return self.group.recovery
 
     @property
     def shards(self) -> Listing[ShardView]:
@@ -795,10 +734,7 @@ class ParameterServer:
         if total is not None:
             argument_above_zero("total", total)
         platform, training = platform_of(self._client), self._driver.training
-        known = training.workers()
-        running = [each.worker for each in known if not each.ended]
-        names = running or [each.worker for each in known if each.worker in self._last_run]
-        since = min((training.started[name].at for name in running), default=None)
+        names = training.latest()
         with display() as show:
             while True:
                 futures = training.pending(names)
@@ -806,7 +742,7 @@ class ParameterServer:
                     self._catch_up()
                 self._ask(training.look)
                 self._driver.news.deliver()
-                show(training.progress(names, total, since))
+                show(training.progress(names, total))
                 if not futures:
                     return
                 platform.wait(self._client, futures, LOOK_SECONDS, every=True)
@@ -844,14 +780,13 @@ class ParameterServer:
             The tracking server does not create the run, or does not answer within 30 s.
         """
         self._require_open()
-        driver, training = self._driver, self._driver.training
-        sizes = {"parameters": training.parameters, "shards": len(self.group.layout.shards)}
+        driver = self._driver
         run = MlflowRun(
             driver.history,
             experiment,
             run_name,
             tracking_uri,
-            params={**training.choices, **sizes},
+            params=driver.training.choices,
             tags={f"dps.{name}": value for name, value in self.group.labels.items()},
             group=self.name,
             before=self.saved.run.name if self.saved is not None else None,
@@ -887,7 +822,6 @@ class ParameterServer:
         if self._client.asynchronous:
             return self._client.sync(self._close, checkpoint)
         if not self.closed and self._driver.connection.closed_here:
-            self._shares.clear()
             self._driver.let_go(checkpoint)
         elif not self.closed:
             self._client.sync(self._close, checkpoint)
@@ -897,7 +831,6 @@ class ParameterServer:
     async def _close(self, checkpoint: bool) -> None:
         if self.closed:
             return
-        self._shares.clear()
         await self._driver.close(checkpoint)
         if self._is_asynchronous:
             self._driver.news.close()

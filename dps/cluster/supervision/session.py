@@ -284,7 +284,7 @@ def _gap(here: Progress, there: Progress) -> int:
 
 def _folder(ps: ParameterServer) -> str:
     """Return where the checkpoints of a parameter server are."""
-    return f"{str(ps.recovery.durability.path).rstrip('/')}/{ps.name}"
+    return f"{str(ps.group.recovery.durability.path).rstrip('/')}/{ps.name}"
 
 
 async def _asked(

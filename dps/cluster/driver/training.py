@@ -1,4 +1,4 @@
-"""The status of a training, as the driver collects it, and what of it is shown to the user.
+"""The workers of a group as the driver starts them, and the status that is shown to the user.
 
 The routing table, which arrives by itself, names the servers of each shard. The progress of shards
 and workers is requested from the heads, only when the user looks.
@@ -7,22 +7,26 @@ and workers is requested from the heads, only when the user looks.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver.incidents import IncidentWatch
+from dps.cluster.driver.runs import check_threads, must_be_sent, refuse_futures, shares_of
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.heads import Heads, most, shard_view
 from dps.cluster.names import Node
+from dps.cluster.node.worker_task import Place, run_worker
 from dps.cluster.platform import platform_of
-from dps.core.ranges import brief
+from dps.core.arguments import check_function
+from dps.core.ranges import brief, shown, whole_argument
+from dps.errors import ConfigurationError
 from dps.observe.history import EVALUATOR, History
 from dps.observe.progress import Pace
 from dps.observe.views import Listing, ShardView, TrainingView, WorkerView, missing_copies, size
 from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import Description, Table, View
+from dps.protocol.messages import Description, View
 
 if TYPE_CHECKING:
     import distributed
@@ -33,11 +37,11 @@ ERROR_TEXT = 200  # characters of an error that are shown
 
 @dataclass(slots=True)
 class Started:
-    """A worker that the driver started: when, after how many stops, with how many updates.
+    """A worker that the driver started, at a time, after `stops` stops and `before` updates.
 
     `ended` is how it has ended; "" while it runs. Then its `future` is released, unless it failed,
-    because it may be retried. `key` is the key of its Dask task. `only_on` names the only node that
-    it may use; None: any node for workers.
+    because it may be retried. `key` is the key of its Dask task, `share` its partitions of the
+    data. `only_on` names the only node that it may use; None: any node for workers.
     """
 
     at: float
@@ -45,6 +49,7 @@ class Started:
     before: int
     future: Any
     key: str
+    share: list[Any] | None
     only_on: str | None
     ended: str = ""
 
@@ -63,8 +68,8 @@ class Started:
             self.ended = ""  # it may have failed before, and been retried
 
 
-class TrainingStatus:
-    """The workers of a group, and the last known status of its shards.
+class Training:
+    """Starts the workers of a group, and keeps the last known status of workers and shards.
 
     `look` and `open` belong to the client's event loop; the rest may be called in any thread.
 
@@ -86,23 +91,23 @@ class TrainingStatus:
     ) -> None:
         self.started: dict[str, Started] = {}
         self.stops = 0
-        self._group = group = start.group
+        self._client = client
+        self._group = start.group
         self._history = history
-        # The router keeps this object, and must not keep a driver that nobody has any more.
+        # Callbacks of running workers keep this object, and must not keep a driver without a user.
         self._hosts: ShardHosts = weakref.proxy(hosts)
         self._incidents = incidents
         self._clock = platform_of(client).clock
         self._before = start.saved.applied if start.saved is not None else {}
-        self._table: Table | None = None
-        self._known: list[Description | None] = [None] * len(group.layout.shards)
+        self._known: list[Description | None] = [None] * len(start.group.layout.shards)
         self._pace = Pace()
         self._seen = self._clock.monotonic()
+        self._last_run: list[str] = []
         self._replaced: set[Any] = set()  # futures of workers that were started again since
 
     def open(self, router: Router) -> None:
-        """Start listening to the routing table."""
+        """Begin to be able to ask shards."""
         self._heads = Heads(self._group, router)
-        router.listen(self._heard)
 
     async def look(self) -> None:
         """Request the status of all shards; those that do not answer soon keep their last one."""
@@ -114,27 +119,52 @@ class TrainingStatus:
 
     # -- workers -------------------------------------------------------------------------------
 
-    def submitted(self, worker: str, future: Any, only_on: str | None) -> None:
-        """Note that a worker was started or restarted."""
-        now, again = self._clock.monotonic(), self.started.get(worker)
-        before = again.before if again else self._before.get(worker, 0)
-        if again is not None and not self._look_at(again).ended:
-            self._replaced.add(again.future)
-        at = again.at if again else now
-        each = Started(at, self.stops, before, future, future.key, only_on)
-        self.started[worker] = each
-        # At once, because a closed client treats every future as cancelled.
-        future.add_done_callback(lambda _: self._look_at(each))
+    def run(self, train: Callable[..., Any], workers: int, data: Any) -> list[Any]:
+        """Start workers: see `ParameterServer.run`."""
+        workers = whole_argument("workers", workers, 1, "workers")
+        refuse_futures(train)
+        check_function("train", train, ["worker"] if data is None else ["worker", "data"])
+        nodes = self._hosts.for_workers
+        check_threads(self._client, nodes, workers, self._group.name, self.holding())
+        shares: Sequence[Any] = [None] * workers
+        if data is not None:
+            shares = shares_of(self._client, data, workers, [node.address for node in nodes])
+        first = len(self.started)
+        peers = [f"worker-{number}" for number in range(first, first + workers)]
+        futures = [
+            self._submit(train, nodes, self._place(peers, index, nodes), share)
+            for index, share in enumerate(shares)
+        ]
+        self._last_run = peers
+        return futures
+
+    def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
+        """Restart a worker: see `ParameterServer.run_again`."""
+        share = self.of_name(worker).share
+        nodes = [known for known in self._hosts.for_workers if known.name == node]
+        if not nodes:
+            raise ConfigurationError(f"there is no node {node!r} for workers")
+        return self._submit(train, nodes, self._place([worker], 0, nodes), share, node)
+
+    def of_name(self, worker: object) -> Started:
+        """Return a worker that was started; raises `ConfigurationError` if none has this name."""
+        known = list(self.started)
+        if not isinstance(worker, str) or worker not in known:
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise ConfigurationError(f"there is no worker {shown(worker)}; started were: {there}")
+        return self.started[worker]
 
     def pending(self, names: Sequence[str]) -> list[Any]:
         """Return the futures of the named workers that have not ended."""
-        workers = (self._look_at(self.started[name]) for name in names)
-        return [each.future for each in workers if not each.ended]
+        return [each.future for name, each in self._current() if name in names and not each.ended]
 
     def holding(self) -> list[str]:
         """Return the workers that hold or wait for a thread of a node, and were not stopped."""
-        workers = ((name, self._look_at(each)) for name, each in self.started.items())
-        return [name for name, each in workers if not each.ended and each.stops == self.stops]
+        return [n for n, each in self._current() if not each.ended and each.stops == self.stops]
+
+    def latest(self) -> list[str]:
+        """Return the workers that have not ended; if there is none, those of the last run."""
+        return [name for name, each in self._current() if not each.ended] or self._last_run
 
     @property
     def futures(self) -> set[Any]:
@@ -143,10 +173,54 @@ class TrainingStatus:
         return held | self._replaced
 
     def let_go(self) -> None:
-        """Note how workers have ended, and release their futures."""
-        for each in self.started.values():
-            self._look_at(each).future = None
+        """Note how workers have ended, and release their futures and data."""
+        for _, each in self._current():
+            each.future = each.share = None
         self._replaced.clear()
+
+    def _place(self, peers: Sequence[str], index: int, nodes: Sequence[Node]) -> Place:
+        return Place(peers, index, {node.address: node.name for node in nodes}, self.stops)
+
+    def _submit(
+        self,
+        train: Callable[..., Any],
+        nodes: Sequence[Node],
+        place: Place,
+        share: list[Any] | None,
+        only_on: str | None = None,
+    ) -> Any:
+        name = place.name
+        with must_be_sent("train", "worker"):
+            future = self._client.submit(
+                run_worker,
+                self._group,
+                train,
+                place,
+                share,
+                key=f"dps-{name}-{self._group.name}-{platform_of(self._client).token()}",
+                workers=list(place.nodes),
+                resources={"worker": 1} if nodes[0].resource else None,
+                pure=False,
+            )
+        now, again = self._clock.monotonic(), self.started.get(name)
+        before = again.before if again else self._before.get(name, 0)
+        if again is not None:
+            again.look(self.stops)
+            if not again.ended:
+                self._replaced.add(again.future)
+        at = again.at if again else now
+        each = Started(at, self.stops, before, future, future.key, share, only_on)
+        self.started[name] = each
+        # At once, because a closed client treats every future as cancelled.
+        future.add_done_callback(lambda _: each.look(self.stops))
+        return future
+
+    def _current(self) -> list[tuple[str, Started]]:
+        """Return each worker that was started, having looked whether it has ended."""
+        workers = list(self.started.items())
+        for _, each in workers:
+            each.look(self.stops)
+        return workers
 
     # -- what is shown ---------------------------------------------------------------------------
 
@@ -162,19 +236,21 @@ class TrainingStatus:
                 lambda host: names.get(host.address, host.address),
                 self._pace.of(_key(view.shard), self._seen, known.version) if known else None,
             )
-            for view, known in zip(
-                self._table.views if self._table else nothing, self._known, strict=True
-            )
+            for view, known in zip(self._incidents.views or nothing, self._known, strict=True)
         )
 
     def workers(self) -> Listing[WorkerView]:
         """Return the last known status of each worker that was started."""
         updates = self._updates()
         clocks = most(known.clocks for known in self._known if known)
-        return Listing(
-            self._view(name, self._look_at(each), updates.get(name, each.before), clocks.get(name))
-            for name, each in self.started.items()
-        )
+        views = []
+        for name, each in self._current():
+            clock, done, rate = clocks.get(name), updates.get(name, each.before), None
+            status = each.ended or ("waiting" if clock is None else "running")
+            if status == "running":
+                rate = self._pace.of(name, self._seen, done, each.at, each.before)
+            views.append(WorkerView(name, status, done, clock, rate, self._history.last(name)))
+        return Listing(views)
 
     def view(self, state: str) -> TrainingView:
         """Return an overview of the training; `state` is "running" or "closed"."""
@@ -196,17 +272,13 @@ class TrainingStatus:
             notes=(*notes, *missing_copies(shards)),
         )
 
-    def progress(
-        self, names: Sequence[str], total: int | None, since: float | None
-    ) -> TrainingView:
-        """Return the progress of the named workers, out of `total` gradients.
-
-        `since` is when the first of them began.
-        """
+    def progress(self, names: Sequence[str], total: int | None) -> TrainingView:
+        """Return the progress of the named workers, out of `total` gradients."""
         views = Listing(view for view in self.workers() if view.worker in names)
         failed = [view.worker for view in views if view.status == "failed"]
         errors = [f"{n} failed: {_brief_error(self.started[n].future)}" for n in failed[:1]]
         failovers = map(str, self._incidents.failovers[-1:])
+        since = min((self.started[name].at for name in names), default=None)
         return TrainingView(
             self._group.name,
             "running",
@@ -221,20 +293,17 @@ class TrainingStatus:
         )
 
     @property
-    def choices(self) -> Mapping[str, Any]:
-        """The choices that were made for the group, by name."""
+    def choices(self) -> dict[str, Any]:
+        """The choices that were made for the group, by name, and its sizes."""
         group = self._group
         return {
+            "parameters": sum(spec.size for spec in group.layout.arrays),
+            "shards": len(group.layout.shards),
             "optimizer": group.rule,
             "consistency": group.consistency,
             "recovery": group.recovery,
             **({"filters": group.filters} if group.filters else {}),
         }
-
-    @property
-    def parameters(self) -> int:
-        """The number of parameters in arrays."""
-        return sum(spec.size for spec in self._group.layout.arrays)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -243,30 +312,16 @@ class TrainingStatus:
         return {
             "arrays": str(len(layout.arrays)),
             "tables": str(len(layout.tables)),
-            "parameters": f"{self.parameters:,}",
             "size": size(sum(shard.nbytes for shard in layout.shards)),
-            "shards": str(len(layout.shards)),
-            **{name: brief(choice) for name, choice in self.choices.items()},
+            **{
+                name: f"{choice:,}" if isinstance(choice, int) else brief(choice)
+                for name, choice in self.choices.items()
+            },
         }
-
-    def _view(self, name: str, each: Started, updates: int, clock: int | None) -> WorkerView:
-        status, rate = each.ended, None
-        if not status:
-            status = "waiting" if clock is None else "running"
-        if status == "running":
-            rate = self._pace.of(name, self._seen, updates, each.at, each.before)
-        return WorkerView(name, status, updates, clock, rate, self._history.last(name))
-
-    def _look_at(self, each: Started) -> Started:
-        each.look(self.stops)
-        return each
 
     def _updates(self) -> dict[str, int]:
         """Return the number of updates of each worker, from the shard that has most of them."""
         return most(known.applied for known in self._known if known)
-
-    def _heard(self, table: Table) -> None:
-        self._table = table
 
 
 def _key(shard: int) -> str:
