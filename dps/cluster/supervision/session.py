@@ -12,19 +12,27 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed.comm import CommClosedError
 
 from dps.cluster.driver.group_driver import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
-from dps.cluster.driver.setup import check_client, checked_recovery
+from dps.cluster.driver.setup import Options, check_client, checked_recovery
 from dps.cluster.platform import platform_of
-from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Serving
+from dps.cluster.supervision.supervisor import (
+    ClusterLost,
+    Finished,
+    Known,
+    Past,
+    Raised,
+    Serving,
+)
 from dps.cluster.transport.memory import here
 from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
@@ -33,8 +41,6 @@ from dps.protocol.timings import Timings
 
 if TYPE_CHECKING:
     import distributed
-
-M = TypeVar("M", Finished, Raised)
 
 LOOK_SECONDS = 0.05
 MOMENT_SECONDS = 0.5
@@ -49,7 +55,7 @@ CONNECTING = ("distributed.", "dps.cluster.")  # they come from these, and not f
 NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
-_NOT_SAVED = ("on_event", "timings", "functions", "seats", "labels", "on_loss", "transport")
+_NOT_SAVED = [field.name for field in fields(Options)]
 
 
 class Session:
@@ -110,50 +116,38 @@ class Session:
         check_client(client)
         if client.asynchronous:
             raise ConfigurationError("a supervised program needs a synchronous Dask client")
-        recovery = checked_recovery(choices.get("recovery", "none"), platform_of(client))
-        if not recovery.durability.writes_checkpoints:
+        durability = checked_recovery(
+            choices.get("recovery", "none"), platform_of(client)
+        ).durability
+        if not durability.writes_checkpoints:
             raise ConfigurationError(
-                f"a supervised program goes on from checkpoints, and {recovery.durability!r} "
-                "writes none: give recovery=Recovery(Checkpoint(path=...))"
+                f"a supervised program resumes from checkpoints, and {durability!r} writes none: "
+                "give recovery=Recovery(Checkpoint(path=...))"
             )
-        if recovery.durability.restores_in_parts:
+        if durability.restores_in_parts:
             raise ConfigurationError(
-                f"a supervised program says after a return how many updates are lost, and from "
-                f"{recovery.durability!r} some blocks of a shard come back older than others, by "
-                "updates that nobody counts: give recovery=Recovery(Checkpoint(path=...))"
+                "a supervised program reports after a return how many updates are lost, but "
+                f"{durability!r} restores some blocks of a shard older than others, and nothing "
+                "counts their updates: give recovery=Recovery(Checkpoint(path=...))"
             )
         call, self._calls = self._calls, self._calls + 1
         watch = SchedulerWatch(client, lambda cause: self._send(ClusterLost(cause)))
         self._watches.append(watch)
+        known = self._past.known.get(call)
         try:
-            ps = self._brought_up(call, client, params, choices)
+            if known is None:
+                ps = ParameterServer(client, params, **choices)
+            else:
+                self._settle(client, known, choices.get("timings", Timings()))
+                kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
+                ps = ParameterServer.resume(client, known.folder, **kept)
+            try:
+                ps.checkpoint()  # of a durability that would write the first one later
+            except BaseException:
+                ps.close(checkpoint=False)
+                raise
         except BaseException:
             watch.end()
-            raise
-        watch.is_up(ps)
-        self._is_up = True
-        threading.Thread(target=self._report, args=(call, ps, client), daemon=True).start()
-        return ps
-
-    def _brought_up(
-        self,
-        call: int,
-        client: distributed.Client,
-        params: Mapping[str, np.ndarray],
-        choices: Mapping[str, Any],
-    ) -> ParameterServer:
-        """Start or resume a parameter server, and report it when its checkpoints are complete."""
-        known = self._past.known.get(call)
-        if known is None:
-            ps = ParameterServer(client, params, **choices)
-        else:
-            self._settle(client, known, choices.get("timings", Timings()))
-            kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
-            ps = ParameterServer.resume(client, known.folder, **kept)
-        try:
-            ps.checkpoint()  # of a durability that would write the first one later
-        except BaseException:
-            ps.close(checkpoint=False)
             raise
         returned: Returned | None = None
         if self.returns:
@@ -162,9 +156,12 @@ class Session:
             lost = _lost(states, known.versions if known is not None else ())
             seconds = time.monotonic() - self._past.noticed
             returned = Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
+            if (sink := choices.get("on_event")) is not None:
+                client.loop.add_callback(sink, returned)
         self._send(Serving(call, Known(_folder(ps)), returned))
-        if returned is not None and (sink := choices.get("on_event")) is not None:
-            client.loop.add_callback(sink, returned)
+        watch.is_up(ps)
+        self._is_up = True
+        threading.Thread(target=self._report, args=(call, ps, client), daemon=True).start()
         return ps
 
     def finish(self, message: Finished | Raised) -> None:
@@ -172,18 +169,21 @@ class Session:
 
         An error that was caused by the loss of the scheduler is not the program's own.
         """
-        if isinstance(message, Raised) and (cause := self._outer_cause(message.error)):
-            self._send(ClusterLost(cause, _sendable(message)))
-        else:
-            self._send(_sendable(message))
-
-    def _outer_cause(self, error: BaseException | None) -> str:
-        """Return what an error was caused by, if it is not the program's own; "" if it is."""
-        lost = next((watch.lost for watch in self._watches if watch.lost), "")
-        if not lost and self.returns and not self._is_up and _is_no_cluster(error):
-            # A scheduler that is not part of the program may be restarting.
-            return f"the program found no cluster ({type(error).__name__}: {error})"
-        return lost
+        cause, error = "", message.error if isinstance(message, Raised) else None
+        if error is not None:
+            cause = next((watch.lost for watch in self._watches if watch.lost), "")
+            if not cause and self.returns and not self._is_up and _is_no_cluster(error):
+                # A scheduler that is not part of the program may be restarting.
+                cause = f"the program found no cluster ({type(error).__name__}: {error})"
+        if cause:
+            self._send(ClusterLost(cause))
+            return
+        try:
+            ForkingPickler.loads(ForkingPickler.dumps(message))
+        except Exception:  # noqa: BLE001 (an object of the program may raise anything)
+            trace = message.trace if isinstance(message, Raised) else traceback.format_exc()
+            message = Raised(None, trace)
+        self._send(message)
 
     def _settle(self, client: distributed.Client, known: Known, timings: Timings) -> None:
         """Wait until the earlier incarnation can neither acknowledge nor write."""
@@ -191,19 +191,16 @@ class Session:
         until = time.monotonic() + timings.unavailable
         while True:
             left = max(LOOK_SECONDS, until - time.monotonic())
-            holding, silent = client.sync(_asked, client, group, left)
-            if silent:
-                raise DeadlineExceeded(
-                    f"the Dask workers {', '.join(silent)} do not answer for "
-                    f"{timings.unavailable:g} s, so they may have hosts of the parameter server "
-                    f"{group} still; end or restart these"
-                )
-            if not holding:
+            answers = client.sync(_holders, client, group, left)
+            silent = [address for address, holds in answers.items() if holds is None]
+            if not silent and not any(answers.values()):
                 break
-            if time.monotonic() > until:
+            if silent or time.monotonic() > until:
+                named = f"do not answer: {', '.join(silent)}" if silent else "have hosts of it"
                 raise DeadlineExceeded(
-                    f"hosts of the parameter server {group} are still on Dask workers after "
-                    f"{timings.unavailable:g} s; restart these"
+                    f"the parameter server {group} may still be served by hosts of the earlier "
+                    f"incarnation: after {timings.unavailable:g} s Dask workers {named}; end or "
+                    "restart these"
                 )
             time.sleep(LOOK_SECONDS)
         if not known.contained:  # an unreachable host may still have its lease
@@ -232,20 +229,10 @@ class Session:
             self._link.send(message)
 
 
-def _sendable(message: M) -> M | Raised:
-    """Return the message, or what can be sent of it."""
-    try:
-        ForkingPickler.loads(ForkingPickler.dumps(message))
-    except Exception:  # noqa: BLE001 (whatever an object of the program's own raises)
-        own = message.trace if isinstance(message, Raised) else traceback.format_exc()
-        return Raised(None, own)
-    return message
-
-
-def _is_no_cluster(error: BaseException | None) -> bool:
+def _is_no_cluster(error: BaseException) -> bool:
     """Whether Dask or dps raised an error because it had no connection."""
     # Dask has no class of its own for attempts to connect that took too long.
-    if error is None or not (type(error) is OSError or isinstance(error, NO_CLUSTER)):
+    if type(error) is not OSError and not isinstance(error, NO_CLUSTER):
         return False
     frames = walk_tb(error.__traceback__)
     modules = (f"{frame.f_globals.get('__name__', '')}." for frame, _ in frames)
@@ -287,10 +274,10 @@ def _folder(ps: ParameterServer) -> str:
     return f"{str(ps.group.recovery.durability.path).rstrip('/')}/{ps.name}"
 
 
-async def _asked(
+async def _holders(
     client: distributed.Client, group: str, seconds: float
-) -> tuple[list[str], list[str]]:
-    """Return the Dask workers that have something of a group, and those that do not answer."""
+) -> dict[str, bool | None]:
+    """Return whether each Dask worker has something of a group; None: it does not answer."""
 
     async def ask(address: str) -> bool | None:
         try:
@@ -301,11 +288,7 @@ async def _asked(
         return any(answers.values())  # one that is gone does not answer, and holds nothing
 
     addresses = sorted(await client.nthreads())
-    answers = dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
-    return (
-        [address for address, holds in answers.items() if holds],
-        [address for address, holds in answers.items() if holds is None],
-    )
+    return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
 
 
 def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool:
@@ -326,14 +309,10 @@ def _holds(group: str, dask_worker: distributed.Worker) -> bool:
 
 
 class SchedulerWatch:
-    """A thread that watches the connection of a client to its scheduler.
+    """A thread that watches the connection of a client to its scheduler, and reports its loss.
 
     It starts before there is a parameter server, whose start may wait for a scheduler that is lost.
-
-    Parameters
-    ----------
-    on_loss
-        Called in that thread, with a description, when the scheduler is lost.
+    `on_loss` is called in that thread, with a description.
     """
 
     def __init__(self, client: distributed.Client, on_loss: Callable[[str], None]) -> None:
@@ -348,10 +327,10 @@ class SchedulerWatch:
     @property
     def lost(self) -> str:
         """The loss of the scheduler, if it was before the parameter server closed; otherwise ""."""
-        if not self._lost:
-            server = self._server
-            if self._connection.lost if server is None else server.scheduler_lost:
-                self._lost = f"the connection to Dask's scheduler at {self._address} broke"
+        server = self._server
+        is_lost = self._connection.lost if server is None else server.scheduler_lost
+        if is_lost and not self._lost:
+            self._lost = f"the connection to Dask's scheduler at {self._address} broke"
         return self._lost
 
     def is_up(self, server: ParameterServer) -> None:
