@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dps.cluster.driver.inbox import Inbox
 from dps.cluster.driver.incidents import IncidentWatch
 from dps.cluster.driver.news import News
 from dps.cluster.driver.runs import must_be_sent
@@ -20,6 +20,9 @@ from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.driver.training import Training
 from dps.cluster.heads import Heads
+from dps.cluster.names import topic
+from dps.cluster.node.logs import dropped
+from dps.cluster.platform import platform_of, weakly
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, take_out, widen
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
@@ -32,7 +35,9 @@ from dps.errors import (
     LastStateNotSavedWarning,
     RemoteError,
     StoreUnavailable,
+    UpdatesDroppedWarning,
 )
+from dps.events import EvaluationMissed, Event, from_dict
 from dps.observe.history import History
 from dps.observe.tracking import MlflowRun
 from dps.protocol.client.client import Client
@@ -48,6 +53,7 @@ T = TypeVar("T")
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.05
+DRAIN_SECONDS = 10.0
 CLOSED = ("closing", "closed")
 
 
@@ -56,7 +62,7 @@ class GroupDriver:
 
     Attributes
     ----------
-    history, news, inbox, incidents, hosts, training
+    history, news, incidents, hosts, training
         The parts of the driver, each with a module of its own.
     connection
         The client's connection to the scheduler.
@@ -73,7 +79,6 @@ class GroupDriver:
     def __init__(self, client: distributed.Client, start: Start) -> None:
         self.history = History(start.group.rule)
         self.news = News(client)
-        self.inbox = Inbox(client, start, self.history, self.news)
         self.incidents = IncidentWatch(start.group, self.news)
         self.hosts = ShardHosts(client, start, self.news, self._let_in)
         self.training = Training(client, start, self.history, self.hosts, self.incidents)
@@ -84,6 +89,10 @@ class GroupDriver:
         self._group = start.group
         self._start = start
         self._caller: Client | None = None
+        self._events = topic("events", start.group.name)
+        self._drops = topic("dropped", start.group.name)
+        self._markers: Counter[str] = Counter()
+        self._warned: set[type[Warning]] = set()
         self._seeding: list[asyncio.Task[None]] = []  # the initial values; none before the start
 
     # -- up ------------------------------------------------------------------------------------
@@ -111,7 +120,8 @@ class GroupDriver:
     async def _bring_up(self) -> None:
         client, group, start = self._client, self._group, self._start
         self.incidents.open(self.router)
-        self.inbox.open()
+        client.subscribe_topic(self._events, weakly(self._receive))
+        client.subscribe_topic(self._drops, weakly(self._warn_of_drops))
         self.training.open(self.router)
         self.hosts.open(self.router)
         with must_be_sent("what functions= or another argument holds", "parts"):
@@ -146,8 +156,11 @@ class GroupDriver:
         if not self.connection.can_break:
             return  # on virtual time workers end with their node
         places = {
-            each.key: [node.address for node in self.hosts.for_workers if each.may_use(node)]
+            each.future.key: [
+                node.address for node in self.hosts.for_workers if each.only_on in (None, node.name)
+            ]
             for each in self.training.started.values()
+            if each.future is not None
         }
         await self._client.run_on_scheduler(widen, places)
 
@@ -198,6 +211,55 @@ class GroupDriver:
             if now() >= until:
                 raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
 
+    # -- what the group reports --------------------------------------------------------------------
+
+    async def catch_up(self) -> None:
+        """Return when everything has arrived that live nodes have sent, or after a while.
+
+        Each node, and the scheduler, sends a marker after its events, over the same connection.
+        """
+        client, marker = self._client, platform_of(self._client).token()
+        send = partial(_send_marker, self._events, marker)
+        sent = await client.run(send, workers=self.hosts.seated, on_error="ignore")
+        await client.log_event(self._events, [{"marker": marker}])
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while self._markers[marker] <= len(sent):
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            return  # a node was lost meanwhile; its last events are lost with it
+        finally:
+            del self._markers[marker]
+
+    async def _receive(self, event: tuple[float, Any]) -> None:
+        for record in event[1]:
+            if "marker" in record:
+                self._markers[record["marker"]] += 1
+            else:
+                self._take(from_dict(record))
+
+    def _take(self, event: Event) -> None:
+        try:
+            self.history.add(event)
+        except Exception as error:  # noqa: BLE001 - the user may report what is no number
+            self.news.failed(f"the history lacks numbers of {type(event).__name__}", error)
+        sink = self._start.options.on_event
+        if sink is not None:
+            try:
+                sink(event)
+            except BaseException as error:  # noqa: BLE001 - the user's code must not end Dask's loop
+                self.news.failed(f"on_event failed on {type(event).__name__}", error)
+        elif isinstance(event, EvaluationMissed) and event.score_failed:
+            self._warn_once(f"no evaluation, because {event.reason}", RuntimeWarning)
+
+    async def _warn_of_drops(self, event: tuple[float, Any]) -> None:
+        self._warn_once(dropped(self._group, str(event[1])), UpdatesDroppedWarning)
+
+    def _warn_once(self, text: str, category: type[Warning]) -> None:
+        if category not in self._warned:
+            self._warned.add(category)
+            self.news.warn(text, category)
+
     # -- down ----------------------------------------------------------------------------------
 
     async def close(self, checkpoint: bool) -> None:
@@ -224,17 +286,16 @@ class GroupDriver:
     async def _closed_in_time(self, checkpoint: bool) -> bool:
         """Take the group down; return whether the scheduler was there until that was done."""
         closing = asyncio.create_task(self._close_in_order(checkpoint))
-        broken = asyncio.create_task(self.connection.until_broken())
         try:
-            await asyncio.wait((closing, broken), return_when=asyncio.FIRST_COMPLETED)
-            in_time = closing.done() and not broken.done()
-            if in_time:
-                closing.result()
+            while not (closing.done() or self.connection.broken):
+                await asyncio.wait((closing,), timeout=LOOK_SECONDS)
+            if self.connection.broken:
+                return False
+            closing.result()
+            return True
         finally:
-            for task in (closing, broken):
-                task.cancel()
-            await asyncio.gather(closing, broken, return_exceptions=True)
-        return in_time
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
 
     async def _abandon(self, checkpoint: bool) -> None:
         """Release what is in this process, without the scheduler, and so without the group."""
@@ -311,7 +372,11 @@ class GroupDriver:
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + name)
         # Now every process has ended that sends them requests: other hosts and the coordinator.
         self.hosts.release_hosts()
-        await self.inbox.close(self.hosts.seated)
+        try:
+            await self.catch_up()
+        finally:
+            self._client.unsubscribe_topic(self._events)
+            self._client.unsubscribe_topic(self._drops)
         await self._end_runs()
         await self._client.run_on_scheduler(forget, name)
 
@@ -332,12 +397,8 @@ class SchedulerConnection:
     """The connection of a Dask client to its scheduler at this moment. May be used in any thread.
 
     When it breaks, the coordinator is lost to the driver for good, even if Dask connects again: it
-    is in the scheduler's process, and closes the group if that lives.
-
-    Attributes
-    ----------
-    can_break
-        Whether there is one; a client on virtual time has none.
+    is in the scheduler's process, and closes the group if that lives. A client on virtual time has
+    no connection that `can_break`.
     """
 
     def __init__(self, client: distributed.Client) -> None:
@@ -361,13 +422,12 @@ class SchedulerConnection:
         """Whether the client was closed in this process: its event loop may have ended."""
         return getattr(self._client, "status", None) in CLOSED
 
-    async def until_broken(self) -> None:
-        """Return as soon as it has ended."""
-        while not self.broken:
-            await asyncio.sleep(LOOK_SECONDS)
-
     @property
     def _was_replaced(self) -> bool:
         # None: it was broken from the beginning, and Dask is about to connect again.
         there = self._client.scheduler_comm if self.can_break else None
         return self.can_break and (self._stream is None or there is not self._stream)
+
+
+def _send_marker(topic: str, marker: str, dask_worker: Any) -> None:
+    dask_worker.log_event(topic, [{"marker": marker}])

@@ -798,12 +798,12 @@ class ParameterServer:
 
     def __repr__(self) -> str:
         training = self._driver.training
-        return overview_line(training.view(self._state), training.facts)
+        return overview_line(training.overview(self._state), training.facts)
 
     def _repr_html_(self) -> str:
         training = self._driver.training
         self._ask(training.look)
-        return overview_html(training.view(self._state), training.facts)
+        return overview_html(training.overview(self._state), training.facts)
 
     # -- down ------------------------------------------------------------------------------------
 
@@ -863,7 +863,7 @@ class ParameterServer:
         self._driver.news.deliver()
 
     def _catch_up(self) -> None:
-        self._ask(self._driver.inbox.catch_up, self._driver.hosts.seated)
+        self._ask(self._driver.catch_up)
 
     @property
     def _state(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver.incidents import IncidentWatch
@@ -40,31 +40,28 @@ class Started:
     """A worker that the driver started, at a time, after `stops` stops and `before` updates.
 
     `ended` is how it has ended; "" while it runs. Then its `future` is released, unless it failed,
-    because it may be retried. `key` is the key of its Dask task, `share` its partitions of the
-    data. `only_on` names the only node that it may use; None: any node for workers.
+    because it may be retried. `share` has its partitions of the data. `only_on` names the only node
+    that it may use; None: any node for workers.
     """
 
     at: float
     stops: int
     before: int
     future: Any
-    key: str
     share: list[Any] | None
     only_on: str | None
     ended: str = ""
 
-    def may_use(self, node: Node) -> bool:
-        """Whether it may run on a node for workers."""
-        return self.only_on in (None, node.name)
-
     def look(self, stops: int) -> None:
         """Note whether and how it has ended; `stops` is how often the training has been stopped."""
-        status = "pending" if self.future is None else self.future.status
+        if self.future is None:
+            return
+        status = self.future.status
         if status == "finished" or (status == "cancelled" and not self.ended):
             self.ended, self.future = status, None
         elif status == "error" and not self.ended:
             self.ended = "stopped" if self.stops < stops else "failed"
-        elif status == "pending" and self.future is not None:
+        elif status == "pending":
             self.ended = ""  # it may have failed before, and been retried
 
 
@@ -209,7 +206,7 @@ class Training:
             if not again.ended:
                 self._replaced.add(again.future)
         at = again.at if again else now
-        each = Started(at, self.stops, before, future, future.key, share, only_on)
+        each = Started(at, self.stops, before, future, share, only_on)
         self.started[name] = each
         # At once, because a closed client treats every future as cancelled.
         future.add_done_callback(lambda _: each.look(self.stops))
@@ -252,44 +249,40 @@ class Training:
             views.append(WorkerView(name, status, done, clock, rate, self._history.last(name)))
         return Listing(views)
 
-    def view(self, state: str) -> TrainingView:
+    def overview(self, state: str) -> TrainingView:
         """Return an overview of the training; `state` is "running" or "closed"."""
-        shards = self.shards()
-        versions = [shard.version for shard in shards if shard.version is not None]
+        versions = [shard.version for shard in self.shards() if shard.version is not None]
         lost, failovers = self._incidents.updates_lost, len(self._incidents.failovers)
         notes = [f"{lost:,} acknowledged updates were lost: see ps.losses"] if lost else []
         if failovers:
             number = f"{failovers} failovers" if failovers > 1 else "a failover"
             notes.append(f"there was {number}: see ps.failovers")
-        return TrainingView(
-            self._group.name,
-            state,
-            self._clock.now(),
-            min(versions, default=None),
-            shards=shards,
-            workers=self.workers(),
-            lost=lost,
-            notes=(*notes, *missing_copies(shards)),
-        )
+        view = self._view(self.workers(), min(versions, default=None), notes)
+        return replace(view, state=state, shards=self.shards())
 
     def progress(self, names: Sequence[str], total: int | None) -> TrainingView:
         """Return the progress of the named workers, out of `total` gradients."""
-        views = Listing(view for view in self.workers() if view.worker in names)
-        failed = [view.worker for view in views if view.status == "failed"]
-        errors = [f"{n} failed: {_brief_error(self.started[n].future)}" for n in failed[:1]]
-        failovers = map(str, self._incidents.failovers[-1:])
+        workers = Listing(worker for worker in self.workers() if worker.worker in names)
+        failed = [each.worker for each in workers if each.status == "failed"]
+        notes = [f"{n} failed: {_brief_error(self.started[n].future)}" for n in failed[:1]]
+        notes += map(str, self._incidents.failovers[-1:])
+        done = sum(each.updates - self.started[each.worker].before for each in workers)
         since = min((self.started[name].at for name in names), default=None)
+        seconds = None if since is None else self._clock.monotonic() - since
+        view = self._view(workers, done, notes)
+        return replace(view, total=total, seconds=seconds, scores=self._history.last(EVALUATOR))
+
+    def _view(
+        self, workers: Listing[WorkerView], done: int | None, notes: Sequence[str]
+    ) -> TrainingView:
         return TrainingView(
             self._group.name,
             "running",
             self._clock.now(),
-            sum(view.updates - self.started[view.worker].before for view in views),
-            total,
-            workers=views,
-            scores=self._history.last(EVALUATOR),
-            seconds=None if since is None else self._clock.monotonic() - since,
+            done,
+            workers=workers,
             lost=self._incidents.updates_lost,
-            notes=(*errors, *missing_copies(self.shards()), *failovers),
+            notes=(*notes, *missing_copies(self.shards())),
         )
 
     @property
