@@ -19,7 +19,6 @@ from dps.cluster.driver.runs import must_be_sent
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
 from dps.cluster.driver.training import Training
-from dps.cluster.heads import Heads
 from dps.cluster.names import topic
 from dps.cluster.node.logs import dropped
 from dps.cluster.platform import platform_of, weakly
@@ -43,7 +42,7 @@ from dps.observe.tracking import MlflowRun
 from dps.protocol.client.client import Client
 from dps.protocol.client.driver import Bootstrap, save_all
 from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import AuditReply, CloseGroup, StopTraining
+from dps.protocol.messages import CloseGroup, StopTraining
 from dps.recovery.manifest import write_run
 
 if TYPE_CHECKING:
@@ -180,10 +179,6 @@ class GroupDriver:
             self._caller = Client(self._group, self.router.transport, incarnation=generation)
         self.note_updates()
         return await self._caller.apply(function, arguments)
-
-    async def audit(self) -> list[AuditReply | None]:
-        """Return the numbers of each shard's state, None for one that does not answer."""
-        return await Heads(self._group, self.router).audit_all()
 
     async def checkpoint(self, limit: float) -> None:
         """Write a checkpoint of every shard within `limit` seconds."""

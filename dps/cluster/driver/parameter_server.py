@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps.cluster.driver.group_driver import GroupDriver
+from dps.cluster.driver.incidents import IncidentWatch
 from dps.cluster.driver.setup import Choices, Options, Start, afresh, check_client, from_path
+from dps.cluster.heads import Heads
 from dps.cluster.names import Node
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.logs import keep_quiet
@@ -92,25 +94,23 @@ class ParameterServer:
         Deadlines of the protocol.
     about
         JSON that is kept beside checkpoints, for the program that resumes from them.
-    filters
+    filters, pull_filters
         The name of an array, or "*" for all others → the filters of its gradients, such as
-        ``[TopK(0.05), Quantise("bf16"), Lossless()]``.
-    pull_filters
-        The same for what changed in the weights since a worker's last pull, such as
-        ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators get unfiltered weights.
+        ``[TopK(0.05), Quantise("bf16"), Lossless()]``; and of changes in the weights since a
+        worker's last pull, such as ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators
+        get unfiltered weights.
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
     seats
         Which Dask worker is which node, on a cluster of `dps.cluster.backends.existing`; None:
         Dask's resources decide, or dps.
     labels
-        Name → text that is added to every metric and log line of the group, such as
-        ``{"model": "ranking"}``.
+        Name → text that is added to every metric and log line, such as ``{"model": "ranking"}``.
     on_loss
-        What follows if a shard loses acknowledged updates: "warn" (a Python warning here, and a
-        line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the same, and
-        every worker's next request raises `UpdatesLost`), or "ignore" (neither, and no
-        `UpdatesDroppedWarning`). They are listed in `losses` in any case.
+        The reaction to a loss of acknowledged updates: "warn" (a Python warning here, and a line in
+        the logs of Dask's scheduler and of the workers' nodes), "raise" (also, every worker's next
+        request raises `UpdatesLost`), or "ignore" (neither, and no `UpdatesDroppedWarning`).
+        `losses` lists them in any case.
     transport
         How processes of the group send arrays to each other: "auto" (shared memory between
         processes of one user on one host, a stream between others), "shared_memory", "stream", or
@@ -122,6 +122,8 @@ class ParameterServer:
 
     Attributes
     ----------
+    group
+        The description of the group, with all choices.
     saved
         The checkpoints that it was resumed from; None: it is new.
 
@@ -246,7 +248,6 @@ class ParameterServer:
         self.saved = start.saved
         self._client = client
         self._driver = GroupDriver(client, start)
-        self._is_asynchronous = client.asynchronous  # in the event loop, that is always true
         weakref.finalize(self, self._driver.news.close)  # also when the program ends
         keep_quiet()
         if not client.asynchronous:
@@ -281,15 +282,15 @@ class ParameterServer:
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def run(self, train: Callable[..., T], workers: int = 1, data: Any = None) -> list[Any]:
-        """Run a training function on `workers` nodes.
+    def run(self, train: Callable[..., Any], workers: int = 1, data: Any = None) -> list[Any]:
+        """Run a training function on nodes; return a Dask future for each worker.
 
         Parameters
         ----------
         train
             Called with a `Worker` in a Dask task on each node; a plain function or a
             `functools.partial`, as for `Client.submit`. With `data` it is called with the worker
-            and the list of its partitions.
+            and the list of its partitions. The futures have what it returns.
         workers
             Number of workers. Each occupies a thread of a node until its function returns.
         data
@@ -298,11 +299,6 @@ class ParameterServer:
             computed on its worker's node, in order, as numpy arrays, pandas DataFrames, lists or
             what the futures hold. With a tuple of collections, a partition is the tuple of those of
             the same number. Shares stay in memory until the group is closed, for restarts.
-
-        Returns
-        -------
-        futures
-            One Dask future for each worker, with what its function returned.
 
         Raises
         ------
@@ -317,56 +313,33 @@ class ParameterServer:
         self._driver.note_updates()
         return futures
 
-    def run_again(self, train: Callable[..., T], worker: str, node: str) -> Any:
+    def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker that was lost with its node; return its Dask future.
 
-        It joins as a new incarnation, with the same share of `data`.
-
-        Parameters
-        ----------
-        worker
-            Its name, such as "worker-0".
-        node
-            The name of a free node. Dask alone might choose a node that is busy.
-
-        Raises
-        ------
-        ConfigurationError
-            There is no such worker or node.
+        The `worker`, such as "worker-0", joins as a new incarnation, with the same share of `data`,
+        on the free node of this name (Dask alone might choose one that is busy). Raises
+        `ConfigurationError` if there is no such worker or node.
         """
         self._require_open()
         return self._driver.training.run_again(train, worker, node)
 
-    def add_worker(self, train: Callable[[Worker], T]) -> Any:
+    def add_worker(self, train: Callable[[Worker], Any]) -> Any:
         """Start one more worker; return its Dask future.
 
-        It begins at the clock of the slowest worker. `worker.index` is 0 of 1.
-
-        Raises
-        ------
-        CapacityError
-            Every thread of the nodes for workers is busy with a worker.
+        It begins at the clock of the slowest worker. `worker.index` is 0 of 1. Raises
+        `CapacityError` if every thread of the nodes for workers is busy with a worker.
         """
         return self.run(train, workers=1)[0]
 
     def remove_worker(self, name: str) -> Any:
         """Ask a worker to leave: its `worker.leaving` becomes true, and its function decides.
 
-        Its updates stay. Its future is done when it has left.
-
-        Parameters
-        ----------
-        name
-            Such as "worker-0".
-
-        Raises
-        ------
-        ConfigurationError
-            No worker of this name was started.
+        Its updates stay. Its future is done when it has left. Raises `ConfigurationError` if no
+        worker of this name, such as "worker-0", was started.
         """
         self._require_open()
         self._driver.training.of_name(name)
-        return self._client.sync(self._driver.router.ask, Dismiss(name))
+        return self._do(self._driver.router.ask, Dismiss(name))
 
     def stop(self) -> Any:
         """End the training: return when no worker pushes any more.
@@ -374,12 +347,8 @@ class ParameterServer:
         Every worker's next request raises `TrainingStopped`, and so does one that is under way. A
         training function may let the error through, as its future then does, or catch it and
         return a result. The parameter server stays up: it can be read, and `run` starts workers
-        that continue from its state.
-
-        Raises
-        ------
-        DeadlineExceeded
-            A worker did not end within `Timings.unavailable`.
+        that continue from its state. Raises `DeadlineExceeded` if a worker did not end within
+        `Timings.unavailable`.
         """
         return self._do(self._driver.stop)
 
@@ -408,7 +377,7 @@ class ParameterServer:
         check_function("score", score, ["weights"])
         every = argument_above_zero("every", every)
         hosts = self._driver.hosts
-        return self._client.sync(hosts.evaluators.begin, score, every, hosts.nodes)
+        return self._do(hosts.evaluators.begin, score, every, hosts.nodes)
 
     # -- parameters ------------------------------------------------------------------------------
 
@@ -446,14 +415,10 @@ class ParameterServer:
     def pull_range(
         self, table: str, start: int = 0, stop: int = KEYS
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
+        """Return the rows of a sparse table that exist with keys from `start` to below `stop`.
 
-        Returns
-        -------
-        keys
-            int64, sorted: those that were pushed to.
-        rows
-            (keys, width).
+        The keys that were pushed to (int64, sorted), and the rows (keys, width). Errors as for
+        `pull_rows`.
         """
         return self._read(lambda reader: reader.pull_range(table, start, stop))
 
@@ -480,8 +445,7 @@ class ParameterServer:
         FunctionFailed
             It failed on the shards that the message lists, where nothing changed.
         """
-        results: list[Any] = self._do(self._driver.apply, function, args)
-        return results
+        return self._do(self._driver.apply, function, args)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the weights into a folder, from which `dps.load` reads them without a cluster.
@@ -505,28 +469,22 @@ class ParameterServer:
         """
         layout = self.group.layout
 
-        async def read(reader: Client) -> None:
+        async def write(reader: Client) -> None:
             await reader.pull()
-            arrays = reader.weights()
             rows = {
                 spec.name: await reader.pull_range(spec.name, 0, KEYS) for spec in layout.tables
             }
-            versions = reader.versions()
-            await asyncio.to_thread(model_files.save, path, layout, arrays, rows, versions)
+            state = reader.weights(), rows, reader.versions()
+            await asyncio.to_thread(model_files.save, path, layout, *state)
 
-        return self._read(read)
+        return self._read(write)
 
     def checkpoint(self) -> Any:
         """Write a checkpoint now; return when all updates acknowledged before are in it.
 
-        With `Checkpoint(scope="all")` that is one cut of all shards.
-
-        Raises
-        ------
-        ConfigurationError
-            The recovery writes no checkpoints.
-        StoreUnavailable
-            It cannot be written. The previous one stays complete.
+        With `Checkpoint(scope="all")` that is one cut of all shards. Raises `ConfigurationError` if
+        the recovery writes no checkpoints, and `StoreUnavailable` if it cannot be written. The
+        previous one stays complete.
         """
         self._require_open()
         durability = self.group.recovery.durability
@@ -535,7 +493,7 @@ class ParameterServer:
                 f"{type(durability).__name__} writes no checkpoints: give "
                 "recovery=Recovery(Checkpoint(path=...))"
             )
-        return self._client.sync(self._driver.checkpoint, self.group.timings.unavailable)
+        return self._do(self._driver.checkpoint, self.group.timings.unavailable)
 
     # -- nodes -----------------------------------------------------------------------------------
 
@@ -574,20 +532,15 @@ class ParameterServer:
         return self._do(self._driver.hosts.scale, servers)
 
     def drain(self, node: str) -> Any:
-        """Move everything away from a node, and stop using it.
+        """Move everything away from a node that holds shards, states or mail, and stop using it.
 
         When this returns, the node can be shut down without any loss. An idle node for servers
         takes its place; otherwise there is one server less.
 
-        Parameters
-        ----------
-        node
-            The name of a node that holds shards, or keeps their states or mail.
-
         Raises
         ------
         ConfigurationError
-            There is no such node.
+            There is no node of this name.
         CapacityError
             The others cannot take over.
         NotServing
@@ -631,8 +584,7 @@ class ParameterServer:
         the shard was restored from. Workers are asked, which takes a moment. With an asynchronous
         client, these are the losses that are known so far.
         """
-        self._look_for_incidents()
-        return list(self._driver.incidents.losses)
+        return list(self._incidents.losses)
 
     @property
     def failovers(self) -> list[Failover]:
@@ -642,8 +594,7 @@ class ParameterServer:
         the lost updates with the reason; `str` makes a line of it. With an asynchronous client,
         these are the failovers that are known so far.
         """
-        self._look_for_incidents()
-        return list(self._driver.incidents.failovers)
+        return list(self._incidents.failovers)
 
     @property
     def updates_lost(self) -> int:
@@ -651,8 +602,7 @@ class ParameterServer:
 
         An update of arrays on two shards that both lost it counts twice.
         """
-        self._look_for_incidents()
-        return self._driver.incidents.updates_lost
+        return self._incidents.updates_lost
 
     @property
     def closed(self) -> bool:
@@ -671,14 +621,13 @@ class ParameterServer:
 
     def audit(self) -> list[AuditReply | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
-        replies: list[AuditReply | None] = self._do(self._driver.audit)
-        return replies
+        self._require_open()
+        return self._do(Heads(self.group, self._driver.router).audit_all)
 
     def table(self) -> Table:
         """Return the current routing table: which node serves which shard."""
         self._require_open()
-        table: Table = self._client.sync(self._driver.router.fetch)
-        return table
+        return self._do(self._driver.router.fetch)
 
     def history(self) -> pandas.DataFrame:
         """Return what workers reported and evaluators scored, in the order of time.
@@ -703,7 +652,7 @@ class ParameterServer:
         ConfigurationError
             The package pandas is not installed.
         """
-        self._catch_up()
+        self._ask(self._driver.catch_up)
         self._driver.news.deliver()
         return self._driver.history.frame()
 
@@ -739,7 +688,7 @@ class ParameterServer:
             while True:
                 futures = training.pending(names)
                 if not futures:
-                    self._catch_up()
+                    self._ask(self._driver.catch_up)
                 self._ask(training.look)
                 self._driver.news.deliver()
                 show(training.progress(names, total))
@@ -798,12 +747,12 @@ class ParameterServer:
 
     def __repr__(self) -> str:
         training = self._driver.training
-        return overview_line(training.overview(self._state), training.facts)
+        return overview_line(training.overview(self.closed), training.facts)
 
     def _repr_html_(self) -> str:
         training = self._driver.training
         self._ask(training.look)
-        return overview_html(training.overview(self._state), training.facts)
+        return overview_html(training.overview(self.closed), training.facts)
 
     # -- down ------------------------------------------------------------------------------------
 
@@ -824,26 +773,16 @@ class ParameterServer:
         if not self.closed and self._driver.connection.closed_here:
             self._driver.let_go(checkpoint)
         elif not self.closed:
-            self._client.sync(self._close, checkpoint)
+            self._client.sync(self._driver.close, checkpoint)
         self._driver.news.close()
         return None
 
     async def _close(self, checkpoint: bool) -> None:
-        if self.closed:
-            return
-        await self._driver.close(checkpoint)
-        if self._is_asynchronous:
+        if not self.closed:
+            await self._driver.close(checkpoint)
             self._driver.news.close()
 
     # -- asking the group ------------------------------------------------------------------------
-
-    def _do(self, request: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        self._require_open()
-        return self._client.sync(request, *args)
-
-    def _read(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        result: T = self._do(self._driver.read, request)
-        return result
 
     def _require_open(self) -> None:
         self._driver.news.deliver()
@@ -852,19 +791,24 @@ class ParameterServer:
         if self._driver.connection.closed_here:
             raise GroupClosed("the Dask client of this parameter server is closed")
 
-    def _ask(self, request: Callable[..., Awaitable[object]], *args: Any) -> None:
+    def _do(self, request: Callable[..., Awaitable[T]], *args: Any) -> T:
+        self._require_open()
+        result: T = self._client.sync(request, *args)
+        return result
+
+    def _read(self, request: Callable[[Client], Awaitable[T]]) -> T:
+        result: T = self._do(self._driver.read, request)
+        return result
+
+    def _ask(self, request: Callable[[], Awaitable[object]]) -> None:
         """Update what is known of the group, if it can be asked."""
         away = self.closed or self._client.asynchronous or self._driver.connection.closed_here
         if not away:
-            self._client.sync(request, *args)
-
-    def _look_for_incidents(self) -> None:
-        self._ask(self._driver.incidents.look)
-        self._driver.news.deliver()
-
-    def _catch_up(self) -> None:
-        self._ask(self._driver.catch_up)
+            self._client.sync(request)
 
     @property
-    def _state(self) -> str:
-        return "closed" if self.closed else "running"
+    def _incidents(self) -> IncidentWatch:
+        """The incidents, as far as they can be known now."""
+        self._ask(self._driver.incidents.look)
+        self._driver.news.deliver()
+        return self._driver.incidents

@@ -249,8 +249,8 @@ class Training:
             views.append(WorkerView(name, status, done, clock, rate, self._history.last(name)))
         return Listing(views)
 
-    def overview(self, state: str) -> TrainingView:
-        """Return an overview of the training; `state` is "running" or "closed"."""
+    def overview(self, closed: bool) -> TrainingView:
+        """Return an overview of the training."""
         versions = [shard.version for shard in self.shards() if shard.version is not None]
         lost, failovers = self._incidents.updates_lost, len(self._incidents.failovers)
         notes = [f"{lost:,} acknowledged updates were lost: see ps.losses"] if lost else []
@@ -258,7 +258,7 @@ class Training:
             number = f"{failovers} failovers" if failovers > 1 else "a failover"
             notes.append(f"there was {number}: see ps.failovers")
         view = self._view(self.workers(), min(versions, default=None), notes)
-        return replace(view, state=state, shards=self.shards())
+        return replace(view, state="closed" if closed else "running", shards=self.shards())
 
     def progress(self, names: Sequence[str], total: int | None) -> TrainingView:
         """Return the progress of the named workers, out of `total` gradients."""
