@@ -66,7 +66,7 @@ class GroupDriver:
     connection
         The client's connection to the scheduler.
     router
-        How the group is called, once it is up.
+        How the group is called.
     runs
         The runs of MLflow that the training is logged to.
     is_open
@@ -76,11 +76,15 @@ class GroupDriver:
     """
 
     def __init__(self, client: distributed.Client, start: Start) -> None:
+        self._port, wanted = port_of_driver(client), start.group.transport
+        port = self._port if wanted != "dask" else None
+        transport = ClusterTransport(client.rpc, Meter(), port=port, wanted=wanted)
+        self.router = router = Router(start.group, transport)
         self.history = History(start.group.rule)
         self.news = News(client)
-        self.incidents = IncidentWatch(start.group, self.news)
-        self.hosts = ShardHosts(client, start, self.news, self._let_in)
-        self.training = Training(client, start, self.history, self.hosts, self.incidents)
+        self.incidents = IncidentWatch(router, self.news)
+        self.hosts = ShardHosts(client, router, start.options, self.news, self._let_in)
+        self.training = Training(client, start, self.hosts, self.incidents, self.history)
         self.connection = SchedulerConnection(client)
         self.runs: list[MlflowRun] = []
         self.is_open = self.lost = False
@@ -98,12 +102,7 @@ class GroupDriver:
 
     async def start(self) -> None:
         """Bring the group up, or leave the cluster as it was."""
-        self._port = port_of_driver(self._client)
         self._port.enter()
-        wanted = self._group.transport
-        port = self._port if wanted != "dask" else None
-        transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
-        self.router = Router(self._group, transport)
         try:
             await self.hosts.assign()
         except BaseException:
@@ -118,11 +117,10 @@ class GroupDriver:
 
     async def _bring_up(self) -> None:
         client, group, start = self._client, self._group, self._start
-        self.incidents.open(self.router)
+        self.router.listen(self.incidents.heard)
         client.subscribe_topic(self._events, weakly(self._receive))
         client.subscribe_topic(self._drops, weakly(self._warn_of_drops))
-        self.training.open(self.router)
-        self.hosts.open(self.router)
+        self.hosts.open()
         with must_be_sent("what functions= or another argument holds", "parts"):
             await client.register_plugin(CoordinatorPlugin(group, client.id))
         if group.recovery.durability.writes_checkpoints:

@@ -15,7 +15,6 @@ from dps.cluster.node.logs import SILENT
 from dps.errors import CopiesMissingWarning, DpsError, UpdatesLostWarning
 from dps.events import Failover
 from dps.protocol.client.routing_table import Router
-from dps.protocol.group import Group
 from dps.protocol.messages import GetIncidents, Loss, Table, View
 from dps.protocol.tasks import Tasks
 
@@ -29,12 +28,13 @@ class IncidentWatch:
     `losses`, `failovers` and the `views` of the last routing table may be read in any thread.
     """
 
-    def __init__(self, group: Group, news: News) -> None:
+    def __init__(self, router: Router, news: News) -> None:
         self.losses: tuple[Loss, ...] = ()
         self.failovers: tuple[Failover, ...] = ()
         self.views: tuple[View, ...] = ()
         self.closing = False  # by the driver itself
-        self._group = group
+        self._router = router
+        self._group = router.group
         self._news = news
         self._announced = (0, 0)  # the revisions that the last table had
         self._tasks = Tasks(partial(news.failed, "incidents cannot be reported"))
@@ -43,17 +43,12 @@ class IncidentWatch:
         self._due: dict[int, asyncio.TimerHandle] = {}  # of shards that lack a copy
         self._warned_of: set[int] = set()
         self._listeners: list[Callable[[Failover], None]] = []
-        self._of_group = f" (parameter server {group.name})"
+        self._of_group = f" (parameter server {router.group.name})"
 
     @property
     def updates_lost(self) -> int:
         """The number of acknowledged updates that were lost, on all shards together."""
         return sum(loss.updates for loss in self.losses)
-
-    def open(self, router: Router) -> None:
-        """Start listening to the routing table."""
-        self._router = router
-        router.listen(self._heard)
 
     def listen(self, listener: Callable[[Failover], None]) -> None:
         """Call `listener` for each failover, past ones first; it must not block."""
@@ -70,7 +65,7 @@ class IncidentWatch:
         """Stop listening, and end the request under way."""
         for timer in self._due.values():
             timer.cancel()
-        self._router.unlisten(self._heard)
+        self._router.unlisten(self.heard)
         await self._tasks.close()
 
     async def look(self) -> bool:
@@ -99,7 +94,8 @@ class IncidentWatch:
             self._news.warn(text, UpdatesLostWarning, logged=self._news.scheduler_logs)
         return True
 
-    def _heard(self, table: Table) -> None:
+    def heard(self, table: Table) -> None:
+        """Look for incidents and missing copies when there is a new routing table."""
         if table.closed:
             if not self.closing:
                 self._news.log(

@@ -14,7 +14,6 @@ import numpy as np
 from dps.cluster.driver.group_driver import GroupDriver
 from dps.cluster.driver.incidents import IncidentWatch
 from dps.cluster.driver.setup import Choices, Options, Start, afresh, check_client, from_path
-from dps.cluster.heads import Heads
 from dps.cluster.names import Node
 from dps.cluster.node.evaluator import Score
 from dps.cluster.node.logs import keep_quiet
@@ -455,17 +454,9 @@ class ParameterServer:
         sparse tables are included, the state of the optimizer is not: see `checkpoint`. Each shard
         is read at another moment; for a consistent model, save when no worker runs.
 
-        Parameters
-        ----------
-        path
-            A folder that the driver can write, or an address that fsspec knows.
-
-        Raises
-        ------
-        StoreUnavailable
-            It cannot be written.
-        ConfigurationError
-            The folder holds a manifest of something else, or fsspec does not know the path.
+        The `path` is a folder that the driver can write, or an address that fsspec knows. Raises
+        `StoreUnavailable` if it cannot be written, and `ConfigurationError` if the folder holds a
+        manifest of something else, or fsspec does not know the path.
         """
         layout = self.group.layout
 
@@ -513,21 +504,14 @@ class ParameterServer:
         As few shards as possible are moved, one by one. Training continues: a shard pauses only
         while its next server takes over, and no update is lost or applied twice.
 
-        Parameters
-        ----------
-        servers
-            Number of nodes, out of those for servers that have joined: at least the number of
-            replicas of a shard, at most one for each replica of every shard.
-
         Raises
         ------
         ConfigurationError
-            The number is out of this range.
+            It is fewer than the replicas of one shard, or more than those of all.
         CapacityError
             Fewer nodes for servers have joined. Start more Dask workers, then call this again.
         ShardUnavailable
-            Shards could not be moved within `Timings.unavailable`. They are moved as soon as
-            possible.
+            Shards could not be moved within `Timings.unavailable`; that happens later.
         """
         return self._do(self._driver.hosts.scale, servers)
 
@@ -621,12 +605,10 @@ class ParameterServer:
 
     def audit(self) -> list[AuditReply | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
-        self._require_open()
-        return self._do(Heads(self.group, self._driver.router).audit_all)
+        return self._do(self._driver.training.heads.audit_all)
 
     def table(self) -> Table:
         """Return the current routing table: which node serves which shard."""
-        self._require_open()
         return self._do(self._driver.router.fetch)
 
     def history(self) -> pandas.DataFrame:
@@ -635,6 +617,7 @@ class ParameterServer:
         The driver keeps about 500,000 numbers, with or without `on_event`. Beyond that, every other
         number of the longest series is dropped, evenly over its length. Numbers of a running worker
         arrive within `Timings.flush`. With a synchronous client, all earlier reports are included.
+        Raises `ConfigurationError` without the package pandas.
 
         Returns
         -------
@@ -646,11 +629,6 @@ class ParameterServer:
             pull), `value`, `report` (number of the worker's report in its incarnation, from 1; 0 of
             evaluators) and `learning_rate`: that of an update of these weights, without the effect
             of staleness; NaN if arrays have different ones, and before the first pull.
-
-        Raises
-        ------
-        ConfigurationError
-            The package pandas is not installed.
         """
         self._ask(self._driver.catch_up)
         self._driver.news.deliver()
@@ -664,15 +642,9 @@ class ParameterServer:
         the display, not the training. Results and errors of workers are in their futures. If no
         worker runs, this shows the end of the last `run`.
 
-        Parameters
-        ----------
-        total
-            Number of gradients that these workers push in all, for a bar and the time left.
-
-        Raises
-        ------
-        ConfigurationError
-            The client is asynchronous, which cannot wait here, or `total` is not a number above 0.
+        With `total`, the number of gradients that these workers push in all, there is a bar and the
+        time left. Raises `ConfigurationError` if that is not a number above 0, or if the client is
+        asynchronous, which cannot wait here.
         """
         self._require_open()
         if self._client.asynchronous:
@@ -715,7 +687,7 @@ class ParameterServer:
         Parameters
         ----------
         experiment
-            The name of MLflow's experiment, which is created if there is none.
+            The name of an experiment, which is created if there is none.
         run_name
             None: "dps-" and the name of the parameter server, or the name of the continued run.
         tracking_uri
@@ -759,14 +731,9 @@ class ParameterServer:
     def close(self, checkpoint: bool = True) -> Any:
         """Take the group down: workers and hosts stop, last events arrive, the coordinator ends.
 
-        A worker that is still running gets `GroupClosed` from its next request.
-
-        Parameters
-        ----------
-        checkpoint
-            Whether to write the last state, if the recovery writes checkpoints. If that fails,
-            there is a warning, and the previous checkpoint stays complete. Leaving ``with`` by an
-            error does not write it.
+        A worker that is still running gets `GroupClosed` from its next request. If the recovery
+        writes checkpoints, the last state is written, unless `checkpoint` is false, or ``with`` is
+        left by an error. If that fails, there is a warning; the previous checkpoint stays complete.
         """
         if self._client.asynchronous:
             return self._client.sync(self._close, checkpoint)
@@ -808,7 +775,6 @@ class ParameterServer:
 
     @property
     def _incidents(self) -> IncidentWatch:
-        """The incidents, as far as they can be known now."""
         self._ask(self._driver.incidents.look)
         self._driver.news.deliver()
         return self._driver.incidents

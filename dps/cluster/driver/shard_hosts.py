@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dps.cluster.driver import roles
 from dps.cluster.driver.actors import Evaluators, Hosted
 from dps.cluster.driver.news import News
-from dps.cluster.driver.setup import Start
+from dps.cluster.driver.setup import Options
 from dps.cluster.names import HOSTING, Node, resource_in, topic
 from dps.cluster.node.actor import HostActor
 from dps.cluster.node.logs import is_logged
@@ -60,22 +60,24 @@ class ShardHosts:
     def __init__(
         self,
         client: distributed.Client,
-        start: Start,
+        router: Router,
+        options: Options,
         news: News,
         on_adopted: Callable[[], Awaitable[None]],
     ) -> None:
         self.nodes: list[Node] = []
         self.leaving: set[str] = set()
-        self.evaluators = Evaluators(client, start.group)
+        self.evaluators = Evaluators(client, router.group)
+        self.router = router
         self._client = client
-        self._group = start.group  # its number of servers decides the role of a new node
-        self._seats = start.options.seats
-        self._sink = start.options.on_event
+        self._group = router.group  # its number of servers decides the role of a new node
+        self._seats = options.seats
+        self._sink = options.on_event
         self._on_adopted = on_adopted
         self._clock = platform_of(client).clock
         self._hosts: dict[str, Hosted] = {}
         self._departing: dict[str, list[Node]] = {}
-        self._topics = topic("nodes", start.group.name), topic("leaving", start.group.name)
+        self._topics = topic("nodes", router.group.name), topic("leaving", router.group.name)
         self._adopting = Tasks(partial(news.failed, "a node that joined is not used"))
         self._emptying = Tasks(partial(news.failed, "a node that is to leave was not emptied"))
 
@@ -97,9 +99,8 @@ class ShardHosts:
         self.nodes = roles.by_assignment(workers, self._group) if marked is None else marked
         roles.check(self.nodes, self._group)
 
-    def open(self, router: Router) -> None:
-        """Listen to nodes that join and leave; `router` asks the coordinator."""
-        self._router = router
+    def open(self) -> None:
+        """Listen to nodes that join and leave."""
         for name, handler in zip(self._topics, (self._joined, self._reported), strict=True):
             self._client.subscribe_topic(name, weakly(handler))
         if self._seats is not None:
@@ -117,7 +118,7 @@ class ShardHosts:
                 for node, each in zip(hosting, made, strict=True)
             )
             try:
-                await self._router.ask(AddHosts(infos))
+                await self.router.ask(AddHosts(infos))
             finally:
                 self._hosts |= {hosted.endpoint.address: hosted for hosted in made}
 
@@ -214,7 +215,7 @@ class ShardHosts:
         servers = as_servers(servers, len(group.layout.shards), group.recovery)
         # Nodes that join a cluster without roles become servers as far as there are too few.
         self._group = replace(group, servers=servers)
-        await self._router.ask(Scale(servers))
+        await self.router.ask(Scale(servers))
         await self._until(
             lambda table: table.complete and not table.leaving, f"servers={servers}: shards"
         )
@@ -229,7 +230,7 @@ class ShardHosts:
                 f"{', '.join(sorted(hosts))}"
             )
         host = hosted.endpoint
-        await self._router.ask(Drain(host))
+        await self.router.ask(Drain(host))
         await self._until(lambda table: host not in table.leaving, f"{node}: what it holds")
         self._hosts.pop(host.address, None)  # two threads may drain one node
         self.nodes = [n for n in self.nodes if n.address != host.address or n.role not in HOSTING]
@@ -239,9 +240,9 @@ class ShardHosts:
         limit = self._group.timings.unavailable
         try:
             async with asyncio.timeout(limit):
-                table = await self._router.fetch()
+                table = await self.router.fetch()
                 while not holds(table):
-                    table = await self._router.newer(table.version)
+                    table = await self.router.newer(table.version)
         except TimeoutError:
             raise ShardUnavailable(
                 f"{what} could not be moved within {limit:g} s; they are moved as soon as the "

@@ -25,7 +25,6 @@ from dps.errors import ConfigurationError
 from dps.observe.history import EVALUATOR, History
 from dps.observe.progress import Pace
 from dps.observe.views import Listing, ShardView, TrainingView, WorkerView, missing_copies, size
-from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import Description, View
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class Started:
 class Training:
     """Starts the workers of a group, and keeps the last known status of workers and shards.
 
-    `look` and `open` belong to the client's event loop; the rest may be called in any thread.
+    `look` belongs to the client's event loop; the rest may be called in any thread.
 
     Attributes
     ----------
@@ -76,18 +75,21 @@ class Training:
         Each worker that was started, by its name.
     stops
         How often the training was stopped.
+    heads
+        The heads of the shards, to be asked.
     """
 
     def __init__(
         self,
         client: distributed.Client,
         start: Start,
-        history: History,
         hosts: ShardHosts,
         incidents: IncidentWatch,
+        history: History,
     ) -> None:
         self.started: dict[str, Started] = {}
         self.stops = 0
+        self.heads = Heads(start.group, hosts.router)
         self._client = client
         self._group = start.group
         self._history = history
@@ -102,13 +104,9 @@ class Training:
         self._last_run: list[str] = []
         self._replaced: set[Any] = set()  # futures of workers that were started again since
 
-    def open(self, router: Router) -> None:
-        """Begin to be able to ask shards."""
-        self._heads = Heads(self._group, router)
-
     async def look(self) -> None:
         """Request the status of all shards; those that do not answer soon keep their last one."""
-        answers = await self._heads.describe_all(LOOK_SECONDS)
+        answers = await self.heads.describe_all(LOOK_SECONDS)
         self._known = [new or old for new, old in zip(answers, self._known, strict=True)]
         self._seen = self._clock.monotonic()
         versions = {_key(n): known.version for n, known in enumerate(self._known) if known}

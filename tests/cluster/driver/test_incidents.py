@@ -28,9 +28,9 @@ async def watching(s: Setting) -> tuple[Router, News, IncidentWatch]:
     """A driver that follows the table, and what it hears."""
     router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
     news = News(ELSEWHERE)
-    watch = IncidentWatch(s.world.group, news)
+    watch = IncidentWatch(router, news)
     await router.table()
-    watch.open(router)
+    router.listen(watch.heard)
     return router, news, watch
 
 
@@ -66,8 +66,8 @@ def test_what_the_table_has_not_told_yet_is_told_at_the_end() -> None:
         _, client = await s.enter("a")
         router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
         news = News(ELSEWHERE)
-        watch = IncidentWatch(s.world.group, news)
-        watch.open(router)  # it has not been asked for a table, and hears of none
+        watch = IncidentWatch(router, news)
+        router.listen(watch.heard)  # it has not been asked for a table, and hears of none
         await client.push(ONES)
         s.world.crash("server-0", back_after=0.1)
         await until(lambda: s.world.losses.found, within=5.0)
