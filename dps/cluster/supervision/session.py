@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -28,13 +28,11 @@ from dps.cluster.platform import platform_of
 from dps.cluster.supervision.supervisor import (
     ClusterLost,
     Finished,
-    Known,
     Past,
     Raised,
     Serving,
 )
 from dps.cluster.transport.memory import here
-from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
 from dps.protocol.timings import Timings
@@ -52,7 +50,6 @@ NO_CLUSTER = (
     *(CapacityError, SchedulerLost),
 )
 CONNECTING = ("distributed.", "dps.cluster.")  # they come from these, and not from the program
-NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
 _NOT_SAVED = [field.name for field in fields(Options)]
@@ -153,12 +150,13 @@ class Session:
         if self.returns:
             states = ps.saved.states if ps.saved is not None else ()
             versions = tuple(state.version for state in states)
-            lost = _lost(states, known.versions if known is not None else ())
+            seen = known.versions if known is not None and known.versions else versions
+            lost = tuple(max(0, n - version) for n, version in zip(seen, versions, strict=True))
             seconds = time.monotonic() - self._past.noticed
             returned = Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
             if (sink := choices.get("on_event")) is not None:
                 client.loop.add_callback(sink, returned)
-        self._send(Serving(call, Known(_folder(ps)), returned))
+        self._send(Serving(call, _folder(ps), returned=returned))
         watch.is_up(ps)
         self._is_up = True
         threading.Thread(target=self._report, args=(call, ps, client), daemon=True).start()
@@ -185,7 +183,7 @@ class Session:
             message = Raised(None, trace)
         self._send(message)
 
-    def _settle(self, client: distributed.Client, known: Known, timings: Timings) -> None:
+    def _settle(self, client: distributed.Client, known: Serving, timings: Timings) -> None:
         """Wait until the earlier incarnation can neither acknowledge nor write."""
         group = known.folder.rpartition("/")[2]
         until = time.monotonic() + timings.unavailable
@@ -221,7 +219,7 @@ class Session:
                 raise
             if None not in versions:
                 progress = tuple(version or 0 for version in versions)
-                self._send(Serving(call, Known(_folder(ps), progress, contained)))
+                self._send(Serving(call, _folder(ps), progress, contained))
             time.sleep(REPORT_SECONDS)
 
     def _send(self, message: Any) -> None:
@@ -237,36 +235,6 @@ def _is_no_cluster(error: BaseException) -> bool:
     frames = walk_tb(error.__traceback__)
     modules = (f"{frame.f_globals.get('__name__', '')}." for frame, _ in frames)
     return any(m.startswith(CONNECTING) and not m.startswith(f"{__package__}.") for m in modules)
-
-
-def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
-    """Return how many updates each shard has lost at least, of those that it was seen to have.
-
-    Every update is sent to every shard, and those that one of them has are not computed again. So
-    a shard that is behind another one lacks them as well.
-    """
-    most = seen or [0] * len(states)
-    return tuple(
-        max(known - state.version, _behind(state, states))
-        for known, state in zip(most, states, strict=True)
-    )
-
-
-def _behind(state: ShardState, states: Sequence[ShardState]) -> int:
-    """Return how many updates of the workers' last incarnations only other shards have."""
-    workers = [each.workers for each in states]
-    return sum(
-        max(_gap(state.workers.get(name, NOTHING), each.get(name, NOTHING)) for each in workers)
-        for name in set[str]().union(*workers)
-    )
-
-
-def _gap(here: Progress, there: Progress) -> int:
-    """Return how many updates of a worker are there and not here, without older gaps."""
-    if here.incarnation > there.incarnation:
-        return 0
-    numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
-    return max(0, min(numbers, there.applied - here.applied))
 
 
 def _folder(ps: ParameterServer) -> str:

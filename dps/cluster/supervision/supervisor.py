@@ -48,39 +48,33 @@ LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A parameter server that was up: where its checkpoints are, and its last known progress.
+class Serving:
+    """A parameter server is up, or has made progress, with its checkpoints in a `folder`.
 
-    `versions` has a number for each shard, and is empty before the first report. `contained` is
-    whether all its nodes were processes of the program's own session, which end with it.
+    It was brought up by the program's call of this number. `versions` has a number for each shard,
+    and is empty before the first report. `contained` is whether all its nodes are processes of the
+    program's own session, which end with it. `returned` describes its return, if it is one.
     """
 
+    call: int
     folder: str
     versions: tuple[int, ...] = ()
     contained: bool = False
+    returned: Returned | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
     """The earlier incarnations of a program, as the supervisor sends them to the next one.
 
-    `known` is by the number of the call that brought the parameter server up. `noticed` is the time
-    of the loss, on `time.monotonic`, which all processes of a machine share.
+    `known` has the last message of each parameter server by its call. `noticed` is the time of the
+    loss, on `time.monotonic`, which all processes of a machine share.
     """
 
     returns: int = 0
     cause: str = ""
     noticed: float = 0.0
-    known: dict[int, Known] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """A parameter server is up, or has made progress; `returned` describes its return, if any."""
-
-    call: int
-    known: Known
-    returned: Returned | None = None
+    known: dict[int, Serving] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +234,7 @@ class _Supervisor:
     def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
         """Handle the messages of an incarnation; return its last one, or None if it has died."""
         while isinstance(message := incarnation.message(), Serving):
-            self._past.known[message.call] = message.known
+            self._past.known[message.call] = message
             if message.returned is not None:
                 self._report(message.returned)
         last: Finished | Raised | ClusterLost | None = message
@@ -252,10 +246,9 @@ class _Supervisor:
         cause = incarnation.cause_of_death() if last is None else last.cause
         if not self._limit.allows(noticed):
             folders = ", ".join(known.folder for known in self._past.known.values())
-            advice = f"ParameterServer.resume continues from {folders}" if folders else ""
+            advice = f"; ParameterServer.resume continues from {folders}" if folders else ""
             raise TooManyReturns(
-                f"{cause}, and it is not started again after {self._limit}; "
-                f"{advice or 'no parameter server was up'}"
+                f"{cause}, and it is not started again after {self._limit}{advice}"
             )
         if len(self._alive) < 2:
             self._start()  # it imports Dask while the other one ends
