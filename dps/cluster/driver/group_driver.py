@@ -260,7 +260,6 @@ class GroupDriver:
         if not self.is_open:
             return
         self.is_open = False
-        self.incidents.closing = True
         self.news.unsaved = ""
         if not self.connection.can_break:
             await self._close_in_order(checkpoint)
@@ -308,7 +307,8 @@ class GroupDriver:
         try:
             if checkpoint:
                 await self._save_last_state()
-            await self.incidents.close()
+            await self.incidents.stop()
+            await self.incidents.look()
             if not self._group.recorded:  # the status is for display, and recording counts messages
                 await self.training.look()
         finally:

@@ -32,7 +32,6 @@ class IncidentWatch:
         self.losses: tuple[Loss, ...] = ()
         self.failovers: tuple[Failover, ...] = ()
         self.views: tuple[View, ...] = ()
-        self.closing = False  # by the driver itself
         self._router = router
         self._group = router.group
         self._news = news
@@ -55,11 +54,6 @@ class IncidentWatch:
         self._listeners.append(listener)
         for failover in self.failovers:
             listener(failover)
-
-    async def close(self) -> None:
-        """Ask the coordinator a last time, and stop listening."""
-        await self.stop()
-        await self.look()
 
     async def stop(self) -> None:
         """Stop listening, and end the request under way."""
@@ -97,11 +91,6 @@ class IncidentWatch:
     def heard(self, table: Table) -> None:
         """Look for incidents and missing copies when there is a new routing table."""
         if table.closed:
-            if not self.closing:
-                self._news.log(
-                    f"parameter server {self._group.name} was not closed, and has ended with its "
-                    "Dask client. Leave its `with`, or call ps.close(), before that"
-                )
             return
         self.views = table.views
         if self._group.on_loss != SILENT:

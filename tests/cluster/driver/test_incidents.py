@@ -72,7 +72,8 @@ def test_what_the_table_has_not_told_yet_is_told_at_the_end() -> None:
         s.world.crash("server-0", back_after=0.1)
         await until(lambda: s.world.losses.found, within=5.0)
         assert watch.losses == ()
-        await watch.close()
+        await watch.stop()
+        await watch.look()
         assert watch.losses == s.world.losses.found
         assert len(heard_by(news)) == 1
 
