@@ -12,6 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -25,13 +26,7 @@ from dps.cluster.driver.group_driver import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import Options, check_client, checked_recovery
 from dps.cluster.platform import platform_of
-from dps.cluster.supervision.supervisor import (
-    ClusterLost,
-    Finished,
-    Past,
-    Raised,
-    Serving,
-)
+from dps.cluster.supervision.supervisor import ClusterLost, Finished, Past, Raised, Serving
 from dps.cluster.transport.memory import here
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
@@ -44,12 +39,10 @@ LOOK_SECONDS = 0.05
 MOMENT_SECONDS = 0.5
 REPORT_SECONDS = 0.25
 
-# What Dask and dps raise where there is no cluster, or whose scheduler dies as it starts.
-NO_CLUSTER = (
-    *(ConnectionError, TimeoutError, EOFError, CommClosedError),
-    *(CapacityError, SchedulerLost),
-)
-CONNECTING = ("distributed.", "dps.cluster.")  # they come from these, and not from the program
+# Raised by the modules below if there is no cluster, or its scheduler dies as it starts.
+DASK_ERRORS = (ConnectionError, TimeoutError, EOFError, CommClosedError)
+NO_CLUSTER = (*DASK_ERRORS, CapacityError, SchedulerLost)
+CONNECTING = ("distributed.", "dps.cluster.")
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
 _NOT_SAVED = [field.name for field in fields(Options)]
@@ -113,9 +106,8 @@ class Session:
         check_client(client)
         if client.asynchronous:
             raise ConfigurationError("a supervised program needs a synchronous Dask client")
-        durability = checked_recovery(
-            choices.get("recovery", "none"), platform_of(client)
-        ).durability
+        recovery = checked_recovery(choices.get("recovery", "none"), platform_of(client))
+        durability = recovery.durability
         if not durability.writes_checkpoints:
             raise ConfigurationError(
                 f"a supervised program resumes from checkpoints, and {durability!r} writes none: "
@@ -131,21 +123,17 @@ class Session:
         watch = SchedulerWatch(client, lambda cause: self._send(ClusterLost(cause)))
         self._watches.append(watch)
         known = self._past.known.get(call)
-        try:
+        with ExitStack() as failing:
+            failing.callback(watch.end)
             if known is None:
                 ps = ParameterServer(client, params, **choices)
             else:
                 self._settle(client, known, choices.get("timings", Timings()))
                 kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
                 ps = ParameterServer.resume(client, known.folder, **kept)
-            try:
-                ps.checkpoint()  # of a durability that would write the first one later
-            except BaseException:
-                ps.close(checkpoint=False)
-                raise
-        except BaseException:
-            watch.end()
-            raise
+            failing.callback(ps.close, checkpoint=False)
+            ps.checkpoint()  # of a durability that would write the first one later
+            failing.pop_all()
         returned: Returned | None = None
         if self.returns:
             states = ps.saved.states if ps.saved is not None else ()

@@ -292,7 +292,6 @@ class Incarnation:
         self._pid = self._process.pid or 0
         self._leader = process_of(self._pid)
         self._ended = os.pidfd_open(self._pid)
-        self._is_over = False
         self._scratch: str | None = None  # its folder for files, which stay if it is killed
 
     def begin(self, past: Past) -> None:
@@ -340,9 +339,8 @@ class Incarnation:
 
     def end(self) -> None:
         """End every process of the session; raises `DeadlineExceeded` if one cannot be ended."""
-        if self._is_over:
+        if self._link.closed:
             return
-        self._is_over = True
         try:
             self._process.kill()
             self._process.join(GRACE_SECONDS)
