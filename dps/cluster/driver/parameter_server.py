@@ -32,13 +32,7 @@ from dps.errors import ConfigurationError, GroupClosed
 from dps.events import Failover, Sink
 from dps.observe.progress import display
 from dps.observe.tracking import MlflowRun
-from dps.observe.views import (
-    Listing,
-    ShardView,
-    WorkerView,
-    overview_html,
-    overview_line,
-)
+from dps.observe.views import Listing, ShardView, WorkerView, overview_html, overview_line
 from dps.protocol.client.client import Client
 from dps.protocol.messages import AuditReply, Dismiss, Loss, Table
 from dps.protocol.timings import Timings
@@ -101,20 +95,17 @@ class ParameterServer:
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
     seats
-        Which Dask worker is which node, on a cluster of `dps.cluster.backends.existing`; None:
-        Dask's resources decide, or dps.
+        The nodes of an `ExistingCluster`; None: Dask's resources decide, or dps.
     labels
         Name → text that is added to every metric and log line, such as ``{"model": "ranking"}``.
     on_loss
         The reaction to a loss of acknowledged updates: "warn" (a Python warning here, and a line in
         the logs of Dask's scheduler and of the workers' nodes), "raise" (also, every worker's next
         request raises `UpdatesLost`), or "ignore" (neither, and no `UpdatesDroppedWarning`).
-        `losses` lists them in any case.
     transport
-        How processes of the group send arrays to each other: "auto" (shared memory between
-        processes of one user on one host, a stream between others), "shared_memory", "stream", or
-        "dask". Dask's own connections are used where the chosen one does not work, and for the
-        coordinator.
+        Between processes of the group: "auto" (shared memory between those of one user on one host,
+        otherwise a stream), "shared_memory", "stream", or "dask". Dask's own connections are used
+        where the chosen one does not work, and for the coordinator.
     placement
         Which of the `servers` holds which shard: "balanced" (the one with the fewest),
         "consistent_hash", or ``ConsistentHash(virtual_nodes=...)``.
@@ -302,10 +293,10 @@ class ParameterServer:
         Raises
         ------
         CapacityError
-            Too few threads of the nodes for workers are free; the message lists what holds them.
+            Too few threads of the nodes for workers are free.
         ConfigurationError
-            `train` is not such a function, or cannot be sent to a node because it uses this
-            parameter server or the client; or `data` cannot be shared.
+            `train` is not such a function, or uses this parameter server or the client, which
+            cannot be sent to a node; or `data` cannot be shared.
         """
         self._require_open()
         futures = self._driver.training.run(train, workers, data)
@@ -392,22 +383,9 @@ class ParameterServer:
     def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return rows of a sparse table by their keys, without waiting for any worker.
 
-        Parameters
-        ----------
-        table
-            Its name.
-        keys
-            Whole numbers from 0 to 2⁶³ - 1, in any order, repeated or not.
-
-        Returns
-        -------
-        rows
-            (keys, width), in the order of `keys`. A row without updates has its initial value.
-
-        Raises
-        ------
-        ShapeMismatch
-            The table is unknown, or a key is not such a number.
+        The keys are whole numbers from 0 to 2⁶³ - 1, in any order, repeated or not. The rows are
+        (keys, width), in this order; one without updates has its initial value. Raises
+        `ShapeMismatch` if the table is unknown, or a key is not such a number.
         """
         return self._read(lambda reader: reader.pull_rows(table, keys))
 
@@ -454,7 +432,7 @@ class ParameterServer:
         sparse tables are included, the state of the optimizer is not: see `checkpoint`. Each shard
         is read at another moment; for a consistent model, save when no worker runs.
 
-        The `path` is a folder that the driver can write, or an address that fsspec knows. Raises
+        `path` is a folder that the driver can write, or an address that fsspec knows. Raises
         `StoreUnavailable` if it cannot be written, and `ConfigurationError` if the folder holds a
         manifest of something else, or fsspec does not know the path.
         """
@@ -546,17 +524,14 @@ class ParameterServer:
         """The status of each shard: its nodes, version, epoch and size.
 
         The shards are asked, for a second at most. With an asynchronous client, and when it is
-        closed, this is the last known status.
+        closed, this is the last known status, as for `workers`.
         """
         self._ask(self._driver.training.look)
         return self._driver.training.shards()
 
     @property
     def workers(self) -> Listing[WorkerView]:
-        """The status of each worker that was started: its clock, rate and last loss.
-
-        The shards are asked, as for `shards`.
-        """
+        """The status of each worker that was started: its clock, rate and last loss."""
         self._ask(self._driver.training.look)
         return self._driver.training.workers()
 
@@ -565,8 +540,8 @@ class ParameterServer:
         """The acknowledged updates that were lost, with an entry for each recovery that lost some.
 
         An entry has the number of lost updates (exact, or a lower bound), whose they were, and what
-        the shard was restored from. Workers are asked, which takes a moment. With an asynchronous
-        client, these are the losses that are known so far.
+        the shard was restored from. With an asynchronous client, these are the losses that are
+        known so far; others wait for the coordinator.
         """
         return list(self._incidents.losses)
 
@@ -575,8 +550,7 @@ class ParameterServer:
         """The last 100 recoveries of shards that had lost a server or replica.
 
         Each names the lost nodes, the node that serves the shard now, the duration in seconds, and
-        the lost updates with the reason; `str` makes a line of it. With an asynchronous client,
-        these are the failovers that are known so far.
+        the lost updates with the reason; `str` makes a line of it. Known as `losses` are.
         """
         return list(self._incidents.failovers)
 
