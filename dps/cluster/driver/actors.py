@@ -96,10 +96,7 @@ class Evaluators:
     async def begin(self, score: Score, every: float, nodes: Sequence[Node]) -> None:
         """Start one, and wait until it has read the weights that it scores first.
 
-        Raises
-        ------
-        CapacityError
-            None of the nodes is left for it.
+        Raises `CapacityError` if none of the nodes is left for it.
         """
         node = _best(nodes, "evaluator") or _best(nodes, "worker")
         if node is None:

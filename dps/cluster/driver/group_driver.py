@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dps.cluster.driver.incidents import IncidentWatch
-from dps.cluster.driver.news import News
+from dps.cluster.driver.news import IncidentWatch, News
 from dps.cluster.driver.runs import must_be_sent
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
@@ -59,20 +58,7 @@ CLOSED = ("closing", "closed")
 class GroupDriver:
     """A group as its driver runs it. Used from the client's event loop, except where noted.
 
-    Attributes
-    ----------
-    history, news, incidents, hosts, training
-        The parts of the driver, each with a module of its own.
-    connection
-        The client's connection to the scheduler.
-    router
-        How the group is called.
-    runs
-        The runs of MLflow that the training is logged to.
-    is_open
-        Whether the group is up. May be read in any thread.
-    lost
-        Whether the connection to the scheduler was lost before the group was closed.
+    `is_open`, and whether the connection was `lost` before `close`, may be read in any thread.
     """
 
     def __init__(self, client: distributed.Client, start: Start) -> None:
@@ -86,7 +72,7 @@ class GroupDriver:
         self.hosts = ShardHosts(client, router, start.options, self.news, self._let_in)
         self.training = Training(client, start, self.hosts, self.incidents, self.history)
         self.connection = SchedulerConnection(client)
-        self.runs: list[MlflowRun] = []
+        self.runs: list[MlflowRun] = []  # that the training is logged to
         self.is_open = self.lost = False
         self._client = client
         self._group = start.group

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps.cluster.driver.group_driver import GroupDriver
-from dps.cluster.driver.incidents import IncidentWatch
+from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.setup import Choices, Options, Start, afresh, check_client, from_path
 from dps.cluster.names import Node
 from dps.cluster.node.evaluator import Score

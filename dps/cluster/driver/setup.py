@@ -114,26 +114,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A group, and the state that it starts with.
-
-    Attributes
-    ----------
-    run
-        Its description, which is kept beside its checkpoints.
-    initial
-        Each shard's buffer of initial values; empty if it was saved.
-    tables
-        Each shard's rows that sparse tables begin with.
-    saved
-        The checkpoints that it resumes from, if any.
-    """
+    """A group, and the state that it starts with."""
 
     group: Group
-    run: Run
+    run: Run  # its description, which is kept beside its checkpoints
     options: Options
-    initial: tuple[np.ndarray, ...] = ()
-    tables: tuple[dict[str, SparseTable], ...] = ()
-    saved: Saved | None = None
+    initial: tuple[np.ndarray, ...] = ()  # each shard's buffer of values, unless they were saved
+    tables: tuple[dict[str, SparseTable], ...] = ()  # each shard's rows that tables begin with
+    saved: Saved | None = None  # the checkpoints that it resumes from
 
 
 def afresh(

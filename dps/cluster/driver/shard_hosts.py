@@ -44,17 +44,7 @@ PASSING = (CapacityError, NotServing, ShardUnavailable)
 class ShardHosts:
     """The nodes of a group, and the actors that it has on them. Used from the client's event loop.
 
-    Parameters
-    ----------
-    on_adopted
-        Called when a node has joined and has a role.
-
-    Attributes
-    ----------
-    nodes
-        The nodes of the cluster, each with its role.
-    leaving
-        The names of all nodes that had to leave.
+    `on_adopted` is called when a node has joined and has a role.
     """
 
     def __init__(
@@ -66,7 +56,7 @@ class ShardHosts:
         on_adopted: Callable[[], Awaitable[None]],
     ) -> None:
         self.nodes: list[Node] = []
-        self.leaving: set[str] = set()
+        self.leaving: set[str] = set()  # the names of all nodes that had to leave
         self.evaluators = Evaluators(client, router.group)
         self.router = router
         self._client = client

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dps.cluster.driver.incidents import IncidentWatch
+from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.runs import check_threads, must_be_sent, refuse_futures, shares_of
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
@@ -68,15 +68,6 @@ class Training:
     """Starts the workers of a group, and keeps the last known status of workers and shards.
 
     `look` belongs to the client's event loop; the rest may be called in any thread.
-
-    Attributes
-    ----------
-    started
-        Each worker that was started, by its name.
-    stops
-        How often the training was stopped.
-    heads
-        The heads of the shards, to be asked.
     """
 
     def __init__(
@@ -87,8 +78,8 @@ class Training:
         incidents: IncidentWatch,
         history: History,
     ) -> None:
-        self.started: dict[str, Started] = {}
-        self.stops = 0
+        self.started: dict[str, Started] = {}  # by name
+        self.stops = 0  # how often the training was stopped
         self.heads = Heads(start.group, hosts.router)
         self._client = client
         self._group = start.group

@@ -3,7 +3,7 @@
 It has to leave after a SIGTERM, or when its lifetime (`dask worker --lifetime`) is nearly over.
 Dask alone would end the process, with the shards in it, at once or at the end of that time. So the
 node reports earlier to the groups that use it, and serves until they have moved everything away
-(see `dps.cluster.driver.shard_hosts`). A second SIGTERM, and the end of the lifetime, end it as they
+(`dps.cluster.driver.shard_hosts`). A second SIGTERM, and the end of the lifetime, end it as they
 would without dps.
 """
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from dps import Chain, CopiesMissingWarning, Recovery
-from dps.cluster.driver.incidents import GRACE_SECONDS, IncidentWatch
-from dps.cluster.driver.news import News
+from dps.cluster.driver.news import GRACE_SECONDS, IncidentWatch, News
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetIncidents
 from tests.simulator.network import SimTransport
