@@ -1,8 +1,4 @@
-"""The session of a supervised program: parameter servers that resume from their checkpoints.
-
-A thread reports the progress of the shards to the supervisor, so that a lower bound of the loss is
-known after a return.
-"""
+"""The session of a supervised program: parameter servers that resume from their checkpoints."""
 
 from __future__ import annotations
 
@@ -82,14 +78,10 @@ class Session:
         others, this waits until no Dask worker has any of its hosts, and until every lease that
         they may have is over.
 
-        Parameters
-        ----------
-        client
-            A synchronous Dask client.
-        params, choices
-            As for `ParameterServer`; the recovery must write checkpoints of whole shards, so
-            `PartialCheckpoint` is refused. After a return, parameters, rule, consistency, recovery
-            and so on are those of the checkpoints, as for `ParameterServer.resume`.
+        The Dask client is synchronous; `params` and `choices` are as for `ParameterServer`. The
+        recovery must write checkpoints of whole shards, so `PartialCheckpoint` is refused. After a
+        return, parameters, rule, consistency, recovery and so on are those of the checkpoints, as
+        for `ParameterServer.resume`.
 
         Raises
         ------
@@ -193,6 +185,7 @@ class Session:
             time.sleep(max(0.0, self._past.noticed + timings.lease - time.monotonic()))
 
     def _report(self, call: int, ps: ParameterServer, client: distributed.Client) -> None:
+        """Report the progress of the shards, for a lower bound of the loss after a return."""
         nodes: set[str] = set()
         contained = True
         while not ps.closed and not ps.scheduler_lost:

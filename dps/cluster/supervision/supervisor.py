@@ -107,7 +107,7 @@ def supervise(
     on_return: Callable[[Returned], None] | None = None,
     standby: bool = False,
 ) -> T:
-    """Run a program, and restart it when its driver or its scheduler is lost.
+    """Run a program, and restart it when its driver or its scheduler is lost; return its result.
 
     It is restarted when a signal ends its process, and when the connection to Dask's scheduler
     breaks while a parameter server is open or comes up; after a return, also when it finds no
@@ -131,11 +131,7 @@ def supervise(
         does not end the program: it is raised when that has returned.
     standby
         Whether to keep the process for a return ready, with Dask imported. A return is faster
-        then, and uses some 100 MB of memory.
-    Returns
-    -------
-    result
-        What the program returned.
+        then, and uses about 100 MB of memory.
 
     Raises
     ------
