@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.names import ANY_SHARD, SERVING, Node, resource_in, shard_of
@@ -97,13 +98,11 @@ def check(nodes: Sequence[Node], group: Group) -> None:
 
 def _by_turns(workers: Workers) -> list[str]:
     """Return the addresses of Dask workers, one of each host after the other."""
-    before: Counter[str] = Counter()
-    turns = []
+    by_host: dict[str, list[str]] = {}
     for address in sorted(workers):
-        host = str(workers[address]["host"])
-        turns.append((before[host], address))
-        before[host] += 1
-    return [address for _, address in sorted(turns)]
+        by_host.setdefault(str(workers[address]["host"]), []).append(address)
+    turns = zip_longest(*by_host.values())
+    return [address for turn in turns for address in turn if address is not None]
 
 
 def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:

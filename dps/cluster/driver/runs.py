@@ -27,9 +27,6 @@ _WORKER_KEY = "dps-worker-"
 _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
 
-# -- the training function, and threads for it ---------------------------------------------------
-
-
 @contextmanager
 def must_be_sent(argument: str, given: str) -> Iterator[None]:
     """Raise one `ConfigurationError` if the `with` block cannot send an `argument`.
@@ -89,18 +86,13 @@ def check_threads(
     free = max(0, threads - sum(map(len, holders.values())))
     if workers <= free:
         return
-    there = f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads"
     held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
-    if not held:
-        raise CapacityError(f"{there} in all; start more Dask workers or ask for fewer workers")
     raise CapacityError(
-        f"{there}, of which {free} are free: {held} run there. Wait for their futures, end them "
-        "(ps.stop(), ps.remove_worker(), or ps.close() of the parameter server that they belong "
-        "to), or start more Dask workers"
+        f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
+        f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, ask for "
+        "fewer workers, or end those that run (wait for their futures, ps.stop(), "
+        "ps.remove_worker(), or ps.close() of the parameter server that they belong to)"
     )
-
-
-# -- shares of data ------------------------------------------------------------------------------
 
 
 def shares_of(
