@@ -14,7 +14,6 @@ from dps.core.placement import ConsistentHash
 from dps.core.rules.rule import UpdateRule
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint, TransportChoice
-from dps.recovery.manifest import Run
 from dps.recovery.strategy import Recovery
 
 
@@ -56,20 +55,3 @@ class Group:
     def restores_together(self) -> bool:
         """Whether all shards are restored when one is lost."""
         return self.recovery.durability.scope == "all"
-
-    def as_run(self, generation: int, started: float, about: str) -> Run:
-        """Return what is written beside the group's checkpoints, to resume from them."""
-        return Run(
-            self.name,
-            generation,
-            started,
-            self.layout,
-            self.rule,
-            self.consistency,
-            self.recovery,
-            about,
-            self.filters,
-            self.servers,
-            self.pull_filters,
-            self.placement,
-        )

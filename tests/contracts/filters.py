@@ -25,6 +25,7 @@ from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
+from tests.simulator.world import run_of
 from tests.support.worlds import Setting, in_world
 
 Array = np.ndarray
@@ -155,7 +156,7 @@ class FilterContract:
         chains = checked({"w": filters}, layout.names, rule)
         recovery = Recovery(Checkpoint(path="memory://filters"))
         group = Group("g", layout, rule, ASP(), recovery, Endpoint("", ""), filters=chains)
-        run = group.as_run(0, 1.0, "{}")
+        run = run_of(group, 0, 1.0)
         assert decode(encode(run)) == run
         assert run.filters == chains
 

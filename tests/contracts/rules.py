@@ -20,7 +20,6 @@ from dps.core.shard import ShardState, StateMachine, initial_state
 from dps.core.updates import Operation, UpdateId
 from dps.protocol.client.encoder import split
 from dps.protocol.group import Group
-from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
 from dps.recovery.chain import Chain
@@ -30,6 +29,7 @@ from dps.recovery.durability import Durability
 from dps.recovery.manifest import find_saved, write_run
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
+from tests.simulator.world import run_of
 from tests.support.worlds import Setting, in_world, same_state
 
 Array = np.ndarray
@@ -80,16 +80,7 @@ class ShardRuleContract:
             placement="balanced",
             about={},
         )
-        options = Options(
-            timings=Timings(),
-            on_event=None,
-            functions={},
-            seats=None,
-            labels={},
-            on_loss="warn",
-            transport="auto",
-        )
-        group = afresh(client, PARAMS, choices, options).group
+        group = afresh(client, PARAMS, choices, Options()).group
         assert group.layout == Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
 
     def test_a_rule_and_its_state_go_on_from_files_as_if_nothing_had_been(
@@ -99,7 +90,7 @@ class ShardRuleContract:
         path = str(tmp_path)
         layout = Layout.of(PARAMS, 2, whole_rows=by_rows(rule))
         group = Group("g", layout, rule, ASP(), Recovery(Checkpoint(path=path)), Endpoint("", ""))
-        run = group.as_run(0, 1.0, "{}")
+        run = run_of(group, 0, 1.0)
         write_run(run)
         for shard in range(2):
             CheckpointFiles(f"{path}/g", shard, 1).write(1, _trained(layout, rule, shard, 5))

@@ -23,6 +23,7 @@ from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.manifest import Saved, find_saved, write_run
 from dps.recovery.strategy import Recovery
 from tests.simulator.disk import SCHEME
+from tests.simulator.world import run_of
 from tests.support.worlds import same_state
 
 LAYOUT = Layout.of({"w": np.zeros(10)}, 2)
@@ -82,7 +83,7 @@ def test_a_worker_goes_on_after_the_last_incarnation_that_any_shard_knows() -> N
     """A shard whose checkpoint is older may not know that it has entered again."""
     recovery = Recovery(Checkpoint(path="p"))
     group = Group("g", LAYOUT, SGD(0.5), ASP(), recovery, Endpoint("", ""))
-    run = group.as_run(0, 1.0, "{}")
+    run = run_of(group, 0, 1.0)
     older, newer = (
         replace(state(0, 4), workers={"a": Progress(number, 1, 1, 1, True)}) for number in (2, 3)
     )
@@ -125,7 +126,7 @@ def test_cuts_stay_until_they_are_not_needed(path: str) -> None:
 def test_a_run_is_found_again_with_the_states_that_belong_together(path: str, scope: str) -> None:
     recovery = Recovery(Checkpoint(path=path, scope=scope))  # type: ignore[arg-type]
     group = Group("g", LAYOUT, SGD(0.5), ASP(), recovery, Endpoint("", ""))
-    run = group.as_run(0, 1.0, '{"mine": [1, 2]}')
+    run = run_of(group, 0, 1.0, '{"mine": [1, 2]}')
     write_run(run)
     with pytest.raises(StoreUnavailable, match="no whole checkpoint of every shard"):
         find_saved(path)
@@ -137,7 +138,7 @@ def test_a_run_is_found_again_with_the_states_that_belong_together(path: str, sc
     assert replace(saved.run, recovery=recovery) == run
     assert [s.index for s in saved.states] == ([6, 4] if scope == "shard" else [4, 4])
     assert saved.incarnations == {"a": 1}
-    later = replace(group, name="h").as_run(1, 0.5, "{}")
+    later = run_of(replace(group, name="h"), 1, 0.5)
     write_run(later)
     assert find_saved(path).run.name == "g", "the later one has nothing whole yet"
     for shard in range(2):
@@ -150,7 +151,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_named(tmp_path: Path) -> None:
     path = str(tmp_path)
     recovery = Recovery(Checkpoint(path=path))
     group = Group("g", LAYOUT, SGD(0.5), ASP(), recovery, Endpoint("", ""))
-    write_run(group.as_run(0, 1.0, "{}"))
+    write_run(run_of(group, 0, 1.0))
     for shard in range(2):
         for index in (4, 6):
             files(f"{path}/g", shard).write(1, state(shard, index))

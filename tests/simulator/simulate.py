@@ -42,7 +42,7 @@ from tests.simulator.workload import (
     mark,
     zeros,
 )
-from tests.simulator.world import COORDINATOR, World
+from tests.simulator.world import COORDINATOR, World, run_of
 
 HORIZON = 20.0  # seconds after the last fault within which everything must be well again
 SKEW = 0.05
@@ -261,7 +261,7 @@ class Run:
     def _leave_description(self, world: World) -> None:
         """Put beside the checkpoints what is needed to go on from them."""
         now = asyncio.get_running_loop().time()
-        run = world.group.as_run(self._generation, now, "{}")
+        run = run_of(world.group, self._generation, now)
         world.driver.do(lambda: write_run(run))
 
     def _start(self, name: str) -> None:

@@ -32,6 +32,7 @@ from dps.protocol.messages import AddHosts, Drain, HostInfo, Table, View
 from dps.protocol.server.node import ServerNode
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint, Watched
+from dps.recovery.manifest import Run
 from tests.simulator.monitors import SimMonitor, SimMonitors
 from tests.simulator.network import Network, Process, SimClock, SimTransport
 
@@ -426,3 +427,21 @@ def node_names(group: Group) -> list[str]:
 
 def _unheard(process: Process) -> None:
     pass
+
+
+def run_of(group: Group, generation: int, started: float, about: str = "{}") -> Run:
+    """What a driver writes beside a group's checkpoints."""
+    return Run(
+        group.name,
+        generation,
+        started,
+        group.layout,
+        group.rule,
+        group.consistency,
+        group.recovery,
+        about,
+        group.filters,
+        group.servers,
+        group.pull_filters,
+        group.placement,
+    )

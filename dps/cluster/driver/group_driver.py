@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dps.cluster.driver.elasticity import Elasticity
-from dps.cluster.driver.inbox import Inbox
-from dps.cluster.driver.incidents import IncidentWatch
-from dps.cluster.driver.news import News
+from dps.cluster.driver.news import IncidentWatch, News
 from dps.cluster.driver.runs import must_be_sent
-from dps.cluster.driver.setup import Options, Start
+from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
-from dps.cluster.driver.status import TrainingStatus
-from dps.cluster.heads import Heads
-from dps.cluster.names import Node, topic
-from dps.cluster.node.worker import Place
-from dps.cluster.node.worker_task import run_worker
+from dps.cluster.driver.training import Training
+from dps.cluster.names import topic
+from dps.cluster.node.logs import dropped
 from dps.cluster.platform import platform_of, weakly
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, take_out, widen
 from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
@@ -37,13 +33,16 @@ from dps.errors import (
     LastStateNotSavedWarning,
     RemoteError,
     StoreUnavailable,
+    UpdatesDroppedWarning,
 )
+from dps.events import EvaluationMissed, Event, from_dict
 from dps.observe.history import History
 from dps.observe.tracking import MlflowRun
 from dps.protocol.client.client import Caller, Client
 from dps.protocol.client.driver import Bootstrap, save_all
 from dps.protocol.client.routing_table import Router
-from dps.protocol.messages import CloseGroup, Description, Dismiss, StopTraining
+from dps.protocol.messages import CloseGroup, StopTraining
+from dps.recovery.manifest import write_run
 
 if TYPE_CHECKING:
     import distributed
@@ -52,60 +51,47 @@ T = TypeVar("T")
 
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.05
+DRAIN_SECONDS = 10.0
 CLOSED = ("closing", "closed")
 
 
 class GroupDriver:
     """A group as its driver runs it. Used from the client's event loop, except where noted.
 
-    Attributes
-    ----------
-    history, news, inbox, incidents, hosts, elasticity, training
-        The parts of the driver, each with a module of its own.
-    connection
-        The client's connection to the scheduler.
-    router, transport
-        How the group is called, once it is up.
-    runs
-        The runs of MLflow that the training is logged to.
-    is_open
-        Whether the group is up. May be read in any thread.
-    lost
-        Whether the connection to the scheduler was lost before the group was closed.
+    `is_open`, and whether the connection was `lost` before `close`, may be read in any thread.
     """
 
-    def __init__(self, client: distributed.Client, start: Start, options: Options) -> None:
-        group = start.group
-        self.history = History(group.rule)
+    def __init__(self, client: distributed.Client, start: Start) -> None:
+        self._port, wanted = port_of_driver(client), start.group.transport
+        port = self._port if wanted != "dask" else None
+        transport = ClusterTransport(client.rpc, Meter(), port=port, wanted=wanted)
+        self.router = router = Router(start.group, transport)
+        self.history = History(start.group.rule)
         self.news = News(client)
-        self.inbox = Inbox(client, group, options.on_event, self.history, self.news)
-        self.incidents = IncidentWatch(group, self.news)
-        self.hosts = ShardHosts(client, group, options.seats, self._let_in, self.news)
-        self.elasticity = Elasticity(client, self.hosts, options.on_event, self.news)
-        self.training = TrainingStatus(client, start, self.history, self.hosts, self.incidents)
+        self.incidents = IncidentWatch(router, self.news)
+        self.hosts = ShardHosts(client, router, start.options, self.news, self._let_in)
+        self.training = Training(client, start, self.hosts, self.incidents, self.history)
         self.connection = SchedulerConnection(client)
-        self.runs: list[MlflowRun] = []
+        self.runs: list[MlflowRun] = []  # that the training is logged to
         self.is_open = self.lost = False
         self._client = client
-        self._group = group
+        self._group = start.group
         self._start = start
         self._caller: Client | None = None
+        self._events = topic("events", start.group.name)
+        self._drops = topic("dropped", start.group.name)
+        self._markers: Counter[str] = Counter()
+        self._warned: set[type[Warning]] = set()
         self._seeding: list[asyncio.Task[None]] = []  # the initial values; none before the start
 
     # -- up ------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Bring the group up, or leave the cluster as it was."""
-        self._port = port_of_driver(self._client)
         self._port.enter()
-        wanted = self._group.transport
-        port = self._port if wanted != "dask" else None
-        self.transport = ClusterTransport(self._client.rpc, Meter(), port=port, wanted=wanted)
-        self.router = Router(self._group, self.transport)
         try:
-            await self.hosts.assign(self.router)
+            await self.hosts.assign()
         except BaseException:
-            await self.hosts.stop()
             self._port.exit()
             raise
         self.is_open = True
@@ -116,18 +102,17 @@ class GroupDriver:
             raise
 
     async def _bring_up(self) -> None:
-        client, group = self._client, self._group
-        self.incidents.open(self.router)
-        self.inbox.open()
-        self.training.open(self.router)
-        joined = weakly(self.hosts.node_joined)
-        client.subscribe_topic(topic("nodes", group.name), joined)
-        self.elasticity.open(self.router)
+        client, group, start = self._client, self._group, self._start
+        self.router.listen(self.incidents.heard)
+        client.subscribe_topic(self._events, weakly(self._receive))
+        client.subscribe_topic(self._drops, weakly(self._warn_of_drops))
+        self.hosts.open()
         with must_be_sent("what functions= or another argument holds", "parts"):
             await client.register_plugin(CoordinatorPlugin(group, client.id))
-        start = self._start
-        await start.leave_description(platform_of(client).clock.now())
-        seeder = Bootstrap(self.router, start.initial, start.states, start.tables)
+        if group.recovery.durability.writes_checkpoints:
+            await asyncio.to_thread(write_run, start.run)
+        states = start.saved.states if start.saved is not None else ()
+        seeder = Bootstrap(self.router, start.initial, states, start.tables)
         self._seeding.append(asyncio.create_task(seeder.run()))
         try:
             async with asyncio.timeout(START_SECONDS):
@@ -145,33 +130,6 @@ class GroupDriver:
 
     # -- in use --------------------------------------------------------------------------------
 
-    def submit(
-        self,
-        train: Callable[..., Any],
-        peers: Sequence[str],
-        index: int,
-        nodes: Sequence[Node],
-        share: list[Any] | None,
-        only_on: str | None = None,
-    ) -> Any:
-        """Start a worker on one of `nodes`, again `only_on` one if it is lost; in any thread."""
-        names = {node.address: node.name for node in nodes}
-        token = platform_of(self._client).token()
-        with must_be_sent("train", "worker"):
-            future = self._client.submit(
-                run_worker,
-                self._group,
-                train,
-                Place(peers, index, names, self.training.stops),
-                share,
-                key=f"dps-{peers[index]}-{self._group.name}-{token}",
-                workers=list(names),
-                resources={"worker": 1} if nodes[0].resource else None,
-                pure=False,
-            )
-        self.training.submitted(peers[index], future, only_on)
-        return future
-
     async def _let_in(self) -> None:
         """Start workers that wait for a node on nodes that have joined since they were run.
 
@@ -181,14 +139,17 @@ class GroupDriver:
         if not self.connection.can_break:
             return  # on virtual time workers end with their node
         places = {
-            each.key: [node.address for node in self.hosts.for_workers if each.may_use(node)]
+            each.future.key: [
+                node.address for node in self.hosts.for_workers if each.only_on in (None, node.name)
+            ]
             for each in self.training.started.values()
+            if each.future is not None
         }
         await self._client.run_on_scheduler(widen, places)
 
     async def read(self, request: Callable[[Client], Awaitable[T]]) -> T:
         """Return what a request of a client of its own returns."""
-        reader = Client(self._group, self.transport)
+        reader = Client(self._group, self.router.transport)
         try:
             return await request(reader)
         finally:
@@ -198,14 +159,12 @@ class GroupDriver:
         """Run a registered function on every shard."""
         if self._caller is None:
             # It must not be mistaken for the caller before the parameter server was resumed.
-            generation = self._start.generation
-            self._caller = Client(self._group, self.transport, Caller(incarnation=generation))
+            generation = self._start.run.generation
+            self._caller = Client(
+                self._group, self.router.transport, Caller(incarnation=generation)
+            )
         self.note_updates()
         return await self._caller.apply(function, arguments)
-
-    async def audit(self) -> list[Description | None]:
-        """Return the numbers of each shard's state, None for one that does not answer."""
-        return await Heads(self._group, self.router).describe_all()
 
     async def checkpoint(self, limit: float) -> None:
         """Write a checkpoint of every shard within `limit` seconds."""
@@ -218,14 +177,10 @@ class GroupDriver:
         durability = self._group.recovery.durability
         if durability.writes_checkpoints:
             self.news.unsaved = (
-                f"parameter server {self._group.name} was not closed: updates since its last "
-                f"checkpoint ({brief(durability)}) are in none. Leave its `with`, or call "
-                "ps.close()"
+                f"parameter server {self._group.name} was not closed: no checkpoint "
+                f"({brief(durability)}) has the updates since the last one. Leave its `with`, or "
+                "call ps.close()"
             )
-
-    async def dismiss(self, worker: str) -> None:
-        """Ask a worker to leave."""
-        await self.router.ask(Dismiss(worker))
 
     async def stop(self) -> None:
         """End the training: return when no worker pushes any more."""
@@ -237,6 +192,55 @@ class GroupDriver:
             if now() >= until:
                 raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
 
+    # -- what the group reports --------------------------------------------------------------------
+
+    async def catch_up(self) -> None:
+        """Return when everything has arrived that live nodes have sent, or after a while.
+
+        Each node, and the scheduler, sends a marker after its events, over the same connection.
+        """
+        client, marker = self._client, platform_of(self._client).token()
+        send = partial(_send_marker, self._events, marker)
+        sent = await client.run(send, workers=self.hosts.seated, on_error="ignore")
+        await client.log_event(self._events, [{"marker": marker}])
+        try:
+            async with asyncio.timeout(DRAIN_SECONDS):
+                while self._markers[marker] <= len(sent):
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            return  # a node was lost meanwhile; its last events are lost with it
+        finally:
+            del self._markers[marker]
+
+    async def _receive(self, event: tuple[float, Any]) -> None:
+        for record in event[1]:
+            if "marker" in record:
+                self._markers[record["marker"]] += 1
+            else:
+                self._take(from_dict(record))
+
+    def _take(self, event: Event) -> None:
+        try:
+            self.history.add(event)
+        except Exception as error:  # noqa: BLE001 - the user may report what is no number
+            self.news.failed(f"the history lacks numbers of {type(event).__name__}", error)
+        sink = self._start.options.on_event
+        if sink is not None:
+            try:
+                sink(event)
+            except BaseException as error:  # noqa: BLE001 - the user's code must not end Dask's loop
+                self.news.failed(f"on_event failed on {type(event).__name__}", error)
+        elif isinstance(event, EvaluationMissed) and event.score_failed:
+            self._warn_once(f"no evaluation, because {event.reason}", RuntimeWarning)
+
+    async def _warn_of_drops(self, event: tuple[float, Any]) -> None:
+        self._warn_once(dropped(self._group, str(event[1])), UpdatesDroppedWarning)
+
+    def _warn_once(self, text: str, category: type[Warning]) -> None:
+        if category not in self._warned:
+            self._warned.add(category)
+            self.news.warn(text, category)
+
     # -- down ----------------------------------------------------------------------------------
 
     async def close(self, checkpoint: bool) -> None:
@@ -244,7 +248,6 @@ class GroupDriver:
         if not self.is_open:
             return
         self.is_open = False
-        self.incidents.closing = True
         self.news.unsaved = ""
         if not self.connection.can_break:
             await self._close_in_order(checkpoint)
@@ -263,25 +266,21 @@ class GroupDriver:
     async def _closed_in_time(self, checkpoint: bool) -> bool:
         """Take the group down; return whether the scheduler was there until that was done."""
         closing = asyncio.create_task(self._close_in_order(checkpoint))
-        broken = asyncio.create_task(self.connection.until_broken())
         try:
-            await asyncio.wait((closing, broken), return_when=asyncio.FIRST_COMPLETED)
-            in_time = closing.done() and not broken.done()
-            if in_time:
-                closing.result()
+            while not (closing.done() or self.connection.broken):
+                await asyncio.wait((closing,), timeout=LOOK_SECONDS)
+            if self.connection.broken:
+                return False
+            closing.result()
+            return True
         finally:
-            for task in (closing, broken):
-                task.cancel()
-            await asyncio.gather(closing, broken, return_exceptions=True)
-        return in_time
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
 
     async def _abandon(self, checkpoint: bool) -> None:
         """Release what is in this process, without the scheduler, and so without the group."""
         self.lost = self.connection.lost
-        for task in self._seeding:
-            task.cancel()
-        ending = self.incidents.stop(), self.elasticity.close(), self.hosts.stop()
-        await asyncio.gather(*ending, *self._seeding, return_exceptions=True)
+        await self._stop(self.incidents.stop(), self.hosts.stop_moving(), self.hosts.stop())
         await self.router.close()
         self._port.exit()
         await self._end_runs()
@@ -289,27 +288,30 @@ class GroupDriver:
             self._warn_of_last_state("the connection to Dask's scheduler is gone")
 
     async def _close_in_order(self, checkpoint: bool) -> None:
-        await asyncio.gather(self.elasticity.close(), return_exceptions=True)
+        await asyncio.gather(self.hosts.stop_moving(), return_exceptions=True)
         await self._end_workers()
         if self._caller is not None:
             await self._caller.close()
         try:
             if checkpoint:
                 await self._save_last_state()
-            await self.incidents.close()
+            await self.incidents.stop()
+            await self.incidents.look()
             if not self._group.recorded:  # the status is for display, and recording counts messages
                 await self.training.look()
         finally:
             try:
                 # Not before the last checkpoint: a server that was lost just now needs a node.
-                self._client.unsubscribe_topic(topic("nodes", self._group.name))
-                for task in self._seeding:
-                    task.cancel()
-                ending = *self._seeding, self.hosts.stop()
-                await asyncio.gather(*ending, return_exceptions=True)
+                await self._stop(self.hosts.stop())
                 await self.hosts.finish_evaluators()
             finally:
                 await self._take_down()
+
+    async def _stop(self, *parts: Awaitable[None]) -> None:
+        """Install no more initial values, and stop some parts, whatever they raise."""
+        for task in self._seeding:
+            task.cancel()
+        await asyncio.gather(*self._seeding, *parts, return_exceptions=True)
 
     async def _end_workers(self) -> None:
         """Make the workers fail that are still running, and forget those that do not end soon."""
@@ -328,19 +330,17 @@ class GroupDriver:
         try:
             await self.checkpoint(self._group.timings.call)
         except DpsError as error:
-            text = (
-                f"the last state of parameter server {self._group.name} is not in its checkpoints, "
-                f"for it could not be written at the end: {error}. The one before is whole, and "
-                "ParameterServer.resume goes on from it. To be sure of the last state, call "
+            self._warn_of_last_state(
+                f"it could not be written at the end ({error}). To be sure of the last state, call "
                 "ps.checkpoint() before the end, which waits for longer, and raises"
             )
-            self.news.warn(text, LastStateNotSavedWarning)
 
     def _warn_of_last_state(self, why: str) -> None:
         if self._group.recovery.durability.writes_checkpoints:
             text = (
-                f"{why}, and the last state of parameter server {self._group.name} is not in its "
-                "checkpoints; ParameterServer.resume goes on from those"
+                f"the last state of parameter server {self._group.name} is not in its "
+                "checkpoints, which are complete (ParameterServer.resume continues from them), "
+                f"because {why}"
             )
             self.news.warn(text, LastStateNotSavedWarning)
 
@@ -353,7 +353,11 @@ class GroupDriver:
         await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + name)
         # Now every process has ended that sends them requests: other hosts and the coordinator.
         self.hosts.release_hosts()
-        await self.inbox.close(self.hosts.seated)
+        try:
+            await self.catch_up()
+        finally:
+            self._client.unsubscribe_topic(self._events)
+            self._client.unsubscribe_topic(self._drops)
         await self._end_runs()
         await self._client.run_on_scheduler(forget, name)
 
@@ -366,10 +370,7 @@ class GroupDriver:
         failed = any(each.status == "failed" for each in self.training.workers())
         self.training.let_go()
         incidents = self.incidents
-        numbers = {
-            "updates_lost": incidents.updates_lost,
-            "failovers": len(incidents.failovers),
-        }
+        numbers = {"updates_lost": incidents.updates_lost, "failovers": len(incidents.failovers)}
         return [partial(run.close, numbers, not failed) for run in runs]
 
 
@@ -377,12 +378,8 @@ class SchedulerConnection:
     """The connection of a Dask client to its scheduler at this moment. May be used in any thread.
 
     When it breaks, the coordinator is lost to the driver for good, even if Dask connects again: it
-    is in the scheduler's process, and closes the group if that lives.
-
-    Attributes
-    ----------
-    can_break
-        Whether there is one; a client on virtual time has none.
+    is in the scheduler's process, and closes the group if that lives. A client on virtual time has
+    no connection that `can_break`.
     """
 
     def __init__(self, client: distributed.Client) -> None:
@@ -406,13 +403,12 @@ class SchedulerConnection:
         """Whether the client was closed in this process: its event loop may have ended."""
         return getattr(self._client, "status", None) in CLOSED
 
-    async def until_broken(self) -> None:
-        """Return as soon as it has ended."""
-        while not self.broken:
-            await asyncio.sleep(LOOK_SECONDS)
-
     @property
     def _was_replaced(self) -> bool:
         # None: it was broken from the beginning, and Dask is about to connect again.
         there = self._client.scheduler_comm if self.can_break else None
         return self.can_break and (self._stream is None or there is not self._stream)
+
+
+def _send_marker(topic: str, marker: str, dask_worker: Any) -> None:
+    dask_worker.log_event(topic, [{"marker": marker}])

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from dps.cluster.driver.group_driver import GroupDriver
-from dps.cluster.driver.runs import check_threads, refuse_futures, shares_of
-from dps.cluster.driver.setup import (
-    Choices,
-    Options,
-    Start,
-    afresh,
-    check_client,
-    from_path,
-)
+from dps.cluster.driver.news import IncidentWatch
+from dps.cluster.driver.setup import Choices, Options, Start, afresh, check_client, from_path
 from dps.cluster.names import Node
 from dps.cluster.node.actor import Score
 from dps.cluster.node.logs import keep_quiet
@@ -31,22 +24,16 @@ from dps.core.consistency import ASP, Consistency
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
 from dps.core.placement import BALANCED, ConsistentHash
-from dps.core.ranges import argument_above_zero, shown, whole_argument
+from dps.core.ranges import argument_above_zero
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.table import KEYS, SparseSpec
 from dps.errors import ConfigurationError, GroupClosed
 from dps.events import Failover, Sink
 from dps.observe.progress import display
 from dps.observe.tracking import MlflowRun
-from dps.observe.views import (
-    Listing,
-    ShardView,
-    WorkerView,
-    overview_html,
-    overview_line,
-)
+from dps.observe.views import Listing, ShardView, WorkerView, overview_html, overview_line
 from dps.protocol.client.client import Client
-from dps.protocol.messages import Description, Loss, Table
+from dps.protocol.messages import Description, Dismiss, Loss, Table
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TransportChoice
 from dps.recovery import model_files
@@ -99,36 +86,33 @@ class ParameterServer:
         Deadlines of the protocol.
     about
         JSON that is kept beside checkpoints, for the program that resumes from them.
-    filters
+    filters, pull_filters
         The name of an array, or "*" for all others → the filters of its gradients, such as
-        ``[TopK(0.05), Quantise("bf16"), Lossless()]``.
-    pull_filters
-        The same for what changed in the weights since a worker's last pull, such as
-        ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators get unfiltered weights.
+        ``[TopK(0.05), Quantise("bf16"), Lossless()]``; and of changes in the weights since a
+        worker's last pull, such as ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators
+        get unfiltered weights.
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
     seats
-        Which Dask worker is which node, on a cluster of `dps.cluster.backends.existing`; None:
-        Dask's resources decide, or dps.
+        The nodes of an `ExistingCluster`; None: Dask's resources decide, or dps.
     labels
-        Name → text that is added to every metric and log line of the group, such as
-        ``{"model": "ranking"}``.
+        Name → text that is added to every metric and log line, such as ``{"model": "ranking"}``.
     on_loss
-        What follows if a shard loses acknowledged updates: "warn" (a Python warning here, and a
-        line in the logs of Dask's scheduler and of the workers' nodes), "raise" (the same, and
-        every worker's next request raises `UpdatesLost`), or "ignore" (neither, and no
-        `UpdatesDroppedWarning`). They are listed in `losses` in any case.
+        The reaction to a loss of acknowledged updates: "warn" (a Python warning here, and a line in
+        the logs of Dask's scheduler and of the workers' nodes), "raise" (also, every worker's next
+        request raises `UpdatesLost`), or "ignore" (neither, and no `UpdatesDroppedWarning`).
     transport
-        How processes of the group send arrays to each other: "auto" (shared memory between
-        processes of one user on one host, a stream between others), "shared_memory", "stream", or
-        "dask". Dask's own connections are used where the chosen one does not work, and for the
-        coordinator.
+        Between processes of the group: "auto" (shared memory between those of one user on one host,
+        otherwise a stream), "shared_memory", "stream", or "dask". Dask's own connections are used
+        where the chosen one does not work, and for the coordinator.
     placement
         Which of the `servers` holds which shard: "balanced" (the one with the fewest),
         "consistent_hash", or ``ConsistentHash(virtual_nodes=...)``.
 
     Attributes
     ----------
+    group
+        The description of the group, with all choices.
     saved
         The checkpoints that it was resumed from; None: it is new.
 
@@ -197,21 +181,21 @@ class ParameterServer:
             optimizer=optimizer,
             consistency=consistency,
             recovery=recovery,
-            filters={} if filters is None else filters,
-            pull_filters={} if pull_filters is None else pull_filters,
+            filters=filters or {},
+            pull_filters=pull_filters or {},
             placement=placement,
-            about={} if about is None else about,
+            about=about or {},
         )
         options = Options(
             timings=timings,
             on_event=on_event,
-            functions={} if functions is None else functions,
+            functions=functions,
             seats=seats,
-            labels={} if labels is None else labels,
+            labels=labels,
             on_loss=on_loss,
             transport=transport,
         )
-        self._set_up(client, afresh(client, params, choices, options), options)
+        self._set_up(client, afresh(client, params, choices, options))
 
     @classmethod
     def resume(
@@ -221,13 +205,7 @@ class ParameterServer:
         *,
         shards: int | None = None,
         servers: int | None = None,
-        on_event: Sink | None = None,
-        timings: Timings = Timings(),
-        functions: Mapping[str, Function] | None = None,
-        seats: NodeAssignment | None = None,
-        labels: Mapping[str, str] | None = None,
-        on_loss: str = "warn",
-        transport: TransportChoice = "auto",
+        **options: Any,
     ) -> ParameterServer:
         """Restore a parameter server from its checkpoints.
 
@@ -238,8 +216,9 @@ class ParameterServer:
         shards, servers
             The new number of shards and of nodes that hold them; None: as before. If the number of
             shards changes, each has the version of the shard that had fewest updates.
-        on_event, timings, functions, seats, labels, on_loss, transport
-            As for a new one, because checkpoints do not have them.
+        options
+            `on_event`, `timings`, `functions`, `seats`, `labels`, `on_loss` and `transport`, as for
+            a new one: checkpoints do not have them.
 
         Raises
         ------
@@ -249,28 +228,15 @@ class ParameterServer:
             The parameters cannot be divided into so many shards, or these not over so many servers.
         """
         check_client(client)
-        options = Options(
-            timings=timings,
-            on_event=on_event,
-            functions={} if functions is None else functions,
-            seats=seats,
-            labels={} if labels is None else labels,
-            on_loss=on_loss,
-            transport=transport,
-        )
         server = cls.__new__(cls)
-        server._set_up(client, from_path(client, path, shards, servers, options), options)
+        server._set_up(client, from_path(client, path, shards, servers, Options(**options)))
         return server
 
-    def _set_up(self, client: distributed.Client, start: Start, options: Options) -> None:
+    def _set_up(self, client: distributed.Client, start: Start) -> None:
         self.group = start.group
         self.saved = start.saved
         self._client = client
-        self._driver = GroupDriver(client, start, options)
-        self._shares: dict[str, list[Any] | None] = {}  # futures of the partitions of each worker
-        self._started_workers = 0
-        self._last_run: Sequence[str] = ()
-        self._is_asynchronous = client.asynchronous  # in the event loop, that is always true
+        self._driver = GroupDriver(client, start)
         weakref.finalize(self, self._driver.news.close)  # also when the program ends
         keep_quiet()
         if not client.asynchronous:
@@ -305,15 +271,15 @@ class ParameterServer:
 
     # -- workers ---------------------------------------------------------------------------------
 
-    def run(self, train: Callable[..., T], workers: int = 1, data: Any = None) -> list[Any]:
-        """Run a training function on `workers` nodes.
+    def run(self, train: Callable[..., Any], workers: int = 1, data: Any = None) -> list[Any]:
+        """Run a training function on nodes; return a Dask future for each worker.
 
         Parameters
         ----------
         train
             Called with a `Worker` in a Dask task on each node; a plain function or a
             `functools.partial`, as for `Client.submit`. With `data` it is called with the worker
-            and the list of its partitions.
+            and the list of its partitions. The futures have what it returns.
         workers
             Number of workers. Each occupies a thread of a node until its function returns.
         data
@@ -323,96 +289,46 @@ class ParameterServer:
             what the futures hold. With a tuple of collections, a partition is the tuple of those of
             the same number. Shares stay in memory until the group is closed, for restarts.
 
-        Returns
-        -------
-        futures
-            One Dask future for each worker, with what its function returned.
-
         Raises
         ------
         CapacityError
-            Too few threads of the nodes for workers are free; the message lists what holds them.
+            Too few threads of the nodes for workers are free.
         ConfigurationError
-            `train` is not such a function, or cannot be sent to a node because it uses this
-            parameter server or the client; or `data` cannot be shared.
+            `train` is not such a function, or uses this parameter server or the client, which
+            cannot be sent to a node; or `data` cannot be shared.
         """
         self._require_open()
-        workers = whole_argument("workers", workers, 1, "workers")
-        refuse_futures(train)
-        check_function("train", train, ["worker"] if data is None else ["worker", "data"])
-        nodes, own = self._driver.hosts.for_workers, self._driver.training.holding()
-        check_threads(self._client, nodes, workers, self.name, own)
-        shares: Sequence[Any] = [None] * workers
-        if data is not None:
-            shares = shares_of(self._client, data, workers, [node.address for node in nodes])
-        first = self._started_workers
-        peers = [f"worker-{number}" for number in range(first, first + workers)]
-        futures = [
-            self._driver.submit(train, peers, index, nodes, share)
-            for index, share in enumerate(shares)
-        ]
-        self._started_workers += workers
-        self._last_run = peers
+        futures = self._driver.training.run(train, workers, data)
         self._driver.note_updates()
-        self._shares.update(zip(peers, shares, strict=True))
         return futures
 
-    def run_again(self, train: Callable[..., T], worker: str, node: str) -> Any:
+    def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker that was lost with its node; return its Dask future.
 
-        It joins as a new incarnation, with the same share of `data`.
-
-        Parameters
-        ----------
-        worker
-            Its name, such as "worker-0".
-        node
-            The name of a free node. Dask alone might choose a node that is busy.
-
-        Raises
-        ------
-        ConfigurationError
-            There is no such node.
+        The `worker`, such as "worker-0", joins as a new incarnation, with the same share of `data`,
+        on the free node of this name (Dask alone might choose one that is busy). Raises
+        `ConfigurationError` if there is no such worker or node.
         """
         self._require_open()
-        nodes = [known for known in self._driver.hosts.for_workers if known.name == node]
-        if not nodes:
-            raise ConfigurationError(f"there is no node {node!r} for workers")
-        return self._driver.submit(train, [worker], 0, nodes, self._shares.get(worker), node)
+        return self._driver.training.run_again(train, worker, node)
 
-    def add_worker(self, train: Callable[[Worker], T]) -> Any:
+    def add_worker(self, train: Callable[[Worker], Any]) -> Any:
         """Start one more worker; return its Dask future.
 
-        It begins at the clock of the slowest worker. `worker.index` is 0 of 1.
-
-        Raises
-        ------
-        CapacityError
-            Every thread of the nodes for workers is busy with a worker.
+        It begins at the clock of the slowest worker. `worker.index` is 0 of 1. Raises
+        `CapacityError` if every thread of the nodes for workers is busy with a worker.
         """
         return self.run(train, workers=1)[0]
 
     def remove_worker(self, name: str) -> Any:
         """Ask a worker to leave: its `worker.leaving` becomes true, and its function decides.
 
-        Its updates stay. Its future is done when it has left.
-
-        Parameters
-        ----------
-        name
-            Such as "worker-0".
-
-        Raises
-        ------
-        ConfigurationError
-            No worker of this name was started.
+        Its updates stay. Its future is done when it has left. Raises `ConfigurationError` if no
+        worker of this name, such as "worker-0", was started.
         """
         self._require_open()
-        known = [f"worker-{number}" for number in range(self._started_workers)]
-        if not isinstance(name, str) or name not in known:
-            there = f"{known[0]} to {known[-1]}" if known else "none"
-            raise ConfigurationError(f"there is no worker {shown(name)}; started were: {there}")
-        return self._client.sync(self._driver.dismiss, name)
+        self._driver.training.of_name(name)
+        return self._do(self._driver.router.ask, Dismiss(name))
 
     def stop(self) -> Any:
         """End the training: return when no worker pushes any more.
@@ -420,12 +336,8 @@ class ParameterServer:
         Every worker's next request raises `TrainingStopped`, and so does one that is under way. A
         training function may let the error through, as its future then does, or catch it and
         return a result. The parameter server stays up: it can be read, and `run` starts workers
-        that continue from its state.
-
-        Raises
-        ------
-        DeadlineExceeded
-            A worker did not end within `Timings.unavailable`.
+        that continue from its state. Raises `DeadlineExceeded` if a worker did not end within
+        `Timings.unavailable`.
         """
         return self._do(self._driver.stop)
 
@@ -453,7 +365,8 @@ class ParameterServer:
         self._require_open()
         check_function("score", score, ["weights"])
         every = argument_above_zero("every", every)
-        return self._client.sync(self._driver.hosts.evaluate, score, every)
+        hosts = self._driver.hosts
+        return self._do(hosts.evaluators.begin, score, every, hosts.nodes)
 
     # -- parameters ------------------------------------------------------------------------------
 
@@ -469,36 +382,19 @@ class ParameterServer:
     def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return rows of a sparse table by their keys, without waiting for any worker.
 
-        Parameters
-        ----------
-        table
-            Its name.
-        keys
-            Whole numbers from 0 to 2⁶³ - 1, in any order, repeated or not.
-
-        Returns
-        -------
-        rows
-            (keys, width), in the order of `keys`. A row without updates has its initial value.
-
-        Raises
-        ------
-        ShapeMismatch
-            The table is unknown, or a key is not such a number.
+        The keys are whole numbers from 0 to 2⁶³ - 1, in any order, repeated or not. The rows are
+        (keys, width), in this order; one without updates has its initial value. Raises
+        `ShapeMismatch` if the table is unknown, or a key is not such a number.
         """
         return self._read(lambda reader: reader.pull_rows(table, keys))
 
     def pull_range(
         self, table: str, start: int = 0, stop: int = KEYS
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows that exist with keys from `start` to below `stop`; errors as `pull_rows`.
+        """Return the rows of a sparse table that exist with keys from `start` to below `stop`.
 
-        Returns
-        -------
-        keys
-            int64, sorted: those that were pushed to.
-        rows
-            (keys, width).
+        The keys that were pushed to (int64, sorted), and the rows (keys, width). Errors as for
+        `pull_rows`.
         """
         return self._read(lambda reader: reader.pull_range(table, start, stop))
 
@@ -525,8 +421,7 @@ class ParameterServer:
         FunctionFailed
             It failed on the shards that the message lists, where nothing changed.
         """
-        results: list[Any] = self._do(self._driver.apply, function, args)
-        return results
+        return self._do(self._driver.apply, function, args)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the weights into a folder, from which `dps.load` reads them without a cluster.
@@ -536,42 +431,28 @@ class ParameterServer:
         sparse tables are included, the state of the optimizer is not: see `checkpoint`. Each shard
         is read at another moment; for a consistent model, save when no worker runs.
 
-        Parameters
-        ----------
-        path
-            A folder that the driver can write, or an address that fsspec knows.
-
-        Raises
-        ------
-        StoreUnavailable
-            It cannot be written.
-        ConfigurationError
-            The folder holds a manifest of something else, or fsspec does not know the path.
+        `path` is a folder that the driver can write, or an address that fsspec knows. Raises
+        `StoreUnavailable` if it cannot be written, and `ConfigurationError` if the folder holds a
+        manifest of something else, or fsspec does not know the path.
         """
         layout = self.group.layout
 
-        async def read(reader: Client) -> None:
+        async def write(reader: Client) -> None:
             await reader.pull()
-            arrays = reader.weights()
             rows = {
                 spec.name: await reader.pull_range(spec.name, 0, KEYS) for spec in layout.tables
             }
-            versions = reader.versions()
-            await asyncio.to_thread(model_files.save, path, layout, arrays, rows, versions)
+            state = reader.weights(), rows, reader.versions()
+            await asyncio.to_thread(model_files.save, path, layout, *state)
 
-        return self._read(read)
+        return self._read(write)
 
     def checkpoint(self) -> Any:
         """Write a checkpoint now; return when all updates acknowledged before are in it.
 
-        With `Checkpoint(scope="all")` that is one cut of all shards.
-
-        Raises
-        ------
-        ConfigurationError
-            The recovery writes no checkpoints.
-        StoreUnavailable
-            It cannot be written. The previous one stays complete.
+        With `Checkpoint(scope="all")` that is one cut of all shards. Raises `ConfigurationError` if
+        the recovery writes no checkpoints, and `StoreUnavailable` if it cannot be written. The
+        previous one stays complete.
         """
         self._require_open()
         durability = self.group.recovery.durability
@@ -580,7 +461,7 @@ class ParameterServer:
                 f"{type(durability).__name__} writes no checkpoints: give "
                 "recovery=Recovery(Checkpoint(path=...))"
             )
-        return self._client.sync(self._driver.checkpoint, self.group.timings.unavailable)
+        return self._do(self._driver.checkpoint, self.group.timings.unavailable)
 
     # -- nodes -----------------------------------------------------------------------------------
 
@@ -592,7 +473,7 @@ class ParameterServer:
     @property
     def leaving(self) -> frozenset[str]:
         """The names of the nodes that had to leave, or have left after that."""
-        return frozenset(self._driver.elasticity.leaving)
+        return frozenset(self._driver.hosts.leaving)
 
     def scale(self, servers: int) -> Any:
         """Hold the shards on this many nodes from now on; return when they are there.
@@ -600,39 +481,27 @@ class ParameterServer:
         As few shards as possible are moved, one by one. Training continues: a shard pauses only
         while its next server takes over, and no update is lost or applied twice.
 
-        Parameters
-        ----------
-        servers
-            Number of nodes, out of those for servers that have joined: at least the number of
-            replicas of a shard, at most one for each replica of every shard.
-
         Raises
         ------
         ConfigurationError
-            The number is out of this range.
+            It is fewer than the replicas of one shard, or more than those of all.
         CapacityError
             Fewer nodes for servers have joined. Start more Dask workers, then call this again.
         ShardUnavailable
-            Shards could not be moved within `Timings.unavailable`. They are moved as soon as
-            possible.
+            Shards could not be moved within `Timings.unavailable`; that happens later.
         """
-        return self._do(self._driver.elasticity.scale, servers)
+        return self._do(self._driver.hosts.scale, servers)
 
     def drain(self, node: str) -> Any:
-        """Move everything away from a node, and stop using it.
+        """Move everything away from a node that holds shards, states or mail, and stop using it.
 
         When this returns, the node can be shut down without any loss. An idle node for servers
         takes its place; otherwise there is one server less.
 
-        Parameters
-        ----------
-        node
-            The name of a node that holds shards, or keeps their states or mail.
-
         Raises
         ------
         ConfigurationError
-            There is no such node.
+            There is no node of this name.
         CapacityError
             The others cannot take over.
         NotServing
@@ -640,7 +509,7 @@ class ParameterServer:
         ShardUnavailable
             See `scale`.
         """
-        return self._do(self._driver.elasticity.drain, node)
+        return self._do(self._driver.hosts.drain, node)
 
     # -- status ----------------------------------------------------------------------------------
 
@@ -650,36 +519,18 @@ class ParameterServer:
         return self.group.name
 
     @property
-    def optimizer(self) -> UpdateRule:
-        """The update rule."""
-        return self.group.rule
-
-    @property
-    def consistency(self) -> Consistency:
-        """The consistency model."""
-        return self.group.consistency
-
-    @property
-    def recovery(self) -> Recovery:
-        """The recovery strategy."""
-        return self.group.recovery
-
-    @property
     def shards(self) -> Listing[ShardView]:
         """The status of each shard: its nodes, version, epoch and size.
 
         The shards are asked, for a second at most. With an asynchronous client, and when it is
-        closed, this is the last known status.
+        closed, this is the last known status, as for `workers`.
         """
         self._ask(self._driver.training.look)
         return self._driver.training.shards()
 
     @property
     def workers(self) -> Listing[WorkerView]:
-        """The status of each worker that was started: its clock, rate and last loss.
-
-        The shards are asked, as for `shards`.
-        """
+        """The status of each worker that was started: its clock, rate and last loss."""
         self._ask(self._driver.training.look)
         return self._driver.training.workers()
 
@@ -688,22 +539,19 @@ class ParameterServer:
         """The acknowledged updates that were lost, with an entry for each recovery that lost some.
 
         An entry has the number of lost updates (exact, or a lower bound), whose they were, and what
-        the shard was restored from. Workers are asked, which takes a moment. With an asynchronous
-        client, these are the losses that are known so far.
+        the shard was restored from. With an asynchronous client, these are the losses that are
+        known so far; others wait for the coordinator.
         """
-        self._look_for_incidents()
-        return list(self._driver.incidents.losses)
+        return list(self._incidents.losses)
 
     @property
     def failovers(self) -> list[Failover]:
         """The last 100 recoveries of shards that had lost a server or replica.
 
         Each names the lost nodes, the node that serves the shard now, the duration in seconds, and
-        the lost updates with the reason; `str` makes a line of it. With an asynchronous client,
-        these are the failovers that are known so far.
+        the lost updates with the reason; `str` makes a line of it. Known as `losses` are.
         """
-        self._look_for_incidents()
-        return list(self._driver.incidents.failovers)
+        return list(self._incidents.failovers)
 
     @property
     def updates_lost(self) -> int:
@@ -711,8 +559,7 @@ class ParameterServer:
 
         An update of arrays on two shards that both lost it counts twice.
         """
-        self._look_for_incidents()
-        return self._driver.incidents.updates_lost
+        return self._incidents.updates_lost
 
     @property
     def closed(self) -> bool:
@@ -731,14 +578,11 @@ class ParameterServer:
 
     def audit(self) -> list[Description | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
-        replies: list[Description | None] = self._do(self._driver.audit)
-        return replies
+        return self._do(self._driver.training.heads.describe_all)
 
     def table(self) -> Table:
         """Return the current routing table: which node serves which shard."""
-        self._require_open()
-        table: Table = self._client.sync(self._driver.router.fetch)
-        return table
+        return self._do(self._driver.router.fetch)
 
     def history(self) -> pandas.DataFrame:
         """Return what workers reported and evaluators scored, in the order of time.
@@ -746,6 +590,7 @@ class ParameterServer:
         The driver keeps about 200,000 numbers, with or without `on_event`. Beyond that, every other
         number of the longest series is dropped, evenly over its length. Numbers of a running worker
         arrive within `Timings.flush`. With a synchronous client, all earlier reports are included.
+        Raises `ConfigurationError` without the package pandas.
 
         Returns
         -------
@@ -758,7 +603,7 @@ class ParameterServer:
             evaluators) and `learning_rate`: that of an update of these weights, without the effect
             of staleness; NaN if arrays have different ones, and before the first pull.
         """
-        self._catch_up()
+        self._ask(self._driver.catch_up)
         self._driver.news.deliver()
         return self._driver.history.frame()
 
@@ -770,15 +615,9 @@ class ParameterServer:
         the display, not the training. Results and errors of workers are in their futures. If no
         worker runs, this shows the end of the last `run`.
 
-        Parameters
-        ----------
-        total
-            Number of gradients that these workers push in all, for a bar and the time left.
-
-        Raises
-        ------
-        ConfigurationError
-            The client is asynchronous, which cannot wait here, or `total` is not a number above 0.
+        With `total`, the number of gradients that these workers push in all, there is a bar and the
+        time left. Raises `ConfigurationError` if that is not a number above 0, or if the client is
+        asynchronous, which cannot wait here.
         """
         self._require_open()
         if self._client.asynchronous:
@@ -789,18 +628,15 @@ class ParameterServer:
         if total is not None:
             argument_above_zero("total", total)
         platform, training = platform_of(self._client), self._driver.training
-        known = training.workers()
-        running = [each.worker for each in known if not each.ended]
-        names = running or [each.worker for each in known if each.worker in self._last_run]
-        since = min((training.started[name].at for name in running), default=None)
+        names = training.latest()
         with display() as show:
             while True:
                 futures = training.pending(names)
                 if not futures:
-                    self._catch_up()
+                    self._ask(self._driver.catch_up)
                 self._ask(training.look)
                 self._driver.news.deliver()
-                show(training.progress(names, total, since))
+                show(training.progress(names, total))
                 if not futures:
                     return
                 platform.wait(self._client, futures, LOOK_SECONDS, every=True)
@@ -824,7 +660,7 @@ class ParameterServer:
         Parameters
         ----------
         experiment
-            The name of MLflow's experiment, which is created if there is none.
+            The name of an experiment, which is created if there is none.
         run_name
             None: "dps-" and the name of the parameter server, or the name of the continued run.
         tracking_uri
@@ -838,14 +674,13 @@ class ParameterServer:
             The tracking server does not create the run, or does not answer within 30 s.
         """
         self._require_open()
-        driver, training = self._driver, self._driver.training
-        sizes = {"parameters": training.parameters, "shards": len(self.group.layout.shards)}
+        driver = self._driver
         run = MlflowRun(
             driver.history,
             experiment,
             run_name,
             tracking_uri,
-            params={**training.choices, **sizes},
+            params=driver.training.choices,
             tags={f"dps.{name}": value for name, value in self.group.labels.items()},
             group=self.name,
             before=self.saved.run.name if self.saved is not None else None,
@@ -857,54 +692,37 @@ class ParameterServer:
 
     def __repr__(self) -> str:
         training = self._driver.training
-        return overview_line(training.view(self._state), training.facts)
+        return overview_line(training.overview(self.closed), training.facts)
 
     def _repr_html_(self) -> str:
         training = self._driver.training
         self._ask(training.look)
-        return overview_html(training.view(self._state), training.facts)
+        return overview_html(training.overview(self.closed), training.facts)
 
     # -- down ------------------------------------------------------------------------------------
 
     def close(self, checkpoint: bool = True) -> Any:
         """Take the group down: workers and hosts stop, last events arrive, the coordinator ends.
 
-        A worker that is still running gets `GroupClosed` from its next request.
-
-        Parameters
-        ----------
-        checkpoint
-            Whether to write the last state, if the recovery writes checkpoints. If that fails,
-            there is a warning, and the previous checkpoint stays complete. Leaving ``with`` by an
-            error does not write it.
+        A worker that is still running gets `GroupClosed` from its next request. If the recovery
+        writes checkpoints, the last state is written, unless `checkpoint` is false, or ``with`` is
+        left by an error. If that fails, there is a warning; the previous checkpoint stays complete.
         """
         if self._client.asynchronous:
             return self._client.sync(self._close, checkpoint)
         if not self.closed and self._driver.connection.closed_here:
-            self._shares.clear()
             self._driver.let_go(checkpoint)
         elif not self.closed:
-            self._client.sync(self._close, checkpoint)
+            self._client.sync(self._driver.close, checkpoint)
         self._driver.news.close()
         return None
 
     async def _close(self, checkpoint: bool) -> None:
-        if self.closed:
-            return
-        self._shares.clear()
-        await self._driver.close(checkpoint)
-        if self._is_asynchronous:
+        if not self.closed:
+            await self._driver.close(checkpoint)
             self._driver.news.close()
 
     # -- asking the group ------------------------------------------------------------------------
-
-    def _do(self, request: Callable[..., Awaitable[Any]], *args: Any) -> Any:
-        self._require_open()
-        return self._client.sync(request, *args)
-
-    def _read(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        result: T = self._do(self._driver.read, request)
-        return result
 
     def _require_open(self) -> None:
         self._driver.news.deliver()
@@ -913,19 +731,23 @@ class ParameterServer:
         if self._driver.connection.closed_here:
             raise GroupClosed("the Dask client of this parameter server is closed")
 
-    def _ask(self, request: Callable[..., Awaitable[object]], *args: Any) -> None:
+    def _do(self, request: Callable[..., Awaitable[T]], *args: Any) -> T:
+        self._require_open()
+        result: T = self._client.sync(request, *args)
+        return result
+
+    def _read(self, request: Callable[[Client], Awaitable[T]]) -> T:
+        result: T = self._do(self._driver.read, request)
+        return result
+
+    def _ask(self, request: Callable[[], Awaitable[object]]) -> None:
         """Update what is known of the group, if it can be asked."""
         away = self.closed or self._client.asynchronous or self._driver.connection.closed_here
         if not away:
-            self._client.sync(request, *args)
-
-    def _look_for_incidents(self) -> None:
-        self._ask(self._driver.incidents.look)
-        self._driver.news.deliver()
-
-    def _catch_up(self) -> None:
-        self._ask(self._driver.inbox.catch_up, self._driver.hosts.seated)
+            self._client.sync(request)
 
     @property
-    def _state(self) -> str:
-        return "closed" if self.closed else "running"
+    def _incidents(self) -> IncidentWatch:
+        self._ask(self._driver.incidents.look)
+        self._driver.news.deliver()
+        return self._driver.incidents

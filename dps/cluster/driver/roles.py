@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from dps.cluster.names import _SHARD_OF_NAME, ANY_SHARD, SERVING, Node, resource_in, shard_of
+from dps.cluster.names import ANY_SHARD, SERVING, Node, resource_in, shard_of
+from dps.core.names import role_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
 
@@ -25,16 +27,25 @@ Workers = Mapping[str, Mapping[str, Any]]
 
 def by_resources(workers: Workers) -> list[Node]:
     """Return the nodes that carry a role as a Dask resource."""
-    return [_by_resource(a, info) for a, info in sorted(workers.items()) if resource_in(info)]
+    nodes = []
+    for address, info in sorted(workers.items()):
+        if (resource := resource_in(info)) is not None:
+            name = str(info["name"])
+            role, home = _role(name, resource)
+            if ANY_SHARD in info["resources"]:
+                home = -1
+            host = str(info["host"])
+            nodes.append(Node(address, name, role, home, resource, info["nthreads"], host))
+    return nodes
 
 
 def by_seats(workers: Workers, seats: NodeAssignment) -> list[Node]:
     """Return the nodes among these Dask workers, named as their seats are."""
     nodes = []
-    for address in sorted(workers):
+    for address, info in sorted(workers.items()):
         if (spec := seats.of(address)) is not None:
             role, home = _role(spec.name, spec.resource)
-            host = str(workers[address]["host"])
+            host = str(info["host"])
             nodes.append(Node(address, spec.name, role, home, None, spec.threads, host))
     return nodes
 
@@ -87,30 +98,20 @@ def check(nodes: Sequence[Node], group: Group) -> None:
 
 def _by_turns(workers: Workers) -> list[str]:
     """Return the addresses of Dask workers, one of each host after the other."""
-    before: Counter[str] = Counter()
-    turns = []
+    by_host: dict[str, list[str]] = {}
     for address in sorted(workers):
-        host = str(workers[address]["host"])
-        turns.append((before[host], address))
-        before[host] += 1
-    return [address for _, address in sorted(turns)]
+        by_host.setdefault(str(workers[address]["host"]), []).append(address)
+    turns = zip_longest(*by_host.values())
+    return [address for turn in turns for address in turn if address is not None]
 
 
 def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
     return Node(address, str(info["name"]), role, -1, None, info["nthreads"], str(info["host"]))
 
 
-def _by_resource(address: str, info: Mapping[str, Any]) -> Node:
-    name, resource = str(info["name"]), resource_in(info)
-    role, home = _role(name, resource or "worker")
-    if ANY_SHARD in info["resources"]:
-        home = -1
-    return Node(address, name, role, home, resource, info["nthreads"], str(info["host"]))
-
-
 def _role(name: str, resource: str) -> tuple[str, int]:
     """Return the role of a node with this name and resource, and the shard that it is meant for."""
     if resource != "server":
         return resource, -1
-    named = _SHARD_OF_NAME.match(name)
-    return (named[1] if named else "spare"), shard_of(name)
+    role = role_of(name)
+    return (role if shard_of(name) >= 0 else "spare"), shard_of(name)

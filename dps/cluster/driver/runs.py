@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from graphlib import TopologicalSorter
@@ -26,11 +26,6 @@ MOST_ELEMENTS = 1000  # of a list that is searched for futures
 _WORKER_KEY = "dps-worker-"
 _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
-_Needs = Mapping[Any, Collection[Any]]  # of each task of a graph the tasks that it needs
-
-
-# -- the training function, and threads for it ---------------------------------------------------
-
 
 @contextmanager
 def must_be_sent(argument: str, given: str) -> Iterator[None]:
@@ -39,7 +34,7 @@ def must_be_sent(argument: str, given: str) -> Iterator[None]:
     Dask would print five tracebacks. The message recommends to use the `given` object instead of
     objects that exist in this process only.
     """
-    _dask_pickle_log.addFilter(_drop)
+    _dask_pickle_log.disabled = True
     try:
         yield
     except (TypeError, AttributeError) as error:
@@ -52,11 +47,7 @@ def must_be_sent(argument: str, given: str) -> Iterator[None]:
             "else inside the function"
         ) from None
     finally:
-        _dask_pickle_log.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    return False
+        _dask_pickle_log.disabled = False
 
 
 def refuse_futures(train: Callable[..., Any]) -> None:
@@ -84,36 +75,24 @@ def check_threads(
     `own` are the workers of this `group` that hold a thread, or wait for one.
     """
     threads = sum(node.threads for node in nodes)
-    holders = {"this parameter server": own, **_others(client, nodes, group)}
+    holders = {"this parameter server": list(own)}
+    if not client.asynchronous and hasattr(client, "processing"):
+        running = client.processing()  # of all nodes: one that is gone meanwhile would be an error
+        keys = (str(key) for node in nodes for key in running.get(node.address, ()))
+        for key in sorted(key for key in keys if key.startswith(_WORKER_KEY)):
+            _, worker, number, name, _ = key.split("-")
+            if name != group:
+                holders.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
     free = max(0, threads - sum(map(len, holders.values())))
     if workers <= free:
         return
-    there = f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads"
     held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
-    if not held:
-        raise CapacityError(f"{there} in all; start more Dask workers or ask for fewer workers")
     raise CapacityError(
-        f"{there}, of which {free} are free: {held} run there. Wait for their futures, end them "
-        "(ps.stop(), ps.remove_worker(), or ps.close() of the parameter server that they belong "
-        "to), or start more Dask workers"
+        f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
+        f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, ask for "
+        "fewer workers, or end those that run (wait for their futures, ps.stop(), "
+        "ps.remove_worker(), or ps.close() of the parameter server that they belong to)"
     )
-
-
-def _others(client: distributed.Client, nodes: Sequence[Node], group: str) -> dict[str, list[str]]:
-    """Return the workers of other parameter servers on these nodes, as far as Dask knows."""
-    if client.asynchronous or not hasattr(client, "processing"):
-        return {}
-    workers: dict[str, list[str]] = {}
-    running = client.processing()  # of all nodes: one that is gone meanwhile would be an error
-    keys = [str(key) for node in nodes for key in running.get(node.address, ())]
-    for key in sorted(key for key in keys if key.startswith(_WORKER_KEY)):
-        _, worker, number, name, _ = key.split("-")
-        if name != group:
-            workers.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
-    return workers
-
-
-# -- shares of data ------------------------------------------------------------------------------
 
 
 def shares_of(
@@ -131,6 +110,7 @@ def shares_of(
         )
     from dask import annotate
     from dask.highlevelgraph import HighLevelGraph
+    from distributed import futures_of
 
     graph, keys = _partitions(data)
     if len(keys) < workers:
@@ -140,10 +120,25 @@ def shares_of(
         )
     nodes = [addresses[worker % len(addresses)] for worker in range(workers)]
     needs = {key: getattr(task, "dependencies", ()) for key, task in graph.items()}
-    chosen = assigned(_holders(client, data, keys, needs), nodes)
-    at = {keys[i]: node for node, mine in zip(nodes, chosen, strict=True) for i in mine}
+    order = list(TopologicalSorter(needs).static_order())
+    held = futures_of(data)
+    # An asynchronous client cannot ask here: as if nothing was in memory.
+    known = client.who_has(held) if held and not client.asynchronous else {}
+    holders = {key: set(addresses) for key, addresses in known.items()}
+    for key in order:  # the nodes that hold all that a task is made of
+        parts = [holders[need] for need in needs.get(key, ()) if need in holders]
+        if parts and key not in holders:
+            holders[key] = set.intersection(*parts)
+    chosen = assigned([holders.get(key, set()) for key in keys], nodes)
+    near: dict[Any, str | None]
+    near = {keys[i]: node for node, mine in zip(nodes, chosen, strict=True) for i in mine}
+    for key in reversed(order):  # tasks run where the partition is; None: several nodes need them
+        node = near.get(key)
+        for need in needs.get(key, ()):
+            near[need] = node if near.setdefault(need, node) == node else None
+    where = {key: [node] for key, node in near.items() if node is not None}
     # One graph for all: with one for each partition Dask would go through everything as often.
-    with annotate(workers=partial(_node_of, _near(at, needs)), allow_other_workers=True):
+    with annotate(workers=partial(_node_of, where), allow_other_workers=True):
         # As a layer: Dask would make a name of the contents of a plain graph, which takes seconds.
         layered = HighLevelGraph.from_collections(f"dps-{uuid.uuid4().hex}", graph)
         futures = client.get(layered, keys, sync=False)
@@ -216,47 +211,6 @@ def _together(*parts: Any) -> tuple[Any, ...]:
     return parts
 
 
-def _holders(
-    client: distributed.Client, data: Any, keys: Sequence[Any], needs: _Needs
-) -> list[set[str]]:
-    """Return the nodes that hold all that a partition is made of; none if it is not computed yet.
-
-    An asynchronous client cannot ask here; then all are taken for not computed.
-    """
-    from distributed import futures_of
-
-    held = futures_of(data)
-    known = client.who_has(held) if held and not client.asynchronous else {}
-    if not known:
-        return [set() for _ in keys]
-    return [_in_memory(needs, key, known) for key in keys]
-
-
-def _in_memory(needs: _Needs, key: Any, known: Mapping[Any, Sequence[str]]) -> set[str]:
-    """Return the nodes that hold everything in memory that a task begins with."""
-    holding: set[str] | None = None
-    ahead, seen = [key], {key}
-    while ahead:
-        each = ahead.pop()
-        if each in known:
-            holding = set(known[each]) if holding is None else holding & set(known[each])
-            continue
-        new = [need for need in needs.get(each, ()) if need not in seen]
-        ahead += new
-        seen.update(new)
-    return holding or set()
-
-
-def _near(nodes: dict[Any, str], needs: _Needs) -> dict[Any, str]:
-    """Return the node of each task, given those of the last ones; none where several need it."""
-    chosen: dict[Any, str | None] = dict(nodes)
-    for key in reversed(list(TopologicalSorter(needs).static_order())):
-        node = chosen.get(key)
-        for need in needs.get(key, ()):
-            chosen[need] = node if chosen.setdefault(need, node) == node else None
-    return {key: node for key, node in chosen.items() if node is not None}
-
-
-def _node_of(near: Mapping[Any, str], key: Any) -> list[str]:
+def _node_of(where: Mapping[Any, list[str]], key: Any) -> list[str]:
     """Return where Dask has to run a task; empty: anywhere."""
-    return [near[key]] if key in near else []
+    return where.get(key, [])

@@ -5,7 +5,6 @@ An argument that cannot work raises `ConfigurationError`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from dps.cluster.backends.assignment import NodeAssignment
 from dps.cluster.platform import SYSTEM, Platform, platform_of
 from dps.cluster.transport.calls import COORDINATOR_PREFIX
-from dps.core.arguments import as_path, check_function, is_name, plain
+from dps.core.arguments import as_path, check_function, explained, is_name, plain
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, BSP, SSP, Consistency
 from dps.core.credentials import holds_secret, masked
@@ -29,7 +28,6 @@ from dps.core.placement import ConsistentHash, checked_placement
 from dps.core.ranges import one_of, refused, shown, whole_argument
 from dps.core.rules.rule import UpdateRule, by_rows
 from dps.core.rules.wrappers import as_rule, check_names
-from dps.core.shard import ShardState
 from dps.core.tables.key_routing import dealt_out, separated
 from dps.core.tables.table import SparseSpec, SparseTable
 from dps.errors import ConfigurationError
@@ -38,13 +36,7 @@ from dps.protocol.group import Group
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint, TransportChoice
 from dps.recovery.files import absolute, in_memory
-from dps.recovery.manifest import (
-    Saved,
-    find_saved,
-    must_be_known,
-    resharded,
-    write_run,
-)
+from dps.recovery.manifest import Run, Saved, find_saved, must_be_known, resharded
 from dps.recovery.strategy import Recovery, as_servers, preset
 
 if TYPE_CHECKING:
@@ -55,7 +47,7 @@ _LABEL = re.compile(r"[a-z][a-z0-9_]*")
 _OWN_LABELS = ("event", "group", "node", "shard", "epoch", "worker", "le")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """Arguments of `ParameterServer` that are kept beside its checkpoints, for `resume`."""
 
@@ -77,99 +69,58 @@ class Choices:
             raise refused("about", self.about, f"a mapping that is JSON ({error})") from None
         if not isinstance(self.consistency, BSP | SSP | ASP):
             raise refused("consistency", self.consistency, "BSP(), SSP(4) or ASP()")
-        if isinstance(self.tables, str) or not isinstance(self.tables, Sequence):
-            raise ConfigurationError(
-                f"tables is {type(self.tables).__name__}, expected a list of SparseSpec(name, "
-                "width, ...)"
-            )
-        for table in self.tables:
-            if not isinstance(table, SparseSpec):
-                raise ConfigurationError(
-                    f"tables holds {type(table).__name__}, expected SparseSpec(name, width, ...)"
-                )
+        is_list = isinstance(self.tables, Sequence) and not isinstance(self.tables, str)
+        if not is_list or not all(isinstance(table, SparseSpec) for table in self.tables):
+            raise refused("tables", self.tables, "a list of SparseSpec(name, width, ...)")
 
 
-@dataclass(frozen=True, slots=True)
+@explained
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Arguments of `ParameterServer` and `resume` that are not kept beside checkpoints."""
 
-    timings: Timings
-    on_event: Sink | None
-    functions: Mapping[str, Function]
-    seats: NodeAssignment | None
-    labels: Mapping[str, str]
-    on_loss: str
-    transport: TransportChoice
+    timings: Timings = Timings()
+    on_event: Sink | None = None
+    functions: Mapping[str, Function] | None = None
+    seats: NodeAssignment | None = None
+    labels: Mapping[str, str] | None = None
+    on_loss: str = "warn"
+    transport: TransportChoice = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.timings, Timings):
             raise refused("timings", self.timings, "Timings(…)")
         if self.on_event is not None:
             check_function("on_event", self.on_event, ["event"])
-        if not isinstance(self.functions, Mapping):
+        if not isinstance(self.functions, Mapping | None):
             raise refused("functions", self.functions, "a mapping of names to functions")
-        for name, function in self.functions.items():
+        for name, function in (self.functions or {}).items():
             if not is_name(name):
                 raise ConfigurationError(f"functions[{shown(name)}]: expected a name, as text")
             check_function(f"functions[{name!r}]", function, ["arrays"], more=True)
         if not isinstance(self.seats, NodeAssignment | None):
             raise refused("seats", self.seats, "those of an ExistingCluster")
-        _check_labels(self.labels)
+        if not isinstance(self.labels, Mapping | None):
+            raise refused("labels", self.labels, "a mapping of names to texts")
+        for name, value in (self.labels or {}).items():
+            allowed = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
+            if not allowed or not isinstance(value, str):
+                expected = "a text under a name of lower-case letters, digits and _, other than "
+                raise refused(f"labels[{shown(name)}]", value, expected + ", ".join(_OWN_LABELS))
         one_of("on_loss", self.on_loss, ON_LOSS)
         one_of("transport", self.transport, TRANSPORTS)
-
-    def applied(self, group: Group, platform: Platform) -> Group:
-        """Return a group with these options."""
-        if self.functions:
-            group.recovery.must_allow("functions")
-        return replace(
-            group,
-            timings=self.timings,
-            recorded=self.on_event is not None,
-            functions=dict(self.functions),
-            labels=dict(self.labels),
-            on_loss=self.on_loss,
-            transport=platform.way(self.transport),
-        )
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A group, and the state that it starts with.
-
-    Attributes
-    ----------
-    initial
-        Each shard's buffer of initial values; empty if it was saved.
-    saved
-        The checkpoints that it resumes from, if any.
-    about
-        What is kept beside its checkpoints for the user.
-    tables
-        Each shard's rows that sparse tables begin with.
-    """
+    """A group, and the state that it starts with."""
 
     group: Group
-    initial: tuple[np.ndarray, ...]
-    saved: Saved | None
-    about: Mapping[str, Any]
-    tables: tuple[dict[str, SparseTable], ...] = ()
-
-    @property
-    def states(self) -> tuple[ShardState, ...]:
-        """The saved state of each shard; none for a new parameter server."""
-        return self.saved.states if self.saved is not None else ()
-
-    @property
-    def generation(self) -> int:
-        """How often the parameter server was resumed."""
-        return self.saved.run.generation + 1 if self.saved is not None else 0
-
-    async def leave_description(self, now: float) -> None:
-        """Write what `resume` needs beside the checkpoints; `now` is the time."""
-        if self.group.recovery.durability.writes_checkpoints:
-            run = self.group.as_run(self.generation, now, json.dumps(self.about))
-            await asyncio.to_thread(write_run, run)
+    run: Run  # its description, which is kept beside its checkpoints
+    options: Options
+    initial: tuple[np.ndarray, ...] = ()  # each shard's buffer of values, unless they were saved
+    tables: tuple[dict[str, SparseTable], ...] = ()  # each shard's rows that tables begin with
+    saved: Saved | None = None  # the checkpoints that it resumes from
 
 
 def afresh(
@@ -199,22 +150,23 @@ def afresh(
     servers = choices.servers
     if servers is not None:
         servers = as_servers(servers, len(layout.shards), recovery)
-    name, coordinator = _place(client)
-    group = Group(
-        name,
+    run = Run(
+        platform.token(),
+        0,
+        platform.clock.now(),
         layout,
         rule,
         choices.consistency,
         recovery,
-        coordinator,
-        filters=filters,
-        servers=servers,
-        pull_filters=pull_filters,
-        placement=checked_placement(choices.placement, servers),
+        json.dumps(dict(choices.about)),
+        filters,
+        servers,
+        pull_filters,
+        checked_placement(choices.placement, servers),
     )
     initial = tuple(layout.gather(s, params)[0].copy() for s in range(len(layout.shards)))
     begun = tuple(dealt_out(layout, rows, rule)) if rows else ()
-    return Start(options.applied(group, platform), initial, None, choices.about, begun)
+    return Start(_group(client, run, options), run, options, initial, begun)
 
 
 def from_path(
@@ -240,21 +192,38 @@ def from_path(
         servers = min(run.servers, count * run.recovery.durability.above.replicas)
     if servers is not None:
         servers = as_servers(servers, count, run.recovery)
-    name, coordinator = _place(client)
-    group = Group(
-        name,
+    run = replace(
+        run,
+        name=platform.token(),
+        generation=run.generation + 1,
+        started=platform.clock.now(),
+        servers=servers,
+    )
+    group = replace(_group(client, run, options), incarnations=saved.incarnations)
+    return Start(group, run, options, saved=saved)
+
+
+def _group(client: distributed.Client, run: Run, options: Options) -> Group:
+    if options.functions:
+        run.recovery.must_allow("functions")
+    return Group(
+        run.name,
         run.layout,
         run.rule,
         run.consistency,
         run.recovery,
-        coordinator,
-        incarnations=saved.incarnations,
+        Endpoint(client.scheduler.address, COORDINATOR_PREFIX + run.name),
+        timings=options.timings,
+        recorded=options.on_event is not None,
         filters=run.filters,
-        servers=servers,
+        servers=run.servers,
+        functions=dict(options.functions or {}),
+        labels=dict(options.labels or {}),
+        on_loss=options.on_loss,
+        transport=platform_of(client).way(options.transport),
         pull_filters=run.pull_filters,
         placement=run.placement,
     )
-    return Start(options.applied(group, platform), (), saved, json.loads(run.about))
 
 
 def check_client(client: object) -> None:
@@ -287,8 +256,8 @@ def shared_path(path: str | None) -> str:
     if holds_secret(str(path)):
         raise ConfigurationError(
             f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
-            "written down with it: leave it out, and give it by the environment, as the package "
-            "that fsspec uses for such paths says"
+            "written down with it: leave it out, and provide it by the environment, as documented "
+            "by the package that fsspec uses for such paths"
         )
     if in_memory(path):
         raise ConfigurationError(
@@ -296,19 +265,3 @@ def shared_path(path: str | None) -> str:
             "that all server nodes can reach"
         )
     return absolute(path)
-
-
-def _place(client: distributed.Client) -> tuple[str, Endpoint]:
-    """Return a name for the group, and the address of its coordinator."""
-    name = platform_of(client).token()
-    return name, Endpoint(client.scheduler.address, COORDINATOR_PREFIX + name)
-
-
-def _check_labels(labels: object) -> None:
-    if not isinstance(labels, Mapping):
-        raise refused("labels", labels, "a mapping of names to texts")
-    for name, value in labels.items():
-        allowed = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
-        if not allowed or not isinstance(value, str):
-            expected = "a text under a name of lower-case letters, digits and _, other than "
-            raise refused(f"labels[{shown(name)}]", value, expected + ", ".join(_OWN_LABELS))

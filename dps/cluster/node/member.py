@@ -3,7 +3,7 @@
 A node leaves after a SIGTERM, or near the end of its lifetime (`dask worker --lifetime`). Dask
 alone would end the process, with the shards in it, at once or at the end of that time. So the node
 reports earlier to the groups that use it, and serves until they have moved everything away
-(`dps.cluster.driver.elasticity`). A second SIGTERM, and the end of the lifetime, end it as they
+(`dps.cluster.driver.shard_hosts`). A second SIGTERM, and the end of the lifetime, end it as they
 would without dps.
 """
 

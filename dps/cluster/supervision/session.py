@@ -1,8 +1,4 @@
-"""The session of a supervised program: parameter servers that resume from their checkpoints.
-
-A thread reports the progress of the shards to the supervisor, so that a lower bound of the loss is
-known after a return.
-"""
+"""The session of a supervised program: parameter servers that resume from their checkpoints."""
 
 from __future__ import annotations
 
@@ -11,22 +7,23 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import fields
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from distributed.comm import CommClosedError
 
 from dps.cluster.driver.group_driver import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
-from dps.cluster.driver.setup import check_client, checked_recovery
+from dps.cluster.driver.setup import Options, check_client, checked_recovery
 from dps.cluster.platform import platform_of
-from dps.cluster.supervision.messages import ClusterLost, Finished, Known, Past, Raised, Serving
+from dps.cluster.supervision.supervisor import ClusterLost, Finished, Past, Raised, Serving
 from dps.cluster.transport.memory import machine
-from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
 from dps.protocol.timings import Timings
@@ -34,22 +31,17 @@ from dps.protocol.timings import Timings
 if TYPE_CHECKING:
     import distributed
 
-M = TypeVar("M", Finished, Raised)
-
 LOOK_SECONDS = 0.05
 MOMENT_SECONDS = 0.5
 REPORT_SECONDS = 0.25
 
-# What Dask and dps raise where there is no cluster, or whose scheduler dies as it starts.
-NO_CLUSTER = (
-    *(ConnectionError, TimeoutError, EOFError, CommClosedError),
-    *(CapacityError, SchedulerLost),
-)
-CONNECTING = ("distributed.", "dps.cluster.")  # they come from these, and not from the program
-NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
+# Raised by the modules below if there is no cluster, or its scheduler dies as it starts.
+DASK_ERRORS = (ConnectionError, TimeoutError, EOFError, CommClosedError)
+NO_CLUSTER = (*DASK_ERRORS, CapacityError, SchedulerLost)
+CONNECTING = ("distributed.", "dps.cluster.")
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
-_NOT_SAVED = ("on_event", "timings", "functions", "seats", "labels", "on_loss", "transport")
+_NOT_SAVED = [field.name for field in fields(Options)]
 
 
 class Session:
@@ -86,14 +78,10 @@ class Session:
         others, this waits until no Dask worker has any of its hosts, and until every lease that
         they may have is over.
 
-        Parameters
-        ----------
-        client
-            A synchronous Dask client.
-        params, choices
-            As for `ParameterServer`; the recovery must write checkpoints of whole shards, so
-            `PartialCheckpoint` is refused. After a return, parameters, rule, consistency, recovery
-            and so on are those of the checkpoints, as for `ParameterServer.resume`.
+        The Dask client is synchronous; `params` and `choices` are as for `ParameterServer`. The
+        recovery must write checkpoints of whole shards, so `PartialCheckpoint` is refused. After a
+        return, parameters, rule, consistency, recovery and so on are those of the checkpoints, as
+        for `ParameterServer.resume`.
 
         Raises
         ------
@@ -111,60 +99,47 @@ class Session:
         if client.asynchronous:
             raise ConfigurationError("a supervised program needs a synchronous Dask client")
         recovery = checked_recovery(choices.get("recovery", "none"), platform_of(client))
-        if not recovery.durability.writes_checkpoints:
+        durability = recovery.durability
+        if not durability.writes_checkpoints:
             raise ConfigurationError(
-                f"a supervised program goes on from checkpoints, and {recovery.durability!r} "
-                "writes none: give recovery=Recovery(Checkpoint(path=...))"
+                f"a supervised program resumes from checkpoints, and {durability!r} writes none: "
+                "give recovery=Recovery(Checkpoint(path=...))"
             )
-        if recovery.durability.restores_in_parts:
+        if durability.restores_in_parts:
             raise ConfigurationError(
-                f"a supervised program says after a return how many updates are lost, and from "
-                f"{recovery.durability!r} some blocks of a shard come back older than others, by "
-                "updates that nobody counts: give recovery=Recovery(Checkpoint(path=...))"
+                "a supervised program reports after a return how many updates are lost, but "
+                f"{durability!r} restores some blocks of a shard older than others, and nothing "
+                "counts their updates: give recovery=Recovery(Checkpoint(path=...))"
             )
         call, self._calls = self._calls, self._calls + 1
         watch = SchedulerWatch(client, lambda cause: self._send(ClusterLost(cause)))
         self._watches.append(watch)
-        try:
-            ps = self._brought_up(call, client, params, choices)
-        except BaseException:
-            watch.end()
-            raise
-        watch.is_up(ps)
-        self._is_up = True
-        threading.Thread(target=self._report, args=(call, ps, client), daemon=True).start()
-        return ps
-
-    def _brought_up(
-        self,
-        call: int,
-        client: distributed.Client,
-        params: Mapping[str, np.ndarray],
-        choices: Mapping[str, Any],
-    ) -> ParameterServer:
-        """Start or resume a parameter server, and report it when its checkpoints are complete."""
         known = self._past.known.get(call)
-        if known is None:
-            ps = ParameterServer(client, params, **choices)
-        else:
-            self._settle(client, known, choices.get("timings", Timings()))
-            kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
-            ps = ParameterServer.resume(client, known.folder, **kept)
-        try:
+        with ExitStack() as failing:
+            failing.callback(watch.end)
+            if known is None:
+                ps = ParameterServer(client, params, **choices)
+            else:
+                self._settle(client, known, choices.get("timings", Timings()))
+                kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
+                ps = ParameterServer.resume(client, known.folder, **kept)
+            failing.callback(ps.close, checkpoint=False)
             ps.checkpoint()  # of a durability that would write the first one later
-        except BaseException:
-            ps.close(checkpoint=False)
-            raise
+            failing.pop_all()
         returned: Returned | None = None
         if self.returns:
             states = ps.saved.states if ps.saved is not None else ()
             versions = tuple(state.version for state in states)
-            lost = _lost(states, known.versions if known is not None else ())
+            seen = known.versions if known is not None and known.versions else versions
+            lost = tuple(max(0, n - version) for n, version in zip(seen, versions, strict=True))
             seconds = time.monotonic() - self._past.noticed
             returned = Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
-        self._send(Serving(call, Known(_folder(ps)), returned))
-        if returned is not None and (sink := choices.get("on_event")) is not None:
-            client.loop.add_callback(sink, returned)
+            if (sink := choices.get("on_event")) is not None:
+                client.loop.add_callback(sink, returned)
+        self._send(Serving(call, _folder(ps), returned=returned))
+        watch.is_up(ps)
+        self._is_up = True
+        threading.Thread(target=self._report, args=(call, ps, client), daemon=True).start()
         return ps
 
     def finish(self, message: Finished | Raised) -> None:
@@ -172,44 +147,45 @@ class Session:
 
         An error that was caused by the loss of the scheduler is not the program's own.
         """
-        if isinstance(message, Raised) and (cause := self._outer_cause(message.error)):
-            self._send(ClusterLost(cause, _sendable(message)))
-        else:
-            self._send(_sendable(message))
+        cause, error = "", message.error if isinstance(message, Raised) else None
+        if error is not None:
+            cause = next((watch.lost for watch in self._watches if watch.lost), "")
+            if not cause and self.returns and not self._is_up and _is_no_cluster(error):
+                # A scheduler that is not part of the program may be restarting.
+                cause = f"the program found no cluster ({type(error).__name__}: {error})"
+        if cause:
+            self._send(ClusterLost(cause))
+            return
+        try:
+            ForkingPickler.loads(ForkingPickler.dumps(message))
+        except Exception:  # noqa: BLE001 (an object of the program may raise anything)
+            trace = message.trace if isinstance(message, Raised) else traceback.format_exc()
+            message = Raised(None, trace)
+        self._send(message)
 
-    def _outer_cause(self, error: BaseException | None) -> str:
-        """Return what an error was caused by, if it is not the program's own; "" if it is."""
-        lost = next((watch.lost for watch in self._watches if watch.lost), "")
-        if not lost and self.returns and not self._is_up and _is_no_cluster(error):
-            # A scheduler that is not part of the program may be restarting.
-            return f"the program found no cluster ({type(error).__name__}: {error})"
-        return lost
-
-    def _settle(self, client: distributed.Client, known: Known, timings: Timings) -> None:
+    def _settle(self, client: distributed.Client, known: Serving, timings: Timings) -> None:
         """Wait until the earlier incarnation can neither acknowledge nor write."""
         group = known.folder.rpartition("/")[2]
         until = time.monotonic() + timings.unavailable
         while True:
             left = max(LOOK_SECONDS, until - time.monotonic())
-            holding, silent = client.sync(_asked, client, group, left)
-            if silent:
-                raise DeadlineExceeded(
-                    f"the Dask workers {', '.join(silent)} do not answer for "
-                    f"{timings.unavailable:g} s, so they may have hosts of the parameter server "
-                    f"{group} still; end or restart these"
-                )
-            if not holding:
+            answers = client.sync(_holders, client, group, left)
+            silent = [address for address, holds in answers.items() if holds is None]
+            if not silent and not any(answers.values()):
                 break
-            if time.monotonic() > until:
+            if silent or time.monotonic() > until:
+                named = f"do not answer: {', '.join(silent)}" if silent else "have hosts of it"
                 raise DeadlineExceeded(
-                    f"hosts of the parameter server {group} are still on Dask workers after "
-                    f"{timings.unavailable:g} s; restart these"
+                    f"the parameter server {group} may still be served by hosts of the earlier "
+                    f"incarnation: after {timings.unavailable:g} s Dask workers {named}; end or "
+                    "restart these"
                 )
             time.sleep(LOOK_SECONDS)
         if not known.contained:  # an unreachable host may still have its lease
             time.sleep(max(0.0, self._past.noticed + timings.lease - time.monotonic()))
 
     def _report(self, call: int, ps: ParameterServer, client: distributed.Client) -> None:
+        """Report the progress of the shards, for a lower bound of the loss after a return."""
         nodes: set[str] = set()
         contained = True
         while not ps.closed and not ps.scheduler_lost:
@@ -224,7 +200,7 @@ class Session:
                 raise
             if None not in versions:
                 progress = tuple(version or 0 for version in versions)
-                self._send(Serving(call, Known(_folder(ps), progress, contained)))
+                self._send(Serving(call, _folder(ps), progress, contained))
             time.sleep(REPORT_SECONDS)
 
     def _send(self, message: Any) -> None:
@@ -232,65 +208,25 @@ class Session:
             self._link.send(message)
 
 
-def _sendable(message: M) -> M | Raised:
-    """Return the message, or what can be sent of it."""
-    try:
-        ForkingPickler.loads(ForkingPickler.dumps(message))
-    except Exception:  # noqa: BLE001 (whatever an object of the program's own raises)
-        own = message.trace if isinstance(message, Raised) else traceback.format_exc()
-        return Raised(None, own)
-    return message
-
-
-def _is_no_cluster(error: BaseException | None) -> bool:
+def _is_no_cluster(error: BaseException) -> bool:
     """Whether Dask or dps raised an error because it had no connection."""
     # Dask has no class of its own for attempts to connect that took too long.
-    if error is None or not (type(error) is OSError or isinstance(error, NO_CLUSTER)):
+    if type(error) is not OSError and not isinstance(error, NO_CLUSTER):
         return False
     frames = walk_tb(error.__traceback__)
     modules = (f"{frame.f_globals.get('__name__', '')}." for frame, _ in frames)
     return any(m.startswith(CONNECTING) and not m.startswith(f"{__package__}.") for m in modules)
 
 
-def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
-    """Return how many updates each shard has lost at least, of those that it was seen to have.
-
-    Every update is sent to every shard, and those that one of them has are not computed again. So
-    a shard that is behind another one lacks them as well.
-    """
-    most = seen or [0] * len(states)
-    return tuple(
-        max(known - state.version, _behind(state, states))
-        for known, state in zip(most, states, strict=True)
-    )
-
-
-def _behind(state: ShardState, states: Sequence[ShardState]) -> int:
-    """Return how many updates of the workers' last incarnations only other shards have."""
-    workers = [each.workers for each in states]
-    return sum(
-        max(_gap(state.workers.get(name, NOTHING), each.get(name, NOTHING)) for each in workers)
-        for name in set[str]().union(*workers)
-    )
-
-
-def _gap(here: Progress, there: Progress) -> int:
-    """Return how many updates of a worker are there and not here, without older gaps."""
-    if here.incarnation > there.incarnation:
-        return 0
-    numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
-    return max(0, min(numbers, there.applied - here.applied))
-
-
 def _folder(ps: ParameterServer) -> str:
     """Return where the checkpoints of a parameter server are."""
-    return f"{str(ps.recovery.path).rstrip('/')}/{ps.name}"
+    return f"{str(ps.group.recovery.path).rstrip('/')}/{ps.name}"
 
 
-async def _asked(
+async def _holders(
     client: distributed.Client, group: str, seconds: float
-) -> tuple[list[str], list[str]]:
-    """Return the Dask workers that have something of a group, and those that do not answer."""
+) -> dict[str, bool | None]:
+    """Return whether each Dask worker has something of a group; None: it does not answer."""
 
     async def ask(address: str) -> bool | None:
         try:
@@ -301,11 +237,7 @@ async def _asked(
         return any(answers.values())  # one that is gone does not answer, and holds nothing
 
     addresses = sorted(await client.nthreads())
-    answers = dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
-    return (
-        [address for address, holds in answers.items() if holds],
-        [address for address, holds in answers.items() if holds is None],
-    )
+    return dict(zip(addresses, await asyncio.gather(*map(ask, addresses)), strict=True))
 
 
 def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool:
@@ -326,14 +258,10 @@ def _holds(group: str, dask_worker: distributed.Worker) -> bool:
 
 
 class SchedulerWatch:
-    """A thread that watches the connection of a client to its scheduler.
+    """A thread that watches the connection of a client to its scheduler, and reports its loss.
 
     It starts before there is a parameter server, whose start may wait for a scheduler that is lost.
-
-    Parameters
-    ----------
-    on_loss
-        Called in that thread, with a description, when the scheduler is lost.
+    `on_loss` is called in that thread, with a description.
     """
 
     def __init__(self, client: distributed.Client, on_loss: Callable[[str], None]) -> None:
@@ -348,10 +276,10 @@ class SchedulerWatch:
     @property
     def lost(self) -> str:
         """The loss of the scheduler, if it was before the parameter server closed; otherwise ""."""
-        if not self._lost:
-            server = self._server
-            if self._connection.lost if server is None else server.scheduler_lost:
-                self._lost = f"the connection to Dask's scheduler at {self._address} broke"
+        server = self._server
+        is_lost = self._connection.lost if server is None else server.scheduler_lost
+        if is_lost and not self._lost:
+            self._lost = f"the connection to Dask's scheduler at {self._address} broke"
         return self._lost
 
     def is_up(self, server: ParameterServer) -> None:

@@ -15,7 +15,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,15 +28,13 @@ import psutil
 
 from dps.cluster.backends.processes import (
     end_with_parent,
-    fork_context,
     is_gone,
     process_of,
     scratch_prefix,
     without_interrupts,
 )
-from dps.cluster.supervision.messages import ClusterLost, Finished, Past, Raised, Serving
 from dps.core.arguments import check_function
-from dps.core.ranges import argument_above_zero, refused, whole_argument
+from dps.core.ranges import argument_above_zero, whole_argument
 from dps.errors import DeadlineExceeded, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned, log
 
@@ -49,6 +47,58 @@ END_SECONDS = 30.0  # for killed processes, on a busy machine
 LOOK_SECONDS = 0.02
 
 
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """A parameter server is up, or has made progress, with its checkpoints in a `folder`.
+
+    It was brought up by the program's call of this number. `versions` has a number for each shard,
+    and is empty before the first report. `contained` is whether all its nodes are processes of the
+    program's own session, which end with it. `returned` describes its return, if it is one.
+    """
+
+    call: int
+    folder: str
+    versions: tuple[int, ...] = ()
+    contained: bool = False
+    returned: Returned | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The earlier incarnations of a program, as the supervisor sends them to the next one.
+
+    `known` has the last message of each parameter server by its call. `noticed` is the time of the
+    loss, on `time.monotonic`, which all processes of a machine share.
+    """
+
+    returns: int = 0
+    cause: str = ""
+    noticed: float = 0.0
+    known: dict[int, Serving] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The program has returned."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The program has raised an error; None if that cannot be sent."""
+
+    error: BaseException | None
+    trace: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterLost:
+    """The program has lost its Dask cluster, or does not find it after a return."""
+
+    cause: str
+
+
 def supervise(
     program: Callable[[Any], T],
     *,
@@ -56,17 +106,17 @@ def supervise(
     within: float = 600.0,
     on_return: Callable[[Returned], None] | None = None,
     standby: bool = False,
-    preload: Sequence[str] | None = None,
 ) -> T:
-    """Run a program, and restart it when its driver or its scheduler is lost.
+    """Run a program, and restart it when its driver or its scheduler is lost; return its result.
 
     It is restarted when a signal ends its process, and when the connection to Dask's scheduler
     breaks while a parameter server is open or comes up; after a return, also when it finds no
     cluster. All other processes of its session on this machine are ended first, but not those that
     the program has started with a session of their own (`start_new_session=True`). The program
-    begins at its beginning. Parameter servers resume from their newest complete checkpoints, and
-    `Worker.done` tells training functions where. Each return is a `ReturnedWarning`, a `Returned`
-    event and a line in the log. The warning is never raised, whatever the warnings filter is.
+    starts at its beginning. Parameter servers resume from their newest complete checkpoints;
+    `Worker.done` is the number of updates that a worker has in them. Each return is a
+    `ReturnedWarning` (never raised, whatever the warnings filter is), a `Returned` event and a line
+    in the log.
 
     Parameters
     ----------
@@ -81,16 +131,7 @@ def supervise(
         does not end the program: it is raised when that has returned.
     standby
         Whether to keep the process for a return ready, with Dask imported. A return is faster
-        then, and uses some 100 MB of memory.
-    preload
-        The `preload` of the program's `LocalCluster`, if it has one: the process that nodes are
-        forked from then starts beside the program's own, and is kept ready as well, with as much
-        memory again. None: it starts with the cluster.
-
-    Returns
-    -------
-    result
-        What the program returned.
+        then, and uses about 100 MB of memory.
 
     Raises
     ------
@@ -110,12 +151,8 @@ def supervise(
     argument_above_zero("within", within)
     if on_return is not None:
         check_function("on_return", on_return, ["returned"])
-    if preload is not None and not (
-        isinstance(preload, list | tuple) and all(isinstance(each, str) for each in preload)
-    ):
-        raise refused("preload", preload, "a list of names of modules")
-    start = partial(Incarnation, program, preload)
-    result: T = _Supervisor(start, _Limit(returns, within), on_return, standby).run()
+    supervisor = _Supervisor(program, _Limit(returns, within), on_return, standby)
+    result: T = supervisor.run()
     return result
 
 
@@ -141,83 +178,82 @@ class _Limit:
 class _Supervisor:
     def __init__(
         self,
-        start: Callable[[], Incarnation],
+        program: Callable[[Any], Any],
         limit: _Limit,
         on_return: Callable[[Returned], None] | None,
         standby: bool,
     ) -> None:
-        self._start = start
+        self._program = program
         self._limit = limit
         self._on_return = on_return
         self._standby = standby
         self._past = Past()
-        self._current: Incarnation | None = None
-        self._next: Incarnation | None = None
+        self._alive: list[Incarnation] = []  # the one that runs, and perhaps the next one
         self._failures: list[Exception] = []  # of on_return
 
     def run(self) -> Any:
         """Return the program's result."""
         try:
-            # An interrupt waits until the process is known, or nothing would end it.
-            with without_interrupts():
-                self._current = current = self._start()
+            self._start()
             while True:
+                current = self._alive[0]
                 current.begin(self._past)
                 if self._standby:
-                    self._start_next()
+                    self._start()
                 last = self._follow(current)
                 if isinstance(last, Finished | Raised):
                     current.join(EXIT_SECONDS)
                     break
-                current = self._replaced(current, last)
+                self._replace(current, last)
         except KeyboardInterrupt:
-            if self._current is not None:
-                self._current.interrupt()
+            if self._alive:
+                self._alive[0].interrupt()
             raise
         finally:
             with ExitStack() as ends:  # also of the second, if the first cannot be ended
-                for each in (self._current, self._next):
-                    if each is not None:
-                        ends.callback(each.end)
-        return self._result_of(last)
+                for each in self._alive:
+                    ends.callback(each.end)
+        if isinstance(last, Raised):
+            error = _error_of(last)
+            for failure in self._failures:
+                error.add_note(f"on_return has raised as well: {failure!r}")
+            raise error
+        if self._failures:
+            raise ExceptionGroup("on_return has raised; the program has returned", self._failures)
+        return last.result
 
-    def _start_next(self) -> Incarnation:
+    def _start(self) -> None:
+        # An interrupt waits until the process is known, or nothing would end it.
         with without_interrupts():
-            self._next = self._start()
-        return self._next
+            self._alive.append(Incarnation(self._program))
 
     def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
         """Handle the messages of an incarnation; return its last one, or None if it has died."""
-        while True:
-            match incarnation.message():
-                case Serving(call, known, returned):
-                    self._past.known[call] = known
-                    if returned is not None:
-                        self._tell(returned)
-                case last:
-                    return last
+        while isinstance(message := incarnation.message(), Serving):
+            self._past.known[message.call] = message
+            if message.returned is not None:
+                self._report(message.returned)
+        last: Finished | Raised | ClusterLost | None = message
+        return last
 
-    def _replaced(self, incarnation: Incarnation, last: ClusterLost | None) -> Incarnation:
-        """End an incarnation; return the next one, which has not begun."""
+    def _replace(self, incarnation: Incarnation, last: ClusterLost | None) -> None:
+        """End an incarnation; the next one has not begun."""
         noticed = time.monotonic()
-        cause = _cause(incarnation, last)
+        cause = incarnation.cause_of_death() if last is None else last.cause
         if not self._limit.allows(noticed):
             folders = ", ".join(known.folder for known in self._past.known.values())
-            advice = (
-                f"ParameterServer.resume goes on from {folders}" if folders else "nothing was up"
-            )
-            raised = last.raised if last is not None else None
+            advice = f"; ParameterServer.resume continues from {folders}" if folders else ""
             raise TooManyReturns(
-                f"{cause}, and it is not started again after {self._limit}; {advice}"
-            ) from (_error_of(raised) if raised is not None else None)
-        following = self._next or self._start_next()  # which imports Dask meanwhile
+                f"{cause}, and it is not started again after {self._limit}{advice}"
+            )
+        if len(self._alive) < 2:
+            self._start()  # it imports Dask while the other one ends
         incarnation.end()
+        self._alive.remove(incarnation)
         returns = self._past.returns + 1
         self._past = replace(self._past, returns=returns, cause=cause, noticed=noticed)
-        self._current, self._next = following, None
-        return following
 
-    def _tell(self, returned: Returned) -> None:
+    def _report(self, returned: Returned) -> None:
         log(returned, {})
         text = f"dps: {returned} (return {returned.returns}; the limit is {self._limit})"
         # A filter that turns warnings into errors would end the training that has just returned.
@@ -229,31 +265,6 @@ class _Supervisor:
             except Exception as error:  # noqa: BLE001 (raised when the program has ended)
                 self._failures.append(error)
 
-    def _result_of(self, last: Finished | Raised) -> Any:
-        if isinstance(last, Raised):
-            error = _error_of(last)
-            for each in self._failures:
-                error.add_note(f"on_return has raised as well: {each!r}")
-            raise error
-        if self._failures:
-            raise ExceptionGroup("on_return has raised; the program has returned", self._failures)
-        return last.result
-
-
-def _cause(incarnation: Incarnation, last: ClusterLost | None) -> str:
-    """Return why an incarnation has ended; raises `ProgramFailed` if that is no loss."""
-    if last is not None:
-        return last.cause
-    code = incarnation.exit_code
-    if code < 0:
-        with suppress(ValueError):  # a real-time signal has no name
-            return f"the driver's process was ended by {signal.Signals(-code).name}"
-        return f"the driver's process was ended by signal {-code}"
-    raise ProgramFailed(
-        f"the program's process exited with code {code} before the program returned: look at what "
-        "it printed. It must be a function of a module that can be imported, as for multiprocessing"
-    )
-
 
 def _error_of(raised: Raised) -> BaseException:
     """Return what a program has raised, with its traceback there."""
@@ -264,24 +275,19 @@ def _error_of(raised: Raised) -> BaseException:
 
 
 class Incarnation:
-    """A process that runs a program once it is sent the past. Not thread-safe.
+    """A process that runs a program once it is sent the past. Not thread-safe."""
 
-    Parameters are those of `supervise`.
-    """
-
-    def __init__(self, program: Callable[[Any], Any], preload: Sequence[str] | None) -> None:
+    def __init__(self, program: Callable[[Any], Any]) -> None:
         context = multiprocessing.get_context("spawn")
         self._link, theirs = context.Pipe()
         self._process = context.Process(
-            target=run_program, args=(theirs, program, preload), name="dps-program"
+            target=run_program, args=(theirs, program), name="dps-program"
         )
-        with without_interrupts():
-            self._process.start()
+        self._process.start()
         theirs.close()
         self._pid = self._process.pid or 0
         self._leader = process_of(self._pid)
         self._ended = os.pidfd_open(self._pid)
-        self._is_over = False
         self._scratch: str | None = None  # its folder for files, which stay if it is killed
 
     def begin(self, past: Past) -> None:
@@ -303,13 +309,19 @@ class Incarnation:
             if wait([self._ended], 0):
                 return None
 
-    @property
-    def exit_code(self) -> int:
-        """The exit code of the ended process; for a signal, its negative number."""
+    def cause_of_death(self) -> str:
+        """Return why the process has ended; raises `ProgramFailed` if it has exited by itself."""
         self._process.join()
-        code = self._process.exitcode
-        assert code is not None
-        return code
+        code = self._process.exitcode or 0
+        if code < 0:
+            known = {each.value: each.name for each in signal.Signals}  # not real-time signals
+            name = known.get(-code, f"signal {-code}")
+            return f"the driver's process was ended by {name}"
+        raise ProgramFailed(
+            f"the program's process exited with code {code} before the program returned: look at "
+            "its output. The program must be a function of a module that can be imported, as for "
+            "multiprocessing"
+        )
 
     def join(self, seconds: float) -> None:
         """Wait at most `seconds` for the process to end."""
@@ -323,9 +335,8 @@ class Incarnation:
 
     def end(self) -> None:
         """End every process of the session; raises `DeadlineExceeded` if one cannot be ended."""
-        if self._is_over:
+        if self._link.closed:
             return
-        self._is_over = True
         try:
             self._process.kill()
             self._process.join(GRACE_SECONDS)
@@ -334,9 +345,9 @@ class Incarnation:
                 if self._scratch is None and self._link.poll():  # the program has not begun
                     self._scratch = self._link.recv()
             if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
-                # Folders of its cluster that it could not remove, or that nodes wrote to again.
-                for left in Path(self._scratch).parent.glob(f"{scratch_prefix(self._pid)}*"):
+                scratch = Path(self._scratch)
+                # And folders of its cluster that it could not remove, or that nodes wrote to again.
+                for left in (scratch, *scratch.parent.glob(f"{scratch_prefix(self._pid)}*")):
                     shutil.rmtree(left, ignore_errors=True)
         finally:
             self._link.close()
@@ -353,7 +364,7 @@ class Incarnation:
                 pids = ", ".join(str(process.pid) for process in members)
                 raise DeadlineExceeded(
                     f"processes of the program are still there {END_SECONDS:g} s after SIGKILL, or "
-                    f"belong to another user: {pids}; end these, and begin again with "
+                    f"belong to another user: {pids}; end these, and continue with "
                     "ParameterServer.resume"
                 )
             for process in members:
@@ -377,9 +388,7 @@ class Incarnation:
         return members
 
 
-def run_program(
-    link: Connection, program: Callable[[Any], Any], preload: Sequence[str] | None
-) -> None:
+def run_program(link: Connection, program: Callable[[Any], Any]) -> None:
     """Run a program in a process of its own, once the earlier incarnation has ended."""
     os.setsid()  # identifies all processes that come from this one
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the supervisor sends it
@@ -388,8 +397,6 @@ def run_program(
     scratch = get_temp_dir()  # multiprocessing's own, also for the sockets of a fork server
     end_with_parent(partial(shutil.rmtree, scratch, ignore_errors=True))
     link.send(scratch)
-    if preload is not None:
-        fork_context(preload)  # it imports what it needs while this process does so
     # Not above: this module must not import Dask.
     from dps.cluster.supervision.session import Session
 

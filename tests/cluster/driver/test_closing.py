@@ -238,7 +238,7 @@ def test_closing_does_not_wait_for_a_scheduler_that_is_lost(tmp_path: Path, fail
             ps.close(checkpoint=False)
         else:  # perhaps before anybody knows
             with pytest.warns(
-                LastStateNotSavedWarning, match="scheduler is gone, and the last state"
+                LastStateNotSavedWarning, match="connection to Dask.s scheduler is gone"
             ):
                 ps.close()
         # Whatever waited for an answer would wait for longer than this test may take.

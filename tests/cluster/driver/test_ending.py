@@ -129,7 +129,7 @@ def test_a_full_disk_keeps_the_checkpoint_before_and_is_told(
     assert saved_versions(small_disk / "saved") == [5]
     assert not any(w.category is UpdatesLostWarning for w in caught)
     (warning,) = (str(w.message) for w in caught if w.category is LastStateNotSavedWarning)
-    assert "is not in its checkpoints, for it could not be written at the end: " in warning
+    assert "because it could not be written at the end (" in warning
     assert "No space left" in warning
 
 

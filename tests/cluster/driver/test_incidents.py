@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from dps import Chain, CopiesMissingWarning, Recovery
-from dps.cluster.driver.incidents import GRACE_SECONDS, IncidentWatch
-from dps.cluster.driver.news import News
+from dps.cluster.driver.news import GRACE_SECONDS, IncidentWatch, News
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetIncidents
 from tests.simulator.network import SimTransport
@@ -28,9 +27,9 @@ async def watching(s: Setting) -> tuple[Router, News, IncidentWatch]:
     """A driver that follows the table, and what it hears."""
     router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
     news = News(ELSEWHERE)
-    watch = IncidentWatch(s.world.group, news)
+    watch = IncidentWatch(router, news)
     await router.table()
-    watch.open(router)
+    router.listen(watch.heard)
     return router, news, watch
 
 
@@ -66,13 +65,14 @@ def test_what_the_table_has_not_told_yet_is_told_at_the_end() -> None:
         _, client = await s.enter("a")
         router = Router(s.world.group, SimTransport(s.network, s.network.process("driver-2")))
         news = News(ELSEWHERE)
-        watch = IncidentWatch(s.world.group, news)
-        watch.open(router)  # it has not been asked for a table, and hears of none
+        watch = IncidentWatch(router, news)
+        router.listen(watch.heard)  # it has not been asked for a table, and hears of none
         await client.push(ONES)
         s.world.crash("server-0", back_after=0.1)
         await until(lambda: s.world.losses.found, within=5.0)
         assert watch.losses == ()
-        await watch.close()
+        await watch.stop()
+        await watch.look()
         assert watch.losses == s.world.losses.found
         assert len(heard_by(news)) == 1
 
@@ -125,7 +125,7 @@ def test_what_a_chain_has_lost_is_told_with_its_cause(lost: list[str]) -> None:
             assert "shard 0 has 1 of 2 copies" in text
         await s.world.complete()
         await asyncio.sleep(2 * GRACE_SECONDS)
-        assert watch.copies == {0: 2, 1: 2}
+        assert [len(view.chain) for view in watch.views] == [2, 2]
         assert not any("has 1 of" in text for text in heard_by(news))
         await router.close()
 

@@ -135,7 +135,7 @@ def raising(weights: Mapping[str, np.ndarray]) -> tuple[float, float]:
 def test_a_score_that_fails_is_not_silent(plain: Client) -> None:
     """It is a warning, or an event where somebody takes events."""
     with (
-        pytest.warns(RuntimeWarning, match="no evaluation, for the score raised.*of no examples"),
+        pytest.warns(RuntimeWarning, match="because the score raised.*of no examples"),
         patient_server(plain, params()) as ps,
     ):
         ps.evaluate(raising, every=60.0)
@@ -228,8 +228,8 @@ def test_shards_and_workers_are_shown_as_they_are(plain: Client, tmp_path: Path)
     flag = tmp_path / "go on"
     choices = {"consistency": SSP(4), "tables": [SparseSpec("rows", 4)]}
     with patient_server(plain, params(), shards=2, optimizer=COUNTING, **choices) as ps:
-        assert (ps.optimizer, ps.consistency) == (COUNTING, SSP(4))
-        assert (ps.recovery, ps.name) == (ps.group.recovery, ps.group.name)
+        assert (ps.group.rule, ps.group.consistency) == (COUNTING, SSP(4))
+        assert (ps.group.recovery, ps.name) == (ps.group.recovery, ps.group.name)
         assert ps.workers == ()
         futures = ps.run(partial(count_when_told, str(flag)), workers=2)
         eventually(lambda: [w.updates for w in ps.workers] == [1, 1], SECONDS)

@@ -117,7 +117,7 @@ def test_tables_that_cannot_work_are_refused(with_roles: Client) -> None:
     start = partial(ParameterServer, with_roles, {"w": np.zeros(5)})
     with pytest.raises(ConfigurationError, match="worker_cache cannot bring sparse tables back"):
         start(tables=TABLES, recovery=Recovery(WorkerCache()))
-    with pytest.raises(ConfigurationError, match="tables is SparseSpec, expected a list"):
+    with pytest.raises(ConfigurationError, match="expected a list of SparseSpec"):
         start(tables=TABLES[0])
     with pytest.raises(ConfigurationError, match="'w' is used twice"):
         start(tables=[SparseSpec("w", 1)])

@@ -1,0 +1,318 @@
+"""The workers of a group as the driver starts them, and the status that is shown to the user.
+
+The routing table, which arrives by itself, names the servers of each shard. The progress of shards
+and workers is requested from the heads, only when the user looks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from dps.cluster.driver.news import IncidentWatch
+from dps.cluster.driver.runs import check_threads, must_be_sent, refuse_futures, shares_of
+from dps.cluster.driver.setup import Start
+from dps.cluster.driver.shard_hosts import ShardHosts
+from dps.cluster.heads import Heads, most, shard_view
+from dps.cluster.names import Node
+from dps.cluster.node.worker import Place
+from dps.cluster.node.worker_task import run_worker
+from dps.cluster.platform import platform_of
+from dps.core.arguments import check_function
+from dps.core.ranges import brief, shown, whole_argument
+from dps.errors import ConfigurationError
+from dps.observe.history import EVALUATOR, History
+from dps.observe.progress import Pace
+from dps.observe.views import Listing, ShardView, TrainingView, WorkerView, missing_copies, size
+from dps.protocol.messages import Description, View
+
+if TYPE_CHECKING:
+    import distributed
+
+LOOK_SECONDS = 1.0  # a slower shard keeps its last known status
+ERROR_TEXT = 200  # characters of an error that are shown
+
+
+@dataclass(slots=True)
+class Started:
+    """A worker that the driver started, at a time, after `stops` stops and `before` updates.
+
+    `ended` is how it has ended; "" while it runs. Then its `future` is released, unless it failed,
+    because it may be retried. `share` has its partitions of the data. `only_on` names the only node
+    that it may use; None: any node for workers.
+    """
+
+    at: float
+    stops: int
+    before: int
+    future: Any
+    share: list[Any] | None
+    only_on: str | None
+    ended: str = ""
+
+    def look(self, stops: int) -> None:
+        """Note whether and how it has ended; `stops` is how often the training has been stopped."""
+        if self.future is None:
+            return
+        status = self.future.status
+        if status == "finished" or (status == "cancelled" and not self.ended):
+            self.ended, self.future = status, None
+        elif status == "error" and not self.ended:
+            self.ended = "stopped" if self.stops < stops else "failed"
+        elif status == "pending":
+            self.ended = ""  # it may have failed before, and been retried
+
+
+class Training:
+    """Starts the workers of a group, and keeps the last known status of workers and shards.
+
+    `look` belongs to the client's event loop; the rest may be called in any thread.
+    """
+
+    def __init__(
+        self,
+        client: distributed.Client,
+        start: Start,
+        hosts: ShardHosts,
+        incidents: IncidentWatch,
+        history: History,
+    ) -> None:
+        self.started: dict[str, Started] = {}  # by name
+        self.stops = 0  # how often the training was stopped
+        self.heads = Heads(start.group, hosts.router)
+        self._client = client
+        self._group = start.group
+        self._history = history
+        # Callbacks of running workers keep this object, and must not keep a driver without a user.
+        self._hosts: ShardHosts = weakref.proxy(hosts)
+        self._incidents = incidents
+        self._clock = platform_of(client).clock
+        self._before = start.saved.applied if start.saved is not None else {}
+        self._known: list[Description | None] = [None] * len(start.group.layout.shards)
+        self._pace = Pace()
+        self._seen = self._clock.monotonic()
+        self._last_run: list[str] = []
+        self._replaced: set[Any] = set()  # futures of workers that were started again since
+
+    async def look(self) -> None:
+        """Request the status of all shards; those that do not answer soon keep their last one."""
+        answers = await self.heads.describe_all(LOOK_SECONDS)
+        self._known = [new or old for new, old in zip(answers, self._known, strict=True)]
+        self._seen = self._clock.monotonic()
+        versions = {_key(n): known.version for n, known in enumerate(self._known) if known}
+        self._pace.look(self._seen, self._updates() | versions)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    def run(self, train: Callable[..., Any], workers: int, data: Any) -> list[Any]:
+        """Start workers: see `ParameterServer.run`."""
+        workers = whole_argument("workers", workers, 1, "workers")
+        refuse_futures(train)
+        check_function("train", train, ["worker"] if data is None else ["worker", "data"])
+        nodes = self._hosts.for_workers
+        check_threads(self._client, nodes, workers, self._group.name, self.holding())
+        shares: Sequence[Any] = [None] * workers
+        if data is not None:
+            shares = shares_of(self._client, data, workers, [node.address for node in nodes])
+        first = len(self.started)
+        peers = [f"worker-{number}" for number in range(first, first + workers)]
+        futures = [
+            self._submit(train, nodes, self._place(peers, index, nodes), share)
+            for index, share in enumerate(shares)
+        ]
+        self._last_run = peers
+        return futures
+
+    def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
+        """Restart a worker: see `ParameterServer.run_again`."""
+        share = self.of_name(worker).share
+        nodes = [known for known in self._hosts.for_workers if known.name == node]
+        if not nodes:
+            raise ConfigurationError(f"there is no node {node!r} for workers")
+        return self._submit(train, nodes, self._place([worker], 0, nodes), share, node)
+
+    def of_name(self, worker: object) -> Started:
+        """Return a worker that was started; raises `ConfigurationError` if none has this name."""
+        known = list(self.started)
+        if not isinstance(worker, str) or worker not in known:
+            there = f"{known[0]} to {known[-1]}" if known else "none"
+            raise ConfigurationError(f"there is no worker {shown(worker)}; started were: {there}")
+        return self.started[worker]
+
+    def pending(self, names: Sequence[str]) -> list[Any]:
+        """Return the futures of the named workers that have not ended."""
+        return [each.future for name, each in self._current() if name in names and not each.ended]
+
+    def holding(self) -> list[str]:
+        """Return the workers that hold or wait for a thread of a node, and were not stopped."""
+        return [n for n, each in self._current() if not each.ended and each.stops == self.stops]
+
+    def latest(self) -> list[str]:
+        """Return the workers that have not ended; if there is none, those of the last run."""
+        return [name for name, each in self._current() if not each.ended] or self._last_run
+
+    @property
+    def futures(self) -> set[Any]:
+        """The futures of workers that have not ended, or that failed, and may be retried."""
+        held = {each.future for each in self.started.values() if each.future is not None}
+        return held | self._replaced
+
+    def let_go(self) -> None:
+        """Note how workers have ended, and release their futures and data."""
+        for _, each in self._current():
+            each.future = each.share = None
+        self._replaced.clear()
+
+    def _place(self, peers: Sequence[str], index: int, nodes: Sequence[Node]) -> Place:
+        return Place(peers, index, {node.address: node.name for node in nodes}, self.stops)
+
+    def _submit(
+        self,
+        train: Callable[..., Any],
+        nodes: Sequence[Node],
+        place: Place,
+        share: list[Any] | None,
+        only_on: str | None = None,
+    ) -> Any:
+        name = place.peers[place.index]
+        with must_be_sent("train", "worker"):
+            future = self._client.submit(
+                run_worker,
+                self._group,
+                train,
+                place,
+                share,
+                key=f"dps-{name}-{self._group.name}-{platform_of(self._client).token()}",
+                workers=list(place.nodes),
+                resources={"worker": 1} if nodes[0].resource else None,
+                pure=False,
+            )
+        now, again = self._clock.monotonic(), self.started.get(name)
+        before = again.before if again else self._before.get(name, 0)
+        if again is not None:
+            again.look(self.stops)
+            if not again.ended:
+                self._replaced.add(again.future)
+        at = again.at if again else now
+        each = Started(at, self.stops, before, future, share, only_on)
+        self.started[name] = each
+        # At once, because a closed client treats every future as cancelled.
+        future.add_done_callback(lambda _: each.look(self.stops))
+        return future
+
+    def _current(self) -> list[tuple[str, Started]]:
+        """Return each worker that was started, having looked whether it has ended."""
+        workers = list(self.started.items())
+        for _, each in workers:
+            each.look(self.stops)
+        return workers
+
+    # -- what is shown ---------------------------------------------------------------------------
+
+    def shards(self) -> Listing[ShardView]:
+        """Return the last known status of each shard."""
+        names = {node.address: node.name for node in self._hosts.nodes}
+        nothing = [View(shard, 0, (), False) for shard in range(len(self._known))]
+        return Listing(
+            shard_view(
+                self._group,
+                view,
+                known,
+                lambda host: names.get(host.address, host.address),
+                self._pace.of(_key(view.shard), self._seen, known.version) if known else None,
+            )
+            for view, known in zip(self._incidents.views or nothing, self._known, strict=True)
+        )
+
+    def workers(self) -> Listing[WorkerView]:
+        """Return the last known status of each worker that was started."""
+        updates = self._updates()
+        clocks = most(known.clocks for known in self._known if known)
+        views = []
+        for name, each in self._current():
+            clock, done, rate = clocks.get(name), updates.get(name, each.before), None
+            status = each.ended or ("waiting" if clock is None else "running")
+            if status == "running":
+                rate = self._pace.of(name, self._seen, done, each.at, each.before)
+            views.append(WorkerView(name, status, done, clock, rate, self._history.last(name)))
+        return Listing(views)
+
+    def overview(self, closed: bool) -> TrainingView:
+        """Return an overview of the training."""
+        versions = [shard.version for shard in self.shards() if shard.version is not None]
+        lost, failovers = self._incidents.updates_lost, len(self._incidents.failovers)
+        notes = [f"{lost:,} acknowledged updates were lost: see ps.losses"] if lost else []
+        if failovers:
+            number = f"{failovers} failovers" if failovers > 1 else "a failover"
+            notes.append(f"there was {number}: see ps.failovers")
+        view = self._view(self.workers(), min(versions, default=None), notes)
+        return replace(view, state="closed" if closed else "running", shards=self.shards())
+
+    def progress(self, names: Sequence[str], total: int | None) -> TrainingView:
+        """Return the progress of the named workers, out of `total` gradients."""
+        workers = Listing(worker for worker in self.workers() if worker.worker in names)
+        failed = [each.worker for each in workers if each.status == "failed"]
+        notes = [f"{n} failed: {_brief_error(self.started[n].future)}" for n in failed[:1]]
+        notes += map(str, self._incidents.failovers[-1:])
+        done = sum(each.updates - self.started[each.worker].before for each in workers)
+        since = min((self.started[name].at for name in names), default=None)
+        seconds = None if since is None else self._clock.monotonic() - since
+        view = self._view(workers, done, notes)
+        return replace(view, total=total, seconds=seconds, scores=self._history.last(EVALUATOR))
+
+    def _view(
+        self, workers: Listing[WorkerView], done: int | None, notes: Sequence[str]
+    ) -> TrainingView:
+        return TrainingView(
+            self._group.name,
+            "running",
+            self._clock.now(),
+            done,
+            workers=workers,
+            lost=self._incidents.updates_lost,
+            notes=(*notes, *missing_copies(self.shards())),
+        )
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The choices that were made for the group, by name, and its sizes."""
+        group = self._group
+        return {
+            "parameters": sum(spec.size for spec in group.layout.arrays),
+            "shards": len(group.layout.shards),
+            "optimizer": group.rule,
+            "consistency": group.consistency,
+            "recovery": group.recovery,
+            **({"filters": group.filters} if group.filters else {}),
+        }
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Arrays, tables, sizes and settings; the shards count the rows of tables, in bytes."""
+        layout = self._group.layout
+        return {
+            "arrays": str(len(layout.arrays)),
+            "tables": str(len(layout.tables)),
+            "size": size(sum(shard.nbytes for shard in layout.shards)),
+            **{
+                name: f"{choice:,}" if isinstance(choice, int) else brief(choice)
+                for name, choice in self.choices.items()
+            },
+        }
+
+    def _updates(self) -> dict[str, int]:
+        """Return the number of updates of each worker, from the shard that has most of them."""
+        return most(known.applied for known in self._known if known)
+
+
+def _key(shard: int) -> str:
+    return f"shard {shard}"
+
+
+def _brief_error(future: Any) -> str:
+    """Return the error of a future that failed, in a line."""
+    error = future.exception()
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:ERROR_TEXT]}" if text else type(error).__name__
