@@ -27,24 +27,17 @@ from distributed.security import Security
 from dps.cluster.backends.assignment import (
     NodeAssignment,
     assign,
-    assign_all,
     best,
     capacity,
     eligible,
     failing_together,
+    too_few,
 )
-from dps.cluster.backends.base import (
-    ANSWER_SECONDS,
-    Cluster,
-    Process,
-    check_scheduler,
-    look_at,
-)
+from dps.cluster.backends.base import ANSWER_SECONDS, Cluster, Process, check_scheduler, look_at
 from dps.cluster.backends.local import DASK_SETTINGS
 from dps.cluster.names import NodeSpec, Offer
 from dps.cluster.node.member import occupied, tidy
-from dps.cluster.scheduler import reservations
-from dps.cluster.scheduler.reservations import Found, look, take
+from dps.cluster.scheduler.reservations import reserve
 from dps.errors import CapacityError, ConfigurationError
 from dps.protocol.tasks import Tasks
 
@@ -123,7 +116,7 @@ class ExistingCluster(Cluster):
             self.client.subscribe_topic("all", self._note)
             stack.callback(self.client.unsubscribe_topic, "all")
             stack.callback(self._leave)
-            self.client.run_on_scheduler(reservations.enter, self.client.id)
+            self.client.run_on_scheduler(reserve, "enter", self.client.id)
             taken = self._places(nodes, patience)
             for node in nodes:
                 self._seat(node, taken[node.name].address)
@@ -132,14 +125,14 @@ class ExistingCluster(Cluster):
 
     def start(self, node: NodeSpec) -> None:
         """Make an idle Dask worker this node, or otherwise the next one that joins."""
-        self._claim(node)
-        self._open.append(node)
-        self.client.loop.add_callback(self._fill_soon)
+        with self._claimed(node):
+            self._open.append(node)
+            self.client.loop.add_callback(self._fill_soon)
 
     def kill(self, name: str) -> int:
         """Send SIGKILL to a node's process, which sends it to itself if it is on another host."""
         process = self._living(name)
-        if process.here:
+        if process.own is not None:
             return super().kill(name)
         self.client.run(_end_at_once, workers=[process.address], wait=False)
         return process.pid
@@ -151,9 +144,9 @@ class ExistingCluster(Cluster):
         began = enough = time.monotonic()
         told = -math.inf
         while True:
-            found = self.client.sync(self._look)
-            self.room = capacity(nodes, found.offers)
-            places = assign(nodes, self.client.sync(self._usable, found))
+            able, free = self.client.sync(self._look)
+            self.room = capacity(nodes, able)
+            places = assign(nodes, free)
             if len(places) == len(nodes):
                 if self.client.sync(self._take, [offer.address for offer in places.values()]):
                     return places
@@ -161,7 +154,7 @@ class ExistingCluster(Cluster):
             now = time.monotonic()
             if self.room == 0:
                 if now - enough > JOIN_SECONDS:
-                    assign_all(nodes, found.offers)  # raises, and describes what is missing
+                    raise too_few(nodes, able)
             else:
                 enough = now
                 missing = len(nodes) - len(places)
@@ -176,17 +169,15 @@ class ExistingCluster(Cluster):
                     self._tell(f"waiting for {short}, {now - began:.0f} s")
             time.sleep(WAIT_SECONDS)
 
-    async def _look(self) -> Found:
-        """Return which Dask workers there are, without those that do not answer."""
-        found: Found = await self.client.run_on_scheduler(look, self.client.id)
-        there = tuple(offer for offer in found.offers if offer.address not in self._silent)
-        return Found(there, found.free)
+    async def _look(self) -> tuple[list[Offer], list[Offer]]:
+        """Return the Dask workers that may become nodes, and those of them that can do so now.
 
-    async def _usable(self, found: Found) -> list[Offer]:
-        """Return the free Dask workers that can become nodes now, with their machines."""
-        able = [offer for offer in eligible(found.offers) if offer.address in found.free]
-        answers = await asyncio.gather(*(self._ask(offer) for offer in able))
-        return [offer for offer in answers if offer is not None]
+        Of the latter the machines are known. Those that do not answer are left out.
+        """
+        offers, free = await self.client.run_on_scheduler(reserve, "look", self.client.id)
+        able = eligible([offer for offer in offers if offer.address not in self._silent])
+        answers = [self._ask(offer) for offer in able if offer.address in free]
+        return able, [offer for offer in await asyncio.gather(*answers) if offer is not None]
 
     async def _ask(self, offer: Offer) -> Offer | None:
         """Return where a Dask worker runs; None if it is lost, silent or still occupied."""
@@ -208,9 +199,10 @@ class ExistingCluster(Cluster):
 
     async def _take(self, addresses: Sequence[str]) -> bool:
         """Reserve Dask workers unless another client was faster, and lift faults left on them."""
-        taken: bool = await self.client.run_on_scheduler(take, self.client.id, addresses)
+        client = self.client
+        taken: bool = await client.run_on_scheduler(reserve, "take", client.id, addresses)
         if taken:
-            await self.client.run(tidy, workers=addresses, on_error="ignore")
+            await client.run(tidy, workers=addresses, on_error="ignore")
         return taken
 
     def _note(self, event: tuple[float, Any]) -> None:
@@ -222,7 +214,7 @@ class ExistingCluster(Cluster):
                     self._silent.discard(address)
                     self._forget(address)
                     self.seats.leave(address)
-            case {"action": "add-worker" | reservations.FREED}:
+            case {"action": "add-worker" | "dps-freed"}:
                 self._fill_soon()
 
     def _fill_soon(self) -> None:
@@ -236,7 +228,7 @@ class ExistingCluster(Cluster):
 
     async def _fill_one(self) -> bool:
         """Fill an open place; return False if there is no Dask worker for any of them."""
-        free = await self._usable(await self._look())
+        _, free = await self._look()
         for node in list(self._open):
             if (offer := best(node, free, self._living_places())) is None:
                 continue
@@ -260,18 +252,14 @@ class ExistingCluster(Cluster):
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be gone
-            self.client.run_on_scheduler(reservations.leave, self.client.id)
+            self.client.run_on_scheduler(reserve, "leave", self.client.id)
 
 
 def connected(address: str | None, security: Security | None) -> Client:
     """Return a client of an existing Dask scheduler; parameters as for `ExistingCluster`.
 
-    Raises
-    ------
-    CapacityError
-        No scheduler answers.
-    ConfigurationError
-        There is no address, or it and the certificates do not go together.
+    `CapacityError`: no scheduler answers. `ConfigurationError`: there is no address, or it and the
+    certificates do not go together.
     """
     wanted = address or dask.config.get("scheduler-address", None)
     if wanted is None:
@@ -280,25 +268,14 @@ def connected(address: str | None, security: Security | None) -> Client:
             "set DASK_SCHEDULER_ADDRESS"
         )
     certificates = security or Security()
-    _require_fitting(wanted, certificates)
-    try:
-        return Client(wanted, security=certificates, set_as_default=False, timeout=CONNECT_SECONDS)
-    except (OSError, TimeoutError) as error:
-        raise CapacityError(
-            f"no Dask scheduler answers at {wanted} ({error}); start one with `dask scheduler`, "
-            f"or correct the address{_of_certificates(wanted)}"
-        ) from error
-
-
-def _require_fitting(address: str, security: Security) -> None:
-    """Refuse an address that Dask would not even try: it leaves a client that cannot be closed."""
-    scheme, _ = parse_address(address)
+    scheme, _ = parse_address(wanted)
+    # Dask would not even try such an address, and leave a client that cannot be closed.
     try:
         get_backend(scheme)
-        arguments = security.get_connection_args("client")
+        arguments = certificates.get_connection_args("client")
     except ValueError:
         raise ConfigurationError(
-            f"{address} is no address of a Dask scheduler; expected tcp://10.0.0.1:8786, or tls://"
+            f"{wanted} is no address of a Dask scheduler; expected tcp://10.0.0.1:8786, or tls://"
         ) from None
     except OSError as error:
         raise ConfigurationError(
@@ -307,21 +284,22 @@ def _require_fitting(address: str, security: Security) -> None:
         ) from error
     if scheme in WITH_TLS and arguments["ssl_context"] is None:
         raise ConfigurationError(
-            f"{address} asks for certificates, and none are given; name them by cluster.tls "
+            f"{wanted} asks for certificates, and none are given; name them by cluster.tls "
             "({ca_file: …, cert: …, key: …}), or in Dask's own configuration (distributed.comm.tls)"
         )
     if scheme not in WITH_TLS and arguments["require_encryption"]:
         raise ConfigurationError(
-            f"{address} is an address without TLS, and certificates are given, or required by "
+            f"{wanted} is an address without TLS, and certificates are given, or required by "
             "Dask's own configuration; give the address that begins with tls://, or no certificates"
         )
-
-
-def _of_certificates(address: str) -> str:
-    """Return what may be wrong with the certificates, by the address."""
-    if parse_address(address)[0] in WITH_TLS:
-        return "; with TLS, both must have certificates of the same authority"
-    return "; one that runs with TLS has an address that begins with tls://"
+    try:
+        return Client(wanted, security=certificates, set_as_default=False, timeout=CONNECT_SECONDS)
+    except (OSError, TimeoutError) as error:
+        raise CapacityError(
+            f"no Dask scheduler answers at {wanted} ({error}); start one with `dask scheduler`, or "
+            "correct the address. With TLS it begins with tls://, and both sides need certificates "
+            "of the same authority."
+        ) from error
 
 
 # -- what runs in the processes of the deployment ------------------------------------------------

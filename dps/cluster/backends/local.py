@@ -16,10 +16,8 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
@@ -46,8 +44,8 @@ from dps.cluster.backends.tls import (
     WorkerOfMembers,
     dashboard_settings,
     kept_in,
-    or_temporary,
     remove_keys,
+    temporary,
 )
 from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, SchedulerLost
@@ -55,8 +53,8 @@ from dps.errors import CapacityError, SchedulerLost
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
+CONNECT_SECONDS = 20.0
 STOP_SECONDS = 5.0
-LOOK_SECONDS = 0.1
 MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
 
 DASK_SETTINGS = {
@@ -139,9 +137,15 @@ class LocalCluster(Cluster):
         tell: Callable[[str], None] = warnings.warn,
     ) -> None:
         super().__init__()
-        known = or_temporary(security)
+        known = security if isinstance(security, Security) else Security()
+        if security is None and not known.require_encryption:
+            known = temporary()
         if not known.require_encryption:
-            tell(_open_to(host))
+            reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
+            tell(
+                f"without TLS {reached}every user of this machine can run code as you in this "
+                "cluster"
+            )
         self._context = fork_context(preload)
         self._children: dict[str, ForkServerProcess] = {}
         with contextlib.ExitStack() as stack:
@@ -156,15 +160,28 @@ class LocalCluster(Cluster):
             # Dask's own default for a scheduler would listen plainly even if that is forbidden.
             self.security = kept_in(Path(self._scratch), known)
             shown = dashboard and find_spec("bokeh") is not None
-            with self._needing_the_scheduler():
+            try:
                 self.address, web = self._start_scheduler(shown, host)
                 self.dashboard = web if shown else None
                 for node in nodes:
                     self.start(node)
-                self.client = self._connected()
+                self.client = Client(
+                    self.address,
+                    security=self.security,
+                    set_as_default=False,
+                    timeout=CONNECT_SECONDS,
+                )
                 stack.callback(self._disconnect)
                 if nodes:
-                    self._wait_for(len(nodes))
+                    self.client.wait_for_workers(len(nodes), timeout=START_SECONDS)
+            except Exception as error:
+                if "scheduler" in self._processes and self.gone("scheduler", MOMENT_SECONDS):
+                    raise SchedulerLost(
+                        "the process of Dask's scheduler ended while the nodes came up"
+                    ) from error
+                if isinstance(error, TimeoutError):
+                    raise CapacityError(f"the cluster did not start in time: {error}") from error
+                raise
             self._stack = stack.pop_all()
 
     def start(self, node: NodeSpec) -> None:
@@ -175,40 +192,10 @@ class LocalCluster(Cluster):
         ConfigurationError
             A node of this name runs already.
         """
-        with self._lock:
-            self._claim(node)
+        with self._lock, self._claimed(node):
             leader = self.pids["scheduler"]
             arguments = (leader, self.address, node, self._scratch, self.security)
             self._start_process(node.name, _run_node, arguments)
-
-    @contextlib.contextmanager
-    def _needing_the_scheduler(self) -> Iterator[None]:
-        """Raise `SchedulerLost` instead of an error if the scheduler's process has ended."""
-        try:
-            yield
-        except Exception as error:
-            if "scheduler" in self._processes and self.gone("scheduler", MOMENT_SECONDS):
-                raise SchedulerLost(
-                    "the process of Dask's scheduler ended while the nodes came up"
-                ) from error
-            raise
-
-    def _connected(self) -> Client:
-        """Connect to the scheduler, but stop if it ends, which Dask does not notice."""
-        connecting: Future[Client] = Future()
-
-        def connect() -> None:
-            try:
-                choices = {"security": self.security, "timeout": START_SECONDS}
-                connecting.set_result(Client(self.address, set_as_default=False, **choices))
-            except BaseException as error:  # noqa: BLE001 (raised below)
-                connecting.set_exception(error)
-
-        threading.Thread(target=connect, daemon=True, name="dps-connect").start()
-        while not wait([connecting], LOOK_SECONDS).done:
-            if self.gone("scheduler", 0.0):
-                raise ConnectionError(f"nobody listens at {self.address} any more")
-        return connecting.result()
 
     def _disconnect(self) -> None:
         try:
@@ -225,7 +212,7 @@ class LocalCluster(Cluster):
         self._start_process("scheduler", _run_scheduler, arguments)
         send.close()
         if not receive.poll(START_SECONDS):
-            raise CapacityError(f"the Dask scheduler did not start within {START_SECONDS:g} s")
+            raise TimeoutError("the Dask scheduler has not reported its address")
         address, web = receive.recv()
         return str(address), str(web)
 
@@ -238,15 +225,9 @@ class LocalCluster(Cluster):
                 del self._children[other]
         self._children[name] = child
         pid = child.pid or 0
-        self._processes[name] = Process(pid, own=process_of(pid))
-
-    def _wait_for(self, nodes: int) -> None:
-        try:
-            self.client.wait_for_workers(nodes, timeout=START_SECONDS)
-        except TimeoutError:
-            raise CapacityError(
-                f"fewer than {nodes} nodes were up after {START_SECONDS:g} s"
-            ) from None
+        self._processes[name] = Process(pid, process_of(pid))
+        if self._processes[name].own is None:
+            self._lost.add(name)  # it has ended already
 
     def _stop_processes(self) -> None:
         # What must last has been recorded or stored. The scheduler is killed last, so that no node
@@ -255,11 +236,6 @@ class LocalCluster(Cluster):
             child.kill()
         for child in self._children.values():
             child.join(STOP_SECONDS)
-
-
-def _open_to(host: str) -> str:
-    reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
-    return f"without TLS {reached}every user of this machine can run code as you in this cluster"
 
 
 # -- what runs in the processes ------------------------------------------------------------------

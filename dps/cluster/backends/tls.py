@@ -24,7 +24,6 @@ from dps.errors import ConfigurationError
 Role = Literal["scheduler", "worker"]
 
 DASHBOARD = "distributed.scheduler.dashboard.tls"
-ROLES = ("client", "scheduler", "worker")
 LOOPBACK = "127.0.0.1"
 VALID = timedelta(days=365)
 CLOCKS_DIFFER = timedelta(days=1)  # between the machines of a cluster, at most
@@ -34,6 +33,7 @@ def temporary() -> Security:
     """Create a certificate for one cluster, which is its own authority.
 
     On an elliptic curve that takes less than a millisecond, so every cluster can have its own.
+    `Security.temporary` takes 55, and its certificates are not valid on a host whose clock is slow.
     """
     from cryptography import x509  # the import takes longer than creating certificates
     from cryptography.hazmat.primitives import hashes, serialization
@@ -43,17 +43,8 @@ def temporary() -> Security:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dps")])
     now = datetime.now(UTC)
     loopback = [x509.DNSName("localhost"), x509.IPAddress(ip_address(LOOPBACK))]
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    # For digital signatures, also of certificates.
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - CLOCKS_DIFFER)
@@ -64,26 +55,18 @@ def temporary() -> Security:
         .add_extension(x509.SubjectAlternativeName(loopback), critical=False)
         .sign(key, hashes.SHA256())
     )
-    cert = certificate.public_bytes(serialization.Encoding.PEM).decode()
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    ).decode()
-    by_role = {
-        f"tls_{role}_{what}": text
-        for role in ROLES
-        for what, text in (("cert", cert), ("key", private))
-    }
-    return Security(require_encryption=True, tls_ca_file=cert, **by_role)
+    pem = serialization.Encoding.PEM
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    cert = certificate.public_bytes(pem).decode()
+    return _for_all(cert, cert, key.private_bytes(pem, *form).decode())
 
 
-def or_temporary(security: Security | Literal["off"] | None) -> Security:
-    """Return the certificates of a cluster; `security` is as for `LocalCluster`."""
-    if isinstance(security, Security):
-        return security
-    configured = Security()
-    return configured if security == "off" or configured.require_encryption else temporary()
+def _for_all(ca_file: str, cert: str, key: str | None) -> Security:
+    """Return a certificate that clients, scheduler and workers share."""
+    roles = ("client", "scheduler", "worker")
+    given = {"cert": cert} if key is None else {"cert": cert, "key": key}
+    files = {f"tls_{role}_{what}": given[what] for role in roles for what in given}
+    return Security(require_encryption=True, tls_ca_file=ca_file, **files)
 
 
 def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
@@ -109,13 +92,7 @@ def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
         if not os.path.isfile(path) or not os.access(path, os.R_OK):
             there = "cannot be read" if os.path.exists(path) else "there is no such file"
             raise ConfigurationError(f"{name}: {path}: {there}; expected a file in PEM format")
-    by_role = {
-        f"tls_{role}_{what}": paths[what]
-        for role in ROLES
-        for what in ("cert", "key")
-        if what in paths
-    }
-    security = Security(require_encryption=True, tls_ca_file=paths["ca_file"], **by_role)
+    security = _for_all(paths["ca_file"], paths["cert"], paths.get("key"))
     try:
         security.get_listen_args("scheduler")
     except (OSError, ssl.SSLError) as error:

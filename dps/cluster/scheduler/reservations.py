@@ -7,7 +7,6 @@ none, in the order of arrival. They are free again when the client leaves, or it
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 from distributed import Scheduler
@@ -16,19 +15,10 @@ from distributed.diagnostics.plugin import SchedulerPlugin
 from dps.cluster.names import Offer, resource_in
 
 NAME = "dps-reservations"
-FREED = "dps-freed"  # the scheduler's event when Dask workers are free again
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The Dask workers of a deployment, and the addresses of those that one client may take."""
-
-    offers: tuple[Offer, ...]
-    free: frozenset[str]
 
 
 class Reservations(SchedulerPlugin):
-    """The table, while any client uses it. Used from the scheduler's event loop.
+    """The table, while any client uses it: see `reserve`. Used from the scheduler's event loop.
 
     Meanwhile the scheduler does not restart tasks of lost workers.
     """
@@ -46,15 +36,24 @@ class Reservations(SchedulerPlugin):
         self._taken[client] = set()
         self._waiting.append(client)
 
-    def free(self, client: str) -> frozenset[str]:
-        """Return what a client may take: nothing while others wait that came before."""
-        if client in self._waiting and self._waiting[0] != client:
-            return frozenset()
-        return frozenset(self._scheduler.workers).difference(*self._taken.values())
+    def look(self, client: str) -> tuple[list[Offer], frozenset[str]]:
+        """Return the Dask workers, and the addresses of those that a client may take.
+
+        These are none while other clients wait that came before. Of hosts only Dask's name is known
+        here.
+        """
+        workers, free = self._scheduler.workers, frozenset[str]()
+        if client not in self._waiting or self._waiting[0] == client:
+            free = frozenset(workers).difference(*self._taken.values())
+        offers = [
+            Offer(address, str(w.name), w.host, w.nthreads, resource_in({"resources": w.resources}))
+            for address, w in workers.items()
+        ]
+        return offers, free
 
     def take(self, client: str, addresses: Collection[str]) -> bool:
         """Take all of these for a client, or none if one is not free any more."""
-        if not self.free(client).issuperset(addresses):
+        if not self.look(client)[1].issuperset(addresses):
             return False
         self._taken[client] |= set(addresses)
         if client in self._waiting:
@@ -67,7 +66,7 @@ class Reservations(SchedulerPlugin):
             return
         if client in self._waiting:
             self._waiting.remove(client)
-        self._scheduler.log_event("all", {"action": FREED})
+        self._scheduler.log_event("all", {"action": "dps-freed"})  # Dask workers are free again
         if not self._taken:
             self._scheduler.allowed_failures = self._allowed_failures
             self._scheduler.remove_plugin(NAME)
@@ -82,36 +81,9 @@ class Reservations(SchedulerPlugin):
             addresses.discard(worker)
 
 
-# -- what clients run in the scheduler -------------------------------------------------------------
-
-
-def enter(client: str, dask_scheduler: Scheduler) -> None:
-    """Add a client, which must `leave`."""
-    if NAME not in dask_scheduler.plugins:
+def reserve(act: str, client: str, *arguments: Any, dask_scheduler: Scheduler) -> Any:
+    """Call a method of the table, such as "enter"; clients run this in the scheduler."""
+    if act == "enter" and NAME not in dask_scheduler.plugins:
         dask_scheduler.add_plugin(Reservations(dask_scheduler))
-    _table(dask_scheduler).enter(client)
-
-
-def look(client: str, dask_scheduler: Scheduler) -> Found:
-    """Return the Dask workers, and those that a client may take; of hosts only what Dask knows."""
-    offers = []
-    for address, known in dask_scheduler.workers.items():
-        resource = resource_in({"resources": known.resources})
-        offers.append(Offer(address, str(known.name), known.host, known.nthreads, resource))
-    return Found(tuple(offers), _table(dask_scheduler).free(client))
-
-
-def take(client: str, addresses: Collection[str], dask_scheduler: Scheduler) -> bool:
-    """Take Dask workers; see `Reservations.take`."""
-    return _table(dask_scheduler).take(client, addresses)
-
-
-def leave(client: str, dask_scheduler: Scheduler) -> None:
-    """Free all nodes of a client."""
-    if NAME in dask_scheduler.plugins:
-        _table(dask_scheduler).leave(client)
-
-
-def _table(scheduler: Scheduler) -> Reservations:
-    table: Reservations = scheduler.plugins[NAME]
-    return table
+    table = dask_scheduler.plugins.get(NAME)
+    return getattr(table, act)(client, *arguments) if table is not None else None
