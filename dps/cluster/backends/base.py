@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psutil
 
+import dps
 from dps.cluster.backends.processes import State, holds, process_of, state_of
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
@@ -213,15 +217,11 @@ class Cluster(ABC):
 async def look_at(client: distributed.Client, address: str) -> Process | None:
     """Return the process of a Dask worker; None if that is lost meanwhile.
 
-    Raises
-    ------
-    ConfigurationError
-        dps is not installed there, or another version is.
-    TimeoutError
-        It does not answer.
+    `ConfigurationError`: dps is not installed there, or another version is. `TimeoutError`: it does
+    not answer.
     """
     async with asyncio.timeout(ANSWER_SECONDS):
-        answers = await client.run(_description(), workers=[address], on_error="return")
+        answers = await client.run(_describe, workers=[address], on_error="return")
     answer = answers.get(address)
     lost = answer is None or isinstance(answer, OSError)
     return None if lost else _process(answer, address, "worker")
@@ -230,7 +230,7 @@ async def look_at(client: distributed.Client, address: str) -> Process | None:
 def check_scheduler(client: distributed.Client) -> None:
     """Refuse a scheduler that cannot run the coordinator; raises `ConfigurationError`."""
     try:
-        answer: Any = client.run_on_scheduler(_description())
+        answer: Any = client.run_on_scheduler(_describe)
     except Exception as error:  # noqa: BLE001 - reported whatever it is
         answer = error
     _process(answer, client.scheduler.address, "scheduler")
@@ -243,35 +243,16 @@ def _process(answer: Any, address: str, kind: str) -> Process:
     if isinstance(answer, Exception):
         raise ConfigurationError(f"dps cannot run on the {where}: {answer!r}; {advice}")
     version, pid, uid, host, boot, namespace = answer
-    ours, _, our_uid, _, our_boot, our_namespace = _description()()
+    ours, _, our_uid, _, our_boot, our_namespace = _describe()
     if version != ours:
         raise ConfigurationError(f"the {where} has dps {version}, and here is {ours}; {advice}")
     here = (boot, namespace) == (our_boot, our_namespace) and our_uid in (0, uid)
-    own = process_of(pid) if here else None
-    return Process(pid, own, address, host, boot or host)
+    return Process(pid, process_of(pid) if here else None, address, host, boot or host)
 
 
-def _description() -> Callable[[], tuple[str, int, int, str, str, str]]:
-    """Return a function that describes a process: its version of dps, its user, and its machine.
-
-    It is sent as a whole, because a function of a module that is missing there could not report it.
-    """
-
-    def describe() -> tuple[str, int, int, str, str, str]:
-        import importlib
-        import os
-        import socket
-        from pathlib import Path
-
-        version = importlib.import_module("dps").__version__
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        return (
-            version,
-            os.getpid(),
-            os.geteuid(),
-            socket.gethostname(),
-            boot.read_text().strip() if boot.exists() else "",
-            os.readlink("/proc/self/ns/pid") if boot.exists() else socket.gethostname(),
-        )
-
-    return describe
+def _describe() -> tuple[str, int, int, str, str, str]:
+    """Describe this process: its version of dps, its number and user, and its machine."""
+    host, boot = socket.gethostname(), Path("/proc/sys/kernel/random/boot_id")
+    namespace = os.readlink("/proc/self/ns/pid") if boot.exists() else host
+    booted = boot.read_text().strip() if boot.exists() else ""
+    return dps.__version__, os.getpid(), os.geteuid(), host, booted, namespace

@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -43,15 +43,9 @@ logger = logging.getLogger(__name__)
 WORKER_CLASS = f"{WorkerOfMembers.__module__}.{WorkerOfMembers.__qualname__}"
 AMOUNTS = ("job-cpu", "job-mem", "resource-spec", "ncpus", "mem")
 LOGS = "job-logs"  # unless `jobqueue.yaml` names a folder for them
-
 COMMAND_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 TELL_SECONDS = 10.0
-
-# A node's lifetime is drawn from 85% to 95% of its job's walltime, or from 15 to 5 minutes less
-# than the walltime if that is longer.
-SPREAD = 0.05
-MOST_SPREAD = 300.0
 
 # The commands that kill a job at once, without its number.
 KILL = {
@@ -61,8 +55,7 @@ KILL = {
     "lsf": ("bkill", "-s", "KILL"),
     "sge": ("qdel",),  # it sends SIGKILL at once; -f is for managers
 }
-# On Slurm, a job that is restarted becomes a node of another name.
-_NAMED = (
+_NUMBERED = (
     "DPS_AGAIN=",
     "for _ in $(seq ${SLURM_RESTART_COUNT:-0})",
     f"do DPS_AGAIN={replacement('$DPS_AGAIN')}; done",
@@ -70,37 +63,37 @@ _NAMED = (
 
 
 @dataclass(frozen=True, slots=True)
-class JobGroup:
-    """What the jobs of one role ask for; where it is None, `jobqueue.yaml` decides.
+class Jobs:
+    """The jobs of a cluster: where they are submitted, and what they ask for.
 
-    `directives` are added to the job script after the others, such as "--constraint=fast".
+    Attributes
+    ----------
+    kind
+        A key of `KILL`, which is also the queueing system's name in `jobqueue.yaml`.
+    groups
+        What the jobs of each role ask for, by its Dask resource: "queue", "cores", "memory" and
+        "walltime", where it differs from `jobqueue.yaml`, and further "directives".
+    interface
+        The network interface of the scheduler and of the nodes; None: the one in `jobqueue.yaml`,
+        otherwise the one that reaches other machines.
     """
 
-    queue: str | None = None
-    cores: int | None = None
-    memory: str | None = None
-    walltime: str | None = None
-    directives: tuple[str, ...] = ()
+    kind: str
+    groups: Mapping[str, Mapping[str, Any]]
+    interface: str | None = None
 
+    def options(self, node: NodeSpec) -> dict[str, Any]:
+        """Return what the job of a node asks for, and what else `jobqueue.yaml` has."""
+        options = {**self.site(), **self.groups[node.resource]}
+        options["cores"] = options.get("cores") or node.threads
+        own = options.get("directives") or ()
+        options["directives"] = (*(options.get("job-extra-directives") or ()), *own)
+        return options
 
-@dataclass(frozen=True, slots=True)
-class Jobs:
-    """The jobs of a cluster: where they are submitted, and what they ask for."""
-
-    kind: str  # a key of `KILL`, and the queueing system's name in `jobqueue.yaml`
-    groups: Mapping[str, JobGroup]  # by the Dask resource of a role
-    interface: str | None = None  # of the scheduler and the nodes; None: see `host`
-
-    def group(self, node: NodeSpec) -> JobGroup:
-        """Return what the job of a node asks for, with the defaults of `jobqueue.yaml`."""
-        asked = self.groups[node.resource]
-        whole = {k: self.setting(k) if v is None else v for k, v in asdict(asked).items()}
-        whole["directives"] = (*(self.setting("job-extra-directives") or ()), *asked.directives)
-        return JobGroup(**whole)
-
-    def cores(self, node: NodeSpec) -> int:
-        """Return how many cores the job of a node asks for."""
-        return int(self.group(node).cores or node.threads)
+    def site(self) -> dict[str, Any]:
+        """Return the settings in `jobqueue.yaml`."""
+        settings = dask.config.get(f"jobqueue.{self.kind}", {})
+        return {key.replace("_", "-"): value for key, value in settings.items()}
 
     def job(
         self, node: NodeSpec, scheduler: str, security: Security, directives: Sequence[str] = ()
@@ -110,34 +103,35 @@ class Jobs:
         `ConfigurationError`: dask-jobqueue is not installed, or a setting is missing.
         """
         create, slurm = self._job_class(), self.kind == "slurm"
-        asked, group = self.groups[node.resource], self.group(node)
-        if group.memory is None:
+        options = self.options(node)
+        if options.get("memory") is None:
             raise ConfigurationError(
                 f"how much memory is a job to have? Give cluster.memory, as in 2GB, or "
                 f"jobqueue.{self.kind}.memory in Dask's configuration"
             )
-        logs = self.setting("log-directory") or LOGS
+        extra = options.get("worker-extra-args") or ()
+        if not any(option.startswith("--lifetime") for option in extra):
+            extra = (*extra, *lifetime_options(self.kind, options.get("walltime")))
+        logs = options.get("log-directory") or LOGS
         # dask-jobqueue fails if another trial creates the folder just before it does.
         os.makedirs(logs, exist_ok=True)
         # These settings would take precedence over the cores and the memory that are asked for.
-        own = asked.cores is not None or asked.memory is not None
+        own = not {"cores", "memory"}.isdisjoint(self.groups[node.resource])
         with dask.config.set({f"jobqueue.{self.kind}.{key}": None for key in AMOUNTS if own}):
             return create(
+                **{key: options.get(key) for key in ("queue", "cores", "memory", "walltime")},
                 scheduler=scheduler,
+                # On Slurm, a job that is requeued becomes a node of another name.
                 name=f"{node.name}$DPS_AGAIN" if slurm else node.name,
                 job_name=f"dps-{node.name}",
-                queue=group.queue,
-                cores=self.cores(node),
-                memory=group.memory,
-                walltime=group.walltime,
                 processes=1,
                 # A signal to the script must reach the node: it replaces the shell.
-                python=f"exec {self.setting('python') or sys.executable}",
+                python=f"exec {options.get('python') or sys.executable}",
                 nanny=False,  # a node that dies stays dead, so that its loss is seen and counted
                 interface=self.interface,
                 log_directory=logs,
                 worker_extra_args=[
-                    *self._lifetime(group.walltime),
+                    *extra,
                     # A node has the threads of its role, however many cores its job has; its
                     # memory is limited by the queueing system. The last options count.
                     *("--nthreads", str(node.threads), "--memory-limit", "0", "--no-dashboard"),
@@ -147,13 +141,13 @@ class Jobs:
                 # If a job is lost with its host, the fault plan defines its replacement.
                 job_extra_directives=[
                     *(("--no-requeue",) if slurm else ()),
-                    *group.directives,
+                    *options["directives"],
                     *directives,
                 ],
                 job_script_prologue=[
-                    *(self.setting("job-script-prologue") or ()),
+                    *(options.get("job-script-prologue") or ()),
                     *_exports(security),
-                    *(_NAMED if slurm else ()),
+                    *(_NUMBERED if slurm else ()),
                 ],
             )
 
@@ -178,25 +172,12 @@ class Jobs:
         self.host()
 
     def host(self) -> str:
-        """Return this machine's address on the interface that is given here or in `jobqueue.yaml`.
-
-        Without one it is the interface that reaches other machines.
-        """
-        interface = self.interface or self.setting("interface")
+        """Return this machine's address on the interface; raises `ConfigurationError`."""
+        interface = self.interface or self.site().get("interface")
         try:
             return str(get_ip_interface(interface) if interface else get_ip())
         except (KeyError, ValueError) as error:
             raise ConfigurationError(f"cluster.interface: {error}") from error
-
-    def setting(self, key: str) -> Any:
-        """Return a setting of `jobqueue.yaml`; None if it is not there."""
-        return dask.config.get(f"jobqueue.{self.kind}.{key}", None)
-
-    def _lifetime(self, walltime: str | None) -> Sequence[str]:
-        """Return the options of every node; a lifetime of the user's own is kept."""
-        own: Sequence[str] = self.setting("worker-extra-args") or ()
-        has_lifetime = any(option.startswith("--lifetime") for option in own)
-        return own if has_lifetime else (*own, *lifetime_options(self.kind, walltime))
 
     def _job_class(self) -> Any:
         """Import dask-jobqueue, for the first time in the main thread; return the class of a job.
@@ -225,7 +206,8 @@ def lifetime_options(kind: str, walltime: str | None) -> tuple[str, ...]:
     seconds = seconds_of(kind, walltime or "")
     if not seconds:
         return ()
-    spread = min(SPREAD * seconds, MOST_SPREAD)
+    # It is drawn from 85% to 95% of the walltime, or from 15 to 5 minutes less if that is longer.
+    spread = min(0.05 * seconds, 300.0)
     lifetime = seconds - 2 * spread
     return ("--lifetime", f"{lifetime:.0f}s", "--lifetime-stagger", f"{spread:.0f}s")
 
@@ -285,9 +267,9 @@ class JobCluster(Cluster):
         super().__init__()
         self._job_of: dict[str, Any] = {}  # by the name of its node
         self._submitted: list[tuple[Any, Future[None]]] = []
-        self._unusable: list[Exception] = []
+        self._unusable: list[str] = []
         self._welcoming = Tasks(self._not_welcomed)
-        shared = self.jobs.setting("shared-temp-directory")
+        shared = self.jobs.site().get("shared-temp-directory")
         folder = os.path.expanduser(os.path.expandvars(shared)) if shared else os.getcwd()
         with contextlib.ExitStack() as stack:
             self._head = stack.enter_context(
@@ -348,9 +330,7 @@ class JobCluster(Cluster):
         began = told = time.monotonic()
         while waiting := sorted(self._waiting()):
             if self._unusable:
-                raise ConfigurationError(
-                    f"a job has started, and cannot become a node: {self._unusable[0]}"
-                )
+                raise ConfigurationError(self._unusable[0])
             now = time.monotonic()
             if now - began > self.patience:
                 jobs = ", ".join(f"{name} (job {self._job_of[name].job_id})" for name in waiting)
@@ -391,9 +371,10 @@ class JobCluster(Cluster):
                 self._processes[name] = process
 
     def _not_welcomed(self, error: Exception) -> None:
-        logger.warning("a job has started, and cannot become a node: %s", error)
+        message = f"a job has started, and cannot become a node: {error}"
+        logger.warning(message)
         if not isinstance(error, OSError):  # otherwise the scheduler could not be asked
-            self._unusable.append(error)
+            self._unusable.append(message)
 
     def _host_of(self, name: str) -> str:
         return self._processes[name].host

@@ -15,7 +15,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from typing import Literal
@@ -73,18 +72,6 @@ def holds(condition: Callable[[], bool], deadline: float, pause: float = 0.001) 
             return False
         time.sleep(pause)
     return True
-
-
-def started_with(variable: str, value: str) -> Iterator[psutil.Process]:
-    """Yield the living processes that had this environment variable when they started.
-
-    A child inherits it, so all descendants of a process are found, even after it has ended.
-    Processes of other users are left out.
-    """
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            if process.environ().get(variable) == value and not is_gone(process, 0.0):
-                yield process
 
 
 def scratch_prefix(pid: int) -> str:

@@ -147,15 +147,15 @@ class SlurmCluster(JobCluster):
 
     def _to_avoid(self, node: NodeSpec) -> list[str]:
         """Return the hosts of nodes that must not fail with this one, if it can start elsewhere."""
-        group = self.jobs.group(node)
-        if any(line.startswith(_CHOOSING) for line in group.directives):
+        options = self.jobs.options(node)
+        if any(line.startswith(_CHOOSING) for line in options["directives"]):
             return []  # the user has chosen hosts
         others = self._specs.keys() - self._lost - {node.name}
         beside = {self._at[o] for o in others if must_be_apart(node.name, o) and o in self._at}
         if not beside:
             return []
-        megabytes = parse_bytes(group.memory or "0 MB") / 2**20
-        room = hosts_with_room(group.queue, self.jobs.cores(node), megabytes)
+        megabytes = parse_bytes(options["memory"]) / 2**20
+        room = hosts_with_room(options.get("queue"), options["cores"], megabytes)
         return sorted(beside) if room - beside else []
 
     def _host_of(self, name: str) -> str:

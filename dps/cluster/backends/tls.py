@@ -19,8 +19,6 @@ import dask
 from distributed import Scheduler, Worker
 from distributed.security import Security
 
-from dps.errors import ConfigurationError
-
 Role = Literal["scheduler", "worker"]
 
 DASHBOARD = "distributed.scheduler.dashboard.tls"
@@ -58,49 +56,15 @@ def temporary() -> Security:
     pem = serialization.Encoding.PEM
     form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     cert = certificate.public_bytes(pem).decode()
-    return _for_all(cert, cert, key.private_bytes(pem, *form).decode())
+    return for_all(cert, cert, key.private_bytes(pem, *form).decode())
 
 
-def _for_all(ca_file: str, cert: str, key: str | None) -> Security:
+def for_all(ca_file: str, cert: str, key: str | None) -> Security:
     """Return a certificate that clients, scheduler and workers share."""
     roles = ("client", "scheduler", "worker")
     given = {"cert": cert} if key is None else {"cert": cert, "key": key}
     files = {f"tls_{role}_{what}": given[what] for role in roles for what in given}
     return Security(require_encryption=True, tls_ca_file=ca_file, **files)
-
-
-def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
-    """Return a certificate of the user's own for all processes of a cluster.
-
-    Parameters
-    ----------
-    ca_file
-        The certificates of the authority; any certificate that it has signed is accepted.
-    cert, key
-        The certificate, and its private key unless that is in the same file.
-
-    Raises
-    ------
-    ConfigurationError
-        One of the files cannot be read, or they do not go together; the message begins with the
-        parameter that is wrong.
-    """
-    given = {"ca_file": ca_file, "cert": cert, **({"key": key} if key is not None else {})}
-    paths = {name: os.path.abspath(path) for name, path in given.items()}
-    for name, path in paths.items():
-        # A device or a named pipe would be read for ever.
-        if not os.path.isfile(path) or not os.access(path, os.R_OK):
-            there = "cannot be read" if os.path.exists(path) else "there is no such file"
-            raise ConfigurationError(f"{name}: {path}: {there}; expected a file in PEM format")
-    security = _for_all(paths["ca_file"], paths["cert"], paths.get("key"))
-    try:
-        security.get_listen_args("scheduler")
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"cert: {', '.join(paths.values())}: these are no authority, certificate and private "
-            f"key in PEM format that go together: {error}"
-        ) from error
-    return security
 
 
 def kept_in(folder: Path, security: Security) -> Security:
