@@ -52,7 +52,7 @@ class NodeAssignment:
 
 
 def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
-    """Return the Dask worker of each node that there is an eligible one for, by the node's name."""
+    """Return the Dask worker of each node that there is one for, by the node's name."""
     taken: dict[str, Offer] = {}
     for spec in sorted(specs, key=_order):
         offer = best(spec, [o for o in able if o not in taken.values()], taken)
@@ -77,22 +77,14 @@ def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) ->
     fail with. Servers go to the host with the most free workers, so that the next chain finds
     room as well; the store goes to the one with the fewest.
     """
-    fitting = [offer for offer in free if _fits(spec, offer)]
+    fitting = [o for o in free if o.resource in (None, spec.resource) and o.threads >= spec.threads]
     room = Counter(offer.host for offer in free)
-    replicas = {taken[name].host for name in taken if _are_copies(spec.name, name)}
-    others = {taken[name].host for name in taken if _store_and_server(spec.name, name)}
-    sparing = role_of(spec.name) == "store"
+    failing = Counter(at.host for name, at in taken.items() if must_be_apart(spec.name, name))
+    sign = 1 if role_of(spec.name) == "store" else -1
 
-    def rank(offer: Offer) -> tuple[bool, bool, bool, int, int, str]:
-        left = room[offer.host]
-        return (
-            offer.name != spec.name,
-            offer.host in replicas,
-            offer.host in others,
-            left if sparing else -left,
-            offer.threads,
-            offer.address,
-        )
+    def rank(offer: Offer) -> tuple[bool, int, int, int, str]:
+        left = sign * room[offer.host]
+        return offer.name != spec.name, failing[offer.host], left, offer.threads, offer.address
 
     return min(fitting, key=rank, default=None)
 
@@ -113,7 +105,9 @@ def failing_together(hosts: Mapping[str, str]) -> tuple[str, ...]:
 
 def must_be_apart(one: str, other: str) -> bool:
     """Whether two nodes, by their names, must not fail together."""
-    return _are_copies(one, other) or _store_and_server(one, other)
+    shard, roles = shard_of(one), {role_of(one), role_of(other)}
+    with_store = "store" in roles and roles <= {"store", "server", "replica"}
+    return with_store or (shard >= 0 and shard == shard_of(other))
 
 
 def eligible(offers: Collection[Offer]) -> list[Offer]:
@@ -122,27 +116,11 @@ def eligible(offers: Collection[Offer]) -> list[Offer]:
     return with_roles or list(offers)
 
 
-def _fits(spec: NodeSpec, offer: Offer) -> bool:
-    return offer.resource in (None, spec.resource) and offer.threads >= spec.threads
-
-
 def _order(spec: NodeSpec) -> tuple[int, int, int, str]:
     """Sort the nodes that are hardest to place first, and chain after chain."""
-    roles = ("store", "server", "replica", "spare", "worker", "evaluator")
-    role = role_of(spec.name)
-    kind = roles.index(role) if role in roles else len(roles)
-    return -spec.threads, min(kind, 1) if kind < 3 else kind, shard_of(spec.name), spec.name
-
-
-def _are_copies(one: str, other: str) -> bool:
-    """Whether two nodes are replicas of one shard, or stores of the same states."""
-    both_stores = role_of(one) == role_of(other) == "store"
-    return both_stores or (shard_of(one) >= 0 and shard_of(one) == shard_of(other))
-
-
-def _store_and_server(one: str, other: str) -> bool:
-    roles = {role_of(one), role_of(other)}
-    return "store" in roles and bool(roles & {"server", "replica"})
+    kinds = {"store": 0, "server": 1, "replica": 1, "spare": 2, "worker": 3, "evaluator": 4}
+    kind = kinds.get(role_of(spec.name), len(kinds))
+    return -spec.threads, kind, shard_of(spec.name), spec.name
 
 
 def too_few(specs: Sequence[NodeSpec], able: Collection[Offer]) -> CapacityError:

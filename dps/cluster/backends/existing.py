@@ -71,13 +71,6 @@ class ExistingCluster(Cluster):
     tell
         Called with a line of text while they are waited for.
 
-    Attributes
-    ----------
-    seats
-        Which Dask worker is which node.
-    room
-        For how many such clusters at once the deployment has Dask workers.
-
     Raises
     ------
     CapacityError
@@ -98,12 +91,13 @@ class ExistingCluster(Cluster):
         tell: Callable[[str], None] = logger.info,
     ) -> None:
         super().__init__()
-        self.room = 0
+        self.room = 0  # for how many such clusters at once the deployment has Dask workers
         self.seats = NodeAssignment()
         self._tell = tell
         # By address, each Dask worker that has answered; its host in an offer is its machine.
         self._known: dict[str, tuple[Process, Offer]] = {}
         self._silent: set[str] = set()
+        self._places: dict[str, Offer] = {}
         self._open: list[NodeSpec] = []
         self._filling = asyncio.Lock()
         self._tasks = Tasks(_not_filled)
@@ -117,9 +111,9 @@ class ExistingCluster(Cluster):
             stack.callback(self.client.unsubscribe_topic, "all")
             stack.callback(self._leave)
             self.client.run_on_scheduler(reserve, "enter", self.client.id)
-            taken = self._places(nodes, patience)
+            offers = self._wait(nodes, patience)
             for node in nodes:
-                self._seat(node, taken[node.name].address)
+                self._seat(node, offers[node.name])
             self._stack = stack.pop_all()
         self.notes = failing_together({n: p.host for n, p in self._processes.items()})
 
@@ -139,7 +133,7 @@ class ExistingCluster(Cluster):
 
     # -- which Dask worker is which node ---------------------------------------------------------
 
-    def _places(self, nodes: Sequence[NodeSpec], patience: float) -> dict[str, Offer]:
+    def _wait(self, nodes: Sequence[NodeSpec], patience: float) -> dict[str, Offer]:
         """Take a Dask worker for each node, as soon as enough of them are free."""
         began = enough = time.monotonic()
         told = -math.inf
@@ -218,37 +212,29 @@ class ExistingCluster(Cluster):
                 self._fill_soon()
 
     def _fill_soon(self) -> None:
-        """Fill the open places; called in the client's event loop."""
         self._tasks.start(self._fill())
 
     async def _fill(self) -> None:
+        """Give open places to free Dask workers, as far as there are any."""
         async with self._filling:
-            while self._open and await self._fill_one():
-                pass
+            for node in list(self._open):
+                while (offer := self._best(node, (await self._look())[1])) is not None:
+                    if await self._take([offer.address]):
+                        self._open.remove(node)
+                        self._seat(node, offer)
+                        break
 
-    async def _fill_one(self) -> bool:
-        """Fill an open place; return False if there is no Dask worker for any of them."""
-        _, free = await self._look()
-        for node in list(self._open):
-            if (offer := best(node, free, self._living_places())) is None:
-                continue
-            if await self._take([offer.address]):
-                self._open.remove(node)
-                self._seat(node, offer.address)
-            return True
-        return False
-
-    def _seat(self, node: NodeSpec, address: str) -> None:
+    def _best(self, node: NodeSpec, free: Sequence[Offer]) -> Offer | None:
         with self._lock:
-            self._lost.discard(node.name)
+            taken = {name: at for name, at in self._places.items() if name not in self._lost}
+        return best(node, free, taken)
+
+    def _seat(self, node: NodeSpec, offer: Offer) -> None:
+        with self._lock:
             self._specs[node.name] = node
-            self._processes[node.name] = self._known[address][0]
-        self.seats.take(address, node)
-
-    def _living_places(self) -> dict[str, Offer]:
-        with self._lock:
-            known = {n: self._known.get(p.address) for n, p in self._processes.items()}
-            return {n: k[1] for n, k in known.items() if k is not None and n not in self._lost}
+            self._processes[node.name] = self._known[offer.address][0]
+            self._places[node.name] = offer
+        self.seats.take(offer.address, node)
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be gone

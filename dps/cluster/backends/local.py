@@ -38,7 +38,6 @@ from dps.cluster.backends.processes import (
     scratch_prefix,
 )
 from dps.cluster.backends.tls import (
-    DASHBOARD,
     LOOPBACK,
     SchedulerOfMembers,
     WorkerOfMembers,
@@ -142,10 +141,8 @@ class LocalCluster(Cluster):
             known = temporary()
         if not known.require_encryption:
             reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
-            tell(
-                f"without TLS {reached}every user of this machine can run code as you in this "
-                "cluster"
-            )
+            every = f"{reached}every user of this machine"
+            tell(f"without TLS {every} can run code as you in this cluster")
         self._context = fork_context(preload)
         self._children: dict[str, ForkServerProcess] = {}
         with contextlib.ExitStack() as stack:
@@ -156,22 +153,19 @@ class LocalCluster(Cluster):
             )
             stack.callback(remove_keys, Path(self._scratch))  # that may be all that can be removed
             stack.callback(self._stop_processes)
-            stack.enter_context(dask.config.set(DASK_SETTINGS))
             # Dask's own default for a scheduler would listen plainly even if that is forbidden.
             self.security = kept_in(Path(self._scratch), known)
+            stack.enter_context(dask.config.set(DASK_SETTINGS))
             shown = dashboard and find_spec("bokeh") is not None
             try:
-                self.address, web = self._start_scheduler(shown, host)
-                self.dashboard = web if shown else None
+                self.address = self._start_scheduler(shown, host)
                 for node in nodes:
                     self.start(node)
-                self.client = Client(
-                    self.address,
-                    security=self.security,
-                    set_as_default=False,
-                    timeout=CONNECT_SECONDS,
-                )
+                choices = {"security": self.security, "timeout": CONNECT_SECONDS}
+                self.client = Client(self.address, set_as_default=False, **choices)
                 stack.callback(self._disconnect)
+                with dask.config.set(dashboard_settings(self.security, "scheduler")):
+                    self.dashboard = self.client.dashboard_link if shown else None
                 if nodes:
                     self.client.wait_for_workers(len(nodes), timeout=START_SECONDS)
             except Exception as error:
@@ -206,15 +200,14 @@ class LocalCluster(Cluster):
                 raise
             logger.debug("the client of a scheduler that is gone was not closed", exc_info=True)
 
-    def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
+    def _start_scheduler(self, dashboard: bool, host: str) -> str:
         receive, send = self._context.Pipe(duplex=False)
         arguments = (self._scratch, dashboard, host, self.security, send)
         self._start_process("scheduler", _run_scheduler, arguments)
         send.close()
         if not receive.poll(START_SECONDS):
             raise TimeoutError("the Dask scheduler has not reported its address")
-        address, web = receive.recv()
-        return str(address), str(web)
+        return str(receive.recv())
 
     def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
         child = self._context.Process(target=target, args=arguments, name=f"dps-{name}")
@@ -255,9 +248,7 @@ def _run_scheduler(scratch: str, dashboard: bool, host: str, security: Security,
             dashboard=dashboard,
             dashboard_address=f"{LOOPBACK}:0",
         ) as scheduler:
-            scheme = "http" if dask.config.get(f"{DASHBOARD}.cert") is None else "https"
-            web = f"{scheme}://{LOOPBACK}:{scheduler.http_server.port}/status"
-            send.send((scheduler.address, web))
+            send.send(scheduler.address)
             send.close()
             await scheduler.finished()
 
