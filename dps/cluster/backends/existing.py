@@ -14,14 +14,16 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dask
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.comm.addressing import parse_address
 from distributed.comm.registry import get_backend
+from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.security import Security
 
 from dps.cluster.backends.assignment import (
@@ -35,9 +37,8 @@ from dps.cluster.backends.assignment import (
 )
 from dps.cluster.backends.base import ANSWER_SECONDS, Cluster, Process, check_scheduler, look_at
 from dps.cluster.backends.local import DASK_SETTINGS
-from dps.cluster.names import NodeSpec, Offer
+from dps.cluster.names import NodeSpec, Offer, resource_in
 from dps.cluster.node.member import occupied, tidy
-from dps.cluster.scheduler.reservations import reserve
 from dps.errors import CapacityError, ConfigurationError
 from dps.protocol.tasks import Tasks
 
@@ -48,13 +49,14 @@ JOIN_SECONDS = 20.0
 WITH_TLS = ("tls", "wss")
 WAIT_SECONDS = 0.2
 TELL_SECONDS = 10.0
+NAME = "dps-reservations"
 
 
 class ExistingCluster(Cluster):
     """Nodes on an existing Dask deployment, which others may use as well.
 
-    While it is open, its Dask workers are reserved (`dps.cluster.scheduler.reservations`), and the
-    scheduler does not restart tasks of lost workers (`allowed-failures`).
+    While it is open, its Dask workers are reserved (`Reservations`), and the scheduler does not
+    restart tasks of lost workers (`allowed-failures`).
 
     Parameters
     ----------
@@ -100,7 +102,7 @@ class ExistingCluster(Cluster):
         self._places: dict[str, Offer] = {}
         self._open: list[NodeSpec] = []
         self._filling = asyncio.Lock()
-        self._tasks = Tasks(_not_filled)
+        self._tasks = Tasks(partial(logger.warning, "a place could not be filled: %s"))
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             self.client = stack.enter_context(connected(address, security))
@@ -295,5 +297,75 @@ async def _end_at_once() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _not_filled(error: Exception) -> None:
-    logger.warning("a place could not be given to another Dask worker: %s", error)
+class Reservations(SchedulerPlugin):
+    """The Dask workers that each client uses: a table in the scheduler's process (`reserve`).
+
+    With it the trials of several drivers share a deployment. Each takes all nodes that it needs, or
+    none, in the order of arrival. They are free again when the client leaves, or its connection
+    ends. While any client has them, the scheduler does not restart tasks of lost workers.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.name = NAME
+        self._scheduler = scheduler
+        self._taken: dict[str, set[str]] = {}
+        self._waiting: list[str] = []  # clients that wait for the nodes that they need at first
+        self._allowed_failures = scheduler.allowed_failures
+        scheduler.allowed_failures = 0
+
+    def enter(self, client: str) -> None:
+        """Add a client, which waits its turn."""
+        self._taken[client] = set()
+        self._waiting.append(client)
+
+    def look(self, client: str) -> tuple[list[Offer], frozenset[str]]:
+        """Return the Dask workers, and the addresses of those that a client may take.
+
+        These are none while other clients wait that came before. Of hosts only Dask's name is known
+        here.
+        """
+        workers, free = self._scheduler.workers, frozenset[str]()
+        if client not in self._waiting or self._waiting[0] == client:
+            free = frozenset(workers).difference(*self._taken.values())
+        offers = [
+            Offer(address, str(w.name), w.host, w.nthreads, resource_in({"resources": w.resources}))
+            for address, w in workers.items()
+        ]
+        return offers, free
+
+    def take(self, client: str, addresses: Collection[str]) -> bool:
+        """Take all of these for a client, or none if one is not free any more."""
+        if not self.look(client)[1].issuperset(addresses):
+            return False
+        self._taken[client] |= set(addresses)
+        if client in self._waiting:
+            self._waiting.remove(client)
+        return True
+
+    def leave(self, client: str) -> None:
+        """Free the nodes of a client; the last one leaves the scheduler as it was."""
+        if self._taken.pop(client, None) is None:
+            return
+        if client in self._waiting:
+            self._waiting.remove(client)
+        self._scheduler.log_event("all", {"action": "dps-freed"})  # Dask workers are free again
+        if not self._taken:
+            self._scheduler.allowed_failures = self._allowed_failures
+            self._scheduler.remove_plugin(NAME)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Free the nodes of a client that is gone; called by Dask."""
+        self.leave(client)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Forget a lost Dask worker: another one may join at its address."""
+        for addresses in self._taken.values():
+            addresses.discard(worker)
+
+
+def reserve(act: str, client: str, *arguments: Any, dask_scheduler: Scheduler) -> Any:
+    """Call a method of the table, such as "enter"; clients run this in the scheduler."""
+    if act == "enter" and NAME not in dask_scheduler.plugins:
+        dask_scheduler.add_plugin(Reservations(dask_scheduler))
+    table = dask_scheduler.plugins.get(NAME)
+    return getattr(table, act)(client, *arguments) if table is not None else None

@@ -10,6 +10,7 @@ import os
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -73,16 +74,15 @@ def kept_in(folder: Path, security: Security) -> Security:
     Otherwise Dask writes them in every process each time that it needs them, and a process that is
     killed at that moment leaves the key behind.
     """
-    moved = {}
+    kept = copy(security)
     for name in security.__slots__:
         value = getattr(security, name)
         if name.startswith("tls_") and isinstance(value, str) and "\n" in value:
             path = folder / f"{name}.pem"
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(value)
-            value = str(path)
-        moved[name] = value
-    return Security(**moved)
+            setattr(kept, name, str(path))
+    return kept
 
 
 def remove_keys(folder: Path) -> None:

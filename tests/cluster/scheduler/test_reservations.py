@@ -16,10 +16,9 @@ from distributed import Client
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends import existing
-from dps.cluster.backends.existing import ExistingCluster
+from dps.cluster.backends.existing import ExistingCluster, reserve
 from dps.cluster.backends.processes import state_of
 from dps.cluster.names import NodeSpec
-from dps.cluster.scheduler.reservations import reserve
 from dps.cluster.transport.links import links_of
 from dps.errors import CapacityError
 from tests.support.deployment import ROOT, deployed, workers
