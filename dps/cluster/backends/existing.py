@@ -55,41 +55,22 @@ NAME = "dps-reservations"
 class ExistingCluster(Cluster):
     """Nodes on an existing Dask deployment, which others may use as well.
 
-    While it is open, its Dask workers are reserved (`Reservations`), and the scheduler does not
-    restart tasks of lost workers (`allowed-failures`).
+    The nodes are Dask workers with the Dask resource of their role if any worker has one. Otherwise
+    dps chooses, with replicas on different hosts where it can.
 
-    Parameters
-    ----------
-    address
-        The address of the Dask scheduler; None: the one in Dask's configuration
-        (`scheduler-address`).
-    nodes
-        The nodes that are needed. They are Dask workers with the Dask resource of their role if
-        any worker has one. Otherwise dps chooses, with replicas on different hosts where it can.
-    security
-        The certificates of the deployment; None: those of Dask's configuration.
-    patience
-        How many seconds to wait for Dask workers that others have reserved.
-    tell
-        Called with a line of text while they are waited for.
-
-    Raises
-    ------
-    CapacityError
-        No scheduler answers, or it has too few Dask workers, or others keep them for too long.
-    ConfigurationError
-        dps is not installed there, or another version is; or address and certificates do not go
-        together.
+    `CapacityError`: no scheduler answers, or it has too few Dask workers, or others keep them for
+    too long. `ConfigurationError`: dps is not installed there, or another version is; or address
+    and certificates do not go together.
     """
 
     seats: NodeAssignment
 
     def __init__(
         self,
-        address: str | None,
+        address: str | None,  # of the scheduler; None: Dask's configuration (`scheduler-address`)
         nodes: Sequence[NodeSpec],
-        security: Security | None = None,
-        patience: float = 0.0,
+        security: Security | None = None,  # None: the certificates of Dask's configuration
+        patience: float = 0.0,  # how many seconds to wait for Dask workers that others have
         tell: Callable[[str], None] = logger.info,
     ) -> None:
         super().__init__()

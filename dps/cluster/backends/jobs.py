@@ -66,21 +66,13 @@ _NUMBERED = (
 class Jobs:
     """The jobs of a cluster: where they are submitted, and what they ask for.
 
-    Attributes
-    ----------
-    kind
-        A key of `KILL`, which is also the queueing system's name in `jobqueue.yaml`.
-    groups
-        What the jobs of each role ask for, by its Dask resource: "queue", "cores", "memory" and
-        "walltime", where it differs from `jobqueue.yaml`, and further "directives".
-    interface
-        The network interface of the scheduler and of the nodes; None: the one in `jobqueue.yaml`,
-        otherwise the one that reaches other machines.
+    `groups` are by the Dask resource of a role: "queue", "cores", "memory" and "walltime", where
+    they differ from `jobqueue.yaml`, and further "directives".
     """
 
-    kind: str
+    kind: str  # a key of `KILL`, which is also the queueing system's name in `jobqueue.yaml`
     groups: Mapping[str, Mapping[str, Any]]
-    interface: str | None = None
+    interface: str | None = None  # of the scheduler and the nodes; None: see `host`
 
     def options(self, node: NodeSpec) -> dict[str, Any]:
         """Return what the job of a node asks for, and what else `jobqueue.yaml` has."""
@@ -172,7 +164,10 @@ class Jobs:
         self.host()
 
     def host(self) -> str:
-        """Return this machine's address on the interface; raises `ConfigurationError`."""
+        """Return this machine's address on the interface that is given here or in `jobqueue.yaml`.
+
+        Without one, it is on the interface that reaches other machines.
+        """
         interface = self.interface or self.site().get("interface")
         try:
             return str(get_ip_interface(interface) if interface else get_ip())

@@ -52,7 +52,7 @@ from dps.errors import CapacityError, SchedulerLost
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-CONNECT_SECONDS = 20.0
+CONNECT_SECONDS = 30.0
 STOP_SECONDS = 5.0
 MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
 
@@ -101,8 +101,6 @@ class LocalCluster(Cluster):
     ----------
     client
         A Dask client that is connected to the cluster.
-    dashboard
-        The address of Dask's dashboard; None if there is none.
     security
         The certificates of its processes, each in a file.
 
@@ -212,10 +210,8 @@ class LocalCluster(Cluster):
     def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
         child = self._context.Process(target=target, args=arguments, name=f"dps-{name}")
         child.start()
-        for other, ended in list(self._children.items()):
-            if not ended.is_alive():
-                ended.close()  # it holds two open files
-                del self._children[other]
+        # One that has ended holds two open files.
+        self._children = {n: each for n, each in self._children.items() if each.is_alive()}
         self._children[name] = child
         pid = child.pid or 0
         self._processes[name] = Process(pid, process_of(pid))

@@ -136,6 +136,22 @@ def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) ->
     assert not [process for process in left if not is_gone(process.pid, SECONDS)]
 
 
+def test_a_name_is_free_again_if_its_node_could_not_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no process can be started")
+
+    node = NodeSpec("worker-0", "worker")
+    with LocalCluster([]) as cluster:
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "_start_process", refuse)
+            with pytest.raises(OSError, match="no process"):
+                cluster.start(node)
+        cluster.start(node)
+        assert cluster.running("worker-0", 0.0)
+
+
 def test_the_examples_of_the_docstrings_run() -> None:
     for module in (local, names):
         results = doctest.testmod(module)
