@@ -53,17 +53,6 @@ class Cluster(ABC):
     no such node was started, and those that signal a process raise `ProcessLookupError` if it has
     ended. `start`, and what breaks nodes, may be called from another thread than the one that uses
     `client`.
-
-    Attributes
-    ----------
-    client
-        A Dask client that is connected to the cluster.
-    dashboard
-        The address of Dask's dashboard; None if there is none.
-    seats
-        Which Dask worker is which node; None if Dask's own names and resources define that.
-    notes
-        Sentences to show to whoever runs an experiment here.
     """
 
     NO_QUEUE = (
@@ -71,9 +60,9 @@ class Cluster(ABC):
         "plan a kill by signal"
     )
     client: distributed.Client
-    dashboard: str | None = None
-    seats: NodeAssignment | None = None
-    notes: tuple[str, ...] = ()
+    dashboard: str | None = None  # the address of Dask's dashboard, if there is one
+    seats: NodeAssignment | None = None  # None: Dask's own names and resources define the nodes
+    notes: tuple[str, ...] = ()  # sentences to show to whoever runs an experiment here
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()  # what `close` undoes

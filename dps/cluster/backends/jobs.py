@@ -197,26 +197,22 @@ class Jobs:
 
 
 def lifetime_options(kind: str, walltime: str | None) -> tuple[str, ...]:
-    """Return the options of `dask worker` that end a node before its job; none without a limit."""
-    seconds = seconds_of(kind, walltime or "")
-    if not seconds:
-        return ()
-    # It is drawn from 85% to 95% of the walltime, or from 15 to 5 minutes less if that is longer.
-    spread = min(0.05 * seconds, 300.0)
-    lifetime = seconds - 2 * spread
-    return ("--lifetime", f"{lifetime:.0f}s", "--lifetime-stagger", f"{spread:.0f}s")
+    """Return the options of `dask worker` that end a node before its job.
 
-
-def seconds_of(kind: str, walltime: str) -> float | None:
-    """Return a walltime in seconds, as a queueing system reads it; None if it has another form."""
-    days, dash, clock = walltime.strip().rpartition("-")
+    The walltime is read as the queueing system reads it. In another form it sets no limit.
+    """
+    days, dash, clock = (walltime or "0").strip().rpartition("-")
     numbers = clock.split(":")
     if len(numbers) > 3 or not all(n.isdecimal() for n in (*numbers, days or "0")):
-        return None
+        return ()
     in_minutes = kind == "lsf" or (kind == "slurm" and len(numbers) == 1)  # the last number
-    first = 3600.0 if dash else 60.0 ** (len(numbers) - 1 + in_minutes)
-    seconds = sum(int(number) * first * 60.0**-place for place, number in enumerate(numbers))
-    return 86400.0 * int(days or 0) + seconds
+    first = 3600 if dash else 60 ** (len(numbers) - 1 + in_minutes)
+    clock_seconds = sum(int(number) * first / 60**place for place, number in enumerate(numbers))
+    seconds = 86400 * int(days or 0) + clock_seconds
+    # It is drawn from 85% to 95% of the walltime, or from 15 to 5 minutes less if that is longer.
+    spread = min(0.05 * seconds, 300.0)
+    lifetime = f"{seconds - 2 * spread:.0f}s", "--lifetime-stagger", f"{spread:.0f}s"
+    return ("--lifetime", *lifetime) if seconds else ()
 
 
 def _tls_options(security: Security) -> Sequence[str]:

@@ -14,13 +14,11 @@ from copy import copy
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dask
 from distributed import Scheduler, Worker
 from distributed.security import Security
-
-Role = Literal["scheduler", "worker"]
 
 DASHBOARD = "distributed.scheduler.dashboard.tls"
 LOOPBACK = "127.0.0.1"
@@ -96,7 +94,7 @@ def remove_keys(folder: Path) -> None:
         folder.rmdir()
 
 
-def dashboard_settings(security: Security, role: Role) -> Mapping[str, str]:
+def dashboard_settings(security: Security, role: str) -> Mapping[str, str]:
     """Return Dask's settings to serve pages and metrics with the certificate of a process.
 
     The user's own configuration of Dask takes precedence.
