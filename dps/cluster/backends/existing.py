@@ -124,17 +124,15 @@ class ExistingCluster(Cluster):
             able, free = self.client.sync(self._look)
             self.room = capacity(nodes, able)
             places = assign(nodes, free)
-            if len(places) == len(nodes):
-                if self.client.sync(self._take, [offer.address for offer in places.values()]):
-                    return places
-                continue
+            missing = len(nodes) - len(places)
+            if not missing and self.client.sync(self._take, [o.address for o in places.values()]):
+                return places
             now = time.monotonic()
-            if self.room == 0:
-                if now - enough > JOIN_SECONDS:
-                    raise too_few(nodes, able)
-            else:
+            if self.room > 0:
                 enough = now
-                missing = len(nodes) - len(places)
+            elif now - enough > JOIN_SECONDS:
+                raise too_few(nodes, able)
+            if self.room > 0 and missing:
                 short = f"{missing} of {len(nodes)} nodes that other trials have, or wait for"
                 if now - began > patience:
                     raise CapacityError(

@@ -29,7 +29,7 @@ from distributed.security import Security
 from distributed.utils import get_ip, get_ip_interface
 
 from dps.cluster.backends.assignment import failing_together
-from dps.cluster.backends.base import Cluster, check_scheduler, look_at
+from dps.cluster.backends.base import Cluster, look_at
 from dps.cluster.backends.local import DASK_SETTINGS, LocalCluster
 from dps.cluster.backends.processes import ENVIRONMENT
 from dps.cluster.backends.tls import WorkerOfMembers, dashboard_settings
@@ -274,7 +274,6 @@ class JobCluster(Cluster):
                 )
             )
             self.client = self._head.client
-            check_scheduler(self.client)
             stack.callback(self._cancel)
             self.client.subscribe_topic("all", self._note)
             # Before the jobs end: the scheduler would complain that its events reach no one.
