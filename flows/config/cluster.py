@@ -7,6 +7,8 @@ the `ways` in which its nodes can be killed, and a limit of the real time that a
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -355,7 +357,14 @@ class QueueSection(JobSection, _WaitedFor):
     def check(self, nodes: Sequence[NodeSpec]) -> None:
         """Refuse jobs that could not even be submitted; raises `ConfigurationError`."""
         self.scripts(nodes)
-        self._jobs(nodes).check()
+        jobs = self._jobs(nodes)
+        command = shlex.split(jobs.job_class().submit_command)[0]
+        if shutil.which(command) is None:
+            raise ConfigurationError(
+                f"jobs of {self.kind} are submitted with {command}, which is not there; run dps on "
+                "a machine from which jobs can be submitted"
+            )
+        jobs.host()
         security_of(self.tls)
 
     @property
@@ -370,9 +379,23 @@ class QueueSection(JobSection, _WaitedFor):
 
     def scripts(self, nodes: Sequence[NodeSpec]) -> dict[str, str]:
         """Return a job script for each role, with the first node of it for an example."""
-        jobs, encrypted = self._jobs(nodes), self.tls != "off"
-        firsts = {node.resource: node for node in reversed(nodes)}
-        return {role: jobs.script(node, encrypted) for role, node in sorted(firsts.items())}
+        from distributed.security import Security
+
+        from dps.cluster.backends.jobs import LOGS
+
+        address, security = "tcp://SCHEDULER:PORT", Security()
+        if self.tls != "off":
+            names = ("ca_file", "worker_cert", "worker_key")
+            files = {f"tls_{name}": f"FOLDER/{name}" for name in names}
+            address, security = "tls://SCHEDULER:PORT", Security(require_encryption=True, **files)
+        jobs, firsts = self._jobs(nodes), {node.resource: node for node in reversed(nodes)}
+        scripts = {
+            role: jobs.job(node, address, security).job_script()
+            for role, node in sorted(firsts.items())
+        }
+        with suppress(OSError):  # created for jobs, which are not submitted
+            os.rmdir(LOGS)
+        return scripts
 
     def _jobs(self, nodes: Sequence[NodeSpec]) -> Jobs:
         from dps.cluster.backends.jobs import Jobs

@@ -119,7 +119,7 @@ class ExistingCluster(Cluster):
     def _wait(self, nodes: Sequence[NodeSpec], patience: float) -> dict[str, Offer]:
         """Take a Dask worker for each node, as soon as enough of them are free."""
         began = enough = time.monotonic()
-        told = -math.inf
+        reported = -math.inf
         while True:
             able, free = self.client.sync(self._look)
             self.room = capacity(nodes, able)
@@ -139,8 +139,8 @@ class ExistingCluster(Cluster):
                         f"after {patience:g} s of waiting there are still {short}; start more Dask "
                         "workers, run less at a time, or have cluster.patience longer"
                     )
-                if now - told > TELL_SECONDS:
-                    told = now
+                if now - reported > TELL_SECONDS:
+                    reported = now
                     self._tell(f"waiting for {short}, {now - began:.0f} s")
             time.sleep(WAIT_SECONDS)
 

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -94,7 +93,7 @@ class Jobs:
 
         `ConfigurationError`: dask-jobqueue is not installed, or a setting is missing.
         """
-        create, slurm = self._job_class(), self.kind == "slurm"
+        create, slurm = self.job_class(), self.kind == "slurm"
         options = self.options(node)
         if options.get("memory") is None:
             raise ConfigurationError(
@@ -143,26 +142,6 @@ class Jobs:
                 ],
             )
 
-    def script(self, node: NodeSpec, encrypted: bool) -> str:
-        """Return the job script of a node; errors as `job`."""
-        files = {f"tls_{key}": f"FOLDER/{key}" for key in ("ca_file", "worker_cert", "worker_key")}
-        security = Security(require_encryption=True, **files) if encrypted else Security()
-        scheduler = f"{'tls' if encrypted else 'tcp'}://SCHEDULER:PORT"
-        script: str = self.job(node, scheduler, security).job_script()
-        with contextlib.suppress(OSError):  # created for the job, which is not submitted
-            os.rmdir(LOGS)
-        return script
-
-    def check(self) -> None:
-        """Raise `ConfigurationError` if this machine cannot submit jobs or lacks the interface."""
-        command = shlex.split(self._job_class().submit_command)[0]
-        if shutil.which(command) is None:
-            raise ConfigurationError(
-                f"jobs of {self.kind} are submitted with {command}, which is not there; run dps on "
-                "a machine from which jobs can be submitted"
-            )
-        self.host()
-
     def host(self) -> str:
         """Return this machine's address on the interface that is given here or in `jobqueue.yaml`.
 
@@ -174,7 +153,7 @@ class Jobs:
         except (KeyError, ValueError) as error:
             raise ConfigurationError(f"cluster.interface: {error}") from error
 
-    def _job_class(self) -> Any:
+    def job_class(self) -> Any:
         """Import dask-jobqueue, for the first time in the main thread; return the class of a job.
 
         Its import takes over SIGINT, and writes a file to the user's configuration.
@@ -259,7 +238,7 @@ class JobCluster(Cluster):
         self._job_of: dict[str, Any] = {}  # by the name of its node
         self._submitted: list[tuple[Any, Future[None]]] = []
         self._unusable: list[str] = []
-        self._welcoming = Tasks(self._not_welcomed)
+        self._admitting = Tasks(self._not_admitted)
         shared = self.jobs.site().get("shared-temp-directory")
         folder = os.path.expanduser(os.path.expandvars(shared)) if shared else os.getcwd()
         with contextlib.ExitStack() as stack:
@@ -317,7 +296,7 @@ class JobCluster(Cluster):
         self._job_of[node.name] = job
 
     def _wait(self) -> None:
-        began = told = time.monotonic()
+        began = reported = time.monotonic()
         while waiting := sorted(self._waiting()):
             if self._unusable:
                 raise ConfigurationError(self._unusable[0])
@@ -329,8 +308,8 @@ class JobCluster(Cluster):
                     f"the scheduler at {self._head.address}: {jobs}. Look at the queue and at "
                     "their logs, ask for less, or have cluster.patience longer."
                 )
-            if now - told > TELL_SECONDS:
-                told, total = now, len(self._specs)
+            if now - reported > TELL_SECONDS:
+                reported, total = now, len(self._specs)
                 self.tell(f"waiting for {len(waiting)} of {total} jobs, {now - began:.0f} s")
             time.sleep(LOOK_SECONDS)
 
@@ -344,9 +323,9 @@ class JobCluster(Cluster):
             case {"action": "remove-worker", "worker": str(address)}:
                 self._forget(address)
             case {"action": "add-worker", "worker": str(address)}:
-                self._welcoming.start(self._welcome(address))
+                self._admitting.start(self._admit(address))
 
-    async def _welcome(self, address: str) -> None:
+    async def _admit(self, address: str) -> None:
         """Admit a node that has joined, when it answers."""
         process = None
         while process is None:
@@ -360,7 +339,7 @@ class JobCluster(Cluster):
                 self._lost.discard(name)
                 self._processes[name] = process
 
-    def _not_welcomed(self, error: Exception) -> None:
+    def _not_admitted(self, error: Exception) -> None:
         message = f"a job has started, and cannot become a node: {error}"
         logger.warning(message)
         if not isinstance(error, OSError):  # otherwise the scheduler could not be asked
