@@ -55,7 +55,8 @@ class Cluster(ABC):
     `client`.
     """
 
-    NO_QUEUE = (
+    # Why no job can be requeued and no host taken away; None if that is possible.
+    NO_QUEUE: str | None = (
         "to requeue a job or take a host away, nodes must be jobs of Slurm, which these are not; "
         "plan a kill by signal"
     )

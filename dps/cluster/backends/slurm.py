@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from dask.utils import parse_bytes
 
 from dps.cluster.backends.assignment import must_be_apart
-from dps.cluster.backends.base import Act
 from dps.cluster.backends.jobs import COMMAND_SECONDS, JobCluster, run_command
 from dps.cluster.backends.processes import holds
 from dps.cluster.names import NodeSpec
@@ -41,6 +40,7 @@ _COLUMNS = ("Partition", "NodeList", "StateCompact", "CPUsState", "Memory", "All
 class SlurmCluster(JobCluster):
     """Nodes as jobs of Slurm; see `JobCluster`."""
 
+    NO_QUEUE = None
     _at: dict[str, str] = field(init=False, default_factory=dict)  # the host of each node
     # The nodes whose jobs were submitted a second time.
     _again: set[str] = field(init=False, default_factory=set)
@@ -61,10 +61,6 @@ class SlurmCluster(JobCluster):
         if before != node.name and before in self._at:
             self._give_back(self._at[before])
         super().start(node)
-
-    def obstacle(self, name: str, act: Act) -> str | None:
-        """Return why something cannot be done to a node's process; None if none is known."""
-        return None if act in ("requeue", "host") else super().obstacle(name, act)
 
     def requeue(self, name: str) -> int:
         """Requeue a node's job: as for `Cluster.requeue`."""
