@@ -15,8 +15,6 @@ HOSTING = (*SERVING, "store", "mailbox")
 ANY_SHARD = "any-shard"  # a resource of nodes for servers that are meant for no shard of their own
 RESOURCES = ("server", "store", "mailbox", "worker", "evaluator")
 _SHARD_OF_NAME = re.compile(r"(server|replica)-(\d+)(-.*)?$")
-
-
 # Recorded events, in batches; nodes that join; nodes that leave; dropped updates.
 Topic = Literal["events", "nodes", "leaving", "dropped"]
 
@@ -28,25 +26,15 @@ def topic(kind: Topic, group: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Dask node and its role: one of `HOSTING`, "worker" or "evaluator".
-
-    Attributes
-    ----------
-    home
-        The shard that a server or replica is meant for, or -1.
-    resource
-        The Dask resource that tasks on it must ask for; None: none.
-    machine
-        Where it runs: nodes of one machine fail together.
-    """
+    """A Dask node and its role: one of `HOSTING`, "worker" or "evaluator"."""
 
     address: str
     name: str
     role: str
-    home: int
-    resource: str | None
+    home: int  # the shard that a server or replica is meant for, or -1
+    resource: str | None  # the Dask resource that tasks on it must ask for
     threads: int
-    machine: str
+    machine: str  # nodes of one machine fail together
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +67,13 @@ class NodeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A Dask worker that may become a node.
-
-    `host` is what fails as a whole; `resource` is the role that it was started for, if any.
-    """
+    """A Dask worker that may become a node."""
 
     address: str
     name: str
-    host: str
+    host: str  # what fails as a whole
     threads: int
-    resource: str | None
+    resource: str | None  # the role that it was started for
 
 
 def resource_of(name: str) -> str:

@@ -159,7 +159,7 @@ def _source(
         yield source_of(training or running(Path.cwd())[0].experiment, Path.cwd())
         return
     from dps.cluster.backends.existing import WITH_TLS, connected
-    from dps.cluster.backends.tls import from_files
+    from flows.config.cluster import from_files
 
     security = from_files(*given) if given else None
     try:

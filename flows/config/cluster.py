@@ -6,6 +6,10 @@ the `ways` in which its nodes can be killed, and a limit of the real time that a
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
     from dps.cluster.backends.base import Cluster
-    from dps.cluster.backends.jobs import JobGroup, Jobs
+    from dps.cluster.backends.jobs import Jobs
     from dps.cluster.names import NodeSpec
     from dps.protocol.transport import Clock
     from dps.virtual.profile import Gradient
@@ -60,9 +64,43 @@ class CertificateSection(Section):
 
     def build(self) -> Security:
         """Return the certificate for all processes of a cluster."""
-        from dps.cluster.backends.tls import from_files
-
         return from_files(self.ca_file, self.cert, self.key)
+
+
+def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
+    """Return a certificate of the user's own for all processes of a cluster.
+
+    Parameters
+    ----------
+    ca_file
+        The certificates of the authority; any certificate that it has signed is accepted.
+    cert, key
+        The certificate, and its private key unless that is in the same file.
+
+    Raises
+    ------
+    ConfigurationError
+        One of the files cannot be read, or they do not go together; the message begins with the
+        parameter that is wrong.
+    """
+    given = {"ca_file": ca_file, "cert": cert, **({"key": key} if key is not None else {})}
+    paths = {name: os.path.abspath(path) for name, path in given.items()}
+    for name, path in paths.items():
+        # A device or a named pipe would be read for ever.
+        if not os.path.isfile(path) or not os.access(path, os.R_OK):
+            there = "cannot be read" if os.path.exists(path) else "there is no such file"
+            raise ConfigurationError(f"{name}: {path}: {there}; expected a file in PEM format")
+    from dps.cluster.backends.tls import for_all
+
+    security = for_all(paths["ca_file"], paths["cert"], paths.get("key"))
+    try:
+        security.get_listen_args("scheduler")
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(
+            f"cert: {', '.join(paths.values())}: these are no authority, certificate and private "
+            f"key in PEM format that go together: {error}"
+        ) from error
+    return security
 
 
 def _tls(*words: str) -> BeforeValidator:
@@ -319,7 +357,14 @@ class QueueSection(JobSection, _WaitedFor):
     def check(self, nodes: Sequence[NodeSpec]) -> None:
         """Refuse jobs that could not even be submitted; raises `ConfigurationError`."""
         self.scripts(nodes)
-        self._jobs(nodes).check()
+        jobs = self._jobs(nodes)
+        command = shlex.split(jobs.job_class().submit_command)[0]
+        if shutil.which(command) is None:
+            raise ConfigurationError(
+                f"jobs of {self.kind} are submitted with {command}, which is not there; run dps on "
+                "a machine from which jobs can be submitted"
+            )
+        jobs.host()
         security_of(self.tls)
 
     @property
@@ -329,25 +374,35 @@ class QueueSection(JobSection, _WaitedFor):
 
     def cores_asked(self, nodes: Sequence[NodeSpec]) -> int:
         """Return how many cores the jobs of some nodes ask for in all."""
-        return sum(map(self._jobs(nodes).cores, nodes))
+        jobs = self._jobs(nodes)
+        return sum(jobs.options(node)["cores"] for node in nodes)
 
     def scripts(self, nodes: Sequence[NodeSpec]) -> dict[str, str]:
         """Return a job script for each role, with the first node of it for an example."""
-        jobs, encrypted = self._jobs(nodes), self.tls != "off"
-        firsts = {node.resource: node for node in reversed(nodes)}
-        return {role: jobs.script(node, encrypted) for role, node in sorted(firsts.items())}
+        from distributed.security import Security
+
+        from dps.cluster.backends.jobs import LOGS
+
+        address, security = "tcp://SCHEDULER:PORT", Security()
+        if self.tls != "off":
+            names = ("ca_file", "worker_cert", "worker_key")
+            files = {f"tls_{name}": f"FOLDER/{name}" for name in names}
+            address, security = "tls://SCHEDULER:PORT", Security(require_encryption=True, **files)
+        jobs, firsts = self._jobs(nodes), {node.resource: node for node in reversed(nodes)}
+        scripts = {
+            role: jobs.job(node, address, security).job_script()
+            for role, node in sorted(firsts.items())
+        }
+        with suppress(OSError):  # created for jobs, which are not submitted
+            os.rmdir(LOGS)
+        return scripts
 
     def _jobs(self, nodes: Sequence[NodeSpec]) -> Jobs:
         from dps.cluster.backends.jobs import Jobs
 
-        groups = {node.resource: self._group(node.resource) for node in nodes}
+        own = {str(role): section.asked() for role, section in self.groups.items()}
+        groups = {node.resource: self.asked() | own.get(node.resource, {}) for node in nodes}
         return Jobs(self.kind, groups, self.interface)
-
-    def _group(self, role: str) -> JobGroup:
-        from dps.cluster.backends.jobs import JobGroup
-
-        groups = {str(name): section for name, section in self.groups.items()}
-        return JobGroup(**self.asked() | groups.get(role, JobSection()).asked())
 
 
 def _here_if_nothing_is_said(cluster: Any) -> Any:

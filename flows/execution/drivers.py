@@ -32,8 +32,8 @@ from dps.cluster.backends.processes import (
     ENVIRONMENT,
     end_with_parent,
     environment,
+    is_gone,
     scratch_prefix,
-    started_with,
     without_interrupts,
 )
 from dps.errors import StoreUnavailable
@@ -252,7 +252,7 @@ class _Driver:
         self._process.join()
         self.connection.close()
         began = time.monotonic()
-        while left := list(started_with(MARK, self._mark)):
+        while left := list(_started_with(MARK, self._mark)):
             waited = time.monotonic() - began
             if waited > KILLED_SECONDS:
                 break
@@ -274,6 +274,18 @@ class _Driver:
         if code is not None and code < 0:
             return f"ended by {signal.Signals(-code).name}"
         return f"exit code {code}"
+
+
+def _started_with(variable: str, value: str) -> Iterator[psutil.Process]:
+    """Yield the living processes that had this environment variable when they started.
+
+    A child inherits it, so all descendants of a process are found, even after it has ended.
+    Processes of other users are left out.
+    """
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+            if process.environ().get(variable) == value and not is_gone(process, 0.0):
+                yield process
 
 
 # -- in the driver -------------------------------------------------------------------------------

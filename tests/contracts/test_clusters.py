@@ -13,7 +13,7 @@ import pytest
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.base import Act, Cluster
 from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.backends.jobs import JobGroup, Jobs
+from dps.cluster.backends.jobs import Jobs
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.names import NodeSpec
@@ -62,7 +62,9 @@ def opened(
         yield VirtualClient
         return
     if request.param == "slurm":
-        groups = {node.resource: JobGroup("compute", 1, "500MB") for node in MEMBERS}
+        groups = {
+            node.resource: {"queue": "compute", "cores": 1, "memory": "500MB"} for node in MEMBERS
+        }
         jobs = Jobs("slurm", groups, "lo")
         with pytest.MonkeyPatch.context() as patch:
             go(patch, tmp_path_factory.mktemp("jobs"))

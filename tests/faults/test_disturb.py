@@ -15,7 +15,7 @@ import pytest
 
 from dps import Chain, Checkpoint, ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
-from dps.cluster.backends.processes import is_gone, is_running
+from dps.cluster.backends.processes import is_gone, state_of
 from dps.events import (
     CheckpointFailed,
     CheckpointRefused,
@@ -202,7 +202,7 @@ def test_a_slow_node_gets_its_part_of_the_time_and_is_not_given_up(
         assert 0.4 < sum(looks) / len(looks) < 1, "it is to be stopped for 80% of the time"
         t.advances()
         assert "turns" in t.end()
-        assert is_running(process.pid, 0.0)
+        assert state_of(process.pid) == "running"
         assert not t.events.of(Detected)
 
 
@@ -213,7 +213,7 @@ def test_a_process_that_is_let_go_on_at_once_is_not_slow(
         reason = t.misses(Slow("replica-0-1", NOW, factor=20, seconds=1), "replica-0-1")
         assert reason.startswith("no effect was seen: process")
         assert reason.endswith("; at least 10.5 times was wanted, for factor 20")
-        assert is_running(cluster.pids["replica-0-1"], 0.0)
+        assert state_of(cluster.pids["replica-0-1"]) == "running"
 
 
 def test_a_node_may_be_killed_while_it_is_slow(own_cluster: LocalCluster, tmp_path: Path) -> None:

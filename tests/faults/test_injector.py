@@ -11,7 +11,7 @@ import pytest
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.local import LocalCluster
-from dps.cluster.backends.processes import is_running, is_stopped
+from dps.cluster.backends.processes import state_of
 from dps.cluster.names import NodeSpec
 from dps.events import CapacityRestored, Event, FaultMissed, Killed, Paused, Resumed
 from dps.faults import After, AtUpdates, During, FaultPlan, Kill, Pause
@@ -124,7 +124,7 @@ def test_a_paused_node_stops_for_so_long_and_goes_on_at_the_end_at_the_latest(
         (resumed,) = eventually(lambda: broken.events.of(Resumed), SECONDS)
         assert (resumed.fault, resumed.node, resumed.running) == (0, "server-0", True)
         assert 0.4 <= resumed.t - of[0].t < SECONDS
-        assert is_stopped(of[1].pid, 0.0)
+        assert state_of(of[1].pid) == "stopped"
     assert broken.events.of(Resumed)[-1].fault == 1
     assert broken.events.of(Resumed)[-1].running
     (missed,) = broken.events.of(FaultMissed)
@@ -140,7 +140,7 @@ def test_a_pause_without_effect_is_missed_and_so_is_what_was_to_follow_it(tmp_pa
     with training(tmp_path, plan) as broken:
         (paused,) = eventually(lambda: broken.events.of(Paused), SECONDS)
         broken.cluster.resume("replica-0-1")  # as an outsider might
-        assert is_running(paused.pid, SECONDS)
+        eventually(lambda: state_of(paused.pid) == "running", SECONDS)
         eventually(lambda: len(broken.events.of(FaultMissed)) == 3, SECONDS)
     assert {m.fault: m.reason for m in broken.events.of(FaultMissed)} == {
         0: f"process {paused.pid} did not stay stopped",

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from dps import Chain, ParameterServer, Recovery
-from dps.cluster.backends.jobs import JobGroup, Jobs
+from dps.cluster.backends.jobs import Jobs
 from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
@@ -37,9 +38,9 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
 
-GROUPS = {
-    "server": JobGroup(queue="ps", cores=1, memory="500MB"),
-    "worker": JobGroup(queue="compute", cores=1, memory="500MB"),
+GROUPS: dict[str, dict[str, Any]] = {
+    "server": {"queue": "ps", "cores": 1, "memory": "500MB"},
+    "worker": {"queue": "compute", "cores": 1, "memory": "500MB"},
 }
 PAIR = nodes(1, replicas=1, workers=1)
 
@@ -49,7 +50,9 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go(monkeypatch, tmp_path)
 
 
-def open_cluster(members: list[NodeSpec], groups: dict[str, JobGroup] = GROUPS) -> SlurmCluster:
+def open_cluster(
+    members: list[NodeSpec], groups: dict[str, dict[str, Any]] = GROUPS
+) -> SlurmCluster:
     jobs = Jobs("slurm", groups, "lo")
     return SlurmCluster(jobs, members, temporary(), 60.0, lambda line: None)
 
@@ -93,7 +96,7 @@ def test_replicas_of_a_shard_are_on_different_hosts_where_there_is_a_choice() ->
         for shard in (0, 1):
             beside = cluster.on_host_of(f"server-{shard}")
             assert f"replica-{shard}-1" not in beside
-    one = JobGroup(queue="compute", cores=1, memory="500MB")
+    one: dict[str, Any] = {"queue": "compute", "cores": 1, "memory": "500MB"}
     with open_cluster(nodes(1, replicas=1, workers=0), {"server": one}) as cluster:
         (note,) = cluster.notes
         assert note.startswith("replica-0-1, server-0 share a host")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.cluster.backends.jobs import JobGroup, Jobs
+from dps.cluster.backends.jobs import Jobs
 from dps.cluster.backends.slurm import SlurmCluster
 from dps.cluster.backends.tls import temporary
 from dps.errors import CapacityError, ConfigurationError
@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slurm]
 
-GROUP = JobGroup(queue="ps", cores=1, memory="500MB")
+GROUP: dict[str, Any] = {"queue": "ps", "cores": 1, "memory": "500MB"}
 CONFIG: dict[str, Any] = {
     "experiment": "jobs",
     "workload": {"kind": "softmax"},
@@ -45,7 +45,7 @@ def _slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eventually(lambda: not in_queue(), SECONDS)
 
 
-def open_cluster(group: JobGroup = GROUP, patience: float = 60.0) -> SlurmCluster:
+def open_cluster(group: dict[str, Any] = GROUP, patience: float = 60.0) -> SlurmCluster:
     jobs = Jobs("slurm", {"server": group}, "lo")
     members = nodes(1, workers=0)
     return SlurmCluster(jobs, members, temporary(), patience, lambda line: None)
@@ -74,13 +74,13 @@ def test_jobs_run_in_the_partition_of_their_group_and_end_with_the_cluster() -> 
 
 def test_jobs_that_wait_for_too_long_are_told_and_cancelled() -> None:
     with pytest.raises(CapacityError, match=r"after 1 s .*server-0 \(job \d+\)"):
-        open_cluster(JobGroup(queue="ps", cores=1, memory="500MB", directives=("--hold",)), 1.0)
+        open_cluster({"queue": "ps", "cores": 1, "memory": "500MB", "directives": ("--hold",)}, 1.0)
     eventually(lambda: not in_queue(), SECONDS)
 
 
 def test_a_job_that_slurm_refuses_is_told() -> None:
     with pytest.raises(ConfigurationError, match=r"(?s)job of server-0 could not be .*nowhere"):
-        open_cluster(JobGroup(queue="nowhere", cores=1, memory="500MB"))
+        open_cluster({"queue": "nowhere", "cores": 1, "memory": "500MB"})
 
 
 def test_an_experiment_runs_as_jobs_from_yaml(tmp_path: Path) -> None:

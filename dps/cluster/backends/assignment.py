@@ -6,9 +6,9 @@ of a shard, the state store and any server, and one state store and another.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 
 from dps.cluster.names import NodeSpec, Offer, shard_of
 from dps.core.names import role_of
@@ -16,12 +16,11 @@ from dps.errors import CapacityError
 
 
 class NodeAssignment:
-    """Which Dask worker, by its address, is which node. Thread-safe."""
+    """Which Dask worker, by its address, is which node. Thread-safe: each operation is atomic."""
 
     def __init__(self) -> None:
         self._specs: dict[str, NodeSpec] = {}
         self._listeners: list[Callable[[str], None]] = []
-        self._lock = threading.Lock()
 
     def of(self, address: str) -> NodeSpec | None:
         """Return the node that a Dask worker is; None if it is none."""
@@ -30,47 +29,26 @@ class NodeAssignment:
     @property
     def addresses(self) -> list[str]:
         """The Dask workers that are nodes."""
-        with self._lock:
-            return list(self._specs)
+        return list(self._specs)
 
     def take(self, address: str, spec: NodeSpec) -> None:
         """Make a Dask worker a node, and call the listeners."""
-        with self._lock:
-            self._specs[address] = spec
-            listeners = list(self._listeners)
-        for listen in listeners:
+        self._specs[address] = spec
+        for listen in list(self._listeners):
             listen(address)
 
     def leave(self, address: str) -> None:
         """Forget a Dask worker that is lost: another one may join at its address."""
-        with self._lock:
-            self._specs.pop(address, None)
+        self._specs.pop(address, None)
 
     def listen(self, listener: Callable[[str], None]) -> None:
         """Call a function with the address of each further Dask worker that becomes a node."""
-        with self._lock:
-            self._listeners.append(listener)
+        self._listeners.append(listener)
 
     def unlisten(self, listener: Callable[[str], None]) -> None:
         """Undo `listen`."""
-        with self._lock:
-            if listener in self._listeners:
-                self._listeners.remove(listener)
-
-
-def assign_all(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> dict[str, Offer]:
-    """Return the Dask worker of each node, by the node's name.
-
-    Raises
-    ------
-    CapacityError
-        There are too few; the message lists what is needed and what there is.
-    """
-    able = eligible(offers)
-    taken = assign(specs, able)
-    if len(taken) < len(specs):
-        raise CapacityError(_too_few(specs, able))
-    return taken
+        with suppress(ValueError):
+            self._listeners.remove(listener)
 
 
 def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
@@ -85,9 +63,9 @@ def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offe
 
 def capacity(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
     """Return how many times all of these nodes find a place beside each other."""
-    able, times = eligible(offers), 0
-    while len(taken := assign(specs, able)) == len(specs):
-        able = [offer for offer in able if offer not in taken.values()]
+    left, times = list(offers), 0
+    while len(taken := assign(specs, left)) == len(specs):
+        left = [offer for offer in left if offer not in taken.values()]
         times += 1
     return times
 
@@ -99,34 +77,20 @@ def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) ->
     fail with. Servers go to the host with the most free workers, so that the next chain finds
     room as well; the store goes to the one with the fewest.
     """
-    fitting = [offer for offer in free if _fits(spec, offer)]
+    fitting = [o for o in free if o.resource in (None, spec.resource) and o.threads >= spec.threads]
     room = Counter(offer.host for offer in free)
-    replicas = {taken[name].host for name in taken if _copies_of_one(spec.name, name)}
-    others = {taken[name].host for name in taken if _store_and_server(spec.name, name)}
-    sparing = role_of(spec.name) == "store"
+    failing = Counter(at.host for name, at in taken.items() if must_be_apart(spec.name, name))
+    sign = 1 if role_of(spec.name) == "store" else -1
 
-    def rank(offer: Offer) -> tuple[bool, bool, bool, int, int, str]:
-        left = room[offer.host]
-        return (
-            offer.name != spec.name,
-            offer.host in replicas,
-            offer.host in others,
-            left if sparing else -left,
-            offer.threads,
-            offer.address,
-        )
+    def rank(offer: Offer) -> tuple[bool, int, int, int, str]:
+        left = sign * room[offer.host]
+        return offer.name != spec.name, failing[offer.host], left, offer.threads, offer.address
 
     return min(fitting, key=rank, default=None)
 
 
 def failing_together(hosts: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a sentence for each host with nodes that must not fail together.
-
-    Parameters
-    ----------
-    hosts
-        The host of each node.
-    """
+    """Return a sentence for each host with nodes that must not fail together."""
     together: defaultdict[str, set[str]] = defaultdict(set)
     for name, host in hosts.items():
         for other, there in hosts.items():
@@ -141,7 +105,9 @@ def failing_together(hosts: Mapping[str, str]) -> tuple[str, ...]:
 
 def must_be_apart(one: str, other: str) -> bool:
     """Whether two nodes, by their names, must not fail together."""
-    return _copies_of_one(one, other) or _store_and_server(one, other)
+    shard, roles = shard_of(one), {role_of(one), role_of(other)}
+    with_store = "store" in roles and roles <= {"store", "server", "replica"}
+    return with_store or (shard >= 0 and shard == shard_of(other))
 
 
 def eligible(offers: Collection[Offer]) -> list[Offer]:
@@ -150,30 +116,15 @@ def eligible(offers: Collection[Offer]) -> list[Offer]:
     return with_roles or list(offers)
 
 
-def _fits(spec: NodeSpec, offer: Offer) -> bool:
-    return offer.resource in (None, spec.resource) and offer.threads >= spec.threads
-
-
 def _order(spec: NodeSpec) -> tuple[int, int, int, str]:
     """Sort the nodes that are hardest to place first, and chain after chain."""
-    roles = ("store", "server", "replica", "spare", "worker", "evaluator")
-    role = role_of(spec.name)
-    kind = roles.index(role) if role in roles else len(roles)
-    return -spec.threads, min(kind, 1) if kind < 3 else kind, shard_of(spec.name), spec.name
+    kinds = {"store": 0, "server": 1, "replica": 1, "spare": 2, "worker": 3, "evaluator": 4}
+    kind = kinds.get(role_of(spec.name), len(kinds))
+    return -spec.threads, kind, shard_of(spec.name), spec.name
 
 
-def _copies_of_one(one: str, other: str) -> bool:
-    """Whether two nodes are replicas of one shard, or stores of the same states."""
-    both_stores = role_of(one) == role_of(other) == "store"
-    return both_stores or (shard_of(one) >= 0 and shard_of(one) == shard_of(other))
-
-
-def _store_and_server(one: str, other: str) -> bool:
-    roles = {role_of(one), role_of(other)}
-    return "store" in roles and bool(roles & {"server", "replica"})
-
-
-def _too_few(specs: Sequence[NodeSpec], able: Collection[Offer]) -> str:
+def too_few(specs: Sequence[NodeSpec], able: Collection[Offer]) -> CapacityError:
+    """Return the error that lists which Dask workers are needed, and which there are."""
     resources = list(dict.fromkeys(spec.resource for spec in specs))
     wanted = Counter(spec.resource for spec in specs)
     threads = {r: max(s.threads for s in specs if s.resource == r) for r in resources}
@@ -183,7 +134,7 @@ def _too_few(specs: Sequence[NodeSpec], able: Collection[Offer]) -> str:
     )
     roles = Counter(offer.resource for offer in able if offer.resource is not None)
     found = ", ".join(f"{roles[r]} as {r}" for r in resources) if roles else "without roles"
-    return (
+    return CapacityError(
         f"the deployment has too few Dask workers: needed are {len(specs)} ({needed}); there are "
         f"{len(able)} ({found}). Start more of them, or ask for fewer shards, replicas or workers."
     )

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
+import socket
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psutil
 
-from dps.cluster.backends.processes import holds, is_gone, is_running, is_stopped, process_of
+import dps
+from dps.cluster.backends.processes import State, holds, process_of, state_of
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
 
@@ -33,59 +37,33 @@ ANSWER_SECONDS = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The process of a node.
-
-    Attributes
-    ----------
-    address
-        Its Dask address; "" if that is not known.
-    host, machine
-        Where it runs: a name to show, and one that is the same for all processes of a machine.
-    here
-        Whether signals from this process reach it.
-    own
-        It, if they do and it was found.
-    """
+    """The process of a node."""
 
     pid: int
-    address: str = ""
+    own: psutil.Process | None  # it, if signals from this process reach it
+    address: str = ""  # its Dask address, if that is known
     host: str = ""
-    machine: str = ""
-    here: bool = True
-    own: psutil.Process | None = None
+    machine: str = ""  # the same for all processes of a machine
 
 
 class Cluster(ABC):
     """Nodes with roles on Dask; used as a context manager.
 
-    A node is a process of this machine or of another one. The system reports the state of a process
-    of this machine; of others, the Dask scheduler reports only the loss. Nodes are known by their
-    names, such as "server-0". Methods that take a name raise `KeyError` if no such node was
-    started, and those that signal a process raise `ProcessLookupError` if it has ended. `start`,
-    and what breaks nodes, may be called from another thread than the one that uses `client`.
-
-    Attributes
-    ----------
-    client
-        A Dask client that is connected to the cluster.
-    dashboard
-        The address of Dask's dashboard; None if there is none.
-    seats
-        Which Dask worker is which node; None if Dask's own names and resources define that.
-    notes
-        Sentences to show to whoever runs an experiment here.
-    NO_QUEUE
-        Why no job can be requeued and no host taken away.
+    Nodes are known by their names, such as "server-0". Methods that take a name raise `KeyError` if
+    no such node was started, and those that signal a process raise `ProcessLookupError` if it has
+    ended. `start`, and what breaks nodes, may be called from another thread than the one that uses
+    `client`.
     """
 
-    NO_QUEUE = (
+    # Why no job can be requeued and no host taken away; None if that is possible.
+    NO_QUEUE: str | None = (
         "to requeue a job or take a host away, nodes must be jobs of Slurm, which these are not; "
         "plan a kill by signal"
     )
     client: distributed.Client
-    dashboard: str | None = None
-    seats: NodeAssignment | None = None
-    notes: tuple[str, ...] = ()
+    dashboard: str | None = None  # the address of Dask's dashboard, if there is one
+    seats: NodeAssignment | None = None  # None: Dask's own names and resources define the nodes
+    notes: tuple[str, ...] = ()  # sentences to show to whoever runs an experiment here
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()  # what `close` undoes
@@ -156,27 +134,22 @@ class Cluster(ABC):
 
     def gone(self, name: str, deadline: float) -> bool:
         """Whether a node's process ends within `deadline` seconds."""
-        process = self._processes[name]
-        if process.here:
-            return is_gone(process.own, deadline)
-        return holds(lambda: name in self._lost, deadline)
+        return holds(lambda: self._state(name) == "gone", deadline)
 
     def stopped(self, name: str, deadline: float) -> bool:
         """Whether a node's process is stopped within `deadline` seconds; on another host: no."""
-        process = self._processes[name]
-        return process.here and is_stopped(process.own, deadline)
+        return holds(lambda: self._state(name) == "stopped", deadline)
 
     def running(self, name: str, deadline: float) -> bool:
         """Whether a node's process runs, and is not stopped, within `deadline` seconds."""
-        process = self._processes[name]
-        return is_running(process.own, deadline) if process.here else name not in self._lost
+        return holds(lambda: self._state(name) == "running", deadline)
 
     def obstacle(self, name: str, act: Act) -> str | None:
         """Return why something cannot be done to a node's process; None if it can."""
         if act in ("requeue", "host"):
             return self.NO_QUEUE
         process = self._processes[name]
-        if process.here or act == "kill":
+        if process.own is not None or act == "kill":
             return None
         return (
             f"{name} is process {process.pid} on host {process.host}, which cannot be stopped, "
@@ -184,14 +157,30 @@ class Cluster(ABC):
             "plan a kill, cut or delay"
         )
 
-    def _claim(self, node: NodeSpec) -> None:
-        """Register a node to start; raises `ConfigurationError` if one of its name runs already."""
+    def _state(self, name: str) -> State:
+        """Return the state of a process: from the system, or whether the scheduler has lost it."""
+        if (own := self._processes[name].own) is not None:
+            return state_of(own)
+        return "gone" if name in self._lost else "running"
+
+    @contextlib.contextmanager
+    def _claimed(self, node: NodeSpec) -> Iterator[None]:
+        """Register a node while it is started, and forget it if that fails.
+
+        `ConfigurationError`: one of its name runs already.
+        """
         name = node.name
         with self._lock:
             if name in self._specs and not (name in self._processes and self.gone(name, 0.0)):
                 raise ConfigurationError(f"there is a node named {name!r} already")
+            self._processes.pop(name, None)
             self._lost.discard(name)
             self._specs[name] = node
+        try:
+            yield
+        except BaseException:
+            del self._specs[name]
+            raise
 
     def _living(self, name: str) -> Process:
         process = self._processes[name]
@@ -218,15 +207,11 @@ class Cluster(ABC):
 async def look_at(client: distributed.Client, address: str) -> Process | None:
     """Return the process of a Dask worker; None if that is lost meanwhile.
 
-    Raises
-    ------
-    ConfigurationError
-        dps is not installed there, or another version is.
-    TimeoutError
-        It does not answer.
+    `ConfigurationError`: dps is not installed there, or another version is. `TimeoutError`: it does
+    not answer.
     """
     async with asyncio.timeout(ANSWER_SECONDS):
-        answers = await client.run(_description(), workers=[address], on_error="return")
+        answers = await client.run(_describe, workers=[address], on_error="return")
     answer = answers.get(address)
     lost = answer is None or isinstance(answer, OSError)
     return None if lost else _process(answer, address, "worker")
@@ -235,7 +220,7 @@ async def look_at(client: distributed.Client, address: str) -> Process | None:
 def check_scheduler(client: distributed.Client) -> None:
     """Refuse a scheduler that cannot run the coordinator; raises `ConfigurationError`."""
     try:
-        answer: Any = client.run_on_scheduler(_description())
+        answer: Any = client.run_on_scheduler(_describe)
     except Exception as error:  # noqa: BLE001 - reported whatever it is
         answer = error
     _process(answer, client.scheduler.address, "scheduler")
@@ -248,35 +233,16 @@ def _process(answer: Any, address: str, kind: str) -> Process:
     if isinstance(answer, Exception):
         raise ConfigurationError(f"dps cannot run on the {where}: {answer!r}; {advice}")
     version, pid, uid, host, boot, namespace = answer
-    ours, _, our_uid, _, our_boot, our_namespace = _description()()
+    ours, _, our_uid, _, our_boot, our_namespace = _describe()
     if version != ours:
         raise ConfigurationError(f"the {where} has dps {version}, and here is {ours}; {advice}")
     here = (boot, namespace) == (our_boot, our_namespace) and our_uid in (0, uid)
-    own = process_of(pid) if here else None
-    return Process(pid, address, host, boot or host, own is not None, own)
+    return Process(pid, process_of(pid) if here else None, address, host, boot or host)
 
 
-def _description() -> Callable[[], tuple[str, int, int, str, str, str]]:
-    """Return a function that describes a process: its version of dps, its user, and its machine.
-
-    It is sent as a whole, because a function of a module that is missing there could not report it.
-    """
-
-    def describe() -> tuple[str, int, int, str, str, str]:
-        import importlib
-        import os
-        import socket
-        from pathlib import Path
-
-        version = importlib.import_module("dps").__version__
-        boot = Path("/proc/sys/kernel/random/boot_id")
-        return (
-            version,
-            os.getpid(),
-            os.geteuid(),
-            socket.gethostname(),
-            boot.read_text().strip() if boot.exists() else "",
-            os.readlink("/proc/self/ns/pid") if boot.exists() else socket.gethostname(),
-        )
-
-    return describe
+def _describe() -> tuple[str, int, int, str, str, str]:
+    """Describe this process: its version of dps, its number and user, and its machine."""
+    host, boot = socket.gethostname(), Path("/proc/sys/kernel/random/boot_id")
+    namespace = os.readlink("/proc/self/ns/pid") if boot.exists() else host
+    booted = boot.read_text().strip() if boot.exists() else ""
+    return dps.__version__, os.getpid(), os.geteuid(), host, booted, namespace

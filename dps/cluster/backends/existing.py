@@ -14,37 +14,31 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dask
-from distributed import Client
+from distributed import Client, Scheduler
 from distributed.comm.addressing import parse_address
 from distributed.comm.registry import get_backend
+from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.security import Security
 
 from dps.cluster.backends.assignment import (
     NodeAssignment,
     assign,
-    assign_all,
     best,
     capacity,
     eligible,
     failing_together,
+    too_few,
 )
-from dps.cluster.backends.base import (
-    ANSWER_SECONDS,
-    Cluster,
-    Process,
-    check_scheduler,
-    look_at,
-)
+from dps.cluster.backends.base import ANSWER_SECONDS, Cluster, Process, check_scheduler, look_at
 from dps.cluster.backends.local import DASK_SETTINGS
-from dps.cluster.names import NodeSpec, Offer
+from dps.cluster.names import NodeSpec, Offer, resource_in
 from dps.cluster.node.member import occupied, tidy
-from dps.cluster.scheduler import reservations
-from dps.cluster.scheduler.reservations import Found, look, take
 from dps.errors import CapacityError, ConfigurationError
 from dps.protocol.tasks import Tasks
 
@@ -55,65 +49,41 @@ JOIN_SECONDS = 20.0
 WITH_TLS = ("tls", "wss")
 WAIT_SECONDS = 0.2
 TELL_SECONDS = 10.0
+NAME = "dps-reservations"
 
 
 class ExistingCluster(Cluster):
     """Nodes on an existing Dask deployment, which others may use as well.
 
-    While it is open, its Dask workers are reserved (`dps.cluster.scheduler.reservations`), and the
-    scheduler does not restart tasks of lost workers (`allowed-failures`).
+    The nodes are Dask workers with the Dask resource of their role if any worker has one. Otherwise
+    dps chooses, with replicas on different hosts where it can.
 
-    Parameters
-    ----------
-    address
-        The address of the Dask scheduler; None: the one in Dask's configuration
-        (`scheduler-address`).
-    nodes
-        The nodes that are needed. They are Dask workers with the Dask resource of their role if
-        any worker has one. Otherwise dps chooses, with replicas on different hosts where it can.
-    security
-        The certificates of the deployment; None: those of Dask's configuration.
-    patience
-        How many seconds to wait for Dask workers that others have reserved.
-    tell
-        Called with a line of text while they are waited for.
-
-    Attributes
-    ----------
-    seats
-        Which Dask worker is which node.
-    room
-        For how many such clusters at once the deployment has Dask workers.
-
-    Raises
-    ------
-    CapacityError
-        No scheduler answers, or it has too few Dask workers, or others keep them for too long.
-    ConfigurationError
-        dps is not installed there, or another version is; or address and certificates do not go
-        together.
+    `CapacityError`: no scheduler answers, or it has too few Dask workers, or others keep them for
+    too long. `ConfigurationError`: dps is not installed there, or another version is; or address
+    and certificates do not go together.
     """
 
     seats: NodeAssignment
 
     def __init__(
         self,
-        address: str | None,
+        address: str | None,  # of the scheduler; None: Dask's configuration (`scheduler-address`)
         nodes: Sequence[NodeSpec],
-        security: Security | None = None,
-        patience: float = 0.0,
+        security: Security | None = None,  # None: the certificates of Dask's configuration
+        patience: float = 0.0,  # how many seconds to wait for Dask workers that others have
         tell: Callable[[str], None] = logger.info,
     ) -> None:
         super().__init__()
-        self.room = 0
+        self.room = 0  # for how many such clusters at once the deployment has Dask workers
         self.seats = NodeAssignment()
         self._tell = tell
         # By address, each Dask worker that has answered; its host in an offer is its machine.
         self._known: dict[str, tuple[Process, Offer]] = {}
         self._silent: set[str] = set()
+        self._places: dict[str, Offer] = {}
         self._open: list[NodeSpec] = []
         self._filling = asyncio.Lock()
-        self._tasks = Tasks(_not_filled)
+        self._tasks = Tasks(partial(logger.warning, "a place could not be filled: %s"))
         with contextlib.ExitStack() as stack:
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             self.client = stack.enter_context(connected(address, security))
@@ -123,70 +93,66 @@ class ExistingCluster(Cluster):
             self.client.subscribe_topic("all", self._note)
             stack.callback(self.client.unsubscribe_topic, "all")
             stack.callback(self._leave)
-            self.client.run_on_scheduler(reservations.enter, self.client.id)
-            taken = self._places(nodes, patience)
+            self.client.run_on_scheduler(reserve, "enter", self.client.id)
+            offers = self._wait(nodes, patience)
             for node in nodes:
-                self._seat(node, taken[node.name].address)
+                self._seat(node, offers[node.name])
             self._stack = stack.pop_all()
         self.notes = failing_together({n: p.host for n, p in self._processes.items()})
 
     def start(self, node: NodeSpec) -> None:
         """Make an idle Dask worker this node, or otherwise the next one that joins."""
-        self._claim(node)
-        self._open.append(node)
-        self.client.loop.add_callback(self._fill_soon)
+        with self._claimed(node):
+            self._open.append(node)
+            self.client.loop.add_callback(self._fill_soon)
 
     def kill(self, name: str) -> int:
         """Send SIGKILL to a node's process, which sends it to itself if it is on another host."""
         process = self._living(name)
-        if process.here:
+        if process.own is not None:
             return super().kill(name)
         self.client.run(_end_at_once, workers=[process.address], wait=False)
         return process.pid
 
     # -- which Dask worker is which node ---------------------------------------------------------
 
-    def _places(self, nodes: Sequence[NodeSpec], patience: float) -> dict[str, Offer]:
+    def _wait(self, nodes: Sequence[NodeSpec], patience: float) -> dict[str, Offer]:
         """Take a Dask worker for each node, as soon as enough of them are free."""
         began = enough = time.monotonic()
-        told = -math.inf
+        reported = -math.inf
         while True:
-            found = self.client.sync(self._look)
-            self.room = capacity(nodes, found.offers)
-            places = assign(nodes, self.client.sync(self._usable, found))
-            if len(places) == len(nodes):
-                if self.client.sync(self._take, [offer.address for offer in places.values()]):
-                    return places
-                continue
+            able, free = self.client.sync(self._look)
+            self.room = capacity(nodes, able)
+            places = assign(nodes, free)
+            missing = len(nodes) - len(places)
+            if not missing and self.client.sync(self._take, [o.address for o in places.values()]):
+                return places
             now = time.monotonic()
-            if self.room == 0:
-                if now - enough > JOIN_SECONDS:
-                    assign_all(nodes, found.offers)  # raises, and describes what is missing
-            else:
+            if self.room > 0:
                 enough = now
-                missing = len(nodes) - len(places)
+            elif now - enough > JOIN_SECONDS:
+                raise too_few(nodes, able)
+            if self.room > 0 and missing:
                 short = f"{missing} of {len(nodes)} nodes that other trials have, or wait for"
                 if now - began > patience:
                     raise CapacityError(
                         f"after {patience:g} s of waiting there are still {short}; start more Dask "
                         "workers, run less at a time, or have cluster.patience longer"
                     )
-                if now - told > TELL_SECONDS:
-                    told = now
+                if now - reported > TELL_SECONDS:
+                    reported = now
                     self._tell(f"waiting for {short}, {now - began:.0f} s")
             time.sleep(WAIT_SECONDS)
 
-    async def _look(self) -> Found:
-        """Return which Dask workers there are, without those that do not answer."""
-        found: Found = await self.client.run_on_scheduler(look, self.client.id)
-        there = tuple(offer for offer in found.offers if offer.address not in self._silent)
-        return Found(there, found.free)
+    async def _look(self) -> tuple[list[Offer], list[Offer]]:
+        """Return the Dask workers that may become nodes, and those of them that can do so now.
 
-    async def _usable(self, found: Found) -> list[Offer]:
-        """Return the free Dask workers that can become nodes now, with their machines."""
-        able = [offer for offer in eligible(found.offers) if offer.address in found.free]
-        answers = await asyncio.gather(*(self._ask(offer) for offer in able))
-        return [offer for offer in answers if offer is not None]
+        Of the latter the machines are known. Those that do not answer are left out.
+        """
+        offers, free = await self.client.run_on_scheduler(reserve, "look", self.client.id)
+        able = eligible([offer for offer in offers if offer.address not in self._silent])
+        answers = [self._ask(offer) for offer in able if offer.address in free]
+        return able, [offer for offer in await asyncio.gather(*answers) if offer is not None]
 
     async def _ask(self, offer: Offer) -> Offer | None:
         """Return where a Dask worker runs; None if it is lost, silent or still occupied."""
@@ -208,9 +174,10 @@ class ExistingCluster(Cluster):
 
     async def _take(self, addresses: Sequence[str]) -> bool:
         """Reserve Dask workers unless another client was faster, and lift faults left on them."""
-        taken: bool = await self.client.run_on_scheduler(take, self.client.id, addresses)
+        client = self.client
+        taken: bool = await client.run_on_scheduler(reserve, "take", client.id, addresses)
         if taken:
-            await self.client.run(tidy, workers=addresses, on_error="ignore")
+            await client.run(tidy, workers=addresses, on_error="ignore")
         return taken
 
     def _note(self, event: tuple[float, Any]) -> None:
@@ -222,56 +189,44 @@ class ExistingCluster(Cluster):
                     self._silent.discard(address)
                     self._forget(address)
                     self.seats.leave(address)
-            case {"action": "add-worker" | reservations.FREED}:
+            case {"action": "add-worker" | "dps-freed"}:
                 self._fill_soon()
 
     def _fill_soon(self) -> None:
-        """Fill the open places; called in the client's event loop."""
         self._tasks.start(self._fill())
 
     async def _fill(self) -> None:
+        """Give open places to free Dask workers, as far as there are any."""
         async with self._filling:
-            while self._open and await self._fill_one():
-                pass
+            for node in list(self._open):
+                while (offer := self._best(node, (await self._look())[1])) is not None:
+                    if await self._take([offer.address]):
+                        self._open.remove(node)
+                        self._seat(node, offer)
+                        break
 
-    async def _fill_one(self) -> bool:
-        """Fill an open place; return False if there is no Dask worker for any of them."""
-        free = await self._usable(await self._look())
-        for node in list(self._open):
-            if (offer := best(node, free, self._living_places())) is None:
-                continue
-            if await self._take([offer.address]):
-                self._open.remove(node)
-                self._seat(node, offer.address)
-            return True
-        return False
-
-    def _seat(self, node: NodeSpec, address: str) -> None:
+    def _best(self, node: NodeSpec, free: Sequence[Offer]) -> Offer | None:
         with self._lock:
-            self._lost.discard(node.name)
+            taken = {name: at for name, at in self._places.items() if name not in self._lost}
+        return best(node, free, taken)
+
+    def _seat(self, node: NodeSpec, offer: Offer) -> None:
+        with self._lock:
             self._specs[node.name] = node
-            self._processes[node.name] = self._known[address][0]
-        self.seats.take(address, node)
-
-    def _living_places(self) -> dict[str, Offer]:
-        with self._lock:
-            known = {n: self._known.get(p.address) for n, p in self._processes.items()}
-            return {n: k[1] for n, k in known.items() if k is not None and n not in self._lost}
+            self._processes[node.name] = self._known[offer.address][0]
+            self._places[node.name] = offer
+        self.seats.take(offer.address, node)
 
     def _leave(self) -> None:
         with contextlib.suppress(OSError, TimeoutError):  # the scheduler may be gone
-            self.client.run_on_scheduler(reservations.leave, self.client.id)
+            self.client.run_on_scheduler(reserve, "leave", self.client.id)
 
 
 def connected(address: str | None, security: Security | None) -> Client:
     """Return a client of an existing Dask scheduler; parameters as for `ExistingCluster`.
 
-    Raises
-    ------
-    CapacityError
-        No scheduler answers.
-    ConfigurationError
-        There is no address, or it and the certificates do not go together.
+    `CapacityError`: no scheduler answers. `ConfigurationError`: there is no address, or it and the
+    certificates do not go together.
     """
     wanted = address or dask.config.get("scheduler-address", None)
     if wanted is None:
@@ -280,25 +235,14 @@ def connected(address: str | None, security: Security | None) -> Client:
             "set DASK_SCHEDULER_ADDRESS"
         )
     certificates = security or Security()
-    _require_fitting(wanted, certificates)
-    try:
-        return Client(wanted, security=certificates, set_as_default=False, timeout=CONNECT_SECONDS)
-    except (OSError, TimeoutError) as error:
-        raise CapacityError(
-            f"no Dask scheduler answers at {wanted} ({error}); start one with `dask scheduler`, "
-            f"or correct the address{_of_certificates(wanted)}"
-        ) from error
-
-
-def _require_fitting(address: str, security: Security) -> None:
-    """Refuse an address that Dask would not even try: it leaves a client that cannot be closed."""
-    scheme, _ = parse_address(address)
+    scheme, _ = parse_address(wanted)
+    # Dask would not even try such an address, and leave a client that cannot be closed.
     try:
         get_backend(scheme)
-        arguments = security.get_connection_args("client")
+        arguments = certificates.get_connection_args("client")
     except ValueError:
         raise ConfigurationError(
-            f"{address} is no address of a Dask scheduler; expected tcp://10.0.0.1:8786, or tls://"
+            f"{wanted} is no address of a Dask scheduler; expected tcp://10.0.0.1:8786, or tls://"
         ) from None
     except OSError as error:
         raise ConfigurationError(
@@ -307,21 +251,22 @@ def _require_fitting(address: str, security: Security) -> None:
         ) from error
     if scheme in WITH_TLS and arguments["ssl_context"] is None:
         raise ConfigurationError(
-            f"{address} asks for certificates, and none are given; name them by cluster.tls "
+            f"{wanted} asks for certificates, and none are given; name them by cluster.tls "
             "({ca_file: …, cert: …, key: …}), or in Dask's own configuration (distributed.comm.tls)"
         )
     if scheme not in WITH_TLS and arguments["require_encryption"]:
         raise ConfigurationError(
-            f"{address} is an address without TLS, and certificates are given, or required by "
+            f"{wanted} is an address without TLS, and certificates are given, or required by "
             "Dask's own configuration; give the address that begins with tls://, or no certificates"
         )
-
-
-def _of_certificates(address: str) -> str:
-    """Return what may be wrong with the certificates, by the address."""
-    if parse_address(address)[0] in WITH_TLS:
-        return "; with TLS, both must have certificates of the same authority"
-    return "; one that runs with TLS has an address that begins with tls://"
+    try:
+        return Client(wanted, security=certificates, set_as_default=False, timeout=CONNECT_SECONDS)
+    except (OSError, TimeoutError) as error:
+        raise CapacityError(
+            f"no Dask scheduler answers at {wanted} ({error}); start one with `dask scheduler`, or "
+            "correct the address. With TLS it begins with tls://, and both sides need certificates "
+            "of the same authority."
+        ) from error
 
 
 # -- what runs in the processes of the deployment ------------------------------------------------
@@ -331,5 +276,75 @@ async def _end_at_once() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _not_filled(error: Exception) -> None:
-    logger.warning("a place could not be given to another Dask worker: %s", error)
+class Reservations(SchedulerPlugin):
+    """The Dask workers that each client uses: a table in the scheduler's process (`reserve`).
+
+    With it the trials of several drivers share a deployment. Each takes all nodes that it needs, or
+    none, in the order of arrival. They are free again when the client leaves, or its connection
+    ends. While any client has them, the scheduler does not restart tasks of lost workers.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.name = NAME
+        self._scheduler = scheduler
+        self._taken: dict[str, set[str]] = {}
+        self._waiting: list[str] = []  # clients that wait for the nodes that they need at first
+        self._allowed_failures = scheduler.allowed_failures
+        scheduler.allowed_failures = 0
+
+    def enter(self, client: str) -> None:
+        """Add a client, which waits its turn."""
+        self._taken[client] = set()
+        self._waiting.append(client)
+
+    def look(self, client: str) -> tuple[list[Offer], frozenset[str]]:
+        """Return the Dask workers, and the addresses of those that a client may take.
+
+        These are none while other clients wait that came before. Of hosts only Dask's name is known
+        here.
+        """
+        workers, free = self._scheduler.workers, frozenset[str]()
+        if client not in self._waiting or self._waiting[0] == client:
+            free = frozenset(workers).difference(*self._taken.values())
+        offers = [
+            Offer(address, str(w.name), w.host, w.nthreads, resource_in({"resources": w.resources}))
+            for address, w in workers.items()
+        ]
+        return offers, free
+
+    def take(self, client: str, addresses: Collection[str]) -> bool:
+        """Take all of these for a client, or none if one is not free any more."""
+        if not self.look(client)[1].issuperset(addresses):
+            return False
+        self._taken[client] |= set(addresses)
+        if client in self._waiting:
+            self._waiting.remove(client)
+        return True
+
+    def leave(self, client: str) -> None:
+        """Free the nodes of a client; the last one leaves the scheduler as it was."""
+        if self._taken.pop(client, None) is None:
+            return
+        if client in self._waiting:
+            self._waiting.remove(client)
+        self._scheduler.log_event("all", {"action": "dps-freed"})  # Dask workers are free again
+        if not self._taken:
+            self._scheduler.allowed_failures = self._allowed_failures
+            self._scheduler.remove_plugin(NAME)
+
+    def remove_client(self, scheduler: Scheduler, client: str) -> None:
+        """Free the nodes of a client that is gone; called by Dask."""
+        self.leave(client)
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
+        """Forget a lost Dask worker: another one may join at its address."""
+        for addresses in self._taken.values():
+            addresses.discard(worker)
+
+
+def reserve(act: str, client: str, *arguments: Any, dask_scheduler: Scheduler) -> Any:
+    """Call a method of the table, such as "enter"; clients run this in the scheduler."""
+    if act == "enter" and NAME not in dask_scheduler.plugins:
+        dask_scheduler.add_plugin(Reservations(dask_scheduler))
+    table = dask_scheduler.plugins.get(NAME)
+    return getattr(table, act)(client, *arguments) if table is not None else None

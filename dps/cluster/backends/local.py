@@ -16,10 +16,8 @@ import os
 import shutil
 import signal
 import tempfile
-import threading
 import warnings
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
@@ -40,14 +38,13 @@ from dps.cluster.backends.processes import (
     scratch_prefix,
 )
 from dps.cluster.backends.tls import (
-    DASHBOARD,
     LOOPBACK,
     SchedulerOfMembers,
     WorkerOfMembers,
     dashboard_settings,
     kept_in,
-    or_temporary,
     remove_keys,
+    temporary,
 )
 from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, SchedulerLost
@@ -55,8 +52,8 @@ from dps.errors import CapacityError, SchedulerLost
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
+CONNECT_SECONDS = 30.0
 STOP_SECONDS = 5.0
-LOOK_SECONDS = 0.1
 MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
 
 DASK_SETTINGS = {
@@ -104,8 +101,6 @@ class LocalCluster(Cluster):
     ----------
     client
         A Dask client that is connected to the cluster.
-    dashboard
-        The address of Dask's dashboard; None if there is none.
     security
         The certificates of its processes, each in a file.
 
@@ -139,9 +134,13 @@ class LocalCluster(Cluster):
         tell: Callable[[str], None] = warnings.warn,
     ) -> None:
         super().__init__()
-        known = or_temporary(security)
+        known = security if isinstance(security, Security) else Security()
+        if security is None and not known.require_encryption:
+            known = temporary()
         if not known.require_encryption:
-            tell(_open_to(host))
+            reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
+            every = f"{reached}every user of this machine"
+            tell(f"without TLS {every} can run code as you in this cluster")
         self._context = fork_context(preload)
         self._children: dict[str, ForkServerProcess] = {}
         with contextlib.ExitStack() as stack:
@@ -152,19 +151,29 @@ class LocalCluster(Cluster):
             )
             stack.callback(remove_keys, Path(self._scratch))  # that may be all that can be removed
             stack.callback(self._stop_processes)
-            stack.enter_context(dask.config.set(DASK_SETTINGS))
             # Dask's own default for a scheduler would listen plainly even if that is forbidden.
             self.security = kept_in(Path(self._scratch), known)
+            stack.enter_context(dask.config.set(DASK_SETTINGS))
             shown = dashboard and find_spec("bokeh") is not None
-            with self._needing_the_scheduler():
-                self.address, web = self._start_scheduler(shown, host)
-                self.dashboard = web if shown else None
+            try:
+                self.address = self._start_scheduler(shown, host)
                 for node in nodes:
                     self.start(node)
-                self.client = self._connected()
+                choices = {"security": self.security, "timeout": CONNECT_SECONDS}
+                self.client = Client(self.address, set_as_default=False, **choices)
                 stack.callback(self._disconnect)
+                with dask.config.set(dashboard_settings(self.security, "scheduler")):
+                    self.dashboard = self.client.dashboard_link if shown else None
                 if nodes:
-                    self._wait_for(len(nodes))
+                    self.client.wait_for_workers(len(nodes), timeout=START_SECONDS)
+            except Exception as error:
+                if "scheduler" in self._processes and self.gone("scheduler", MOMENT_SECONDS):
+                    raise SchedulerLost(
+                        "the process of Dask's scheduler ended while the nodes came up"
+                    ) from error
+                if isinstance(error, TimeoutError):
+                    raise CapacityError(f"the cluster did not start in time: {error}") from error
+                raise
             self._stack = stack.pop_all()
 
     def start(self, node: NodeSpec) -> None:
@@ -175,40 +184,10 @@ class LocalCluster(Cluster):
         ConfigurationError
             A node of this name runs already.
         """
-        with self._lock:
-            self._claim(node)
+        with self._lock, self._claimed(node):
             leader = self.pids["scheduler"]
             arguments = (leader, self.address, node, self._scratch, self.security)
             self._start_process(node.name, _run_node, arguments)
-
-    @contextlib.contextmanager
-    def _needing_the_scheduler(self) -> Iterator[None]:
-        """Raise `SchedulerLost` instead of an error if the scheduler's process has ended."""
-        try:
-            yield
-        except Exception as error:
-            if "scheduler" in self._processes and self.gone("scheduler", MOMENT_SECONDS):
-                raise SchedulerLost(
-                    "the process of Dask's scheduler ended while the nodes came up"
-                ) from error
-            raise
-
-    def _connected(self) -> Client:
-        """Connect to the scheduler, but stop if it ends, which Dask does not notice."""
-        connecting: Future[Client] = Future()
-
-        def connect() -> None:
-            try:
-                choices = {"security": self.security, "timeout": START_SECONDS}
-                connecting.set_result(Client(self.address, set_as_default=False, **choices))
-            except BaseException as error:  # noqa: BLE001 (raised below)
-                connecting.set_exception(error)
-
-        threading.Thread(target=connect, daemon=True, name="dps-connect").start()
-        while not wait([connecting], LOOK_SECONDS).done:
-            if self.gone("scheduler", 0.0):
-                raise ConnectionError(f"nobody listens at {self.address} any more")
-        return connecting.result()
 
     def _disconnect(self) -> None:
         try:
@@ -219,34 +198,25 @@ class LocalCluster(Cluster):
                 raise
             logger.debug("the client of a scheduler that is gone was not closed", exc_info=True)
 
-    def _start_scheduler(self, dashboard: bool, host: str) -> tuple[str, str]:
+    def _start_scheduler(self, dashboard: bool, host: str) -> str:
         receive, send = self._context.Pipe(duplex=False)
         arguments = (self._scratch, dashboard, host, self.security, send)
         self._start_process("scheduler", _run_scheduler, arguments)
         send.close()
         if not receive.poll(START_SECONDS):
-            raise CapacityError(f"the Dask scheduler did not start within {START_SECONDS:g} s")
-        address, web = receive.recv()
-        return str(address), str(web)
+            raise TimeoutError("the Dask scheduler has not reported its address")
+        return str(receive.recv())
 
     def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
         child = self._context.Process(target=target, args=arguments, name=f"dps-{name}")
         child.start()
-        for other, ended in list(self._children.items()):
-            if not ended.is_alive():
-                ended.close()  # it holds two open files
-                del self._children[other]
+        # One that has ended holds two open files.
+        self._children = {n: each for n, each in self._children.items() if each.is_alive()}
         self._children[name] = child
         pid = child.pid or 0
-        self._processes[name] = Process(pid, own=process_of(pid))
-
-    def _wait_for(self, nodes: int) -> None:
-        try:
-            self.client.wait_for_workers(nodes, timeout=START_SECONDS)
-        except TimeoutError:
-            raise CapacityError(
-                f"fewer than {nodes} nodes were up after {START_SECONDS:g} s"
-            ) from None
+        self._processes[name] = Process(pid, process_of(pid))
+        if self._processes[name].own is None:
+            self._lost.add(name)  # it has ended already
 
     def _stop_processes(self) -> None:
         # What must last has been recorded or stored. The scheduler is killed last, so that no node
@@ -255,11 +225,6 @@ class LocalCluster(Cluster):
             child.kill()
         for child in self._children.values():
             child.join(STOP_SECONDS)
-
-
-def _open_to(host: str) -> str:
-    reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
-    return f"without TLS {reached}every user of this machine can run code as you in this cluster"
 
 
 # -- what runs in the processes ------------------------------------------------------------------
@@ -279,9 +244,7 @@ def _run_scheduler(scratch: str, dashboard: bool, host: str, security: Security,
             dashboard=dashboard,
             dashboard_address=f"{LOOPBACK}:0",
         ) as scheduler:
-            scheme = "http" if dask.config.get(f"{DASHBOARD}.cert") is None else "https"
-            web = f"{scheme}://{LOOPBACK}:{scheduler.http_server.port}/status"
-            send.send((scheduler.address, web))
+            send.send(scheduler.address)
             send.close()
             await scheduler.finished()
 

@@ -15,18 +15,15 @@ from importlib import import_module
 gc.disable()
 os.register_at_fork(before=gc.freeze, after_in_child=gc.enable)
 
-MODULES = (
-    "distributed",
+# Dask's processes import the second if it is installed; those below only when they start, or send
+# the first array.
+for _name in (
     "dps.cluster.backends.local",
-    # Dask's processes import the first if it is installed; the others only when they start, or send
-    # the first array.
     "prometheus_client",
     "distributed.http.prometheus",
     "distributed.protocol.numpy",
     "email.policy",
     "tornado.platform.asyncio",
-)
-
-for _name in MODULES:
+):
     with suppress(ImportError):
         import_module(_name)

@@ -15,10 +15,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
-from types import FrameType
+from typing import Literal
 
 import psutil
 
@@ -33,6 +32,8 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "1",
 }
 
+State = Literal["running", "stopped", "gone"]
+
 
 def process_of(pid: int) -> psutil.Process | None:
     """Return the process that has this number now; None if there is none."""
@@ -42,68 +43,40 @@ def process_of(pid: int) -> psutil.Process | None:
         return None
 
 
-def is_gone(process: psutil.Process | int | None, deadline: float) -> bool:
-    """Whether a process ends (or is a zombie) within `deadline` seconds.
+def state_of(process: psutil.Process | int | None) -> State:
+    """Return the state of a process; a zombie is gone, as is one that was not found (None).
 
-    A number stands for the process that has it now, and None for one that was not found.
+    A number stands for the process that has it now.
     """
-    return _becomes(process, "gone", deadline)
-
-
-def is_stopped(process: psutil.Process | int | None, deadline: float) -> bool:
-    """Whether a process is stopped by a signal within `deadline` seconds."""
-    return _becomes(process, "stopped", deadline)
-
-
-def is_running(process: psutil.Process | int | None, deadline: float) -> bool:
-    """Whether a process runs, and is not stopped, within `deadline` seconds."""
-    return _becomes(process, "running", deadline)
-
-
-def holds(condition: Callable[[], bool], deadline: float) -> bool:
-    """Whether a condition holds within `deadline` seconds."""
-    until = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.001)
-    return True
-
-
-def started_with(variable: str, value: str) -> Iterator[psutil.Process]:
-    """Yield the living processes that had this environment variable when they started.
-
-    A child inherits it, so all descendants of a process are found, even after it has ended.
-    Processes of other users are left out.
-    """
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # it has ended, or is another user's
-            if process.environ().get(variable) == value and not is_gone(process, 0.0):
-                yield process
-
-
-def scratch_prefix(pid: int) -> str:
-    """Return the prefix of the temporary folders that a process creates for a `LocalCluster`.
-
-    Another process can remove them by it when that process has ended.
-    """
-    return f"dps-{pid}-"
-
-
-def _becomes(process: psutil.Process | int | None, state: str, deadline: float) -> bool:
-    known = process_of(process) if isinstance(process, int) else process
-    return holds(lambda: _state(known) == state, deadline)
-
-
-def _state(process: psutil.Process | None) -> str:
-    """Return "running", "stopped" by a signal, or "gone", as a zombie is."""
     try:
-        status = process.status() if process is not None and process.is_running() else None
+        known = psutil.Process(process) if isinstance(process, int) else process
+        status = known.status() if known is not None and known.is_running() else None
     except psutil.NoSuchProcess:
         status = None
     if status in (None, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
         return "gone"
     return "stopped" if status == psutil.STATUS_STOPPED else "running"
+
+
+def is_gone(process: psutil.Process | int | None, deadline: float) -> bool:
+    """Whether a process ends within `deadline` seconds; arguments as for `state_of`."""
+    known = process_of(process) if isinstance(process, int) else process
+    return holds(lambda: state_of(known) == "gone", deadline)
+
+
+def holds(condition: Callable[[], bool], deadline: float, pause: float = 0.001) -> bool:
+    """Whether a condition, evaluated after each `pause`, holds within `deadline` seconds."""
+    until = time.monotonic() + deadline
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause)
+    return True
+
+
+def scratch_prefix(pid: int) -> str:
+    """Return the prefix of a process's temporary folders, by which another can remove them."""
+    return f"dps-{pid}-"
 
 
 def fork_context(preload: Sequence[str]) -> ForkServerContext:
@@ -150,40 +123,28 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C, which the driver handles.
+    """Start processes that ignore Ctrl-C; one that arrives meanwhile is handled afterwards.
 
-    They inherit the signal mask. The signal is blocked, not ignored, so that a Ctrl-C during the
-    start reaches the driver afterwards.
+    They inherit the signal mask. The signal is blocked, not ignored, so that it reaches the driver
+    in the end. The mask is this thread's alone: where numpy has threads, the system gives the
+    signal to one of them, and Python would call the handler here at once. So that is replaced too.
     """
     # It starts with the first process, and would undo the mask just before that does.
     resource_tracker.ensure_running()
-    with _interrupts_held_back():
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextlib.contextmanager
-def _interrupts_held_back() -> Iterator[None]:
-    """Handle Ctrl-C when this is over.
-
-    The mask is this thread's alone: where numpy has threads, the system gives the signal to one of
-    them, and Python raises it here at once.
-    """
+    held: list[int] = []
     handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
-        return
-    held: list[FrameType | None] = []
-    signal.signal(signal.SIGINT, lambda number, frame: held.append(frame))
+    replaced = threading.current_thread() is threading.main_thread() and callable(handler)
+    if replaced:
+        signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if replaced:
+            signal.signal(signal.SIGINT, handler)
         if held:
-            handler(signal.SIGINT, held[0])
+            signal.raise_signal(signal.SIGINT)
 
 
 def end_with_parent(before: Callable[[], None]) -> None:

@@ -7,59 +7,53 @@ submitted again, with the hosts to exclude.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import re
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from dask.utils import parse_bytes
-from distributed.security import Security
 
 from dps.cluster.backends.assignment import must_be_apart
-from dps.cluster.backends.base import Act
-from dps.cluster.backends.jobs import COMMAND_SECONDS, JobCluster, Jobs, run_command
+from dps.cluster.backends.jobs import COMMAND_SECONDS, JobCluster, run_command
+from dps.cluster.backends.processes import holds
 from dps.cluster.names import NodeSpec
 from dps.core.names import predecessor, replacement
 from dps.errors import CapacityError, ConfigurationError
 
-LOOK_SECONDS = 0.3
 SPREAD_SECONDS = 20.0  # how long a job is kept from hosts that have room, if others get none
 ACCOUNT_SECONDS = 2.0
 ANSWER_SECONDS = 2.0
 BACK_SECONDS = 10.0
-BACK_LOOK_SECONDS = 0.1
-REASON = "dps: a fault that is planned"
+LOOK_SECONDS = 0.1
 _CHOOSING = ("-x", "--exclude", "-w", "--nodelist")
 _OVER = ("CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "COMPLETED", "BOOT_FAIL")
 _UP = ("IDLE", "MIXED", "ALLOCATED", "IDLE+COMPLETING", "MIXED+COMPLETING")
 _OPEN = ("idle", "mix", "mix-", "alloc", "alloc+", "comp", "plnd")  # some planned by backfill
 _COLUMNS = ("Partition", "NodeList", "StateCompact", "CPUsState", "Memory", "AllocMem")
-_WIDTH = 60
 
 
+@dataclass(eq=False, repr=False)
 class SlurmCluster(JobCluster):
     """Nodes as jobs of Slurm; see `JobCluster`."""
 
-    def __init__(
-        self,
-        jobs: Jobs,
-        nodes: Sequence[NodeSpec],
-        security: Security | None,
-        patience: float,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._at: dict[str, str] = {}  # the host of each node
-        self._again: set[str] = set()  # the nodes whose jobs were submitted a second time
-        self._spreading: list[threading.Timer] = []
-        self._down: dict[str, _HostDown] = {}
-        self._taking = threading.Lock()
-        self._looked = 0.0
-        super().__init__(jobs, nodes, security, patience, tell)
+    NO_QUEUE = None
+    _at: dict[str, str] = field(init=False, default_factory=dict)  # the host of each node
+    # The nodes whose jobs were submitted a second time.
+    _again: set[str] = field(init=False, default_factory=set)
+    _down: dict[str, _HostDown] = field(init=False, default_factory=dict)
+    _taking: threading.Lock = field(init=False, default_factory=threading.Lock)
+
+    def close(self) -> None:
+        """End what was started, and then give back hosts that were taken away."""
+        try:
+            super().close()
+        finally:
+            for host in list(self._down):
+                self._give_back(host)
 
     def start(self, node: NodeSpec) -> None:
         """Submit a job for one more node; if it replaces one whose host is down, give that back."""
@@ -68,23 +62,16 @@ class SlurmCluster(JobCluster):
             self._give_back(self._at[before])
         super().start(node)
 
-    def obstacle(self, name: str, act: Act) -> str | None:
-        """Return why something cannot be done to a node's process; None if none is known."""
-        return None if act in ("requeue", "host") else super().obstacle(name, act)
-
     def requeue(self, name: str) -> int:
         """Requeue a node's job: as for `Cluster.requeue`."""
         process, job = self._living(name), self._job_of[name]
         again = replace(self._specs[name], name=replacement(name))
-        self._claim(again)
-        self._job_of[again.name] = job
-        self._end_without_notice([name])
-        try:
-            _scontrol("update", f"jobid={job.job_id}", "requeue=1")  # they are submitted without it
+        with self._claimed(again):
+            self._job_of[again.name] = job
+            self._end_without_notice([name])
+            # Jobs are submitted as ones that are not requeued.
+            _scontrol("update", f"jobid={job.job_id}", "requeue=1")
             _scontrol("requeue", job.job_id)
-        except ConfigurationError:
-            del self._specs[again.name], self._job_of[again.name]
-            raise
         return process.pid
 
     def take_host(self, name: str) -> int:
@@ -94,17 +81,16 @@ class SlurmCluster(JobCluster):
         """
         pid, host = self._processes[name].pid, self._host_of(name)
         with self._taking:
-            down = self._down.get(host)
             # Each node that is lost with a host is reported by a call of its own.
-            if down is None or name not in down.nodes:
+            if host not in self._down:
                 self._living(name)
                 nodes = set(self.on_host_of(name))
                 self._refuse_others(host)
                 self._end_without_notice(nodes)
-                if down is None:
-                    down = self._down[host] = _HostDown(host)
-                down.nodes = nodes
-            down.nodes.discard(name)
+                self._down[host] = _HostDown(host, nodes)
+            elif name not in self._down[host].nodes:
+                raise ProcessLookupError(f"{name} was lost with host {host} already")
+            self._down[host].nodes.discard(name)
         return pid
 
     def on_host_of(self, name: str) -> tuple[str, ...]:
@@ -118,24 +104,17 @@ class SlurmCluster(JobCluster):
     def account(self, name: str) -> str:
         """Return what Slurm reports of a job that was ended, and of its host."""
         job, host = self._job_of[name].job_id, self._at.get(name, "")
-        until = time.monotonic() + ACCOUNT_SECONDS  # for Slurm to notice
-        while (known := job_states([job]).get(job)) is not None and known.state == "RUNNING":
-            if time.monotonic() > until:
-                break
-        text = f"job {job} is {known.state if known else 'forgotten'}"
-        state = _state_of(host) if host else ""
-        return f"{text}, host {host} is {state}" if state else text
+        # It takes Slurm a moment to notice.
+        holds(lambda: _state_of_job(job)[0] != "RUNNING", ACCOUNT_SECONDS, LOOK_SECONDS)
+        text = f"job {job} is {_state_of_job(job)[0]}"
+        return f"{text}, host {host} is {_state_of(host)}" if host else text
 
     def _end_without_notice(self, names: Collection[str]) -> None:
         """Make nodes end by the SIGTERM that Slurm sends first, instead of leaving in order."""
-        addresses = [self._processes[name].address for name in names]
-
-        async def restore() -> None:
-            with contextlib.suppress(TimeoutError):  # one that does not answer cannot leave either
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await self.client.run(_end_by_sigterm, workers=addresses, on_error="ignore")
-
-        self.client.sync(restore)
+        client, addresses = self.client, [self._processes[name].address for name in names]
+        choices = {"workers": addresses, "on_error": "ignore", "callback_timeout": ANSWER_SECONDS}
+        with contextlib.suppress(TimeoutError):  # one that does not answer cannot leave either
+            client.sync(client.run, _end_by_sigterm, **choices)
 
     def _refuse_others(self, host: str) -> None:
         running = run_command("squeue", "-h", "-t", "running", "-w", host, "-o", "%A").split()
@@ -161,91 +140,67 @@ class SlurmCluster(JobCluster):
             timer = threading.Timer(SPREAD_SECONDS, run_command, update, {"check": False})
             timer.daemon = True
             timer.start()
-            self._spreading.append(timer)
-
-    def _cancel(self) -> None:
-        """Cancel all jobs, and give back hosts that were taken away."""
-        for timer in self._spreading:
-            timer.cancel()
-        try:
-            super()._cancel()
-        finally:
-            for host in list(self._down):
-                self._give_back(host)
 
     def _to_avoid(self, node: NodeSpec) -> list[str]:
         """Return the hosts of nodes that must not fail with this one, if it can start elsewhere."""
-        group = self._jobs.group(node)
-        if any(line.startswith(_CHOOSING) for line in group.directives):
+        options = self.jobs.options(node)
+        if any(line.startswith(_CHOOSING) for line in options["directives"]):
             return []  # the user has chosen hosts
         others = self._specs.keys() - self._lost - {node.name}
         beside = {self._at[o] for o in others if must_be_apart(node.name, o) and o in self._at}
         if not beside:
             return []
-        megabytes = parse_bytes(group.memory or "0 MB") / 2**20
-        room = hosts_with_room(group.queue, self._jobs.cores(node), megabytes)
+        megabytes = parse_bytes(options["memory"]) / 2**20
+        room = hosts_with_room(options.get("queue"), options["cores"], megabytes)
         return sorted(beside) if room - beside else []
 
     def _host_of(self, name: str) -> str:
         if name not in self._at:
-            job = self._job_of[name].job_id
-            known = job_states([job]).get(job)
-            self._at[name] = known.host if known is not None else super()._host_of(name)
+            _, host = _state_of_job(self._job_of[name].job_id)
+            self._at[name] = host or super()._host_of(name)
         return self._at[name]
 
     def _waiting(self) -> set[str]:
-        now = time.monotonic()
-        if now - self._looked > LOOK_SECONDS:
-            self._looked = now
-            self._look()
-        return super()._waiting() | (self._specs.keys() - self._at.keys())
+        """Return the nodes that have not joined; resubmit jobs that ended or are on a wrong host.
 
-    def _look(self) -> None:
-        """Check which jobs have started, and resubmit those that are in the wrong place."""
+        Each is submitted again once.
+        """
         jobs = {name: self._job_of[name].job_id for name in self._specs if name not in self._at}
         states = job_states(jobs.values()) if jobs else {}
         for name, job in jobs.items():
-            if job in states:
-                self._judge(name, job, states[job])
-
-    def _judge(self, name: str, job: str, state: JobState) -> None:
-        again = name in self._again
-        if state.state in _OVER:
-            if again:
-                raise CapacityError(
-                    f"the job of {name} (job {job}) has ended, as the one before, before it could "
-                    f"become a node: it is {state.state}; look at its log"
-                )
-            self._submit_again(name)
-        elif state.state == "RUNNING":
-            self._at[name] = state.host
-            if not again and state.host in self._to_avoid(self._specs[name]):
+            state, host = states.get(job, ("", ""))
+            if state == "RUNNING":
+                self._at[name] = host
+            if name in self._again:
+                if state in _OVER:
+                    raise CapacityError(
+                        f"the job of {name} (job {job}) has ended, as the one before, before it "
+                        f"could become a node: it is {state}; look at its log"
+                    )
+            elif state in _OVER or host in self._to_avoid(self._specs[name]):
                 run_command("scancel", job, check=False)
-                self._submit_again(name)
-
-    def _submit_again(self, name: str) -> None:
-        with self._lock:
-            self._processes.pop(name, None)
-            self._at.pop(name, None)
-        self._again.add(name)
-        self._submit(self._specs[name])
+                with self._lock:
+                    self._processes.pop(name, None)
+                    self._at.pop(name, None)
+                self._again.add(name)
+                self._submit(self._specs[name])
+        return super()._waiting() | (self._specs.keys() - self._at.keys())
 
 
-@dataclass(frozen=True, slots=True)
-class JobState:
-    """The state of a job, and the host that it is or was on; "" if it has not started."""
+def job_states(jobs: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the state of each job by its number, and the host that it is or was on, or "".
 
-    state: str
-    host: str
-
-
-def job_states(jobs: Iterable[str]) -> dict[str, JobState]:
-    """Return the states of jobs by their numbers, without those that Slurm has forgotten."""
+    Jobs that Slurm has forgotten are left out.
+    """
     wanted = ",".join(jobs)
     # It fails if it knows none of them any more.
     shown = run_command("squeue", "-h", "-t", "all", "-j", wanted, "-o", "%i|%T|%N", check=False)
     rows = (line.split("|") for line in shown.splitlines())
-    return {job: JobState(state, host) for job, state, host in rows}
+    return {job: (state, host) for job, state, host in rows}
+
+
+def _state_of_job(job: str) -> tuple[str, str]:
+    return job_states([job]).get(job, ("forgotten", ""))
 
 
 def hosts_with_room(partition: str | None, cores: int, megabytes: float) -> set[str]:
@@ -254,7 +209,7 @@ def hosts_with_room(partition: str | None, cores: int, megabytes: float) -> set[
     The state of a host alone does not show that. For a while after its first job has started it is
     "alloc", and "comp" while jobs are ending, however much of it is free.
     """
-    form = ",".join(f"{column}:{_WIDTH}" for column in _COLUMNS)
+    form = ",".join(f"{column}:60" for column in _COLUMNS)
     hosts = set()
     for line in run_command("sinfo", "-h", "-N", "-O", form).splitlines():
         name, host, state, cpus, memory, taken = line.split()
@@ -271,21 +226,20 @@ class _HostDown:
     All jobs on it are lost. `nodes` are those that have not been reported yet.
     """
 
-    def __init__(self, host: str) -> None:
-        self.nodes: set[str] = set()
+    def __init__(self, host: str, nodes: set[str]) -> None:
+        self.nodes = nodes
         self._host = host
-        resume = ("scontrol", "update", f"nodename={host}", "state=resume")
-        wait = ("sh", "-c", 'cat > /dev/null; exec "$@"', "sh")
         # Its input ends when this process does, and an interrupt does not reach it.
         self._waiting = subprocess.Popen(
-            [*wait, *resume],
+            ["sh", "-c", f"cat > /dev/null; exec scontrol update nodename={host} state=resume"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         try:
-            _scontrol("update", f"nodename={host}", "state=down", f"reason={REASON}")
+            down = ("state=down", "reason=dps: a planned fault")
+            _scontrol("update", f"nodename={host}", *down)
         except ConfigurationError:
             self.give_back()
             raise
@@ -294,27 +248,25 @@ class _HostDown:
         """Set the host up again, and wait until jobs can start there."""
         # A failure means that it is up already: Slurm may be configured to do that by itself.
         self._waiting.communicate(timeout=COMMAND_SECONDS)
-        until = time.monotonic() + BACK_SECONDS
-        while _state_of(self._host) not in _UP and time.monotonic() < until:
-            time.sleep(BACK_LOOK_SECONDS)
+        holds(lambda: _state_of(self._host) in _UP, BACK_SECONDS, LOOK_SECONDS)
 
 
 def _state_of(host: str) -> str:
-    """Return the state of a host, such as "MIXED" or "IDLE*+DRAIN"; "" if Slurm reports none.
+    """Return the state of a host, such as "MIXED" or "IDLE*+DRAIN"; "unknown" without one.
 
     For a moment, `sinfo` still reports the use of a host that is down.
     """
     shown = run_command("scontrol", "show", "node", "-o", host, check=False)
     match = re.search(r" State=(\S+)", shown)
-    return match[1] if match else ""
+    return match[1] if match else "unknown"
 
 
 def _scontrol(*words: str) -> None:
     try:
         run_command("scontrol", *words)
     except subprocess.CalledProcessError as error:
-        told = " ".join(error.stderr.split())
-        raise ConfigurationError(f"Slurm refused `scontrol {' '.join(words)}`: {told}") from error
+        reason = " ".join(error.stderr.split())
+        raise ConfigurationError(f"Slurm refused `scontrol {' '.join(words)}`: {reason}") from error
 
 
 async def _end_by_sigterm() -> None:

@@ -10,21 +10,17 @@ import os
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from copy import copy
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dask
 from distributed import Scheduler, Worker
 from distributed.security import Security
 
-from dps.errors import ConfigurationError
-
-Role = Literal["scheduler", "worker"]
-
 DASHBOARD = "distributed.scheduler.dashboard.tls"
-ROLES = ("client", "scheduler", "worker")
 LOOPBACK = "127.0.0.1"
 VALID = timedelta(days=365)
 CLOCKS_DIFFER = timedelta(days=1)  # between the machines of a cluster, at most
@@ -34,6 +30,7 @@ def temporary() -> Security:
     """Create a certificate for one cluster, which is its own authority.
 
     On an elliptic curve that takes less than a millisecond, so every cluster can have its own.
+    `Security.temporary` takes 55, and its certificates are not valid on a host whose clock is slow.
     """
     from cryptography import x509  # the import takes longer than creating certificates
     from cryptography.hazmat.primitives import hashes, serialization
@@ -43,17 +40,8 @@ def temporary() -> Security:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dps")])
     now = datetime.now(UTC)
     loopback = [x509.DNSName("localhost"), x509.IPAddress(ip_address(LOOPBACK))]
-    usage = x509.KeyUsage(
-        digital_signature=True,
-        key_cert_sign=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        crl_sign=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
+    # For digital signatures, also of certificates.
+    usage = x509.KeyUsage(True, False, False, False, False, True, False, False, False)
     certificate = (
         x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - CLOCKS_DIFFER)
@@ -64,66 +52,18 @@ def temporary() -> Security:
         .add_extension(x509.SubjectAlternativeName(loopback), critical=False)
         .sign(key, hashes.SHA256())
     )
-    cert = certificate.public_bytes(serialization.Encoding.PEM).decode()
-    private = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    ).decode()
-    by_role = {
-        f"tls_{role}_{what}": text
-        for role in ROLES
-        for what, text in (("cert", cert), ("key", private))
-    }
-    return Security(require_encryption=True, tls_ca_file=cert, **by_role)
+    pem = serialization.Encoding.PEM
+    form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    cert = certificate.public_bytes(pem).decode()
+    return for_all(cert, cert, key.private_bytes(pem, *form).decode())
 
 
-def or_temporary(security: Security | Literal["off"] | None) -> Security:
-    """Return the certificates of a cluster; `security` is as for `LocalCluster`."""
-    if isinstance(security, Security):
-        return security
-    configured = Security()
-    return configured if security == "off" or configured.require_encryption else temporary()
-
-
-def from_files(ca_file: str, cert: str, key: str | None = None) -> Security:
-    """Return a certificate of the user's own for all processes of a cluster.
-
-    Parameters
-    ----------
-    ca_file
-        The certificates of the authority; any certificate that it has signed is accepted.
-    cert, key
-        The certificate, and its private key unless that is in the same file.
-
-    Raises
-    ------
-    ConfigurationError
-        One of the files cannot be read, or they do not go together; the message begins with the
-        parameter that is wrong.
-    """
-    given = {"ca_file": ca_file, "cert": cert, **({"key": key} if key is not None else {})}
-    paths = {name: os.path.abspath(path) for name, path in given.items()}
-    for name, path in paths.items():
-        # A device or a named pipe would be read for ever.
-        if not os.path.isfile(path) or not os.access(path, os.R_OK):
-            there = "cannot be read" if os.path.exists(path) else "there is no such file"
-            raise ConfigurationError(f"{name}: {path}: {there}; expected a file in PEM format")
-    by_role = {
-        f"tls_{role}_{what}": paths[what]
-        for role in ROLES
-        for what in ("cert", "key")
-        if what in paths
-    }
-    security = Security(require_encryption=True, tls_ca_file=paths["ca_file"], **by_role)
-    try:
-        security.get_listen_args("scheduler")
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigurationError(
-            f"cert: {', '.join(paths.values())}: these are no authority, certificate and private "
-            f"key in PEM format that go together: {error}"
-        ) from error
-    return security
+def for_all(ca_file: str, cert: str, key: str | None) -> Security:
+    """Return a certificate that clients, scheduler and workers share."""
+    roles = ("client", "scheduler", "worker")
+    given = {"cert": cert} if key is None else {"cert": cert, "key": key}
+    files = {f"tls_{role}_{what}": given[what] for role in roles for what in given}
+    return Security(require_encryption=True, tls_ca_file=ca_file, **files)
 
 
 def kept_in(folder: Path, security: Security) -> Security:
@@ -132,16 +72,15 @@ def kept_in(folder: Path, security: Security) -> Security:
     Otherwise Dask writes them in every process each time that it needs them, and a process that is
     killed at that moment leaves the key behind.
     """
-    moved = {}
+    kept = copy(security)
     for name in security.__slots__:
         value = getattr(security, name)
         if name.startswith("tls_") and isinstance(value, str) and "\n" in value:
             path = folder / f"{name}.pem"
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(value)
-            value = str(path)
-        moved[name] = value
-    return Security(**moved)
+            setattr(kept, name, str(path))
+    return kept
 
 
 def remove_keys(folder: Path) -> None:
@@ -155,7 +94,7 @@ def remove_keys(folder: Path) -> None:
         folder.rmdir()
 
 
-def dashboard_settings(security: Security, role: Role) -> Mapping[str, str]:
+def dashboard_settings(security: Security, role: str) -> Mapping[str, str]:
     """Return Dask's settings to serve pages and metrics with the certificate of a process.
 
     The user's own configuration of Dask takes precedence.

@@ -1,1 +1,1 @@
-"""What runs in Dask's scheduler process: the coordinator's plugin and reservations of nodes."""
+"""What runs in Dask's scheduler process: the plugin of the coordinator."""

@@ -106,15 +106,13 @@ class CoordinatorPlugin(SchedulerPlugin):
         """
         table: Table = await self._coordinator.handle(GetTable(-1, 0.0))
         answers = await asyncio.gather(*map(self._described, table.views))
+        shards = map(partial(shard_view, self._group, name_of=self._name_of), table.views, answers)
         return TrainingView(
             self._group.name,
             "running",
             self._platform.clock.now(),
             None,
-            shards=Listing(
-                shard_view(self._group, view, answer, self._name_of)
-                for view, answer in zip(table.views, answers, strict=True)
-            ),
+            shards=Listing(shards),
             workers=self._workers([answer for answer in answers if answer]),
             lost=sum(loss.updates for loss in self._coordinator.losses.found),
             recent=tuple(self._recent),

@@ -11,9 +11,10 @@ import pytest
 
 from dps.cluster.backends import existing
 from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.backends.tls import from_files, temporary
+from dps.cluster.backends.tls import temporary
 from dps.cluster.names import NodeSpec
 from dps.errors import CapacityError, ConfigurationError
+from flows.config.cluster import from_files
 from tests.support.deployment import OWN_PIDS, can_have_own_pids, deployed, workers
 from tests.support.tls import files_of
 from tests.support.training import SECONDS, nodes

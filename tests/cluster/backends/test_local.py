@@ -22,7 +22,7 @@ import pytest
 from dps.cluster import names
 from dps.cluster.backends import local
 from dps.cluster.backends.local import START_SECONDS, LocalCluster
-from dps.cluster.backends.processes import is_gone, is_running
+from dps.cluster.backends.processes import is_gone, state_of
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError, SchedulerLost
 from tests.support.training import PRELOAD, SECONDS, nodes
@@ -96,7 +96,7 @@ def test_no_process_is_taken_for_a_node_that_has_ended_and_had_its_number() -> N
                 with pytest.raises(ProcessLookupError, match="server-0 is gone"):
                     ask("server-0")
             assert other.poll() is None
-            assert is_running(other.pid, 0.0)
+            assert state_of(other.pid) == "running"
 
 
 @contextmanager
@@ -136,6 +136,22 @@ def test_a_cluster_that_cannot_start_leaves_no_process(cluster: LocalCluster) ->
     assert not [process for process in left if not is_gone(process.pid, SECONDS)]
 
 
+def test_a_name_is_free_again_if_its_node_could_not_be_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no process can be started")
+
+    node = NodeSpec("worker-0", "worker")
+    with LocalCluster([]) as cluster:
+        with monkeypatch.context() as patch:
+            patch.setattr(cluster, "_start_process", refuse)
+            with pytest.raises(OSError, match="no process"):
+                cluster.start(node)
+        cluster.start(node)
+        assert cluster.running("worker-0", 0.0)
+
+
 def test_the_examples_of_the_docstrings_run() -> None:
     for module in (local, names):
         results = doctest.testmod(module)
@@ -151,7 +167,10 @@ class Beheaded(LocalCluster):
         self.kill("scheduler")
 
 
-def test_nobody_goes_on_connecting_to_a_scheduler_that_is_lost() -> None:
+def test_nobody_goes_on_connecting_to_a_scheduler_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local, "CONNECT_SECONDS", 2.0)
     began = time.monotonic()
     with pytest.raises(SchedulerLost, match="ended while the nodes came up"):
         Beheaded([NodeSpec("worker-0", "worker")])

@@ -20,8 +20,9 @@ from distributed.core import connect
 from distributed.security import Security
 
 from dps.cluster.backends.local import LocalCluster
-from dps.cluster.backends.tls import SchedulerOfMembers, WorkerOfMembers, from_files, temporary
+from dps.cluster.backends.tls import SchedulerOfMembers, WorkerOfMembers, temporary
 from dps.errors import ConfigurationError
+from flows.config.cluster import from_files
 from tests.support.stranger import got_by_a_stranger, needs_root
 from tests.support.tls import ANSWER_SECONDS, REQUEST, files_of, said_plainly
 from tests.support.training import PRELOAD, SECONDS, nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dps.cluster.backends.jobs import lifetime_options, seconds_of
+from dps.cluster.backends.jobs import lifetime_options
 
 HOUR = 3600.0
 
@@ -30,7 +30,8 @@ HOUR = 3600.0
 def test_walltimes_are_read_as_the_queueing_system_does(
     kind: str, walltime: str, seconds: float | None
 ) -> None:
-    assert seconds_of(kind, walltime) == seconds
+    same = lifetime_options("pbs", f"{seconds:.0f}") if seconds is not None else ()
+    assert lifetime_options(kind, walltime) == same
 
 
 def test_a_nodes_lifetime_ends_before_its_job_does() -> None:

@@ -16,10 +16,9 @@ from distributed import Client
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends import existing
-from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.backends.processes import is_running
+from dps.cluster.backends.existing import ExistingCluster, reserve
+from dps.cluster.backends.processes import state_of
 from dps.cluster.names import NodeSpec
-from dps.cluster.scheduler import reservations
 from dps.cluster.transport.calls import links_of
 from dps.errors import CapacityError
 from tests.support.deployment import ROOT, deployed, workers
@@ -62,7 +61,7 @@ def test_each_has_nodes_of_its_own_and_the_last_leaves_the_scheduler_as_it_was(
             assert client.run_on_scheduler(kept)[0] == 0
             pids = one.pids.values()
         assert client.run_on_scheduler(kept) == before
-        assert all(is_running(pid, 0.0) for pid in pids)
+        assert all(state_of(pid) == "running" for pid in pids)
         assert before[0] > 0
 
 
@@ -73,7 +72,7 @@ def test_a_lost_node_is_replaced_by_one_that_nobody_has(address: str) -> None:
         one.start(NodeSpec("server-0-b", "server"))
         eventually(lambda: "server-0-b" in one.pids, SECONDS)
         assert one.pids["server-0-b"] not in theirs.values()
-        assert all(is_running(pid, 0.0) for pid in theirs.values())
+        assert all(state_of(pid) == "running" for pid in theirs.values())
 
 
 def test_a_place_that_is_open_goes_to_one_that_is_given_back(address: str) -> None:
@@ -90,23 +89,23 @@ def test_a_place_that_is_open_goes_to_one_that_is_given_back(address: str) -> No
 
 def test_who_comes_first_is_served_first(address: str) -> None:
     with Client(address, set_as_default=False) as client:
-        ask = partial(client.run_on_scheduler)
+        ask = partial(client.run_on_scheduler, reserve)
         for name in ("first", "second"):
-            ask(reservations.enter, name)
+            ask("enter", name)
         try:
-            free = sorted(ask(reservations.look, "first").free)
+            free = sorted(ask("look", "first")[1])
             assert len(free) == 5
-            assert not ask(reservations.look, "second").free
-            assert not ask(reservations.take, "second", free[:1])
-            assert ask(reservations.take, "first", free[:3])
-            assert ask(reservations.look, "second").free == set(free[3:])
-            assert not ask(reservations.take, "second", free[2:])
-            assert ask(reservations.take, "second", free[3:])
-            ask(reservations.leave, "first")
-            assert ask(reservations.look, "second").free == set(free[:3])
+            assert not ask("look", "second")[1]
+            assert not ask("take", "second", free[:1])
+            assert ask("take", "first", free[:3])
+            assert ask("look", "second")[1] == set(free[3:])
+            assert not ask("take", "second", free[2:])
+            assert ask("take", "second", free[3:])
+            ask("leave", "first")
+            assert ask("look", "second")[1] == set(free[:3])
         finally:
             for name in ("first", "second"):
-                ask(reservations.leave, name)
+                ask("leave", name)
 
 
 def test_more_than_the_deployment_has_is_refused_and_not_waited_for(
