@@ -247,8 +247,8 @@ class VirtualClient(Cluster):
 
     def start(self, node: NodeSpec) -> None:
         """Start a node; it joins when it is up."""
-        self._claim(node)
-        self.network.later(self.profile.start, self._add, node)
+        with self._claimed(node):
+            self.network.later(self.profile.start, self._add, node)
 
     def kill(self, name: str) -> int:
         """End a node's process at once; the scheduler notices a little later."""
@@ -290,7 +290,7 @@ class VirtualClient(Cluster):
         process = self.network.process(spec.name)
         worker = self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
         self._specs[spec.name] = spec
-        self._processes[spec.name] = NodeProcess(worker.dps_platform.pid, worker.address)
+        self._processes[spec.name] = NodeProcess(worker.dps_platform.pid, None, worker.address)
         self._scheduler.joined(process.address)
         self._loop.call_soon(self._place)
 
