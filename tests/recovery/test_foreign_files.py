@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from dps.core.checksum import sealed, unsealed
 from safetensors.numpy import save as save_tensors
 
 from dps import ASP, SGD, Checkpoint, Recovery
@@ -19,6 +18,7 @@ from dps.core.blocks import Layout
 from dps.core.shard import ShardState, initial_state
 from dps.errors import CheckpointCorrupt, StoreUnavailable
 from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.files import sealed, unsealed
 from dps.recovery.manifest import FILE, Run, find_saved, write_run
 from dps.recovery.partial import PartialFiles
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dps.core.outage import Continue
 
 from dps import BSP, Chain, NoDurability, Recovery, SharedStore
 from dps.core.consistency import SSP, Consistency
+from dps.core.replay import Continue
+from dps.core.updates import UpdateId
 from dps.errors import LeaseExpired, StaleEpoch
 from dps.events import Detected, Restored, WorkerJoined, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
@@ -128,7 +129,7 @@ async def view_of(s: Setting, shard: int = 0) -> View:
 
 
 async def read(s: Setting, view: View, host: Endpoint) -> Any:
-    return await s.ask(host, Pull(view.shard, view.epoch, "", 0, 0, 0.1))
+    return await s.ask(host, Pull(view.shard, view.epoch, UpdateId("", 0, 0), 0, 0.1))
 
 
 @pytest.mark.parametrize("position", [0, -1])
