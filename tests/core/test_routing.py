@@ -112,8 +112,8 @@ def test_what_is_no_key_is_refused(keys: object, said: str) -> None:
     ("pushed", "said"),
     [
         (([1, 2], np.ones((2, 3), np.float32)), r"'emb' are float32\[2, 3\], expected .*\[2, 2\]"),
-        (([1, 2], np.ones((3, 2), np.float32)), r"\[3, 2\], expected float32\[2, 2\]"),
-        (([1, 2], np.ones((2, 2), int)), r"int64\[2, 2\], expected float32"),
+        (([1, 2], np.ones((3, 2), np.float32)), r"\[3, 2\], expected an array float32\[2, 2\]"),
+        (([1, 2], np.ones((2, 2), int)), r"int64\[2, 2\], expected an array float32"),
         (([1], np.ma.masked_array([[1, 2]], [[0, 1]])), r"rows for table 'emb' is a masked array"),
         (([1, 2], [[1.0, 2.0]]), "are list, expected an array"),
         (np.ones((2, 2), np.float32), "expected a pair"),

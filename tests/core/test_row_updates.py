@@ -76,7 +76,7 @@ def test_rows_alone_leave_the_dense_part_as_it_is() -> None:
 BAD_ROWS = {
     "unknown table": (Rows("x", np.array([1]), np.ones((1, 2))), "no sparse table is named 'x'"),
     "width": (Rows("emb", np.array([1]), np.ones((1, 3))), r"'emb' are float64\[1, 3\]"),
-    "count": (Rows("emb", np.array([1, 2]), np.ones((1, 2))), r"expected float64\[2, 2\]"),
+    "count": (Rows("emb", np.array([1, 2]), np.ones((1, 2))), r"expected an array float64\[2, 2\]"),
     "repeated": (Rows("emb", np.array([1, 1]), np.ones((2, 2))), "are not in order"),
     "NaN": (Rows("emb", np.array([1]), np.array([[1.0, np.nan]])), "'emb' hold NaN"),
 }
