@@ -44,6 +44,8 @@ from dps.protocol.messages import Loss
 from dps.protocol.transport import Clock
 
 SILENT = "ignore"
+SAMPLE_SECONDS = 1.0
+KEPT = (Reported, Evaluated, EvaluationMissed)  # by the driver, for `ParameterServer.history`
 
 # Below the loggers that Dask shows by default, and keeps for `Client.get_worker_logs()`.
 scheduler_log = logging.getLogger("distributed.scheduler.dps")
@@ -117,8 +119,7 @@ def _one_line(record: logging.LogRecord) -> bool:
     return _dask_log.isEnabledFor(logging.INFO)
 
 
-SAMPLE_SECONDS = 1.0
-KEPT = (Reported, Evaluated, EvaluationMissed)  # by the driver, for `ParameterServer.history`
+# -- events ----------------------------------------------------------------------------------------
 
 
 class Recorder:

@@ -111,16 +111,12 @@ def _seconds(name: str, value: object) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a worker in its group: its `index` among `peers`, which start together.
-
-    `nodes` are the names of nodes by their addresses; `stops` is how often the training has been
-    stopped before.
-    """
+    """The place of a worker in its group: its `index` among `peers`, which start together."""
 
     peers: Sequence[str]
     index: int
-    nodes: Mapping[str, str]
-    stops: int
+    nodes: Mapping[str, str]  # names by addresses
+    stops: int  # how often the training has been stopped before
 
 
 class Worker:
@@ -138,8 +134,7 @@ class Worker:
     done
         How many updates of this worker the weights held when it began: 0 at the start of a
         training. After `ParameterServer.resume`, or after a restart of a lost worker, the training
-        function can continue with the data after these. If a shard was restored from an older
-        checkpoint than the others, it is the highest number of any shard.
+        function can continue with the data after these. It is the highest number of any shard.
     """
 
     def __init__(
@@ -193,9 +188,8 @@ class Worker:
         """How many updates of this worker were refused as too stale, on one shard or more.
 
         That happens only under BSP and SSP, to a worker that was stopped, unreachable, or busy for
-        longer than `Timings.patience`, because the others did not wait for it. The driver issues an
-        `UpdatesDroppedWarning`. If most updates of a worker were dropped, its future fails with
-        `UpdatesDropped`.
+        longer than `Timings.patience`. The driver issues an `UpdatesDroppedWarning`. If most were
+        dropped, the worker's future fails with `UpdatesDropped`.
         """
         return self._client.dropped
 

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
-MAGIC = b"dps transport 2\n"
+MAGIC = b"dps transport 3\n"
 LOST_MILLISECONDS = 30_000  # as on Dask's connections
 NONCE_BYTES, PROOF_BYTES = 16, 32
 ENCRYPT_BYTES = 1 << 20  # that TLS encrypts before others have their turn
@@ -139,75 +139,55 @@ class TlsLine(Line):
 
 async def to_unix(name: str, secret: bytes) -> Line:
     """Connect to an abstract unix socket; `OSError` if its process does not know the secret."""
-    return await _connected(socket.socket(socket.AF_UNIX), f"\0{name}", secret)
+    return await _greeted(socket.socket(socket.AF_UNIX), secret, None, f"\0{name}")
 
 
 async def to_tcp(host: str, port: int, secret: bytes, tls: ssl.SSLContext | None) -> Line:
     """Connect to a TCP port, with TLS if the cluster has it; raises as `to_unix` does."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = infos[0]
-    return await _connected(socket.socket(family, kind, protocol), address, secret, tls)
-
-
-async def _connected(
-    sock: socket.socket, address: Any, secret: bytes, tls: ssl.SSLContext | None = None
-) -> Line:
-    line = Line(sock)
-    try:
-        await asyncio.get_running_loop().sock_connect(sock, address)
-        if tls is not None:
-            line = await _secured(sock, tls, server_hostname=address[0])
-        theirs = await _receive(line, len(MAGIC) + NONCE_BYTES)
-        if not theirs.startswith(MAGIC):
-            raise Refused("the process that listens there does not use the protocol of dps")
-        mine = secrets.token_bytes(NONCE_BYTES)
-        _send(line, mine + _proof(secret, b">", theirs + mine))
-        proof = await _receive(line, PROOF_BYTES)
-        if not hmac.compare_digest(proof, _proof(secret, b"<", theirs + mine)):
-            raise Refused("the process that listens there does not know the secret")
-    except BaseException:
-        line.close()
-        raise
-    return line
+    return await _greeted(socket.socket(family, kind, protocol), secret, tls, address)
 
 
 async def welcomed(sock: socket.socket, secret: bytes, tls: ssl.SSLContext | None) -> Line:
     """Return the line to a process that has connected, or close it and raise `OSError`."""
-    line = Line(sock)
+    return await _greeted(sock, secret, tls if sock.family != socket.AF_UNIX else None)
+
+
+async def _greeted(
+    sock: socket.socket, secret: bytes, tls: ssl.SSLContext | None, address: Any = None
+) -> Line:
+    """Connect to the address, if any, and prove to each other that both ends know the secret."""
+    line, calls = Line(sock), address is not None
     try:
-        if line.passes_memory:
+        if calls:
+            await asyncio.get_running_loop().sock_connect(sock, address)
+        elif line.passes_memory:
             credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             _, uid, _ = _CREDENTIALS.unpack(credentials)
             if uid != os.getuid():
                 raise Refused(f"the process that has connected is user {uid}, not {os.getuid()}")
-        elif tls is not None:
-            line = await _secured(sock, tls, server_side=True)
-        mine = MAGIC + secrets.token_bytes(NONCE_BYTES)
-        _send(line, mine)
-        theirs = await _receive(line, NONCE_BYTES)
+        if tls is not None:
+            end = {"server_hostname": address[0]} if calls else {"server_side": True}
+            wrapped = tls.wrap_socket(sock, do_handshake_on_connect=False, **end)
+            line = TlsLine(wrapped)
+            await _retried(line, wrapped.do_handshake)
+        mine = secrets.token_bytes(NONCE_BYTES)
+        _send(line, MAGIC + mine)
+        greeting = await _receive(line, len(MAGIC) + NONCE_BYTES)
+        if not greeting.startswith(MAGIC):
+            raise Refused("the process at the other end does not use the protocol of dps")
+        theirs = greeting.removeprefix(MAGIC)
+        numbers = mine + theirs if calls else theirs + mine
+        proofs = [hmac.digest(secret, way + numbers, "sha256") for way in (b">", b"<")]
+        _send(line, proofs[0 if calls else 1])
         proof = await _receive(line, PROOF_BYTES)
-        if not hmac.compare_digest(proof, _proof(secret, b">", mine + theirs)):
-            raise Refused("the process that has connected does not know the secret")
-        _send(line, _proof(secret, b"<", mine + theirs))
+        if not hmac.compare_digest(proof, proofs[1 if calls else 0]):
+            raise Refused("the process at the other end does not know the secret")
     except BaseException:
         line.close()
         raise
     return line
-
-
-async def _secured(sock: socket.socket, tls: ssl.SSLContext, **options: Any) -> TlsLine:
-    wrapped = tls.wrap_socket(sock, do_handshake_on_connect=False, **options)
-    line = TlsLine(wrapped)
-    try:
-        await _retried(line, wrapped.do_handshake)
-    except BaseException:
-        line.close()
-        raise
-    return line
-
-
-def _proof(secret: bytes, way: bytes, numbers: bytes) -> bytes:
-    return hmac.digest(secret, way + numbers, "sha256")
 
 
 def _send(line: Line, data: bytes) -> None:
