@@ -89,8 +89,8 @@ def check_threads(
     held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
     raise CapacityError(
         f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
-        f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, ask for "
-        "fewer workers, or end those that run (wait for their futures, ps.stop(), "
+        f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, ask "
+        "for fewer workers, or end those that run (wait for their futures, ps.stop(), "
         "ps.remove_worker(), or ps.close() of the parameter server that they belong to)"
     )
 
