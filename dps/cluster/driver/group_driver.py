@@ -248,6 +248,7 @@ class GroupDriver:
         if not self.is_open:
             return
         self.is_open = False
+        self.incidents.closing = True
         self.news.unsaved = ""
         if not self.connection.can_break:
             await self._close_in_order(checkpoint)

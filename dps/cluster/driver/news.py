@@ -121,6 +121,7 @@ class IncidentWatch:
         self.losses: tuple[Loss, ...] = ()
         self.failovers: tuple[Failover, ...] = ()
         self.views: tuple[View, ...] = ()
+        self.closing = False  # by the driver itself
         self._router = router
         self._group = router.group
         self._news = news
@@ -181,6 +182,12 @@ class IncidentWatch:
     def heard(self, table: Table) -> None:
         """Look for incidents and missing copies when there is a new routing table."""
         if table.closed:
+            # The router logs it if the client's connections are closed before this table arrives.
+            if not self.closing:
+                self._news.log(
+                    f"parameter server {self._group.name} was not closed, and has ended with its "
+                    "Dask client. Leave its `with`, or call ps.close(), before that"
+                )
             return
         self.views = table.views
         if self._group.on_loss != SILENT:
