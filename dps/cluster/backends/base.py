@@ -14,12 +14,12 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psutil
 
-import dps
 from dps.cluster.backends.processes import State, holds, process_of, state_of
 from dps.cluster.names import NodeSpec
 from dps.errors import ConfigurationError
@@ -245,4 +245,5 @@ def _describe() -> tuple[str, int, int, str, str, str]:
     host, boot = socket.gethostname(), Path("/proc/sys/kernel/random/boot_id")
     namespace = os.readlink("/proc/self/ns/pid") if boot.exists() else host
     booted = boot.read_text().strip() if boot.exists() else ""
-    return dps.__version__, os.getpid(), os.geteuid(), host, booted, namespace
+    version = import_module("dps").__version__  # below which this module is
+    return version, os.getpid(), os.geteuid(), host, booted, namespace
