@@ -9,7 +9,6 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from itertools import count
 
 from dps.cluster.names import topic
@@ -177,5 +176,4 @@ class WorkerRecords:
         filtered = self._client.filtered if self._recorder.on else self._filtered
         if filtered != self._filtered:
             self._filtered = filtered
-            counts, norm = asdict(filtered.counts), filtered.residual_norm
-            self._recorder(Filtered(now, *source, **counts, residual_norm=norm))
+            self._recorder(Filtered(now, *source, **filtered))
