@@ -16,10 +16,8 @@ class Timings:
 
     Attributes
     ----------
-    call
-        Deadline of one call.
-    copy
-        Deadline of a call that carries a whole shard.
+    call, copy
+        Deadline of one call, and of one that carries a whole shard.
     hold
         How long a head holds a request that the consistency model makes wait, before it makes the
         client ask again; less than `call`.

@@ -33,7 +33,7 @@ KNOWN = {
     "lease not checked again": "stateless, BSP:8",
     "given up without proof": "chain(2), busy:14",
     "lost workers asked what they were told": "checkpoint:4",
-    "mailbox cleared before apply": "checkpoint + mailbox:19",
+    "mailbox cleared before apply": "checkpoint + mailbox:90",
     "mailbox cleared before the shard is served": "checkpoint + mailbox:97:wide",
     "rows of summed updates forgotten": "chain(2), aggregated:6",
     "non-atomic publish": "checkpoint, BSP:59",

@@ -29,7 +29,7 @@ from dps.errors import (
     UpdatesLost,
 )
 from dps.protocol import messages as msg
-from dps.protocol.client.encoder import NO_ROWS, Encoder, FilterState, Parts
+from dps.protocol.client.encoder import NO_ROWS, Encoder, Parts
 from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
@@ -351,8 +351,8 @@ class Client:
         self._caller.on_ack(shard, update, version, outcome)
 
     @property
-    def filtered(self) -> FilterState:
-        """What the filters have done to this client's gradients so far."""
+    def filtered(self) -> dict[str, Any]:
+        """What the filters have done so far (see `Encoder.state`)."""
         return self.encoder.state(sum(client.keys.saved_bytes for client in self._shard_clients))
 
     @property
@@ -434,8 +434,6 @@ class Client:
         """The version of each shard's weights at the last read; -1 before it."""
         reads = [shard_client.read.weights for shard_client in self._shard_clients]
         return tuple(-1 if weights is None else weights.version for weights in reads)
-
-    # -- functions --------------------------------------------------------------------------------
 
     async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         """Run a function on every shard, once on each; return the results, shard by shard.

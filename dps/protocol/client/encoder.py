@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -37,14 +38,6 @@ class Parts:
 
     dense: Mapping[int, Gathered]
     rows: Mapping[int, tuple[Rows, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class FilterState:
-    """What a client's filters have done so far, and the norm of what they withhold now."""
-
-    counts: Counts
-    residual_norm: float
 
 
 def split(
@@ -130,11 +123,11 @@ class Encoder:
         """What is withheld from a shard, by array (see `Outbox.withheld`)."""
         return self._outboxes[shard].withheld() if self._outboxes else {}
 
-    def state(self, saved_bytes: int) -> FilterState:
-        """What the filters have done so far; key caching has saved this number of bytes."""
+    def state(self, saved_bytes: int) -> dict[str, Any]:
+        """Return the figures of `dps.events.Filtered`; key caching has saved this many bytes."""
         counts = sum((outbox.counts for outbox in self._outboxes), Counts(sent_bytes=-saved_bytes))
         norms = (outbox.residual_norm for outbox in self._outboxes)
-        return FilterState(counts, math.hypot(*norms))
+        return {**asdict(counts), "residual_norm": math.hypot(*norms)}
 
     def _based(self, operations: Mapping[int, Operation], point: ReadPoint) -> dict[int, Operation]:
         """Note what gradients were computed from: more may be read before they are sent."""

@@ -66,10 +66,10 @@ def test_only_the_first_of_equal_lists_travels_to_a_node() -> None:
         (state,) = await s.states()
         assert state.version == 5
         assert (state.values.view("float64") == -5 * gradient(0)).all()
-        counts = client.filtered.counts
+        counts = client.filtered
         one = operation().codec[0]
-        assert counts.raw_bytes == 5 * 8 * SIZE
-        assert counts.sent_bytes == 5 * one.value_bytes + 2 * one.key_bytes
+        assert counts["raw_bytes"] == 5 * 8 * SIZE
+        assert counts["sent_bytes"] == 5 * one.value_bytes + 2 * one.key_bytes
 
     in_world(scenario, params={"w": np.zeros(SIZE)}, shards=1, filters=SOME)
 
