@@ -103,10 +103,7 @@ class Coordinator:
             raise
 
     def failed(self, error: Exception) -> None:
-        """Record an unforeseen exception, and look at all shards again.
-
-        It may have come between two steps that belong together.
-        """
+        """Record an exception, and look at all shards: it may have interrupted a change."""
         self.emit(task_failed(self.clock, "scheduler", error))
         for controller in self.controllers:
             for host in controller.view.chain:
@@ -304,9 +301,9 @@ class Coordinator:
         While a shard is down no mailbox is added that lacks what is in the others, and none that is
         in use is dropped, because nothing would read it again.
         """
-        before, hosts, number = self.keepers, self.rebalancer.usable, self.group.recovery.stores
-        # Those that keep states already are preferred; drained ones come first, and are dropped
-        # last.
+        before, hosts = (self.stores, self.mailboxes), self.rebalancer.usable
+        number = self.group.recovery.stores
+        # Drained ones come first, and are dropped last; then come those that keep states already.
         kept = [store for store in self.stores if store in hosts]
         stores = list(dict.fromkeys((*kept, *_of_role(hosts, "store"))))[:number]
         self.stores = (*self._not_replaced_by(stores), *stores)
@@ -316,7 +313,7 @@ class Coordinator:
             able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
             boxes = list(dict.fromkeys(able))[:number]
         self.mailboxes = tuple(boxes)
-        changed = changed or self.keepers != before
+        changed = changed or (self.stores, self.mailboxes) != before
         if changed and self.stores and boxes and self.group.recovery.needs_store:
             self._begin_epochs()
         return changed
