@@ -112,10 +112,9 @@ class Coordinator:
             controller.look_again()
 
     async def lose(self, address: str, by: str) -> None:
-        """Note that the process at `address` seems to be gone, whatever it was.
+        """Stop waiting for the workers of a process that seems to be gone.
 
-        A worker is not waited for any more. A host may live on and serve, so it is given up only
-        when its end is proven, or when its lease is over.
+        Its hosts may live on, so they are given up when that is proven, or their lease is over.
         """
         self.members.suspect(address, by)
         await self.workers.lose(address)
