@@ -11,7 +11,6 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from itertools import count
 from typing import Any
 
@@ -231,5 +230,4 @@ class WorkerRecords:
             self._recorder(Acked(now, *source, *zip(*acks, strict=True)))
         if self._recorder.on and self._client.filtered != self._filtered:
             self._filtered = self._client.filtered
-            counts, norm = asdict(self._filtered.counts), self._filtered.residual_norm
-            self._recorder(Filtered(now, *source, **counts, residual_norm=norm))
+            self._recorder(Filtered(now, *source, **self._filtered))

@@ -103,10 +103,7 @@ class Coordinator:
             raise
 
     def failed(self, error: Exception) -> None:
-        """Record an unforeseen exception, and look at all shards again.
-
-        It may have come between two steps that belong together.
-        """
+        """Record an exception, and look at all shards: it may have interrupted a change."""
         self.emit(task_failed(self.clock, "scheduler", error))
         for controller in self.controllers:
             for host in controller.view.chain:
@@ -115,10 +112,9 @@ class Coordinator:
             controller.look_again()
 
     async def lose(self, address: str, by: str) -> None:
-        """Note that the process at `address` seems to be gone, whatever it was.
+        """Stop waiting for the workers of a process that seems to be gone.
 
-        A worker is not waited for any more. A host may live on and serve, so it is given up only
-        when its end is proven, or when its lease is over.
+        Its hosts may live on, so they are given up when that is proven, or their lease is over.
         """
         self.members.suspect(address, by)
         await self.workers.lose(address)
@@ -304,9 +300,9 @@ class Coordinator:
         While a shard is down no mailbox is added that lacks what is in the others, and none that is
         in use is dropped, because nothing would read it again.
         """
-        before, hosts, number = self.keepers, self.rebalancer.usable, self.group.recovery.stores
-        # Those that keep states already are preferred; drained ones come first, and are dropped
-        # last.
+        before, hosts = (self.stores, self.mailboxes), self.rebalancer.usable
+        number = self.group.recovery.stores
+        # Drained ones come first, and are dropped last; then come those that keep states already.
         kept = [store for store in self.stores if store in hosts]
         stores = list(dict.fromkeys((*kept, *_of_role(hosts, "store"))))[:number]
         self.stores = (*self._not_replaced_by(stores), *stores)
@@ -316,7 +312,7 @@ class Coordinator:
             able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
             boxes = list(dict.fromkeys(able))[:number]
         self.mailboxes = tuple(boxes)
-        changed = changed or self.keepers != before
+        changed = changed or (self.stores, self.mailboxes) != before
         if changed and self.stores and boxes and self.group.recovery.stores:
             self._begin_epochs()
         return changed

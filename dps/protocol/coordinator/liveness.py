@@ -225,8 +225,7 @@ class Membership:
     async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
         """Kill a process, unless its hosts turn out to have the only copy of a state.
 
-        If the coordinator itself was paused, other hosts may have ended or stopped unnoticed, so
-        each is called first.
+        If the coordinator was paused, others may have ended unnoticed, so each is called first.
         """
         chains = [view.chain for view in self._coordinator.views if {*view.chain} & {*hosts}]
         others = {host for chain in (*chains, self._coordinator.stores) for host in chain}

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dps.core.names import STORE_ROLES, original
 from dps.core.placement import HashRing, Move, apart, moves, moves_to
@@ -72,39 +72,31 @@ class Rebalancer:
         info = self._members[host].info
         if info is None or host in self._drained:
             return
-        if info.role in STORE_ROLES:
-            self._check_keeper(info)
-        else:
-            self._check_server(info)
+        if info.role not in STORE_ROLES:
+            # A node may be here twice: as what it was before it was lost, and as it is now.
+            others = {other.node for other in self._able()} - {info.node}
+            if len(others) < self._group.replicas:
+                raise CapacityError(
+                    f"{info.node} cannot be drained: that would leave {len(others)} nodes to hold "
+                    f"shards, and {self._group.replicas} are needed; start another one for servers "
+                    "before"
+                )
             if self.servers is None:  # during an outage, fewer may hold shards than are needed
                 loaded = sum(load > 0 for load in self.loads.values())
                 self.servers = max(loaded, self._group.replicas)
+        elif host in self._coordinator.keepers:
+            stores = {o.node for o in self.usable.values() if o.role == "store"} - {info.node}
+            if info.role == "store" and len(stores) < self._group.recovery.stores:
+                raise CapacityError(
+                    f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
+                    "other node for a store; start one with the Dask resource 'store' before"
+                )
+            if self._coordinator.any_down:
+                raise NotServing(
+                    f"{info.node} cannot be drained now: a shard is down that needs what it keeps; "
+                    "try again when every shard is served"
+                )
         self._drained[host] = len(self._drained)
-
-    def _check_server(self, info: HostInfo) -> None:
-        # A node may be here twice for a while: as what it was before it was lost, and as it is now.
-        others = {other.node for other in self._able()} - {info.node}
-        if len(others) < self._group.replicas:
-            raise CapacityError(
-                f"{info.node} cannot be drained: that would leave {len(others)} nodes to hold "
-                f"shards, and {self._group.replicas} are needed; start another one for servers "
-                "before"
-            )
-
-    def _check_keeper(self, info: HostInfo) -> None:
-        if info.host not in self._coordinator.keepers:
-            return
-        stores = {o.node for o in self.usable.values() if o.role == "store"} - {info.node}
-        if info.role == "store" and len(stores) < self._group.recovery.stores:
-            raise CapacityError(
-                f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
-                "other node for a store; start one with the Dask resource 'store' before"
-            )
-        if self._coordinator.any_down:
-            raise NotServing(
-                f"{info.node} cannot be drained now: a shard is down that needs what it keeps; "
-                "try again when every shard is served"
-            )
 
     # -- which hosts may hold what ---------------------------------------------------------------
 
@@ -177,7 +169,7 @@ class Rebalancer:
         ]
         places = {host: place for place, host in enumerate(self._order(shard, in_use.values()))}
 
-        def rank(info: HostInfo) -> tuple[bool, bool, bool, bool, int, bool, int, bool, bool, str]:
+        def rank(info: HostInfo) -> tuple[Any, ...]:
             host = info.host
             return (
                 is_avoided(host),

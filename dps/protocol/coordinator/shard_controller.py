@@ -110,10 +110,7 @@ class ShardController:
         self.unreached.discard(host)
 
     def do_without(self, store: Endpoint) -> bool:
-        """Drop a store that the shard's server cannot reach, if another can be used.
-
-        Another one has the state, or receives it from the server.
-        """
+        """Drop a store that the server cannot reach, if another has the state or can receive it."""
         others = {*self._stores} - {store}
         if store not in self._stores or not (
             others if self.view.chain else others & {*self.stored}
@@ -299,10 +296,9 @@ class ShardController:
         return self._coordinator.rebalancer.best(self.view.shard, chain, last)
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
-        """Before another host has the shard, take others out of the epoch that clients know.
+        """Before another host has the shard, take those out that live, and would go on to answer.
 
-        They live, and their leases are not over, so they would go on to answer. The host itself is
-        out when it restores the shard; if it does not, the next one has to fence it.
+        The host itself is out when it restores the shard; if it does not, the next one fences it.
         """
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
@@ -397,10 +393,7 @@ class ShardController:
         donor: str = "",
         stands: Callable[[], bool] | None = None,
     ) -> msg.Brought:
-        """Publish that a host must be given the state, and wait until it has it.
-
-        Raises `NotServing` if a worker's copy is wanted that does not stand any more.
-        """
+        """Have a host given the state, by a worker whose copy `stands` or the driver."""
         installed: asyncio.Future[msg.Brought] = asyncio.get_running_loop().create_future()
         self._seeded = installed
         self.seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)

@@ -1,10 +1,9 @@
 """Workers' copies of a shard where pulls are filtered, and the changes that update them.
 
 A replica keeps, for each worker that reads from it, the copy that it sent last: the same bits that
-the worker has, if the reply arrived. A copy is named by the replica and a number, and each request
-names the copy that the worker has. If that is not the one that is kept here (a reply was lost,
-another replica sent it, there was no room for it, the worker restarted), the worker gets all
-weights. So nothing here has to survive.
+the worker has, if the reply arrived. Each request names the copy that the worker has. If that is
+not the one that is kept here (a reply was lost, another replica sent it, there was no room for it,
+the worker restarted), the worker gets all weights. So nothing here has to survive.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A server node: what its parts share, and its requests to other nodes.
 
-A network can be cut between any two processes, so the coordinator may still reach a node that
-another one cannot. A node that has been unreachable for longer than a lease is reported to the
-coordinator, and left out if possible.
+A network can be cut between any two processes, so the coordinator may reach a node that another one
+cannot. A node that was unreachable for longer than a lease is reported, and left out if possible.
 """
 
 from __future__ import annotations

@@ -123,8 +123,7 @@ class Replica:
     async def pull(self, m: msg.Pull) -> msg.Weights | msg.RowsRead | msg.Waiting:
         """Return committed weights or rows, when the consistency model lets this worker read them.
 
-        Any replica has applied what another one has committed, so it can show what the client has
-        seen, unless that was lost since.
+        Any replica has applied what the client has seen, unless that was lost since.
         """
         self.must_be_in(m.epoch)
         reader = m.reader
@@ -144,10 +143,9 @@ class Replica:
     async def replay(self, epoch: int, buffered: Sequence[Operation], late: bool = False) -> None:
         """Apply buffered gradients by the group's replay policy; return when they are durable.
 
-        `late`: they come from a worker itself, perhaps long after the outage. New ones are
-        selected, merged and applied in one turn, so that a repeated request finds all of them or
-        none. A sum that is not finite is dropped: it could never be applied, and the shard must
-        come back.
+        `late`: they come from a worker, perhaps long after the outage. They are applied in one
+        turn, so that a repeated request finds all of them or none. A sum that is not finite is
+        dropped: it could never be applied, and the shard must come back.
         """
         policy = self._group.recovery.replay
         async with self.lock:
@@ -461,8 +459,7 @@ class Replica:
     def _is_refused(self, update: UpdateId) -> bool:
         """Whether the worker was evicted, and what it computed may be too stale.
 
-        A worker that was replaced by a later incarnation is always refused: its updates cannot be
-        told from applied ones, and must not be acked as if they were.
+        An earlier incarnation is always refused: its updates cannot be told from applied ones.
         """
         gated = not isinstance(self._group.consistency, ASP)
         return is_superseded(self.state, update) or (gated and is_evicted(self.state, update))

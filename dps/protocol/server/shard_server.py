@@ -1,8 +1,7 @@
 """The server on one node: its replicas of shards, or the state store and mailboxes.
 
-It receives every message to its node, and carries it out while it holds a lease. It also brings a
-shard into service, from initial values, a checkpoint or the store, and then applies what workers
-left in the shard's mailboxes meanwhile.
+It carries out every message to its node while it holds a lease. It brings a shard into service,
+from initial values, a checkpoint or the store, and then applies what is in the shard's mailboxes.
 """
 
 from __future__ import annotations
@@ -100,8 +99,7 @@ class ShardServer:
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back.
 
-        The lease may end while this process is paused, anywhere in a request, and any wait may
-        outlast the epoch: both are checked again before the reply.
+        The process may be paused anywhere, so lease and epoch are checked again before the reply.
         """
         try:
             self._must_hold_lease(message)
@@ -303,10 +301,7 @@ class ShardServer:
             await self._take_mail(replica, epoch)
 
     async def _take_mail(self, replica: Replica, epoch: int) -> None:
-        """Apply what workers left in the mailbox while the shard was down.
-
-        It stays there until the shard is served: until then another server may have to restart.
-        """
+        """Apply what workers left in the mailbox; it stays there until the shard is served."""
         if not self._group.recovery.uses_mailbox:
             return
         mailboxes = self._keepers_of(replica.shard).mailboxes
