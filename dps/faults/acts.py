@@ -151,7 +151,8 @@ class Acts(Striker):
             there = [name for name in names if name in nodes.pids and not nodes.gone(name, 0.0)]
             names = [name for name in there if not (pauses and nodes.stopped(name, 0.0))]
             if not names:
-                self.skip(number, fault)
+                reason = "no such node was up"
+                self._emit(FaultSkipped(self._clock.now(), number, fault.whom, reason))
                 return
         if not isinstance(fault, Kill | Pause):
             work = partial(self._disturb, number, fault, names, updates)
@@ -161,11 +162,6 @@ class Acts(Striker):
             names = sorted({other for name in names for other in self._nodes.on_host_of(name)})
         if any(self._at_once(partial(self._hit, number, fault, updates, held), names)):
             self.took[number] = self._clock.now()
-
-    def skip(self, number: int, fault: Fault) -> None:
-        """Record that there was no node for an optional fault."""
-        reason = "no such node was up"
-        self._emit(FaultSkipped(self._clock.now(), number, fault.whom, reason))
 
     def hold(self, names: Sequence[str]) -> bool:
         """Stop processes that are about to be struck, so that nothing changes until then."""

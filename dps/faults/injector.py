@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from dps.cluster.backends.base import Cluster
@@ -96,12 +95,7 @@ class Injector:
         self._running = self._platform.start(self._carry_out, "dps-injector")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._interrupted = kind is not None
         self._over.set()
         self._running.join()
@@ -182,10 +176,8 @@ class Injector:
     def _strike(
         self, number: int, fault: Fault, names: tuple[str, ...], held: bool = False
     ) -> None:
-        if names:
+        if names or fault.when.optional:
             self._acts.strike(number, fault, names, self._progress.updates, held)
-        elif fault.when.optional:
-            self._acts.skip(number, fault)
         else:
             self._acts.miss(number, fault.whom, "there was no such node then")
 

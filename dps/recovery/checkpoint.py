@@ -43,7 +43,7 @@ CHECKPOINT_EVERY = 100
 LEAST = 10
 MOST = 10_000
 
-# Why features that change one shard alone do not go with shards that go back together.
+# Why features that change one shard alone are not supported if all are restored together.
 _REFUSALS: dict[Feature, str] = {
     "buffered gradients": (
         "checkpoint with scope='all' does not go with outage=continue: gradients buffered for "
@@ -85,7 +85,7 @@ class Checkpoint(Durability):
         update follows. While the path cannot be written to, only updates that came within that time
         are acked.
     scope
-        What goes back when a shard is lost: only that "shard", or "all" of them, to the newest
+        What is restored when a shard is lost: that "shard", or "all" of them from the newest
         consistent cut, in which all shards hold the same updates. The promise then counts from that
         cut.
     least, most
@@ -129,7 +129,7 @@ class Checkpoint(Durability):
         return self.most if isinstance(self.every, str) else self.every
 
     def refusal(self, feature: Feature) -> str | None:
-        """Why it does not go with what would change one shard alone, if all go back together."""
+        """Return why a feature is not supported if all shards are restored together."""
         return _REFUSALS.get(feature) if self.scope == "all" else None
 
     def at(self, path: str) -> Checkpoint:
@@ -271,7 +271,7 @@ class CheckpointPersistence(Persistence):
     # -- the promise -----------------------------------------------------------------------------
 
     def _promise(self, every: int | None) -> None:
-        """Have no more than `every` updates at risk from now on."""
+        """Put at most `every` updates at risk from now on."""
         if every is not None:
             # Half the interval is for the updates that come while a write is under way.
             self._due = every if self._sync else max(1, every // 2)
@@ -303,13 +303,13 @@ class CheckpointPersistence(Persistence):
         return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
 
     def _start_timer(self) -> None:
-        """Have what is unsaved written in time, if that is promised."""
+        """Write unsaved updates in time, if that is promised."""
         # It may have ended, when a server that came later had the files for a while.
         if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
             self._timer = self._tasks.start(self._write_in_time())
 
     async def _write_in_time(self) -> None:
-        """Start a write in time for what is unsaved, though no further update may follow."""
+        """Start writes of unsaved updates in time, also if no update follows."""
         while True:
             await self._unsaved.wait()
             left = self._since + self._due_after - self._clock.monotonic()
@@ -456,7 +456,7 @@ class CutPersistence(CheckpointPersistence):
         await self._in_thread(self._files.prune_cuts, epoch, oldest)
 
     async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
-        """Have a cut taken that holds the state."""
+        """Request a cut that holds the state, and wait for it."""
         context, timings = self._context, self._context.timings
         try:
             request = WantCut(self._shard, epoch, state.version)

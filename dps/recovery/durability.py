@@ -164,9 +164,9 @@ class CoordinatorContext:
     emit: Sink
 
 
-# Called without arguments, it has the host of a lost shard given the initial values. Called with a
-# worker's name and a function, it has that worker install its copy, and waits as long as the
-# function returns True. Returns what the host was brought; raises `DpsError` if that does not come.
+# Called without arguments, it gives the host of a lost shard the initial values. Called with a
+# worker's name and a function, it makes that worker install its copy, and waits while the function
+# returns True. Returns what the host received; raises `DpsError` if nothing arrives.
 InstallState = Callable[..., Awaitable[Any]]
 
 
@@ -250,7 +250,7 @@ class Durability:
         return self
 
     def refusal(self, feature: Feature) -> str | None:
-        """Return why it does not go with a feature; None: it does."""
+        """Return why a feature is not supported; None: it is."""
         return self.refusals.get(feature)
 
     def at(self, path: str) -> Durability:

@@ -52,7 +52,7 @@ _REFUSALS: dict[Feature, str] = {
 @message
 @dataclass(frozen=True, slots=True)
 class PartialCheckpoint(Durability):
-    """Parts of a shard's state are written to files in turn, what has changed most the most often.
+    """Parts of a shard's state are written to files in turn, those that change most more often.
 
     A lost shard is put together from the newest copy of each block, or page of rows. The copies are
     of different versions, so some blocks may lack an acked update that others have; it is never

@@ -193,7 +193,7 @@ class CopyOffers:
         return tuple(self._wanted.values())
 
     async def restore(self, shard: int, epoch: int, host: Endpoint, install: InstallState) -> Any:
-        """Have the worker with the freshest copy install it; without any, use initial values."""
+        """Make the worker with the freshest copy install it; without any, use initial values."""
         self._wanted[shard], self._made[shard] = Wanted(shard, epoch, host), {}
         try:
             await self._context.publish()

@@ -169,9 +169,9 @@ def test_a_write_that_takes_long_is_told_of_while_it_goes_on(
 ) -> None:
     done = asyncio.Event()
 
-    async def hang(self: CheckpointPersistence, work: Callable[[], Any]) -> Any:
+    async def hang(self: CheckpointPersistence, work: Callable[..., Any], *args: Any) -> Any:
         await done.wait()
-        return work()
+        return work(*args)
 
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("worker-0")
@@ -188,9 +188,9 @@ def test_a_write_that_takes_long_is_told_of_while_it_goes_on(
     in_world(scenario, shards=1, recovery=saved(every=2))
 
 
-async def slow_write(self: CheckpointPersistence, work: Callable[[], Any]) -> Any:
+async def slow_write(self: CheckpointPersistence, work: Callable[..., Any], *args: Any) -> Any:
     await asyncio.sleep(0.2)
-    return work()
+    return work(*args)
 
 
 def test_the_ack_of_an_update_that_makes_a_write_due_waits_for_it(

@@ -58,9 +58,9 @@ def written(s: Setting, shard: int) -> int:
 def test_a_write_of_an_older_state_that_is_under_way_is_not_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def slowly(self: CheckpointPersistence, work: Callable[[], Any]) -> Any:
+    async def slowly(self: CheckpointPersistence, work: Callable[..., Any], *args: Any) -> Any:
         await asyncio.sleep(0.5)
-        return work()
+        return work(*args)
 
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
