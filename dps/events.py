@@ -67,9 +67,9 @@ Sink = Callable[[Event], None]
 class Applied(Event):
     """Updates that a replica of a shard applied, in order; row i of each column is one update.
 
-    `staleness` is in versions, `staleness_seconds` the age of the weights of the gradient.
-    `replayed` is whether the update was buffered during an outage. A call of a function that
-    changed parameters is an update of a worker such as "worker-0/calls".
+    `staleness` is in versions, `staleness_seconds` the age of the gradient's weights. `replayed`
+    updates were buffered during an outage. A call of a function is one of a worker such as
+    "worker-0/calls".
     """
 
     node: str
@@ -117,9 +117,8 @@ class Replayed(OfShard):
 class Reported(OfWorker):
     """A number that a worker's training loop reported of each step, such as the loss.
 
-    Row i of each column is one step; steps count from 1 in each incarnation. `versions` are those
-    of the last pulled weights, averaged over the shards; -1: none yet. The column is empty if they
-    are unknown.
+    Row i of each column is one step; steps count from 1. `versions` are those of the last pulled
+    weights, averaged over the shards; -1: none yet. The column is empty if they are unknown.
     """
 
     name: str
@@ -207,9 +206,8 @@ class NodeLeaving(Event):
 class TaskFailed(Event):
     """An unforeseen exception has ended a background task.
 
-    If the task belongs to a server, the server drops all that it holds, and starts over. A task of
-    the coordinator (`node` is "scheduler") is restarted. If the task belongs to a worker, its next
-    request raises `InternalError`. `error` is the exception, `trace` the traceback.
+    A server drops all that it holds, and starts over. A task of the coordinator (`node` is
+    "scheduler") is restarted. The next request of a worker raises `InternalError`.
     """
 
     node: str
@@ -260,9 +258,8 @@ class Promoted(OfReplica):
 class Restored(OfReplica):
     """A shard began to serve from a copy; `source` is "initial", "checkpoint", "store" or "worker".
 
-    Later versions of earlier epochs are lost. The start of a run is the restoration of version 0 in
-    epoch 1. A failed attempt is recorded too, perhaps after a later one: its epoch serves no
-    requests.
+    Later versions of earlier epochs are lost. A run starts by restoring version 0 in epoch 1. A
+    failed attempt is recorded too, perhaps after a later one: its epoch serves no requests.
     """
 
     version: int
@@ -345,8 +342,8 @@ class ReplicaAdded(OfReplica):
 class Moved(OfShard):
     """A replica of a shard has moved from node `source` to `target`, which serves in `epoch`.
 
-    `nbytes` is the size of its weights without sparse tables, `seconds` the duration of the move,
-    and `pause_seconds` the part of it in which no node served the shard.
+    `nbytes` is the size of its weights without sparse tables. No node served the shard for
+    `pause_seconds` of the `seconds` that it took.
     """
 
     source: str
@@ -423,8 +420,7 @@ class Returned(Event):
     """A parameter server is up again, `seconds` after the loss of its driver or scheduler.
 
     `returns` counts the restarts of the program. Shards continue with these `versions` (empty: from
-    the beginning), and lack at least `lost` updates each: of those known at most a quarter of a
-    second before the loss, or of those that another shard has.
+    the beginning), and lack at least `lost` of the updates known a quarter of a second before.
     """
 
     cause: str
