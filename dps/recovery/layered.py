@@ -41,7 +41,8 @@ class Layered(Durability):
         updates or seconds.
     """
 
-    above: Chain | SharedStore
+    # `field()`: the property of `Durability` would be its default.
+    above: Chain | SharedStore = field()
     below: Checkpoint = field(default_factory=Checkpoint)
     has_layer_below = True
     writes_checkpoints = True

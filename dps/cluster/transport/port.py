@@ -230,6 +230,9 @@ class Port:
                     connection = self._connected(await self._line(address, kind), (address, kind))
             except _Impassable as reason:
                 reasons.append(reason)
+            except TimeoutError:  # the peer is busy, and would not answer about another kind either
+                reasons.append(_Impassable(f"no answer about {kind} in {ASK_SECONDS:g} s"))
+                break
             else:
                 way = Way(kind, _WHY[kind], connection)
                 break
@@ -243,7 +246,7 @@ class Port:
         return way
 
     async def _line(self, address: str, kind: Kind) -> Line:
-        """Connect to a peer; `OSError` if it does not answer on Dask's connection either."""
+        """Connect to a peer; `TimeoutError` if it does not answer on Dask's connection in time."""
         refusal, until = self._avoided.get((address, kind), ("", 0.0))
         if time.monotonic() < until:
             raise _Impassable(refusal)

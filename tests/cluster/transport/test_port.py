@@ -221,6 +221,27 @@ def test_nothing_is_kept_for_a_peer_that_is_gone(wanted: TransportChoice) -> Non
     carry_out(scenario)
 
 
+@pytest.mark.parametrize("wanted", ["auto", "stream"])
+def test_a_peer_that_does_not_say_how_it_is_reached_is_called_by_dask(
+    wanted: TransportChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller(wanted)
+
+        async def silent(kind: module.Kind) -> object:
+            await asyncio.sleep(SECONDS)
+            return None
+
+        peer.server.handlers[HANDLER] = silent
+        await caller.echo(peer, LARGE, deadline=SECONDS / 2)
+        assert [by for by, _ in caller.told] == ["dask"]
+        assert "in 0.1 s" in caller.told[0][1]
+
+    carry_out(scenario)
+
+
 @pytest.mark.parametrize("wanted", ["shared_memory", "stream", "dask"])
 def test_bytes_are_counted_by_link_on_every_way(wanted: TransportChoice) -> None:
     async def scenario(places: Places) -> None:
