@@ -25,7 +25,7 @@ try:
     import torch
 except ImportError as error:
     raise ImportError(
-        "dps.torch needs torch, which is not installed: pip install 'dps[torch]'"
+        "dps.torch needs torch, which is not installed: in a clone of dps, pip install -e '.[torch]'"
     ) from error
 
 Module = Any  # an `nn.Module`

@@ -47,7 +47,7 @@ def sent_lists(s: Setting) -> list[bool]:
         return await push(self, m)
 
     for host in s.world.hosts.values():
-        host._push = partial(watched, host)  # type: ignore[assignment]
+        host._serving[Push] = partial(watched, host)
     return found
 
 
