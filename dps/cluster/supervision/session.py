@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from multiprocessing.connection import Connection
@@ -24,6 +24,7 @@ from dps.cluster.driver.setup import Options, check_client, checked_recovery
 from dps.cluster.platform import platform_of
 from dps.cluster.supervision.supervisor import ClusterLost, Finished, Past, Raised, Serving
 from dps.cluster.transport.memory import machine
+from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
 from dps.protocol.timings import Timings
@@ -39,6 +40,7 @@ REPORT_SECONDS = 0.25
 DASK_ERRORS = (ConnectionError, TimeoutError, EOFError, CommClosedError)
 NO_CLUSTER = (*DASK_ERRORS, CapacityError, SchedulerLost)
 CONNECTING = ("distributed.", "dps.cluster.")
+NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
 _NOT_SAVED = [field.name for field in fields(Options)]
@@ -130,8 +132,7 @@ class Session:
         if self.returns:
             states = ps.saved.states if ps.saved is not None else ()
             versions = tuple(state.version for state in states)
-            seen = known.versions if known is not None and known.versions else versions
-            lost = tuple(max(0, n - version) for n, version in zip(seen, versions, strict=True))
+            lost = _lost(states, known.versions if known is not None else ())
             seconds = time.monotonic() - self._past.noticed
             returned = Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
             if (sink := choices.get("on_event")) is not None:
@@ -216,6 +217,35 @@ def _is_no_cluster(error: BaseException) -> bool:
     frames = walk_tb(error.__traceback__)
     modules = (f"{frame.f_globals.get('__name__', '')}." for frame, _ in frames)
     return any(m.startswith(CONNECTING) and not m.startswith(f"{__package__}.") for m in modules)
+
+
+def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
+    """Return how many updates each shard has lost at least; `seen` are its last known versions.
+
+    Progress reports lag. But every update is sent to every shard, and an update that one shard has
+    is not computed again, so a shard has also lost those that only other shards have.
+    """
+    return tuple(
+        max(last - state.version, _behind(state, states))
+        for last, state in zip(seen or [0] * len(states), states, strict=True)
+    )
+
+
+def _behind(state: ShardState, states: Sequence[ShardState]) -> int:
+    """Return how many updates of the workers' last incarnations only other shards have."""
+    workers = [each.workers for each in states]
+    return sum(
+        max(_gap(state.workers.get(name, NOTHING), each.get(name, NOTHING)) for each in workers)
+        for name in set[str]().union(*workers)
+    )
+
+
+def _gap(here: Progress, there: Progress) -> int:
+    """Return how many updates of a worker are there and not here, without older gaps."""
+    if here.incarnation > there.incarnation:
+        return 0
+    numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
+    return max(0, min(numbers, there.applied - here.applied))
 
 
 def _folder(ps: ParameterServer) -> str:
