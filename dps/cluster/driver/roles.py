@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from dps.cluster.names import ANY_SHARD, SERVING, Node, resource_in, shard_of
+from dps.cluster.names import ANY_SHARD, SERVING, Node, NodeSpec, resource_in, shard_of
 from dps.core.names import role_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
@@ -25,28 +25,24 @@ if TYPE_CHECKING:
 Workers = Mapping[str, Mapping[str, Any]]
 
 
-def by_resources(workers: Workers) -> list[Node]:
-    """Return the nodes that carry a role as a Dask resource."""
+def by_resources(workers: Workers, seats: NodeAssignment | None = None) -> list[Node]:
+    """Return the nodes that carry a role as a Dask resource, or those that have a seat."""
     nodes = []
     for address, info in sorted(workers.items()):
-        if (resource := resource_in(info)) is not None:
-            name = str(info["name"])
-            role, home = _role(name, resource)
-            if ANY_SHARD in info["resources"]:
-                home = -1
-            host = str(info["host"])
-            nodes.append(Node(address, name, role, home, resource, info["nthreads"], host))
-    return nodes
-
-
-def by_seats(workers: Workers, seats: NodeAssignment) -> list[Node]:
-    """Return the nodes among these Dask workers, named as their seats are."""
-    nodes = []
-    for address, info in sorted(workers.items()):
-        if (spec := seats.of(address)) is not None:
-            role, home = _role(spec.name, spec.resource)
-            host = str(info["host"])
-            nodes.append(Node(address, spec.name, role, home, None, spec.threads, host))
+        resource, home = resource_in(info), -1
+        spec = NodeSpec(str(info["name"]), resource, info["nthreads"]) if resource else None
+        if seats is not None:
+            spec, resource = seats.of(address), None
+        if spec is None:
+            continue
+        role = spec.resource
+        if role == "server":
+            home = shard_of(spec.name)
+            role = role_of(spec.name) if home >= 0 else "spare"
+        if seats is None and ANY_SHARD in info["resources"]:
+            home = -1
+        host = str(info["host"])
+        nodes.append(Node(address, spec.name, role, home, resource, spec.threads, host))
     return nodes
 
 
@@ -107,11 +103,3 @@ def _by_turns(workers: Workers) -> list[str]:
 
 def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
     return Node(address, str(info["name"]), role, -1, None, info["nthreads"], str(info["host"]))
-
-
-def _role(name: str, resource: str) -> tuple[str, int]:
-    """Return the role of a node with this name and resource, and the shard that it is meant for."""
-    if resource != "server":
-        return resource, -1
-    role = role_of(name)
-    return (role if shard_of(name) >= 0 else "spare"), shard_of(name)

@@ -1,9 +1,7 @@
 """What a run of workers needs: a function that can be sent, free threads, and shares of data.
 
-Without these checks Dask would print five tracebacks, or queue a task for a thread that never
-becomes free. A collection is divided by whole partitions, as equally as their number allows. A
-worker's share is computed on its node; partitions that a node holds already stay there as far as
-equal shares allow.
+A collection is divided by whole partitions, as equally as their number allows. A worker's share is
+computed on its node; partitions that a node holds already stay there as far as equal shares allow.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from graphlib import TopologicalSorter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.names import Node
@@ -31,10 +30,9 @@ _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 def must_be_sent(argument: str, given: str) -> Iterator[None]:
     """Raise one `ConfigurationError` if the `with` block cannot send an `argument`.
 
-    Dask would print five tracebacks. The message recommends to use the `given` object instead of
-    objects that exist in this process only.
+    The message recommends to use the `given` object instead of those of this process.
     """
-    _dask_pickle_log.disabled = True
+    _dask_pickle_log.disabled = True  # Dask would print five tracebacks
     try:
         yield
     except (TypeError, AttributeError) as error:
@@ -84,15 +82,13 @@ def check_threads(
             if name != group:
                 holders.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
     free = max(0, threads - sum(map(len, holders.values())))
-    if workers <= free:
-        return
-    held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
-    raise CapacityError(
-        f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
-        f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, ask "
-        "for fewer workers, or end those that run (wait for their futures, ps.stop(), "
-        "ps.remove_worker(), or ps.close() of the parameter server that they belong to)"
-    )
+    if workers > free:
+        held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
+        raise CapacityError(
+            f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
+            f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, "
+            "ask for fewer workers, or end those that run, such as with ps.stop()"
+        )
 
 
 def shares_of(
@@ -100,8 +96,7 @@ def shares_of(
 ) -> list[list[distributed.Future]]:
     """Begin to compute each worker's partitions on its node; return the futures of each worker.
 
-    `data` is as for `ParameterServer.run`. Worker i is expected on node ``i % len(addresses)``.
-    Raises `ConfigurationError` if it is no such collection, or has too few partitions.
+    Worker i is expected on node ``i % len(addresses)``.
     """
     if not hasattr(client, "compute"):
         raise ConfigurationError(
@@ -148,8 +143,7 @@ def shares_of(
 def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int]]:
     """Return the numbers of the partitions of each worker, in order; one more for some.
 
-    `holders` are the addresses of the nodes that hold each partition already, `nodes` the address
-    of each worker's node.
+    Arguments are the addresses of each partition's holders, and of each worker's node.
     """
     smallest, larger = divmod(len(holders), len(nodes))
     sizes = [smallest + (worker < larger) for worker in range(len(nodes))]
@@ -161,11 +155,11 @@ def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int
             chosen[min(near, key=lambda worker: len(chosen[worker]))].append(number)
         else:
             left.append(number)
-    for numbers, size in zip(chosen, sizes, strict=True):
-        missing = size - len(numbers)
-        numbers.extend(left[:missing])
-        del left[:missing]
-    return [sorted(numbers) for numbers in chosen]
+    rest = iter(left)
+    return [
+        sorted([*numbers, *islice(rest, size - len(numbers))])
+        for numbers, size in zip(chosen, sizes, strict=True)
+    ]
 
 
 def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
@@ -212,5 +206,4 @@ def _together(*parts: Any) -> tuple[Any, ...]:
 
 
 def _node_of(where: Mapping[Any, list[str]], key: Any) -> list[str]:
-    """Return where Dask has to run a task; empty: anywhere."""
-    return where.get(key, [])
+    return where.get(key, [])  # none: anywhere

@@ -176,10 +176,7 @@ def from_path(
     servers: int | None,
     options: Options,
 ) -> Start:
-    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any.
-
-    `shards` and `servers` are their new numbers; None: as before.
-    """
+    """Start from the newest checkpoints below a path: see `ParameterServer.resume`."""
     platform = platform_of(client)
     if shards is not None:
         shards = whole_argument("shards", shards, 1, "shards")
@@ -192,13 +189,8 @@ def from_path(
         servers = min(run.servers, count * run.recovery.durability.above.replicas)
     if servers is not None:
         servers = as_servers(servers, count, run.recovery)
-    run = replace(
-        run,
-        name=platform.token(),
-        generation=run.generation + 1,
-        started=platform.clock.now(),
-        servers=servers,
-    )
+    name, started, generation = platform.token(), platform.clock.now(), run.generation + 1
+    run = replace(run, name=name, generation=generation, started=started, servers=servers)
     group = replace(_group(client, run, options), incarnations=saved.incarnations)
     return Start(group, run, options, saved=saved)
 

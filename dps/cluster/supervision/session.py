@@ -81,9 +81,8 @@ class Session:
         they may have is over.
 
         The Dask client is synchronous; `params` and `choices` are as for `ParameterServer`. The
-        recovery must write checkpoints of whole shards, so `PartialCheckpoint` is refused. After a
-        return, parameters, rule, consistency, recovery and so on are those of the checkpoints, as
-        for `ParameterServer.resume`.
+        recovery must write checkpoints of whole shards. After a return, parameters, rule, recovery
+        and so on are those of the checkpoints, as for `ParameterServer.resume`.
 
         Raises
         ------
@@ -191,7 +190,7 @@ class Session:
         contained = True
         while not ps.closed and not ps.scheduler_lost:
             try:
-                versions = [shard.version for shard in ps.shards]
+                versions = tuple(s.version for s in ps.shards if s.version is not None)
                 if new := {node.address for node in ps.nodes} - nodes:
                     nodes |= new
                     contained = contained and _are_contained(client, new)
@@ -199,9 +198,8 @@ class Session:
                 if ps.closed or ps.scheduler_lost:  # meanwhile
                     return
                 raise
-            if None not in versions:
-                progress = tuple(version or 0 for version in versions)
-                self._send(Serving(call, _folder(ps), progress, contained))
+            if len(versions) == len(ps.group.layout.shards):
+                self._send(Serving(call, _folder(ps), versions, contained))
             time.sleep(REPORT_SECONDS)
 
     def _send(self, message: Any) -> None:
@@ -249,7 +247,6 @@ def _gap(here: Progress, there: Progress) -> int:
 
 
 def _folder(ps: ParameterServer) -> str:
-    """Return where the checkpoints of a parameter server are."""
     return f"{str(ps.group.recovery.path).rstrip('/')}/{ps.name}"
 
 
@@ -278,12 +275,11 @@ def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool
 
 
 def _session() -> tuple[str, int]:
-    """The operating system's session of this process, and the machine."""
-    return machine(), os.getsid(0)
+    return machine(), os.getsid(0)  # the operating system's session of this process
 
 
 def _holds(group: str, dask_worker: distributed.Worker) -> bool:
-    """Whether an actor or a training function of a group is on a Dask worker."""
+    # Whether an actor or a training function of the group is there.
     return any(f"-{group}-" in str(key) for key in dask_worker.state.tasks)
 
 
@@ -296,7 +292,7 @@ class SchedulerWatch:
 
     def __init__(self, client: distributed.Client, on_loss: Callable[[str], None]) -> None:
         self._connection = SchedulerConnection(client)
-        self._address = client.scheduler.address
+        self._text = f"the connection to Dask's scheduler at {client.scheduler.address} broke"
         self._on_loss = on_loss
         self._server: ParameterServer | None = None
         self._over = False
@@ -307,9 +303,8 @@ class SchedulerWatch:
     def lost(self) -> str:
         """The loss of the scheduler, if it was before the parameter server closed; otherwise ""."""
         server = self._server
-        is_lost = self._connection.lost if server is None else server.scheduler_lost
-        if is_lost and not self._lost:
-            self._lost = f"the connection to Dask's scheduler at {self._address} broke"
+        if self._connection.lost if server is None else server.scheduler_lost:
+            self._lost = self._text
         return self._lost
 
     def is_up(self, server: ParameterServer) -> None:

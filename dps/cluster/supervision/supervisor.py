@@ -14,7 +14,6 @@ import signal
 import time
 import traceback
 import warnings
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -50,32 +49,23 @@ LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A parameter server is up, or has made progress, with its checkpoints in a `folder`.
+    """A parameter server is up, or has made progress."""
 
-    It was brought up by the program's call of this number. `versions` has a number for each shard,
-    and is empty before the first report. `contained` is whether all its nodes are processes of the
-    program's own session, which end with it. `returned` describes its return, if it is one.
-    """
-
-    call: int
-    folder: str
-    versions: tuple[int, ...] = ()
-    contained: bool = False
+    call: int  # the number of the program's call that started it
+    folder: str  # of its checkpoints
+    versions: tuple[int, ...] = ()  # of the shards; empty before the first report
+    contained: bool = False  # whether all its nodes are of the program's session, and end with it
     returned: Returned | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The earlier incarnations of a program, as the supervisor sends them to the next one.
-
-    `known` has the last message of each parameter server by its call. `noticed` is the time of the
-    loss, on `time.monotonic`, which all processes of a machine share.
-    """
+    """The earlier incarnations of a program, as the supervisor sends them to the next one."""
 
     returns: int = 0
     cause: str = ""
-    noticed: float = 0.0
-    known: dict[int, Serving] = field(default_factory=dict)
+    noticed: float = 0.0  # on `time.monotonic`, which all processes of a machine share
+    known: dict[int, Serving] = field(default_factory=dict)  # the last message of each call
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +102,12 @@ def supervise(
     """Run a program, and restart it when its driver or its scheduler is lost; return its result.
 
     It is restarted when a signal ends its process, and when the connection to Dask's scheduler
-    breaks while a parameter server is open or comes up; after a return, also when it finds no
-    cluster. All other processes of its session on this machine are ended first, but not those that
-    the program has started with a session of their own (`start_new_session=True`). The program
-    starts at its beginning. Parameter servers resume from their newest complete checkpoints;
-    `Worker.done` is the number of updates that a worker has in them. Each return is a
-    `ReturnedWarning` (never raised, whatever the warnings filter is), a `Returned` event and a line
-    in the log.
+    breaks while a parameter server is open or starts; after a return, also when it finds no
+    cluster. All other processes of its session on this machine are ended first, except those that
+    it started with a session of their own (`start_new_session=True`). Parameter servers resume from
+    their newest complete checkpoints; `Worker.done` is the number of updates that a worker has in
+    them. Each return is a `ReturnedWarning` (never raised), a `Returned` event and a line in the
+    log.
 
     Parameters
     ----------
@@ -165,17 +154,13 @@ def supervise(
 
 @dataclass(slots=True)
 class _Limit:
-    """How often a program may be restarted within a time."""
-
     most: int
     within: float
-    _times: deque[float] = field(default_factory=deque)
+    _times: list[float] = field(default_factory=list)
 
     def allows(self, now: float) -> bool:
-        """Count one more, and return whether it is within the limit."""
-        self._times.append(now)
-        while self._times[0] <= now - self.within:
-            self._times.popleft()
+        """Count one more return, and return whether it is within the limit."""
+        self._times = [each for each in (*self._times, now) if each > now - self.within]
         return len(self._times) <= self.most
 
     def __str__(self) -> str:
@@ -207,7 +192,10 @@ class _Supervisor:
                 current.begin(self._past)
                 if self._standby:
                     self._start()
-                last = self._follow(current)
+                while isinstance(last := current.message(), Serving):
+                    self._past.known[last.call] = last
+                    if last.returned is not None:
+                        self._report(last.returned)
                 if isinstance(last, Finished | Raised):
                     current.join(EXIT_SECONDS)
                     break
@@ -221,7 +209,10 @@ class _Supervisor:
                 for each in self._alive:
                     ends.callback(each.end)
         if isinstance(last, Raised):
-            error = _error_of(last)
+            if (error := last.error) is None:
+                error = ProgramFailed(f"its result or error cannot be sent:\n{last.trace}")
+            else:
+                error.__cause__ = ProgramFailed(f"in the program:\n{last.trace}")
             for failure in self._failures:
                 error.add_note(f"on_return has raised as well: {failure!r}")
             raise error
@@ -233,15 +224,6 @@ class _Supervisor:
         # An interrupt waits until the process is known, or nothing would end it.
         with without_interrupts():
             self._alive.append(self._incarnation())
-
-    def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
-        """Handle the messages of an incarnation; return its last one, or None if it has died."""
-        while isinstance(message := incarnation.message(), Serving):
-            self._past.known[message.call] = message
-            if message.returned is not None:
-                self._report(message.returned)
-        last: Finished | Raised | ClusterLost | None = message
-        return last
 
     def _replace(self, incarnation: Incarnation, last: ClusterLost | None) -> None:
         """End an incarnation; the next one has not begun."""
@@ -271,14 +253,6 @@ class _Supervisor:
                 self._on_return(returned)
             except Exception as error:  # noqa: BLE001 (raised when the program has ended)
                 self._failures.append(error)
-
-
-def _error_of(raised: Raised) -> BaseException:
-    """Return what a program has raised, with its traceback there."""
-    if raised.error is None:
-        return ProgramFailed(f"what the program returned or raised cannot be sent:\n{raised.trace}")
-    raised.error.__cause__ = ProgramFailed(f"in the program:\n{raised.trace}")
-    return raised.error
 
 
 class Incarnation:
