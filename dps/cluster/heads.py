@@ -13,7 +13,7 @@ from dps.observe.views import ShardView
 from dps.protocol.client.routing_table import Router
 from dps.protocol.group import Group
 from dps.protocol.messages import Describe, Description, View
-from dps.protocol.transport import Endpoint
+from dps.protocol.transport import Endpoint, Transport
 
 
 async def ask_heads(router: Router, deadline: float = math.inf) -> list[Description | None]:
@@ -31,6 +31,16 @@ async def ask_heads(router: Router, deadline: float = math.inf) -> list[Descript
 
     shards = range(len(router.group.layout.shards))
     return list(await asyncio.gather(*map(ask, shards)))
+
+
+async def ask_head(view: View, transport: Transport, deadline: float) -> Description | None:
+    """Return the status of the shard of a view; None if it is down, or does not answer."""
+    with suppress(DpsError, TimeoutError):
+        if view.serving:
+            request = Describe(view.shard, view.epoch)
+            reply: Description = await transport.call(view.chain[0], request, deadline)
+            return reply
+    return None
 
 
 def shard_view(

@@ -86,10 +86,7 @@ class Evaluators:
         self._left: set[str] = set()  # addresses of nodes that had to leave
 
     async def begin(self, score: Score, every: float, nodes: Sequence[Node]) -> None:
-        """Start one, and wait until it has read the weights that it scores first.
-
-        Raises `CapacityError` if none of the nodes is left for it.
-        """
+        """Start one, and wait until it has read the weights that it scores first."""
         node = _for("evaluator", nodes)
         evaluation = Evaluation(score, every, node.role)
         await self._make(evaluation, node)
@@ -121,14 +118,11 @@ class Evaluators:
                 evaluation.hosted = None
 
     async def finish(self, nodes: Sequence[Node], alive: Collection[str]) -> None:
-        """Run a last evaluation on every evaluator and end them; call no other method afterwards.
-
-        Evaluators that wait for a node use the free node of a worker, because training is over.
-        """
+        """Run a last evaluation on every evaluator, and end them for good."""
         self.look(alive)
         for evaluation in self._evaluations:
             if evaluation.hosted is None:
-                try:
+                try:  # a node of workers is free as well, because training is over
                     async with asyncio.timeout(self._group.timings.call):
                         await self._make(evaluation, _for(evaluation.role, nodes))
                 except Exception as error:  # noqa: BLE001 (the rest must end, whatever is wrong)

@@ -1,7 +1,6 @@
 """The driver's side of a group: brings it up on a Dask cluster, and takes it down.
 
-The driver does two things that no other process can: it makes the host actor on every node that
-joins, and it holds the initial values, which it installs wherever the coordinator asks for them.
+Only the driver makes host actors on nodes that join, and only it has the initial values.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ DRAIN_SECONDS = 10.0
 
 
 class GroupDriver:
-    """A group as its driver runs it. Used from the client's event loop, except where noted.
+    """A group as its driver runs it. Used from the client's event loop.
 
     `is_open`, and whether the connection was `lost` before `close`, may be read in any thread.
     """
@@ -76,6 +75,7 @@ class GroupDriver:
         self._client = client
         self._group = start.group
         self._start = start
+        self._saves = start.group.recovery.durability.writes_checkpoints
         self._caller: Client | None = None
         self._events = topic("events", start.group.name)
         self._drops = topic("dropped", start.group.name)
@@ -104,7 +104,7 @@ class GroupDriver:
         self.hosts.open()
         with must_be_sent("what functions= or another argument holds", "parts"):
             await client.register_plugin(CoordinatorPlugin(group, client.id))
-        if group.recovery.durability.writes_checkpoints:
+        if self._saves:
             await asyncio.to_thread(write_run, start.run)
         states = start.saved.states if start.saved is not None else ()
         seeder = Bootstrap(self.router, start.initial, states, start.tables)
@@ -126,11 +126,8 @@ class GroupDriver:
     # -- in use --------------------------------------------------------------------------------
 
     async def _let_in(self) -> None:
-        """Start workers that wait for a node on nodes that have joined since they were run.
-
-        Dask keeps a task to the addresses that there were, and a node that its nanny starts again
-        has another one.
-        """
+        """Start workers that wait for a node on nodes that have joined since they were run."""
+        # Dask keeps a task to the addresses that there were; a restarted node has another one.
         if not self.connection.can_break:
             return  # on virtual time workers end with their node
         places = {
@@ -167,11 +164,11 @@ class GroupDriver:
 
     def note_updates(self) -> None:
         """Note that from now on there may be updates that no checkpoint has."""
-        durability = self._group.recovery.durability
-        if durability.writes_checkpoints:
+        if self._saves:
             self.news.unsaved = (
                 f"parameter server {self._group.name} was not closed: no checkpoint "
-                f"({brief(durability)}) has the updates since the last one; call ps.close()"
+                f"({brief(self._group.recovery.durability)}) has the updates since the last one; "
+                "call ps.close()"
             )
 
     async def stop(self) -> None:
@@ -186,11 +183,9 @@ class GroupDriver:
     # -- what the group reports --------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Return when everything has arrived that live nodes have sent, or after a while.
-
-        Each node, and the scheduler, sends a marker after its events, over the same connection.
-        """
+        """Return when everything has arrived that live nodes have sent, or after a while."""
         client, marker = self._client, platform_of(self._client).token()
+        # Each node, and the scheduler, sends it after its events, over the same connection.
         send = partial(_send_marker, self._events, marker)
         sent = await client.run(send, workers=self.hosts.seated, on_error="ignore")
         await client.log_event(self._events, [{"marker": marker}])
@@ -241,6 +236,7 @@ class GroupDriver:
         self.is_open = False
         self.incidents.closing = True
         self.news.unsaved = ""
+        checkpoint = checkpoint and self._saves
         if self.connection.can_break:
             await self._close_while_connected(checkpoint)
         else:
@@ -254,7 +250,7 @@ class GroupDriver:
         self.news.unsaved = ""
         for end in self._endings():
             end()
-        if checkpoint:
+        if checkpoint and self._saves:
             self._warn_of_last_state("the Dask client was closed before it")
 
     async def _close_while_connected(self, checkpoint: bool) -> None:
@@ -315,8 +311,6 @@ class GroupDriver:
         await self._client.cancel([future for future in left if not future.done()])
 
     async def _save_last_state(self) -> None:
-        if not self._group.recovery.durability.writes_checkpoints:
-            return
         try:
             await self.checkpoint(self._group.timings.call)
         except DpsError as error:
@@ -326,13 +320,11 @@ class GroupDriver:
             )
 
     def _warn_of_last_state(self, why: str) -> None:
-        if self._group.recovery.durability.writes_checkpoints:
-            text = (
-                f"the last state of parameter server {self._group.name} is not in its "
-                "checkpoints, which are complete (ParameterServer.resume continues from them), "
-                f"because {why}"
-            )
-            self.news.warn(text, LastStateNotSavedWarning)
+        text = (
+            f"the last state of parameter server {self._group.name} is not in its checkpoints, "
+            f"which are complete (ParameterServer.resume continues from them), because {why}"
+        )
+        self.news.warn(text, LastStateNotSavedWarning)
 
     async def _take_down(self) -> None:
         """Leave the cluster as it was before the group, whose workers have ended."""

@@ -242,10 +242,7 @@ class ParameterServer:
 
     def __enter__(self) -> ParameterServer:
         if self._client.asynchronous:
-            raise ConfigurationError(
-                "the Dask client is asynchronous, so this parameter server is not up yet; "
-                "use `async with ParameterServer(...)`, not `with`"
-            )
+            raise ConfigurationError("the client is asynchronous: use `async with ParameterServer`")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
@@ -253,15 +250,8 @@ class ParameterServer:
 
     async def __aenter__(self) -> ParameterServer:
         if not self._client.asynchronous:
-            raise ConfigurationError(
-                "the Dask client is not asynchronous, so this parameter server is up already; "
-                "use `with ParameterServer(...)`, not `async with`"
-            )
-        try:
-            await self._driver.start()
-        except BaseException:
-            self._driver.news.close()
-            raise
+            raise ConfigurationError("the client is synchronous: use `with ParameterServer`")
+        await self._driver.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
@@ -281,19 +271,17 @@ class ParameterServer:
         workers
             Number of workers. Each occupies a thread of a node until its function returns.
         data
-            A Dask array (in chunks of whole rows), DataFrame or bag, or a list of futures such as
-            `Client.scatter` returns. Workers share its partitions equally, up to one. Each share is
-            computed on its worker's node, in order, as numpy arrays, pandas DataFrames, lists or
-            what the futures hold. With a tuple of collections, a partition is the tuple of those of
-            the same number. Shares stay in memory until the group is closed, for restarts.
+            A Dask array (in chunks of whole rows), DataFrame or bag, a list of futures such as
+            `Client.scatter` returns, or a tuple of these. Workers share its partitions equally, up
+            to one. Each share is computed on its worker's node, in order, and stays in memory until
+            the group is closed, for restarts.
 
         Raises
         ------
         CapacityError
             Too few threads of the nodes for workers are free.
         ConfigurationError
-            `train` is not such a function, or uses this parameter server or the client, which
-            cannot be sent to a node; or `data` cannot be shared.
+            `train` is not such a function, or cannot be sent to a node; or `data` cannot be shared.
         """
         self._require_open()
         futures = self._driver.training.run(train, workers, data)
@@ -304,8 +292,7 @@ class ParameterServer:
         """Restart a worker that was lost with its node; return its Dask future.
 
         The `worker`, such as "worker-0", joins as a new incarnation, with the same share of `data`,
-        on the free node of this name (Dask alone might choose one that is busy). Raises
-        `ConfigurationError` if there is no such worker or node.
+        on the free node of this name. Raises `ConfigurationError` without such a worker or node.
         """
         self._require_open()
         return self._driver.training.run_again(train, worker, node)
@@ -343,9 +330,8 @@ class ParameterServer:
         Parameters
         ----------
         score
-            Called with the weights. Returns the loss, or loss and accuracy (optionally with the
-            objective and the stationarity, recorded as `Evaluated`), or a mapping of names to
-            numbers. If it raises, or returns anything else, there is no score and one warning.
+            Called with the weights. Returns the loss, or loss and accuracy (and perhaps objective
+            and stationarity), or a mapping of names to numbers. Otherwise there is one warning.
         every
             Seconds from one evaluation to the next.
 
@@ -376,9 +362,9 @@ class ParameterServer:
     def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return rows of a sparse table by their keys, without waiting for any worker.
 
-        The keys are whole numbers from 0 to 2⁶³ - 1, in any order, repeated or not. The rows are
-        (keys, width), in this order; one without updates has its initial value. Raises
-        `ShapeMismatch` if the table is unknown, or a key is not such a number.
+        The keys are whole numbers from 0 to 2⁶³ - 1, repeated or not. The rows are (keys, width);
+        one without updates has its initial value. Raises `ShapeMismatch` if the table is unknown,
+        or a key is not such a number.
         """
         return self._read(lambda reader: reader.pull_rows(table, keys))
 
@@ -470,17 +456,16 @@ class ParameterServer:
     def scale(self, servers: int) -> Any:
         """Hold the shards on this many nodes from now on; return when they are there.
 
-        As few shards as possible are moved, one by one. Training continues: a shard pauses only
-        while its next server takes over, and no update is lost or applied twice.
+        Training continues: a shard pauses only while its next server takes over.
 
         Raises
         ------
         ConfigurationError
             It is fewer than the replicas of one shard, or more than those of all.
         CapacityError
-            Fewer nodes for servers have joined. Start more Dask workers, then call this again.
+            Fewer nodes for servers have joined.
         ShardUnavailable
-            Shards could not be moved within `Timings.unavailable`; that happens later.
+            Shards could not be moved within `Timings.unavailable`; they move later.
         """
         return self._do(self._driver.hosts.scale, servers)
 
@@ -543,10 +528,7 @@ class ParameterServer:
 
     @property
     def updates_lost(self) -> int:
-        """The number of lost acknowledged updates, on all shards together; see `losses`.
-
-        An update of arrays on two shards that both lost it counts twice.
-        """
+        """The number of lost acknowledged updates; one that two shards lost counts twice."""
         return self._incidents.updates_lost
 
     @property
@@ -558,8 +540,7 @@ class ParameterServer:
     def scheduler_lost(self) -> bool:
         """Whether the connection to Dask's scheduler broke while this was open.
 
-        The coordinator is lost with it, even if Dask connects again. `close` then only releases
-        what is in this process; `resume` continues from checkpoints.
+        The group is lost then, even if Dask connects again; `resume` continues from checkpoints.
         """
         driver = self._driver
         return driver.lost or (driver.is_open and driver.connection.lost)
@@ -583,12 +564,11 @@ class ParameterServer:
         -------
         history
             A row for each number, with the columns `time` (UTC), `source` (a worker's name, or
-            "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric` (its name; "loss"
-            and "accuracy" of evaluators), `step` (the mean over the shards of the version of the
-            evaluated weights, or of those that the worker had when it reported; -1 before its first
-            pull), `value`, `report` (number of the worker's report in its incarnation, from 1; 0 of
-            evaluators) and `learning_rate`: that of an update of these weights, without the effect
-            of staleness; NaN if arrays have different ones, and before the first pull.
+            "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric`, `step` (the mean
+            version of the shards in the evaluated weights, or those of the worker; -1 before its
+            first pull), `value`, `report` (number of the worker's report in its incarnation, from
+            1; 0 of evaluators) and `learning_rate` of an update of these weights, without the
+            effect of staleness; NaN if arrays have different ones, and before the first pull.
         """
         self._ask(self._driver.catch_up)
         self._driver.news.deliver()
@@ -605,8 +585,7 @@ class ParameterServer:
         self._require_open()
         if self._client.asynchronous:
             raise ConfigurationError(
-                "progress() waits for the workers, which an asynchronous client cannot do here; "
-                "look at ps.workers instead"
+                "progress() cannot wait with an asynchronous client; look at ps.workers instead"
             )
         if total is not None:
             argument_above_zero("total", total)
@@ -634,11 +613,8 @@ class ParameterServer:
 
         The run has the choices as parameters, such as "recovery.durability.kind"; the whole
         `history` as metrics, such as "worker-0/loss" or "evaluator/accuracy"; and a tag for each
-        failover. Characters that MLflow does not allow in names become "_", with a warning. What
-        the tracking server refuses is left out, with a warning; the training continues.
-
-        After `resume`, this continues the run of the earlier parameter server, if it is in this
-        experiment and has this name. Parameters that the run has stay as they are.
+        failover. What the tracking server refuses is left out, with a warning. After `resume`, this
+        continues the run of the earlier parameter server, if it has this experiment and name.
 
         Parameters
         ----------

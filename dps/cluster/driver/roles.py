@@ -2,8 +2,7 @@
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names state the
 shard that they are meant for ("server-0", "replica-0-1"), unless they offer `ANY_SHARD` too. On any
-other cluster about half the nodes become servers, one host after the other, and the rest workers,
-unless its seats are given (`dps.cluster.backends.assignment`).
+other cluster without seats, about half the nodes become servers, one host after the other.
 """
 
 from __future__ import annotations
@@ -53,10 +52,13 @@ def by_assignment(workers: Workers, group: Group) -> list[Node]:
     servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
     roles = ["server"] * servers + ["store"] * stores
     roles += ["worker"] * (len(workers) - len(roles))
+    by_host: dict[str, list[str]] = {}
+    for address in sorted(workers):
+        by_host.setdefault(str(workers[address]["host"]), []).append(address)
+    turns = zip_longest(*by_host.values())  # one node of each host after the other
+    addresses = [address for turn in turns for address in turn if address is not None]
     # There may be too few nodes for these roles.
-    return [
-        _assigned(a, workers[a], role) for a, role in zip(_by_turns(workers), roles, strict=False)
-    ]
+    return [_assigned(a, workers[a], role) for a, role in zip(addresses, roles, strict=False)]
 
 
 def newcomer(address: str, workers: Workers, nodes: Sequence[Node], group: Group) -> Node:
@@ -69,13 +71,11 @@ def newcomer(address: str, workers: Workers, nodes: Sequence[Node], group: Group
 
 def check(nodes: Sequence[Node], group: Group) -> None:
     """Refuse a cluster that is too small for the group, by a `CapacityError`."""
-    have = {role: sum(n.role == role for n in nodes) for role in ("store", "worker")}
     serving = [n for n in nodes if n.role in SERVING]
-    have["server"] = len(serving)
+    have = Counter("server" if n in serving else n.role for n in nodes)
     servers = group.servers or group.replicas
     need = {"server": servers, "store": group.recovery.stores, "worker": 1}
-    short = [role for role in need if have[role] < need[role]]
-    if short:
+    if any(have[role] < need[role] for role in need):
         wanted = ", ".join(f"{need[r]} for {r}s" for r in need if need[r])
         present = ", ".join(f"{have[r]} for {r}s" for r in need)
         raise CapacityError(
@@ -90,15 +90,6 @@ def check(nodes: Sequence[Node], group: Group) -> None:
                 f"the {len(serving)} for servers, {able} are meant for it, by their names. Start a "
                 f"Dask worker named 'server-{shard}', or ask for fewer shards or replicas."
             )
-
-
-def _by_turns(workers: Workers) -> list[str]:
-    """Return the addresses of Dask workers, one of each host after the other."""
-    by_host: dict[str, list[str]] = {}
-    for address in sorted(workers):
-        by_host.setdefault(str(workers[address]["host"]), []).append(address)
-    turns = zip_longest(*by_host.values())
-    return [address for turn in turns for address in turn if address is not None]
 
 
 def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:

@@ -28,10 +28,7 @@ _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
 @contextmanager
 def must_be_sent(argument: str, given: str) -> Iterator[None]:
-    """Raise one `ConfigurationError` if the `with` block cannot send an `argument`.
-
-    The message recommends to use the `given` object instead of those of this process.
-    """
+    """Raise a `ConfigurationError` that recommends `given` if an `argument` cannot be sent."""
     _dask_pickle_log.disabled = True  # Dask would print five tracebacks
     try:
         yield
@@ -68,10 +65,7 @@ def refuse_futures(train: Callable[..., Any]) -> None:
 def check_threads(
     client: distributed.Client, nodes: Sequence[Node], workers: int, group: str, own: Sequence[str]
 ) -> None:
-    """Refuse to start more workers than there are free threads, by a `CapacityError`.
-
-    `own` are the workers of this `group` that hold a thread, or wait for one.
-    """
+    """Refuse more workers than free threads; `own` hold a thread already, or wait for one."""
     threads = sum(node.threads for node in nodes)
     holders = {"this parameter server": list(own)}
     if not client.asynchronous and hasattr(client, "processing"):
@@ -94,10 +88,7 @@ def check_threads(
 def shares_of(
     client: distributed.Client, data: Any, workers: int, addresses: Sequence[str]
 ) -> list[list[distributed.Future]]:
-    """Begin to compute each worker's partitions on its node; return the futures of each worker.
-
-    Worker i is expected on node ``i % len(addresses)``.
-    """
+    """Begin to compute each worker's partitions; worker i is expected on node i % their number."""
     if not hasattr(client, "compute"):
         raise ConfigurationError(
             "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
@@ -141,10 +132,7 @@ def shares_of(
 
 
 def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int]]:
-    """Return the numbers of the partitions of each worker, in order; one more for some.
-
-    Arguments are the addresses of each partition's holders, and of each worker's node.
-    """
+    """Return each worker's partitions, given the holders of partitions, and the workers' nodes."""
     smallest, larger = divmod(len(holders), len(nodes))
     sizes = [smallest + (worker < larger) for worker in range(len(nodes))]
     chosen: list[list[int]] = [[] for _ in nodes]

@@ -1,7 +1,4 @@
-"""What a parameter server starts with: the user's arguments, checked, and what they describe.
-
-An argument that cannot work raises `ConfigurationError`.
-"""
+"""What a parameter server starts with: the user's arguments, checked, and what they describe."""
 
 from __future__ import annotations
 
@@ -248,8 +245,7 @@ def shared_path(path: str | None) -> str:
     if holds_secret(str(path)):
         raise ConfigurationError(
             f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
-            "written down with it: leave it out, and provide it by the environment, as documented "
-            "by the package that fsspec uses for such paths"
+            "written down with it: provide it by the environment, as fsspec's package documents"
         )
     if in_memory(path):
         raise ConfigurationError(

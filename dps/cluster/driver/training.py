@@ -1,14 +1,10 @@
-"""The workers of a group as the driver starts them, and the status that is shown to the user.
-
-The routing table, which arrives by itself, names the servers of each shard. The progress of shards
-and workers is requested from the heads, only when the user looks.
-"""
+"""The workers of a group as the driver starts them, and the status that is shown to the user."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver.news import IncidentWatch
@@ -48,9 +44,7 @@ class Started:
 
     def look(self, stops: int) -> None:
         """Note whether and how it has ended, after this number of stops."""
-        if self.future is None:
-            return
-        status = self.future.status
+        status = None if self.future is None else self.future.status
         if status == "finished" or (status == "cancelled" and not self.ended):
             self.ended, self.future = status, None
         elif status == "error" and not self.ended:
@@ -94,7 +88,7 @@ class Training:
         answers = await ask_heads(self._hosts.router, LOOK_SECONDS)
         self._known = [new or old for new, old in zip(answers, self._known, strict=True)]
         self._seen = self._clock.monotonic()
-        versions = {_key(n): known.version for n, known in enumerate(self._known) if known}
+        versions = {f"shard {n}": known.version for n, known in enumerate(self._known) if known}
         self._pace.look(self._seen, self._updates() | versions)
 
     # -- workers -------------------------------------------------------------------------------
@@ -196,15 +190,16 @@ class Training:
         """Return the last known status of each shard."""
         names = {node.address: node.name for node in self._hosts.nodes}
         nothing = [View(shard, 0, (), False) for shard in range(len(self._known))]
+        views = self._incidents.views or nothing
         return Listing(
             shard_view(
                 self._group,
                 view,
                 known,
                 lambda host: names.get(host.address, host.address),
-                self._pace.of(_key(view.shard), self._seen, known.version) if known else None,
+                self._pace.of(f"shard {n}", self._seen, known.version) if known else None,
             )
-            for view, known in zip(self._incidents.views or nothing, self._known, strict=True)
+            for n, (view, known) in enumerate(zip(views, self._known, strict=True))
         )
 
     def workers(self) -> Listing[WorkerView]:
@@ -226,8 +221,8 @@ class Training:
         lost, failovers = self._incidents.updates_lost, len(self._incidents.failovers)
         notes = [f"{lost:,} acknowledged updates were lost: see ps.losses"] if lost else []
         notes += [f"failovers: {failovers}, see ps.failovers"] if failovers else []
-        view = self._view(self.workers(), min(versions, default=None), notes)
-        return replace(view, state="closed" if closed else "running", shards=self.shards())
+        state, done = "closed" if closed else "running", min(versions, default=None)
+        return self._view(self.workers(), done, notes, state=state, shards=self.shards())
 
     def progress(self, names: Sequence[str], total: int | None) -> TrainingView:
         """Return the progress of the named workers, out of `total` gradients."""
@@ -238,20 +233,16 @@ class Training:
         done = sum(each.updates - self.started[each.worker].before for each in workers)
         since = min((self.started[name].at for name in names), default=None)
         seconds = None if since is None else self._clock.monotonic() - since
-        view = self._view(workers, done, notes)
-        return replace(view, total=total, seconds=seconds, scores=self._history.last(EVALUATOR))
+        scores = self._history.last(EVALUATOR)
+        return self._view(workers, done, notes, total=total, seconds=seconds, scores=scores)
 
     def _view(
-        self, workers: Listing[WorkerView], done: int | None, notes: Sequence[str]
+        self, workers: Listing[WorkerView], done: int | None, notes: Sequence[str], **more: Any
     ) -> TrainingView:
+        more = {"state": "running", "lost": self._incidents.updates_lost, **more}
+        more["notes"] = (*notes, *missing_copies(self.shards()))
         return TrainingView(
-            self._group.name,
-            "running",
-            self._clock.now(),
-            done,
-            workers=workers,
-            lost=self._incidents.updates_lost,
-            notes=(*notes, *missing_copies(self.shards())),
+            self._group.name, t=self._clock.now(), done=done, workers=workers, **more
         )
 
     @property
@@ -279,10 +270,6 @@ class Training:
 
     def _updates(self) -> dict[str, int]:
         return most(known.applied for known in self._known if known)
-
-
-def _key(shard: int) -> str:
-    return f"shard {shard}"
 
 
 def _brief_error(future: Any) -> str:

@@ -75,10 +75,9 @@ class Session:
     ) -> ParameterServer:
         """Start a parameter server, or resume it from its checkpoints after a return.
 
-        The first call resumes what the first call of an earlier incarnation started, and so on. The
-        processes of the earlier incarnation's session on this machine have ended by then. For
-        others, this waits until no Dask worker has any of its hosts, and until every lease that
-        they may have is over.
+        The first call resumes what the first call of an earlier incarnation started, and so on. It
+        waits until no Dask worker has any of the earlier hosts, and until every lease that they may
+        have is over.
 
         The Dask client is synchronous; `params` and `choices` are as for `ParameterServer`. The
         recovery must write checkpoints of whole shards. After a return, parameters, rule, recovery
@@ -87,11 +86,9 @@ class Session:
         Raises
         ------
         ConfigurationError
-            The client is asynchronous, or the recovery writes no checkpoints, or restores shards
-            in parts.
+            The client is asynchronous, or the recovery writes no checkpoints, or restores in parts.
         StoreUnavailable
-            The checkpoints of a parameter server that was up cannot be read. It does not start
-            from its initial values instead.
+            The checkpoints of a parameter server that was up cannot be read.
         DeadlineExceeded
             Hosts of the earlier incarnation did not end, or a Dask worker does not report whether
             it has any.
@@ -143,10 +140,7 @@ class Session:
         return ps
 
     def finish(self, message: Finished | Raised) -> None:
-        """Report how the program has ended.
-
-        An error that was caused by the loss of the scheduler is not the program's own.
-        """
+        """Report how the program has ended; errors from the scheduler's loss are not its own."""
         cause, error = "", message.error if isinstance(message, Raised) else None
         if error is not None:
             cause = next((watch.lost for watch in self._watches if watch.lost), "")
@@ -223,19 +217,15 @@ def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
     Progress reports lag. But every update is sent to every shard, and an update that one shard has
     is not computed again, so a shard has also lost those that only other shards have.
     """
-    return tuple(
-        max(last - state.version, _behind(state, states))
-        for last, state in zip(seen or [0] * len(states), states, strict=True)
-    )
-
-
-def _behind(state: ShardState, states: Sequence[ShardState]) -> int:
-    """Return how many updates of the workers' last incarnations only other shards have."""
     workers = [each.workers for each in states]
-    return sum(
-        max(_gap(state.workers.get(name, NOTHING), each.get(name, NOTHING)) for each in workers)
-        for name in set[str]().union(*workers)
-    )
+    names = set[str]().union(*workers)
+    lost = []
+    for last, state, here in zip(seen or [0] * len(states), states, workers, strict=True):
+        most = {
+            n: max(_gap(here.get(n, NOTHING), w.get(n, NOTHING)) for w in workers) for n in names
+        }
+        lost.append(max(last - state.version, sum(most.values())))
+    return tuple(lost)
 
 
 def _gap(here: Progress, there: Progress) -> int:
@@ -284,10 +274,9 @@ def _holds(group: str, dask_worker: distributed.Worker) -> bool:
 
 
 class SchedulerWatch:
-    """A thread that watches the connection of a client to its scheduler, and reports its loss.
+    """A thread that calls `on_loss` when the connection of a client to its scheduler is lost.
 
     It starts before there is a parameter server, whose start may wait for a scheduler that is lost.
-    `on_loss` is called in that thread, with a description.
     """
 
     def __init__(self, client: distributed.Client, on_loss: Callable[[str], None]) -> None:

@@ -1,8 +1,7 @@
 """The supervisor of a program: restart it when its driver or its scheduler is lost.
 
 Each incarnation of the program is a process, with all that it starts, in an operating system's
-session of its own: its processes are known by that, however they were started. The supervisor
-shares nothing with them but a pipe, and does not import Dask.
+session of its own, which identifies them. The supervisor does not import Dask.
 """
 
 from __future__ import annotations
@@ -167,33 +166,27 @@ class _Limit:
         return f"{self.most} returns within {self.within:g} s"
 
 
+@dataclass(slots=True)
 class _Supervisor:
-    def __init__(
-        self,
-        incarnation: Callable[[], Incarnation],
-        limit: _Limit,
-        on_return: Callable[[Returned], None] | None,
-        standby: bool,
-    ) -> None:
-        self._incarnation = incarnation
-        self._limit = limit
-        self._on_return = on_return
-        self._standby = standby
-        self._past = Past()
-        self._alive: list[Incarnation] = []  # the one that runs, and perhaps the next one
-        self._failures: list[Exception] = []  # of on_return
+    start: Callable[[], Incarnation]
+    limit: _Limit
+    on_return: Callable[[Returned], None] | None
+    standby: bool
+    past: Past = field(default_factory=Past)
+    alive: list[Incarnation] = field(default_factory=list)  # that runs, and perhaps the next one
+    failures: list[Exception] = field(default_factory=list)  # of on_return
 
     def run(self) -> Any:
         """Return the program's result."""
         try:
             self._start()
             while True:
-                current = self._alive[0]
-                current.begin(self._past)
-                if self._standby:
+                current = self.alive[0]
+                current.begin(self.past)
+                if self.standby:
                     self._start()
                 while isinstance(last := current.message(), Serving):
-                    self._past.known[last.call] = last
+                    self.past.known[last.call] = last
                     if last.returned is not None:
                         self._report(last.returned)
                 if isinstance(last, Finished | Raised):
@@ -201,58 +194,56 @@ class _Supervisor:
                     break
                 self._replace(current, last)
         except KeyboardInterrupt:
-            if self._alive:
-                self._alive[0].interrupt()
+            if self.alive:
+                self.alive[0].interrupt()
             raise
         finally:
             with ExitStack() as ends:  # also of the second, if the first cannot be ended
-                for each in self._alive:
+                for each in self.alive:
                     ends.callback(each.end)
         if isinstance(last, Raised):
             if (error := last.error) is None:
                 error = ProgramFailed(f"its result or error cannot be sent:\n{last.trace}")
             else:
                 error.__cause__ = ProgramFailed(f"in the program:\n{last.trace}")
-            for failure in self._failures:
+            for failure in self.failures:
                 error.add_note(f"on_return has raised as well: {failure!r}")
             raise error
-        if self._failures:
-            raise ExceptionGroup("on_return has raised; the program has returned", self._failures)
+        if self.failures:
+            raise ExceptionGroup("on_return has raised; the program has returned", self.failures)
         return last.result
 
     def _start(self) -> None:
         # An interrupt waits until the process is known, or nothing would end it.
         with without_interrupts():
-            self._alive.append(self._incarnation())
+            self.alive.append(self.start())
 
     def _replace(self, incarnation: Incarnation, last: ClusterLost | None) -> None:
         """End an incarnation; the next one has not begun."""
         noticed = time.monotonic()
         cause = incarnation.cause_of_death() if last is None else last.cause
-        if not self._limit.allows(noticed):
-            folders = ", ".join(known.folder for known in self._past.known.values())
+        if not self.limit.allows(noticed):
+            folders = ", ".join(known.folder for known in self.past.known.values())
             advice = f"; ParameterServer.resume continues from {folders}" if folders else ""
-            raise TooManyReturns(
-                f"{cause}, and it is not started again after {self._limit}{advice}"
-            )
-        if len(self._alive) < 2:
+            raise TooManyReturns(f"{cause}, and it is not started again after {self.limit}{advice}")
+        if len(self.alive) < 2:
             self._start()  # it imports Dask while the other one ends
         incarnation.end()
-        self._alive.remove(incarnation)
-        returns = self._past.returns + 1
-        self._past = replace(self._past, returns=returns, cause=cause, noticed=noticed)
+        self.alive.remove(incarnation)
+        returns = self.past.returns + 1
+        self.past = replace(self.past, returns=returns, cause=cause, noticed=noticed)
 
     def _report(self, returned: Returned) -> None:
         log(returned, {})
-        text = f"dps: {returned} (return {returned.returns}; the limit is {self._limit})"
+        text = f"dps: {returned} (return {returned.returns}; the limit is {self.limit})"
         # A filter that turns warnings into errors would end the training that has just returned.
         with suppress(ReturnedWarning):
-            warnings.warn(text, ReturnedWarning, stacklevel=5)
-        if self._on_return is not None:
+            warnings.warn(text, ReturnedWarning, stacklevel=4)
+        if self.on_return is not None:
             try:
-                self._on_return(returned)
+                self.on_return(returned)
             except Exception as error:  # noqa: BLE001 (raised when the program has ended)
-                self._failures.append(error)
+                self.failures.append(error)
 
 
 class Incarnation:
