@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from dps.cluster.driver.roles import by_resources
-from dps.cluster.heads import Heads
+from dps.cluster.heads import ask_heads
 from dps.cluster.names import ANY_SHARD, Node, NodeSpec
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import Running
@@ -181,4 +181,4 @@ class _Observed:
         return self._cluster.sync(self._router.fetch)
 
     def audit(self) -> Any:
-        return self._cluster.sync(Heads(self.group, self._router).describe_all)
+        return self._cluster.sync(ask_heads, self._router)

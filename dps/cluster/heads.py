@@ -16,36 +16,31 @@ from dps.protocol.messages import Describe, Description, View
 from dps.protocol.transport import Endpoint, Transport
 
 
-class Heads:
-    """The heads of a group's shards. Used from the event loop of the transport."""
+async def ask_heads(router: Router, deadline: float = math.inf) -> list[Description | None]:
+    """Return the status of each shard, None for one that does not answer in time."""
+    deadline = min(deadline, router.group.timings.call)
 
-    def __init__(self, group: Group, router: Router) -> None:
-        self._group = group
-        self._router = router
-        self._shards = range(len(group.layout.shards))
-
-    async def describe(self, shard: int, deadline: float = math.inf) -> Description | None:
-        """Return the status of a shard, None if it does not answer in time."""
-        deadline = min(deadline, self._group.timings.call)
-        reply: Description | None = None
+    async def ask(shard: int) -> Description | None:
         with suppress(DpsError, TimeoutError):
-            view = await self._router.view(shard)
+            view = await router.view(shard)
             if view.serving:
                 request = Describe(shard, view.epoch)
-                reply = await self._router.call(view, view.chain[0], request, deadline)
-        return reply
+                reply: Description = await router.call(view, view.chain[0], request, deadline)
+                return reply
+        return None
 
-    async def describe_all(self, deadline: float = math.inf) -> list[Description | None]:
-        """Return the status of each shard, None for one that does not answer in time."""
-        return list(await asyncio.gather(*(self.describe(s, deadline) for s in self._shards)))
+    shards = range(len(router.group.layout.shards))
+    return list(await asyncio.gather(*map(ask, shards)))
 
 
 async def ask_head(view: View, transport: Transport, deadline: float) -> Description | None:
-    """Return the status of the shard of a view that serves; None if it does not answer."""
-    reply: Description | None = None
+    """Return the status of the shard of a view; None if it is down, or does not answer."""
     with suppress(DpsError, TimeoutError):
-        reply = await transport.call(view.chain[0], Describe(view.shard, view.epoch), deadline)
-    return reply
+        if view.serving:
+            request = Describe(view.shard, view.epoch)
+            reply: Description = await transport.call(view.chain[0], request, deadline)
+            return reply
+    return None
 
 
 def shard_view(

@@ -43,16 +43,9 @@ class Hosted:
         is_host = actor is HostActor
         kind = "host" if is_host else "evaluator"
         key = f"dps-{kind}-{group.name}-{platform_of(client).token()}"
-        future = client.submit(
-            actor,
-            group,
-            *args,
-            key,
-            key=key,
-            actor=True,
-            workers=[node.address],
-            resources={node.resource: 1} if is_host and node.resource else None,
-        )
+        resources = {node.resource: 1} if is_host and node.resource else None
+        where = {"workers": [node.address], "resources": resources}
+        future = client.submit(actor, group, *args, key, key=key, actor=True, **where)
         return cls(node, Endpoint(node.address, key), future, client, group.timings.call)
 
     @property
@@ -93,13 +86,8 @@ class Evaluators:
         self._left: set[str] = set()  # addresses of nodes that had to leave
 
     async def begin(self, score: Score, every: float, nodes: Sequence[Node]) -> None:
-        """Start one, and wait until it has read the weights that it scores first.
-
-        Raises `CapacityError` if none of the nodes is left for it.
-        """
-        node = _best(nodes, "evaluator") or _best(nodes, "worker")
-        if node is None:
-            raise CapacityError("no node is left for an evaluator; start more Dask workers")
+        """Start one, and wait until it has read the weights that it scores first."""
+        node = _for("evaluator", nodes)
         evaluation = Evaluation(score, every, node.role)
         await self._make(evaluation, node)
         self._evaluations.append(evaluation)
@@ -130,22 +118,15 @@ class Evaluators:
                 evaluation.hosted = None
 
     async def finish(self, nodes: Sequence[Node], alive: Collection[str]) -> None:
-        """Run a last evaluation on every evaluator and end them; call no other method afterwards.
-
-        Evaluators that wait for a node use the free node of a worker, because training is over.
-        """
+        """Run a last evaluation on every evaluator, and end them for good."""
         self.look(alive)
         for evaluation in self._evaluations:
-            if evaluation.hosted is not None:
-                continue
-            node = _best(nodes, evaluation.role) or _best(nodes, "worker")
-            try:
-                if node is None:
-                    raise CapacityError("no node is left for it")
-                async with asyncio.timeout(self._group.timings.call):
-                    await self._make(evaluation, node)
-            except Exception as error:  # noqa: BLE001 (whatever is wrong there, the rest must end)
-                logger.warning("there is no last score: %s: %s", type(error).__name__, error)
+            if evaluation.hosted is None:
+                try:  # a node of workers is free as well, because training is over
+                    async with asyncio.timeout(self._group.timings.call):
+                        await self._make(evaluation, _for(evaluation.role, nodes))
+                except Exception as error:  # noqa: BLE001 (the rest must end, whatever is wrong)
+                    logger.warning("there is no last score: %s: %s", type(error).__name__, error)
         for evaluation in self._evaluations:
             await _end(evaluation)
 
@@ -174,5 +155,12 @@ async def _end(evaluation: Evaluation) -> None:
 
 
 def _best(nodes: Sequence[Node], role: str) -> Node | None:
-    """Return the last node of a role, because workers are started on the first ones."""
+    # The last one, because workers are started on the first ones.
     return next((node for node in reversed(nodes) if node.role == role), None)
+
+
+def _for(role: str, nodes: Sequence[Node]) -> Node:
+    node = _best(nodes, role) or _best(nodes, "worker")
+    if node is None:
+        raise CapacityError("no node is left for an evaluator; start more Dask workers")
+    return node

@@ -1,7 +1,6 @@
 """The driver's side of a group: brings it up on a Dask cluster, and takes it down.
 
-The driver does two things that no other process can: it makes the host actor on every node that
-joins, and it holds the initial values, which it installs wherever the coordinator asks for them.
+Only the driver makes host actors on nodes that join, and only it has the initial values.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from dps.cluster.names import topic
 from dps.cluster.node.logs import dropped
 from dps.cluster.platform import platform_of, weakly
 from dps.cluster.scheduler.plugin import CoordinatorPlugin, forget, take_out, widen
-from dps.cluster.transport.calls import COORDINATOR_PREFIX, ClusterTransport, Meter
+from dps.cluster.transport.calls import ClusterTransport, Meter
 from dps.cluster.transport.port import port_of_driver
 from dps.core.ranges import brief
 from dps.errors import (
@@ -52,11 +51,10 @@ T = TypeVar("T")
 START_SECONDS = 60.0
 LOOK_SECONDS = 0.05
 DRAIN_SECONDS = 10.0
-CLOSED = ("closing", "closed")
 
 
 class GroupDriver:
-    """A group as its driver runs it. Used from the client's event loop, except where noted.
+    """A group as its driver runs it. Used from the client's event loop.
 
     `is_open`, and whether the connection was `lost` before `close`, may be read in any thread.
     """
@@ -65,11 +63,11 @@ class GroupDriver:
         self._port, wanted = port_of_driver(client), start.group.transport
         port = self._port if wanted != "dask" else None
         transport = ClusterTransport(client.rpc, Meter(), port=port, wanted=wanted)
-        self.router = router = Router(start.group, transport)
+        self.router = Router(start.group, transport)
         self.history = History(start.group.rule)
         self.news = News(client)
-        self.incidents = IncidentWatch(router, self.news)
-        self.hosts = ShardHosts(client, router, start.options, self.news, self._let_in)
+        self.incidents = IncidentWatch(self.router, self.news)
+        self.hosts = ShardHosts(client, self.router, start.options, self.news, self._let_in)
         self.training = Training(client, start, self.hosts, self.incidents, self.history)
         self.connection = SchedulerConnection(client)
         self.runs: list[MlflowRun] = []  # that the training is logged to
@@ -77,6 +75,7 @@ class GroupDriver:
         self._client = client
         self._group = start.group
         self._start = start
+        self._saves = start.group.recovery.durability.writes_checkpoints
         self._caller: Client | None = None
         self._events = topic("events", start.group.name)
         self._drops = topic("dropped", start.group.name)
@@ -88,12 +87,8 @@ class GroupDriver:
 
     async def start(self) -> None:
         """Bring the group up, or leave the cluster as it was."""
+        await self.hosts.assign()
         self._port.enter()
-        try:
-            await self.hosts.assign()
-        except BaseException:
-            self._port.exit()
-            raise
         self.is_open = True
         try:
             await self._bring_up()
@@ -109,7 +104,7 @@ class GroupDriver:
         self.hosts.open()
         with must_be_sent("what functions= or another argument holds", "parts"):
             await client.register_plugin(CoordinatorPlugin(group, client.id))
-        if group.recovery.durability.writes_checkpoints:
+        if self._saves:
             await asyncio.to_thread(write_run, start.run)
         states = start.saved.states if start.saved is not None else ()
         seeder = Bootstrap(self.router, start.initial, states, start.tables)
@@ -131,11 +126,8 @@ class GroupDriver:
     # -- in use --------------------------------------------------------------------------------
 
     async def _let_in(self) -> None:
-        """Start workers that wait for a node on nodes that have joined since they were run.
-
-        Dask keeps a task to the addresses that there were, and a node that its nanny starts again
-        has another one.
-        """
+        """Start workers that wait for a node on nodes that have joined since they were run."""
+        # Dask keeps a task to the addresses that there were; a restarted node has another one.
         if not self.connection.can_break:
             return  # on virtual time workers end with their node
         places = {
@@ -159,10 +151,8 @@ class GroupDriver:
         """Run a registered function on every shard."""
         if self._caller is None:
             # It must not be mistaken for the caller before the parameter server was resumed.
-            generation = self._start.run.generation
-            self._caller = Client(
-                self._group, self.router.transport, Caller(incarnation=generation)
-            )
+            caller = Caller(incarnation=self._start.run.generation)
+            self._caller = Client(self._group, self.router.transport, caller)
         self.note_updates()
         return await self._caller.apply(function, arguments)
 
@@ -174,32 +164,28 @@ class GroupDriver:
 
     def note_updates(self) -> None:
         """Note that from now on there may be updates that no checkpoint has."""
-        durability = self._group.recovery.durability
-        if durability.writes_checkpoints:
+        if self._saves:
             self.news.unsaved = (
                 f"parameter server {self._group.name} was not closed: no checkpoint "
-                f"({brief(durability)}) has the updates since the last one. Leave its `with`, or "
+                f"({brief(self._group.recovery.durability)}) has the updates since the last one; "
                 "call ps.close()"
             )
 
     async def stop(self) -> None:
         """End the training: return when no worker pushes any more."""
         self.training.stops += 1
-        timings, now = self._group.timings, asyncio.get_running_loop().time
-        request = StopTraining(self.training.stops, timings.hold)
-        until = now() + timings.unavailable
-        while left := await self.router.ask(request):
-            if now() >= until:
+        timings, loop = self._group.timings, asyncio.get_running_loop()
+        until = loop.time() + timings.unavailable
+        while left := await self.router.ask(StopTraining(self.training.stops, timings.hold)):
+            if loop.time() >= until:
                 raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
 
     # -- what the group reports --------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Return when everything has arrived that live nodes have sent, or after a while.
-
-        Each node, and the scheduler, sends a marker after its events, over the same connection.
-        """
+        """Return when everything has arrived that live nodes have sent, or after a while."""
         client, marker = self._client, platform_of(self._client).token()
+        # Each node, and the scheduler, sends it after its events, over the same connection.
         send = partial(_send_marker, self._events, marker)
         sent = await client.run(send, workers=self.hosts.seated, on_error="ignore")
         await client.log_event(self._events, [{"marker": marker}])
@@ -250,41 +236,40 @@ class GroupDriver:
         self.is_open = False
         self.incidents.closing = True
         self.news.unsaved = ""
-        if not self.connection.can_break:
+        checkpoint = checkpoint and self._saves
+        if self.connection.can_break:
+            await self._close_while_connected(checkpoint)
+        else:
             await self._close_in_order(checkpoint)
-        elif self.connection.broken or not await self._closed_in_time(checkpoint):
-            await self._abandon(checkpoint)
 
     def let_go(self, checkpoint: bool) -> None:
         """Close without the client, which was closed before, and its event loop with it."""
+        if not self.is_open:
+            return
         self.is_open = False
         self.news.unsaved = ""
         for end in self._endings():
             end()
-        if checkpoint:
+        if checkpoint and self._saves:
             self._warn_of_last_state("the Dask client was closed before it")
 
-    async def _closed_in_time(self, checkpoint: bool) -> bool:
-        """Take the group down; return whether the scheduler was there until that was done."""
+    async def _close_while_connected(self, checkpoint: bool) -> None:
+        """Take the group down; without the scheduler, release what is in this process."""
         closing = asyncio.create_task(self._close_in_order(checkpoint))
         try:
             while not (closing.done() or self.connection.broken):
                 await asyncio.wait((closing,), timeout=LOOK_SECONDS)
-            if self.connection.broken:
-                return False
-            closing.result()
-            return True
+            if not self.connection.broken:
+                closing.result()
+                return
         finally:
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
-
-    async def _abandon(self, checkpoint: bool) -> None:
-        """Release what is in this process, without the scheduler, and so without the group."""
         self.lost = self.connection.lost
         await self._stop(self.incidents.stop(), self.hosts.stop_moving(), self.hosts.stop())
         await self.router.close()
         self._port.exit()
-        await self._end_runs()
+        await asyncio.gather(*map(asyncio.to_thread, self._endings()))
         if checkpoint:
             self._warn_of_last_state("the connection to Dask's scheduler is gone")
 
@@ -326,8 +311,6 @@ class GroupDriver:
         await self._client.cancel([future for future in left if not future.done()])
 
     async def _save_last_state(self) -> None:
-        if not self._group.recovery.durability.writes_checkpoints:
-            return
         try:
             await self.checkpoint(self._group.timings.call)
         except DpsError as error:
@@ -337,21 +320,19 @@ class GroupDriver:
             )
 
     def _warn_of_last_state(self, why: str) -> None:
-        if self._group.recovery.durability.writes_checkpoints:
-            text = (
-                f"the last state of parameter server {self._group.name} is not in its "
-                "checkpoints, which are complete (ParameterServer.resume continues from them), "
-                f"because {why}"
-            )
-            self.news.warn(text, LastStateNotSavedWarning)
+        text = (
+            f"the last state of parameter server {self._group.name} is not in its checkpoints, "
+            f"which are complete (ParameterServer.resume continues from them), because {why}"
+        )
+        self.news.warn(text, LastStateNotSavedWarning)
 
     async def _take_down(self) -> None:
         """Leave the cluster as it was before the group, whose workers have ended."""
         await self.hosts.finish_hosts()
         self._port.exit()
         await self.router.close()
-        name = self._group.name
-        await self._client.run_on_scheduler(take_out, COORDINATOR_PREFIX + name)
+        key = self._group.coordinator.key
+        await self._client.run_on_scheduler(take_out, key)
         # Now every process has ended that sends them requests: other hosts and the coordinator.
         self.hosts.release_hosts()
         try:
@@ -359,19 +340,16 @@ class GroupDriver:
         finally:
             self._client.unsubscribe_topic(self._events)
             self._client.unsubscribe_topic(self._drops)
-        await self._end_runs()
-        await self._client.run_on_scheduler(forget, name)
-
-    async def _end_runs(self) -> None:
-        await asyncio.gather(*(asyncio.to_thread(end) for end in self._endings()))
+        await asyncio.gather(*map(asyncio.to_thread, self._endings()))
+        await self._client.run_on_scheduler(forget, self._group.name)
 
     def _endings(self) -> list[Callable[[], None]]:
         """Return what ends the runs of MLflow; workers have ended."""
         runs, self.runs = self.runs, []
         failed = any(each.status == "failed" for each in self.training.workers())
         self.training.let_go()
-        incidents = self.incidents
-        numbers = {"updates_lost": incidents.updates_lost, "failovers": len(incidents.failovers)}
+        lost, failovers = self.incidents.updates_lost, len(self.incidents.failovers)
+        numbers = {"updates_lost": lost, "failovers": failovers}
         return [partial(run.close, numbers, not failed) for run in runs]
 
 
@@ -379,8 +357,7 @@ class SchedulerConnection:
     """The connection of a Dask client to its scheduler at this moment. May be used in any thread.
 
     When it breaks, the coordinator is lost to the driver for good, even if Dask connects again: it
-    is in the scheduler's process, and closes the group if that lives. A client on virtual time has
-    no connection that `can_break`.
+    closes the group. A client on virtual time has no connection that `can_break`.
     """
 
     def __init__(self, client: distributed.Client) -> None:
@@ -397,12 +374,12 @@ class SchedulerConnection:
     def lost(self) -> bool:
         """Whether it broke, and was not closed here by closing the client."""
         # Dask releases a stream that broke before it connects again or gives up.
-        return self._was_replaced or (self.broken and self._client.status not in CLOSED)
+        return self._was_replaced or (self.broken and not self.closed_here)
 
     @property
     def closed_here(self) -> bool:
         """Whether the client was closed in this process: its event loop may have ended."""
-        return getattr(self._client, "status", None) in CLOSED
+        return getattr(self._client, "status", None) in ("closing", "closed")
 
     @property
     def _was_replaced(self) -> bool:

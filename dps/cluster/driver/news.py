@@ -3,9 +3,6 @@
 Messages arise in the event loop of the Dask client. A Python warning that is issued there appears
 below the notebook cell that made the client, and user code cannot catch it. So a warning waits for
 the next call of the parameter server, or for the end of the running cell.
-
-Incidents arrive with the routing table, whether events are recorded or not. Failovers are logged;
-losses and missing copies are also Python warnings. Workers and the scheduler log them as well.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +22,7 @@ from distributed import Scheduler
 
 from dps.cluster.node.logs import SILENT, is_logged
 from dps.cluster.platform import SYSTEM, platform_of
-from dps.errors import (
-    CopiesMissingWarning,
-    DpsError,
-    LastStateNotSavedWarning,
-    UpdatesLostWarning,
-)
+from dps.errors import CopiesMissingWarning, DpsError, LastStateNotSavedWarning, UpdatesLostWarning
 from dps.events import Failover
 from dps.observe.progress import notebook
 from dps.protocol.client.routing_table import Router
@@ -76,8 +69,7 @@ class News:
         """Warn of the first failure of this kind, log its traceback, and count the others."""
         kind = f"{what}: {type(error).__name__}"
         self._failures[kind] += 1
-        times = self._failures[kind]
-        if times == 1:
+        if (times := self._failures[kind]) == 1:
             _log.warning("dps: %s", what, exc_info=error)
             self.warn(f"{kind}: {error}", RuntimeWarning, logged=True)
         elif is_logged(times):
@@ -85,12 +77,10 @@ class News:
 
     def deliver(self, *_: Any) -> None:
         """Issue the queued warnings; called in the user's thread."""
-        while True:
-            try:
+        with suppress(IndexError):  # another thread may have issued the last one
+            while True:
                 text, category = self._waiting.popleft()
-            except IndexError:  # another thread may have issued the last one
-                return
-            warnings.warn(text, category, stacklevel=_level_of_user())
+                warnings.warn(text, category, stacklevel=_level_of_user())
 
     def close(self) -> None:
         """Issue the last warnings; `weakref.finalize` calls this if the user has not."""
@@ -155,12 +145,11 @@ class IncidentWatch:
     async def look(self) -> bool:
         """Ask the coordinator for incidents; return whether it has answered."""
         try:
-            now = await self._router.ask_once(GetIncidents(), self._group.timings.call)
+            now = await self._router.ask_once(GetIncidents())
         except DpsError:
             return False
-        losses, failovers = now
-        losses = [each for each in losses if each not in self.losses]
-        failovers = [each for each in failovers if each not in self.failovers]
+        losses = [each for each in now[0] if each not in self.losses]
+        failovers = [each for each in now[1] if each not in self.failovers]
         self.losses, self.failovers = now
         for listener in self._listeners:
             for failover in failovers:
@@ -201,8 +190,7 @@ class IncidentWatch:
     async def _catch_up(self) -> None:
         """Ask until every incident is known that the tables have announced."""
         known = (0, 0)
-        while known != self._announced:
-            announced = self._announced
+        while known != (announced := self._announced):
             if await self.look():
                 known = announced
             else:

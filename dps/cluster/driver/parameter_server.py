@@ -14,6 +14,7 @@ import numpy as np
 from dps.cluster.driver.group_driver import GroupDriver
 from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.setup import Choices, Options, Start, afresh, check_client, from_path
+from dps.cluster.heads import ask_heads
 from dps.cluster.names import Node
 from dps.cluster.node.actor import Score
 from dps.cluster.node.logs import keep_quiet
@@ -66,8 +67,7 @@ class ParameterServer:
     shards
         Number of parts that the parameters are divided into.
     servers
-        Number of nodes that hold shards at first (see `scale`); None: one for each replica of a
-        shard, as far as there are nodes.
+        Number of nodes that hold shards at first; None: one for each replica, if there are enough.
     optimizer
         The server-side update rule: `SGD`, `Momentum`, `AdaGrad`, `Adam`, `AdamW`, `FTRL`,
         `Proximal` or `DelayedProximal` with a penalty, any of them within `Scheduled`,
@@ -125,11 +125,9 @@ class ParameterServer:
 
     Notes
     -----
-    With a synchronous client, the group is up when the constructor returns. With an asynchronous
-    one, use ``async with``, and await what methods return (except `run`, as for `Client.submit`).
-    `close` (or leaving ``with``) takes the group down and leaves the cluster as it was; with
-    checkpoints, they have the last state then. Methods may be called from any thread. Those that
-    ask shards raise `ShardUnavailable` if a shard stays down for longer than `Timings.unavailable`.
+    With an asynchronous client, use ``async with``, and await what methods return (except `run`, as
+    for `Client.submit`). Methods may be called from any thread. Those that ask shards raise
+    `ShardUnavailable` if a shard stays down for longer than `Timings.unavailable`.
 
     Examples
     --------
@@ -244,10 +242,7 @@ class ParameterServer:
 
     def __enter__(self) -> ParameterServer:
         if self._client.asynchronous:
-            raise ConfigurationError(
-                "the Dask client is asynchronous, so this parameter server is not up yet; "
-                "use `async with ParameterServer(...)`, not `with`"
-            )
+            raise ConfigurationError("the client is asynchronous: use `async with ParameterServer`")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
@@ -255,15 +250,8 @@ class ParameterServer:
 
     async def __aenter__(self) -> ParameterServer:
         if not self._client.asynchronous:
-            raise ConfigurationError(
-                "the Dask client is not asynchronous, so this parameter server is up already; "
-                "use `with ParameterServer(...)`, not `async with`"
-            )
-        try:
-            await self._driver.start()
-        except BaseException:
-            self._driver.news.close()
-            raise
+            raise ConfigurationError("the client is synchronous: use `with ParameterServer`")
+        await self._driver.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *exc_info: object) -> None:
@@ -283,19 +271,17 @@ class ParameterServer:
         workers
             Number of workers. Each occupies a thread of a node until its function returns.
         data
-            A Dask array (in chunks of whole rows), DataFrame or bag, or a list of futures such as
-            `Client.scatter` returns. Workers share its partitions equally, up to one. Each share is
-            computed on its worker's node, in order, as numpy arrays, pandas DataFrames, lists or
-            what the futures hold. With a tuple of collections, a partition is the tuple of those of
-            the same number. Shares stay in memory until the group is closed, for restarts.
+            A Dask array (in chunks of whole rows), DataFrame or bag, a list of futures such as
+            `Client.scatter` returns, or a tuple of these. Workers share its partitions equally, up
+            to one. Each share is computed on its worker's node, in order, and stays in memory until
+            the group is closed, for restarts.
 
         Raises
         ------
         CapacityError
             Too few threads of the nodes for workers are free.
         ConfigurationError
-            `train` is not such a function, or uses this parameter server or the client, which
-            cannot be sent to a node; or `data` cannot be shared.
+            `train` is not such a function, or cannot be sent to a node; or `data` cannot be shared.
         """
         self._require_open()
         futures = self._driver.training.run(train, workers, data)
@@ -306,8 +292,7 @@ class ParameterServer:
         """Restart a worker that was lost with its node; return its Dask future.
 
         The `worker`, such as "worker-0", joins as a new incarnation, with the same share of `data`,
-        on the free node of this name (Dask alone might choose one that is busy). Raises
-        `ConfigurationError` if there is no such worker or node.
+        on the free node of this name. Raises `ConfigurationError` without such a worker or node.
         """
         self._require_open()
         return self._driver.training.run_again(train, worker, node)
@@ -315,16 +300,14 @@ class ParameterServer:
     def add_worker(self, train: Callable[[Worker], Any]) -> Any:
         """Start one more worker; return its Dask future.
 
-        It begins at the clock of the slowest worker. `worker.index` is 0 of 1. Raises
-        `CapacityError` if every thread of the nodes for workers is busy with a worker.
+        It begins at the clock of the slowest worker. `worker.index` is 0 of 1. Errors as for `run`.
         """
         return self.run(train, workers=1)[0]
 
     def remove_worker(self, name: str) -> Any:
         """Ask a worker to leave: its `worker.leaving` becomes true, and its function decides.
 
-        Its updates stay. Its future is done when it has left. Raises `ConfigurationError` if no
-        worker of this name, such as "worker-0", was started.
+        Raises `ConfigurationError` if no worker of this name, such as "worker-0", was started.
         """
         self._require_open()
         self._driver.training.of_name(name)
@@ -333,11 +316,9 @@ class ParameterServer:
     def stop(self) -> Any:
         """End the training: return when no worker pushes any more.
 
-        Every worker's next request raises `TrainingStopped`, and so does one that is under way. A
-        training function may let the error through, as its future then does, or catch it and
-        return a result. The parameter server stays up: it can be read, and `run` starts workers
-        that continue from its state. Raises `DeadlineExceeded` if a worker did not end within
-        `Timings.unavailable`.
+        Every worker's next request raises `TrainingStopped`, and so does one that is under way. The
+        parameter server stays up: it can be read, and `run` starts workers that continue from its
+        state. Raises `DeadlineExceeded` if a worker did not end within `Timings.unavailable`.
         """
         return self._do(self._driver.stop)
 
@@ -349,9 +330,8 @@ class ParameterServer:
         Parameters
         ----------
         score
-            Called with the weights. Returns the loss, or loss and accuracy (optionally with the
-            objective and the stationarity, recorded as `Evaluated`), or a mapping of names to
-            numbers. If it raises, or returns anything else, there is no score and one warning.
+            Called with the weights. Returns the loss, or loss and accuracy (and perhaps objective
+            and stationarity), or a mapping of names to numbers. Otherwise there is one warning.
         every
             Seconds from one evaluation to the next.
 
@@ -382,9 +362,9 @@ class ParameterServer:
     def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return rows of a sparse table by their keys, without waiting for any worker.
 
-        The keys are whole numbers from 0 to 2⁶³ - 1, in any order, repeated or not. The rows are
-        (keys, width), in this order; one without updates has its initial value. Raises
-        `ShapeMismatch` if the table is unknown, or a key is not such a number.
+        The keys are whole numbers from 0 to 2⁶³ - 1, repeated or not. The rows are (keys, width);
+        one without updates has its initial value. Raises `ShapeMismatch` if the table is unknown,
+        or a key is not such a number.
         """
         return self._read(lambda reader: reader.pull_rows(table, keys))
 
@@ -426,10 +406,9 @@ class ParameterServer:
     def save(self, path: str | PathLike[str]) -> None:
         """Write the weights into a folder, from which `dps.load` reads them without a cluster.
 
-        The folder has a safetensors file for each shard, and a manifest with checksums. A model
-        that was saved there before is replaced in one step, when the new one is complete. Rows of
-        sparse tables are included, the state of the optimizer is not: see `checkpoint`. Each shard
-        is read at another moment; for a consistent model, save when no worker runs.
+        The folder has a safetensors file for each shard, and a manifest. An earlier model there is
+        replaced in one step. Rows of sparse tables are included, the optimizer's state is not. Each
+        shard is read at another moment; for a consistent model, save when no worker runs.
 
         `path` is a folder that the driver can write, or an address that fsspec knows. Raises
         `StoreUnavailable` if it cannot be written, and `ConfigurationError` if the folder holds a
@@ -450,9 +429,8 @@ class ParameterServer:
     def checkpoint(self) -> Any:
         """Write a checkpoint now; return when all updates acknowledged before are in it.
 
-        With `Checkpoint(scope="all")` that is one cut of all shards. Raises `ConfigurationError` if
-        the recovery writes no checkpoints, and `StoreUnavailable` if it cannot be written. The
-        previous one stays complete.
+        Raises `ConfigurationError` if the recovery writes no checkpoints, and `StoreUnavailable` if
+        it cannot be written; the previous one stays complete.
         """
         self._require_open()
         durability = self.group.recovery.durability
@@ -478,17 +456,16 @@ class ParameterServer:
     def scale(self, servers: int) -> Any:
         """Hold the shards on this many nodes from now on; return when they are there.
 
-        As few shards as possible are moved, one by one. Training continues: a shard pauses only
-        while its next server takes over, and no update is lost or applied twice.
+        Training continues: a shard pauses only while its next server takes over.
 
         Raises
         ------
         ConfigurationError
             It is fewer than the replicas of one shard, or more than those of all.
         CapacityError
-            Fewer nodes for servers have joined. Start more Dask workers, then call this again.
+            Fewer nodes for servers have joined.
         ShardUnavailable
-            Shards could not be moved within `Timings.unavailable`; that happens later.
+            Shards could not be moved within `Timings.unavailable`; they move later.
         """
         return self._do(self._driver.hosts.scale, servers)
 
@@ -522,8 +499,7 @@ class ParameterServer:
     def shards(self) -> Listing[ShardView]:
         """The status of each shard: its nodes, version, epoch and size.
 
-        The shards are asked, for a second at most. With an asynchronous client, and when it is
-        closed, this is the last known status, as for `workers`.
+        With an asynchronous client, and when it is closed, this is the last known status.
         """
         self._ask(self._driver.training.look)
         return self._driver.training.shards()
@@ -538,9 +514,7 @@ class ParameterServer:
     def losses(self) -> list[Loss]:
         """The acknowledged updates that were lost, with an entry for each recovery that lost some.
 
-        An entry has the number of lost updates (exact, or a lower bound), whose they were, and what
-        the shard was restored from. With an asynchronous client, these are the losses that are
-        known so far; others wait for the coordinator.
+        With an asynchronous client, these are the losses that are known so far.
         """
         return list(self._incidents.losses)
 
@@ -548,17 +522,13 @@ class ParameterServer:
     def failovers(self) -> list[Failover]:
         """The last 100 recoveries of shards that had lost a server or replica.
 
-        Each names the lost nodes, the node that serves the shard now, the duration in seconds, and
-        the lost updates with the reason; `str` makes a line of it. Known as `losses` are.
+        `str` makes a line of one. Known as `losses` are.
         """
         return list(self._incidents.failovers)
 
     @property
     def updates_lost(self) -> int:
-        """The number of lost acknowledged updates, on all shards together; see `losses`.
-
-        An update of arrays on two shards that both lost it counts twice.
-        """
+        """The number of lost acknowledged updates; one that two shards lost counts twice."""
         return self._incidents.updates_lost
 
     @property
@@ -570,15 +540,14 @@ class ParameterServer:
     def scheduler_lost(self) -> bool:
         """Whether the connection to Dask's scheduler broke while this was open.
 
-        The coordinator is lost with it, even if Dask connects again. `close` then only releases
-        what is in this process; `resume` continues from checkpoints.
+        The group is lost then, even if Dask connects again; `resume` continues from checkpoints.
         """
         driver = self._driver
         return driver.lost or (driver.is_open and driver.connection.lost)
 
     def audit(self) -> list[Description | None]:
         """Return the numbers of each shard's state, None for one that does not answer."""
-        return self._do(self._driver.training.heads.describe_all)
+        return self._do(ask_heads, self._driver.router)
 
     def table(self) -> Table:
         """Return the current routing table: which node serves which shard."""
@@ -587,21 +556,19 @@ class ParameterServer:
     def history(self) -> pandas.DataFrame:
         """Return what workers reported and evaluators scored, in the order of time.
 
-        The driver keeps about 200,000 numbers, with or without `on_event`. Beyond that, every other
-        number of the longest series is dropped, evenly over its length. Numbers of a running worker
-        arrive within `Timings.flush`. With a synchronous client, all earlier reports are included.
-        Raises `ConfigurationError` without the package pandas.
+        The driver keeps about 200,000 numbers; beyond that, every other number of the longest
+        series is dropped. Numbers of a running worker arrive within `Timings.flush`. With a
+        synchronous client, all earlier reports are included.
 
         Returns
         -------
         history
             A row for each number, with the columns `time` (UTC), `source` (a worker's name, or
-            "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric` (its name; "loss"
-            and "accuracy" of evaluators), `step` (the mean over the shards of the version of the
-            evaluated weights, or of those that the worker had when it reported; -1 before its first
-            pull), `value`, `report` (number of the worker's report in its incarnation, from 1; 0 of
-            evaluators) and `learning_rate`: that of an update of these weights, without the effect
-            of staleness; NaN if arrays have different ones, and before the first pull.
+            "evaluator"), `incarnation` (of the worker; 0 of evaluators), `metric`, `step` (the mean
+            version of the shards in the evaluated weights, or those of the worker; -1 before its
+            first pull), `value`, `report` (number of the worker's report in its incarnation, from
+            1; 0 of evaluators) and `learning_rate` of an update of these weights, without the
+            effect of staleness; NaN if arrays have different ones, and before the first pull.
         """
         self._ask(self._driver.catch_up)
         self._driver.news.deliver()
@@ -610,20 +577,15 @@ class ParameterServer:
     def progress(self, total: int | None = None) -> None:
         """Show the progress of the training until the workers that run now have ended.
 
-        A terminal shows a line that changes, a notebook HTML. Below it are the first error of a
-        worker that failed, shards that lack a copy, and the last failover. Interrupting this ends
-        the display, not the training. Results and errors of workers are in their futures. If no
-        worker runs, this shows the end of the last `run`.
-
-        With `total`, the number of gradients that these workers push in all, there is a bar and the
-        time left. Raises `ConfigurationError` if that is not a number above 0, or if the client is
-        asynchronous, which cannot wait here.
+        Interrupting this ends the display, not the training. If no worker runs, it shows the end of
+        the last `run`. With `total`, the number of gradients that these workers push in all, there
+        is a bar and the time left. Raises `ConfigurationError` if that is not above 0, or if the
+        client is asynchronous.
         """
         self._require_open()
         if self._client.asynchronous:
             raise ConfigurationError(
-                "progress() waits for the workers, which an asynchronous client cannot do here; "
-                "look at ps.workers instead"
+                "progress() cannot wait with an asynchronous client; look at ps.workers instead"
             )
         if total is not None:
             argument_above_zero("total", total)
@@ -651,11 +613,8 @@ class ParameterServer:
 
         The run has the choices as parameters, such as "recovery.durability.kind"; the whole
         `history` as metrics, such as "worker-0/loss" or "evaluator/accuracy"; and a tag for each
-        failover. Characters that MLflow does not allow in names become "_", with a warning. What
-        the tracking server refuses is left out, with a warning; the training continues.
-
-        After `resume`, this continues the run of the earlier parameter server, if it is in this
-        experiment and has this name. Parameters that the run has stay as they are.
+        failover. What the tracking server refuses is left out, with a warning. After `resume`, this
+        continues the run of the earlier parameter server, if it has this experiment and name.
 
         Parameters
         ----------
@@ -704,23 +663,20 @@ class ParameterServer:
     def close(self, checkpoint: bool = True) -> Any:
         """Take the group down: workers and hosts stop, last events arrive, the coordinator ends.
 
-        A worker that is still running gets `GroupClosed` from its next request. If the recovery
-        writes checkpoints, the last state is written, unless `checkpoint` is false, or ``with`` is
-        left by an error. If that fails, there is a warning; the previous checkpoint stays complete.
+        The Dask cluster is left as it was. A worker that is still running gets `GroupClosed` from
+        its next request. If the recovery writes checkpoints, the last state is written, unless
+        `checkpoint` is false, or ``with`` is left by an error; a warning reports if that fails.
         """
-        if self._client.asynchronous:
-            return self._client.sync(self._close, checkpoint)
-        if not self.closed and self._driver.connection.closed_here:
+        gone = self.closed or self._driver.connection.closed_here
+        if gone and not self._client.asynchronous:
             self._driver.let_go(checkpoint)
-        elif not self.closed:
-            self._client.sync(self._driver.close, checkpoint)
-        self._driver.news.close()
-        return None
+            self._driver.news.close()
+            return None
+        return self._client.sync(self._close, checkpoint)
 
     async def _close(self, checkpoint: bool) -> None:
-        if not self.closed:
-            await self._driver.close(checkpoint)
-            self._driver.news.close()
+        await self._driver.close(checkpoint)
+        self._driver.news.close()
 
     # -- asking the group ------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names state the
 shard that they are meant for ("server-0", "replica-0-1"), unless they offer `ANY_SHARD` too. On any
-other cluster about half the nodes become servers, one host after the other, and the rest workers,
-unless its seats are given (`dps.cluster.backends.assignment`).
+other cluster without seats, about half the nodes become servers, one host after the other.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from dps.cluster.names import ANY_SHARD, SERVING, Node, resource_in, shard_of
+from dps.cluster.names import ANY_SHARD, SERVING, Node, NodeSpec, resource_in, shard_of
 from dps.core.names import role_of
 from dps.errors import CapacityError
 from dps.protocol.group import Group
@@ -25,28 +24,24 @@ if TYPE_CHECKING:
 Workers = Mapping[str, Mapping[str, Any]]
 
 
-def by_resources(workers: Workers) -> list[Node]:
-    """Return the nodes that carry a role as a Dask resource."""
+def by_resources(workers: Workers, seats: NodeAssignment | None = None) -> list[Node]:
+    """Return the nodes that carry a role as a Dask resource, or those that have a seat."""
     nodes = []
     for address, info in sorted(workers.items()):
-        if (resource := resource_in(info)) is not None:
-            name = str(info["name"])
-            role, home = _role(name, resource)
-            if ANY_SHARD in info["resources"]:
-                home = -1
-            host = str(info["host"])
-            nodes.append(Node(address, name, role, home, resource, info["nthreads"], host))
-    return nodes
-
-
-def by_seats(workers: Workers, seats: NodeAssignment) -> list[Node]:
-    """Return the nodes among these Dask workers, named as their seats are."""
-    nodes = []
-    for address, info in sorted(workers.items()):
-        if (spec := seats.of(address)) is not None:
-            role, home = _role(spec.name, spec.resource)
-            host = str(info["host"])
-            nodes.append(Node(address, spec.name, role, home, None, spec.threads, host))
+        resource, home = resource_in(info), -1
+        spec = NodeSpec(str(info["name"]), resource, info["nthreads"]) if resource else None
+        if seats is not None:
+            spec, resource = seats.of(address), None
+        if spec is None:
+            continue
+        role = spec.resource
+        if role == "server":
+            home = shard_of(spec.name)
+            role = role_of(spec.name) if home >= 0 else "spare"
+        if seats is None and ANY_SHARD in info["resources"]:
+            home = -1
+        host = str(info["host"])
+        nodes.append(Node(address, spec.name, role, home, resource, spec.threads, host))
     return nodes
 
 
@@ -57,10 +52,13 @@ def by_assignment(workers: Workers, group: Group) -> list[Node]:
     servers = max(group.replicas, group.servers or 0, min(wanted, (len(workers) - stores) // 2))
     roles = ["server"] * servers + ["store"] * stores
     roles += ["worker"] * (len(workers) - len(roles))
+    by_host: dict[str, list[str]] = {}
+    for address in sorted(workers):
+        by_host.setdefault(str(workers[address]["host"]), []).append(address)
+    turns = zip_longest(*by_host.values())  # one node of each host after the other
+    addresses = [address for turn in turns for address in turn if address is not None]
     # There may be too few nodes for these roles.
-    return [
-        _assigned(a, workers[a], role) for a, role in zip(_by_turns(workers), roles, strict=False)
-    ]
+    return [_assigned(a, workers[a], role) for a, role in zip(addresses, roles, strict=False)]
 
 
 def newcomer(address: str, workers: Workers, nodes: Sequence[Node], group: Group) -> Node:
@@ -73,13 +71,11 @@ def newcomer(address: str, workers: Workers, nodes: Sequence[Node], group: Group
 
 def check(nodes: Sequence[Node], group: Group) -> None:
     """Refuse a cluster that is too small for the group, by a `CapacityError`."""
-    have = {role: sum(n.role == role for n in nodes) for role in ("store", "worker")}
     serving = [n for n in nodes if n.role in SERVING]
-    have["server"] = len(serving)
+    have = Counter("server" if n in serving else n.role for n in nodes)
     servers = group.servers or group.replicas
     need = {"server": servers, "store": group.recovery.stores, "worker": 1}
-    short = [role for role in need if have[role] < need[role]]
-    if short:
+    if any(have[role] < need[role] for role in need):
         wanted = ", ".join(f"{need[r]} for {r}s" for r in need if need[r])
         present = ", ".join(f"{have[r]} for {r}s" for r in need)
         raise CapacityError(
@@ -96,22 +92,5 @@ def check(nodes: Sequence[Node], group: Group) -> None:
             )
 
 
-def _by_turns(workers: Workers) -> list[str]:
-    """Return the addresses of Dask workers, one of each host after the other."""
-    by_host: dict[str, list[str]] = {}
-    for address in sorted(workers):
-        by_host.setdefault(str(workers[address]["host"]), []).append(address)
-    turns = zip_longest(*by_host.values())
-    return [address for turn in turns for address in turn if address is not None]
-
-
 def _assigned(address: str, info: Mapping[str, Any], role: str) -> Node:
     return Node(address, str(info["name"]), role, -1, None, info["nthreads"], str(info["host"]))
-
-
-def _role(name: str, resource: str) -> tuple[str, int]:
-    """Return the role of a node with this name and resource, and the shard that it is meant for."""
-    if resource != "server":
-        return resource, -1
-    role = role_of(name)
-    return (role if shard_of(name) >= 0 else "spare"), shard_of(name)

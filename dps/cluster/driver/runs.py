@@ -1,9 +1,7 @@
 """What a run of workers needs: a function that can be sent, free threads, and shares of data.
 
-Without these checks Dask would print five tracebacks, or queue a task for a thread that never
-becomes free. A collection is divided by whole partitions, as equally as their number allows. A
-worker's share is computed on its node; partitions that a node holds already stay there as far as
-equal shares allow.
+A collection is divided by whole partitions, as equally as their number allows. A worker's share is
+computed on its node; partitions that a node holds already stay there as far as equal shares allow.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from graphlib import TopologicalSorter
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.names import Node
@@ -29,12 +28,8 @@ _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
 @contextmanager
 def must_be_sent(argument: str, given: str) -> Iterator[None]:
-    """Raise one `ConfigurationError` if the `with` block cannot send an `argument`.
-
-    Dask would print five tracebacks. The message recommends to use the `given` object instead of
-    objects that exist in this process only.
-    """
-    _dask_pickle_log.disabled = True
+    """Raise a `ConfigurationError` that recommends `given` if an `argument` cannot be sent."""
+    _dask_pickle_log.disabled = True  # Dask would print five tracebacks
     try:
         yield
     except (TypeError, AttributeError) as error:
@@ -70,10 +65,7 @@ def refuse_futures(train: Callable[..., Any]) -> None:
 def check_threads(
     client: distributed.Client, nodes: Sequence[Node], workers: int, group: str, own: Sequence[str]
 ) -> None:
-    """Refuse to start more workers than there are free threads, by a `CapacityError`.
-
-    `own` are the workers of this `group` that hold a thread, or wait for one.
-    """
+    """Refuse more workers than free threads; `own` hold a thread already, or wait for one."""
     threads = sum(node.threads for node in nodes)
     holders = {"this parameter server": list(own)}
     if not client.asynchronous and hasattr(client, "processing"):
@@ -84,25 +76,19 @@ def check_threads(
             if name != group:
                 holders.setdefault(f"parameter server {name}", []).append(f"{worker}-{number}")
     free = max(0, threads - sum(map(len, holders.values())))
-    if workers <= free:
-        return
-    held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
-    raise CapacityError(
-        f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
-        f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, ask "
-        "for fewer workers, or end those that run (wait for their futures, ps.stop(), "
-        "ps.remove_worker(), or ps.close() of the parameter server that they belong to)"
-    )
+    if workers > free:
+        held = "; ".join(f"{', '.join(names)} of {who}" for who, names in holders.items() if names)
+        raise CapacityError(
+            f"workers={workers}, but the {len(nodes)} nodes for workers have {threads} threads, of "
+            f"which {free} are free: {held or 'no workers'} run there. Start more Dask workers, "
+            "ask for fewer workers, or end those that run, such as with ps.stop()"
+        )
 
 
 def shares_of(
     client: distributed.Client, data: Any, workers: int, addresses: Sequence[str]
 ) -> list[list[distributed.Future]]:
-    """Begin to compute each worker's partitions on its node; return the futures of each worker.
-
-    `data` is as for `ParameterServer.run`. Worker i is expected on node ``i % len(addresses)``.
-    Raises `ConfigurationError` if it is no such collection, or has too few partitions.
-    """
+    """Begin to compute each worker's partitions; worker i is expected on node i % their number."""
     if not hasattr(client, "compute"):
         raise ConfigurationError(
             "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
@@ -146,11 +132,7 @@ def shares_of(
 
 
 def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int]]:
-    """Return the numbers of the partitions of each worker, in order; one more for some.
-
-    `holders` are the addresses of the nodes that hold each partition already, `nodes` the address
-    of each worker's node.
-    """
+    """Return each worker's partitions, given the holders of partitions, and the workers' nodes."""
     smallest, larger = divmod(len(holders), len(nodes))
     sizes = [smallest + (worker < larger) for worker in range(len(nodes))]
     chosen: list[list[int]] = [[] for _ in nodes]
@@ -161,11 +143,11 @@ def assigned(holders: Sequence[set[str]], nodes: Sequence[str]) -> list[list[int
             chosen[min(near, key=lambda worker: len(chosen[worker]))].append(number)
         else:
             left.append(number)
-    for numbers, size in zip(chosen, sizes, strict=True):
-        missing = size - len(numbers)
-        numbers.extend(left[:missing])
-        del left[:missing]
-    return [sorted(numbers) for numbers in chosen]
+    rest = iter(left)
+    return [
+        sorted([*numbers, *islice(rest, size - len(numbers))])
+        for numbers, size in zip(chosen, sizes, strict=True)
+    ]
 
 
 def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
@@ -212,5 +194,4 @@ def _together(*parts: Any) -> tuple[Any, ...]:
 
 
 def _node_of(where: Mapping[Any, list[str]], key: Any) -> list[str]:
-    """Return where Dask has to run a task; empty: anywhere."""
-    return where.get(key, [])
+    return where.get(key, [])  # none: anywhere

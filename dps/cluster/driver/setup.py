@@ -1,7 +1,4 @@
-"""What a parameter server starts with: the user's arguments, checked, and what they describe.
-
-An argument that cannot work raises `ConfigurationError`.
-"""
+"""What a parameter server starts with: the user's arguments, checked, and what they describe."""
 
 from __future__ import annotations
 
@@ -176,10 +173,7 @@ def from_path(
     servers: int | None,
     options: Options,
 ) -> Start:
-    """Start from the newest checkpoints below a path; raises `StoreUnavailable` without any.
-
-    `shards` and `servers` are their new numbers; None: as before.
-    """
+    """Start from the newest checkpoints below a path: see `ParameterServer.resume`."""
     platform = platform_of(client)
     if shards is not None:
         shards = whole_argument("shards", shards, 1, "shards")
@@ -192,13 +186,8 @@ def from_path(
         servers = min(run.servers, count * run.recovery.durability.above.replicas)
     if servers is not None:
         servers = as_servers(servers, count, run.recovery)
-    run = replace(
-        run,
-        name=platform.token(),
-        generation=run.generation + 1,
-        started=platform.clock.now(),
-        servers=servers,
-    )
+    name, started, generation = platform.token(), platform.clock.now(), run.generation + 1
+    run = replace(run, name=name, generation=generation, started=started, servers=servers)
     group = replace(_group(client, run, options), incarnations=saved.incarnations)
     return Start(group, run, options, saved=saved)
 
@@ -256,8 +245,7 @@ def shared_path(path: str | None) -> str:
     if holds_secret(str(path)):
         raise ConfigurationError(
             f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
-            "written down with it: leave it out, and provide it by the environment, as documented "
-            "by the package that fsspec uses for such paths"
+            "written down with it: provide it by the environment, as fsspec's package documents"
         )
     if in_memory(path):
         raise ConfigurationError(

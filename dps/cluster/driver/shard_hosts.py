@@ -1,8 +1,7 @@
 """The nodes of a group: their roles, the hosts of shards on them, and how servers join and leave.
 
-`scale` and `drain` ask the coordinator to move replicas of shards, states and mail while the
-training continues. A node that has to leave is drained as soon as there is room for what it holds;
-its evaluator moves to another node, and its workers see `leaving`. Then the node ends by itself
+A node that has to leave is drained as soon as there is room for what it holds; its evaluator moves
+to another node, and its workers see `leaving`. Then the node ends by itself
 (`dps.cluster.node.member`).
 """
 
@@ -148,8 +147,7 @@ class ShardHosts:
 
     # -- nodes that join -----------------------------------------------------------------------
 
-    def _seated(self, address: str) -> None:
-        """Use a Dask worker that has become a node; called in any thread."""
+    def _seated(self, address: str) -> None:  # called in any thread
         self._client.loop.add_callback(self._joined, (0.0, address))
 
     async def _joined(self, event: tuple[float, Any]) -> None:
@@ -177,24 +175,19 @@ class ShardHosts:
 
     def _marked(self, workers: roles.Workers) -> list[Node] | None:
         """Return the nodes by their seats or resources; None: roles are assigned."""
-        if self._seats is not None:
-            return roles.by_seats(workers, self._seats)
-        return roles.by_resources(workers) if self._have_resources else None
+        is_marked = self._have_resources or self._seats is not None
+        return roles.by_resources(workers, self._seats) if is_marked else None
 
     def _is_known(self, address: str) -> bool:
-        """Whether a Dask worker is a node of the group already, and not one in a lost one's place.
-
-        Its nanny may start a lost one again at the same address; Dask has lost its actor then.
-        """
         here = [node.name for node in self.nodes if node.address == address]
         if address in self._hosts and self._hosts[address].is_lost:
-            return False
+            return False  # a nanny has started it again at the same address
         seat = self._seats.of(address) if self._seats is not None else None
         return bool(here) and (seat is None or seat.name in here)
 
     async def _workers(self) -> roles.Workers:
-        described = await self._client.scheduler.identity(n_workers=-1)
-        workers: roles.Workers = described["workers"]
+        workers: roles.Workers
+        workers = (await self._client.scheduler.identity(n_workers=-1))["workers"]
         return workers
 
     # -- servers that are added and removed ----------------------------------------------------

@@ -1,22 +1,17 @@
-"""The workers of a group as the driver starts them, and the status that is shown to the user.
-
-The routing table, which arrives by itself, names the servers of each shard. The progress of shards
-and workers is requested from the heads, only when the user looks.
-"""
+"""The workers of a group as the driver starts them, and the status that is shown to the user."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.runs import check_threads, must_be_sent, refuse_futures, shares_of
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
-from dps.cluster.heads import Heads, most, shard_view
-from dps.cluster.names import Node
+from dps.cluster.heads import ask_heads, most, shard_view
 from dps.cluster.node.worker import Place
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
@@ -37,26 +32,19 @@ ERROR_TEXT = 200  # characters of an error that are shown
 
 @dataclass(slots=True)
 class Started:
-    """A worker that the driver started, at a time, after `stops` stops and `before` updates.
-
-    `ended` is how it has ended; "" while it runs. Then its `future` is released, unless it failed,
-    because it may be retried. `share` has its partitions of the data. `only_on` names the only node
-    that it may use; None: any node for workers.
-    """
+    """A worker that the driver started."""
 
     at: float
-    stops: int
-    before: int
-    future: Any
-    share: list[Any] | None
-    only_on: str | None
-    ended: str = ""
+    stops: int  # how often the training had been stopped
+    before: int  # updates that it had
+    future: Any  # None when it has ended, unless it failed: then it may be retried
+    share: list[Any] | None  # its partitions of the data
+    only_on: str | None  # the only node that it may use; None: any node for workers
+    ended: str = ""  # how it has ended
 
     def look(self, stops: int) -> None:
-        """Note whether and how it has ended; `stops` is how often the training has been stopped."""
-        if self.future is None:
-            return
-        status = self.future.status
+        """Note whether and how it has ended, after this number of stops."""
+        status = None if self.future is None else self.future.status
         if status == "finished" or (status == "cancelled" and not self.ended):
             self.ended, self.future = status, None
         elif status == "error" and not self.ended:
@@ -81,7 +69,6 @@ class Training:
     ) -> None:
         self.started: dict[str, Started] = {}  # by name
         self.stops = 0  # how often the training was stopped
-        self.heads = Heads(start.group, hosts.router)
         self._client = client
         self._group = start.group
         self._history = history
@@ -98,10 +85,10 @@ class Training:
 
     async def look(self) -> None:
         """Request the status of all shards; those that do not answer soon keep their last one."""
-        answers = await self.heads.describe_all(LOOK_SECONDS)
+        answers = await ask_heads(self._hosts.router, LOOK_SECONDS)
         self._known = [new or old for new, old in zip(answers, self._known, strict=True)]
         self._seen = self._clock.monotonic()
-        versions = {_key(n): known.version for n, known in enumerate(self._known) if known}
+        versions = {f"shard {n}": known.version for n, known in enumerate(self._known) if known}
         self._pace.look(self._seen, self._updates() | versions)
 
     # -- workers -------------------------------------------------------------------------------
@@ -117,27 +104,17 @@ class Training:
         if data is not None:
             shares = shares_of(self._client, data, workers, [node.address for node in nodes])
         first = len(self.started)
-        peers = [f"worker-{number}" for number in range(first, first + workers)]
-        futures = [
-            self._submit(train, nodes, self._place(peers, index, nodes), share)
-            for index, share in enumerate(shares)
-        ]
-        self._last_run = peers
-        return futures
+        self._last_run = peers = [f"worker-{first + index}" for index in range(workers)]
+        return [self._submit(train, peers, index, share) for index, share in enumerate(shares)]
 
     def run_again(self, train: Callable[..., Any], worker: str, node: str) -> Any:
         """Restart a worker: see `ParameterServer.run_again`."""
-        share = self.of_name(worker).share
-        nodes = [known for known in self._hosts.for_workers if known.name == node]
-        if not nodes:
-            raise ConfigurationError(f"there is no node {node!r} for workers")
-        return self._submit(train, nodes, self._place([worker], 0, nodes), share, node)
+        return self._submit(train, [worker], 0, self.of_name(worker).share, node)
 
     def of_name(self, worker: object) -> Started:
         """Return a worker that was started; raises `ConfigurationError` if none has this name."""
-        known = list(self.started)
-        if not isinstance(worker, str) or worker not in known:
-            there = f"{known[0]} to {known[-1]}" if known else "none"
+        if not isinstance(worker, str) or worker not in self.started:
+            there = ", ".join(self.started) or "none"
             raise ConfigurationError(f"there is no worker {shown(worker)}; started were: {there}")
         return self.started[worker]
 
@@ -165,18 +142,19 @@ class Training:
             each.future = each.share = None
         self._replaced.clear()
 
-    def _place(self, peers: Sequence[str], index: int, nodes: Sequence[Node]) -> Place:
-        return Place(peers, index, {node.address: node.name for node in nodes}, self.stops)
-
     def _submit(
         self,
         train: Callable[..., Any],
-        nodes: Sequence[Node],
-        place: Place,
+        peers: Sequence[str],
+        index: int,
         share: list[Any] | None,
         only_on: str | None = None,
     ) -> Any:
-        name = place.peers[place.index]
+        nodes = [n for n in self._hosts.for_workers if only_on in (None, n.name)]
+        if not nodes:
+            raise ConfigurationError(f"there is no node {only_on!r} for workers")
+        name = peers[index]
+        place = Place(peers, index, {node.address: node.name for node in nodes}, self.stops)
         with must_be_sent("train", "worker"):
             future = self._client.submit(
                 run_worker,
@@ -189,21 +167,18 @@ class Training:
                 resources={"worker": 1} if nodes[0].resource else None,
                 pure=False,
             )
-        now, again = self._clock.monotonic(), self.started.get(name)
-        before = again.before if again else self._before.get(name, 0)
-        if again is not None:
+        at, before = self._clock.monotonic(), self._before.get(name, 0)
+        if (again := self.started.get(name)) is not None:
+            at, before = again.at, again.before
             again.look(self.stops)
             if not again.ended:
                 self._replaced.add(again.future)
-        at = again.at if again else now
-        each = Started(at, self.stops, before, future, share, only_on)
-        self.started[name] = each
+        self.started[name] = each = Started(at, self.stops, before, future, share, only_on)
         # At once, because a closed client treats every future as cancelled.
         future.add_done_callback(lambda _: each.look(self.stops))
         return future
 
     def _current(self) -> list[tuple[str, Started]]:
-        """Return each worker that was started, having looked whether it has ended."""
         workers = list(self.started.items())
         for _, each in workers:
             each.look(self.stops)
@@ -215,15 +190,16 @@ class Training:
         """Return the last known status of each shard."""
         names = {node.address: node.name for node in self._hosts.nodes}
         nothing = [View(shard, 0, (), False) for shard in range(len(self._known))]
+        views = self._incidents.views or nothing
         return Listing(
             shard_view(
                 self._group,
                 view,
                 known,
                 lambda host: names.get(host.address, host.address),
-                self._pace.of(_key(view.shard), self._seen, known.version) if known else None,
+                self._pace.of(f"shard {n}", self._seen, known.version) if known else None,
             )
-            for view, known in zip(self._incidents.views or nothing, self._known, strict=True)
+            for n, (view, known) in enumerate(zip(views, self._known, strict=True))
         )
 
     def workers(self) -> Listing[WorkerView]:
@@ -244,11 +220,9 @@ class Training:
         versions = [shard.version for shard in self.shards() if shard.version is not None]
         lost, failovers = self._incidents.updates_lost, len(self._incidents.failovers)
         notes = [f"{lost:,} acknowledged updates were lost: see ps.losses"] if lost else []
-        if failovers:
-            number = f"{failovers} failovers" if failovers > 1 else "a failover"
-            notes.append(f"there was {number}: see ps.failovers")
-        view = self._view(self.workers(), min(versions, default=None), notes)
-        return replace(view, state="closed" if closed else "running", shards=self.shards())
+        notes += [f"failovers: {failovers}, see ps.failovers"] if failovers else []
+        state, done = "closed" if closed else "running", min(versions, default=None)
+        return self._view(self.workers(), done, notes, state=state, shards=self.shards())
 
     def progress(self, names: Sequence[str], total: int | None) -> TrainingView:
         """Return the progress of the named workers, out of `total` gradients."""
@@ -259,20 +233,16 @@ class Training:
         done = sum(each.updates - self.started[each.worker].before for each in workers)
         since = min((self.started[name].at for name in names), default=None)
         seconds = None if since is None else self._clock.monotonic() - since
-        view = self._view(workers, done, notes)
-        return replace(view, total=total, seconds=seconds, scores=self._history.last(EVALUATOR))
+        scores = self._history.last(EVALUATOR)
+        return self._view(workers, done, notes, total=total, seconds=seconds, scores=scores)
 
     def _view(
-        self, workers: Listing[WorkerView], done: int | None, notes: Sequence[str]
+        self, workers: Listing[WorkerView], done: int | None, notes: Sequence[str], **more: Any
     ) -> TrainingView:
+        more = {"state": "running", "lost": self._incidents.updates_lost, **more}
+        more["notes"] = (*notes, *missing_copies(self.shards()))
         return TrainingView(
-            self._group.name,
-            "running",
-            self._clock.now(),
-            done,
-            workers=workers,
-            lost=self._incidents.updates_lost,
-            notes=(*notes, *missing_copies(self.shards())),
+            self._group.name, t=self._clock.now(), done=done, workers=workers, **more
         )
 
     @property
@@ -292,27 +262,17 @@ class Training:
     def facts(self) -> dict[str, str]:
         """Arrays, tables, sizes and settings; the shards count the rows of tables, in bytes."""
         layout = self._group.layout
-        return {
-            "arrays": str(len(layout.arrays)),
-            "tables": str(len(layout.tables)),
-            "size": size(sum(shard.nbytes for shard in layout.shards)),
-            **{
-                name: f"{choice:,}" if isinstance(choice, int) else brief(choice)
-                for name, choice in self.choices.items()
-            },
-        }
+        facts = {"arrays": str(len(layout.arrays)), "tables": str(len(layout.tables))}
+        facts["size"] = size(sum(shard.nbytes for shard in layout.shards))
+        for name, choice in self.choices.items():
+            facts[name] = f"{choice:,}" if isinstance(choice, int) else brief(choice)
+        return facts
 
     def _updates(self) -> dict[str, int]:
-        """Return the number of updates of each worker, from the shard that has most of them."""
         return most(known.applied for known in self._known if known)
 
 
-def _key(shard: int) -> str:
-    return f"shard {shard}"
-
-
 def _brief_error(future: Any) -> str:
-    """Return the error of a future that failed, in a line."""
     error = future.exception()
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:ERROR_TEXT]}" if text else type(error).__name__

@@ -15,7 +15,7 @@ import numpy as np
 from distributed import get_worker
 from distributed.sizeof import safe_sizeof
 
-from dps.cluster.heads import Heads
+from dps.cluster.heads import ask_heads
 from dps.cluster.names import topic
 from dps.cluster.node.logs import (
     SILENT,
@@ -198,11 +198,10 @@ class _Task:
 
     async def _applied(self, expected: Sequence[str]) -> list[Mapping[str, int]]:
         """Return each worker's number of updates on each shard, when all know those expected."""
-        heads = Heads(self._group, self._client.router)
         while True:
             await self._client.router.table()  # raises if the group is closed
             self._client.may_go_on()  # raises if the training is stopped
-            replies = await heads.describe_all()
+            replies = await ask_heads(self._client.router)
             if all(r is not None and r.applied.keys() >= set(expected) for r in replies):
                 return [r.applied for r in replies if r is not None]
             await asyncio.sleep(self._group.timings.retry)

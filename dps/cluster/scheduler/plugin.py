@@ -28,7 +28,7 @@ from dps.observe.sentences import sentence
 from dps.observe.views import Listing, TrainingView, WorkerView
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
-from dps.protocol.messages import CloseGroup, Description, GetTable, Sighted, Table, View
+from dps.protocol.messages import CloseGroup, Description, GetTable, Sighted, Table
 from dps.protocol.transport import Endpoint
 
 LOOK_SECONDS = 1.0  # a slower shard is shown without its version
@@ -105,7 +105,8 @@ class CoordinatorPlugin(SchedulerPlugin):
         The coordinator reports what it knows, and the head of each shard is asked once.
         """
         table: Table = await self._coordinator.handle(GetTable(-1, 0.0))
-        answers = await asyncio.gather(*map(self._described, table.views))
+        asked = (ask_head(view, self._looks, LOOK_SECONDS) for view in table.views)
+        answers = await asyncio.gather(*asked)
         shards = map(partial(shard_view, self._group, name_of=self._name_of), table.views, answers)
         return TrainingView(
             self._group.name,
@@ -117,12 +118,6 @@ class CoordinatorPlugin(SchedulerPlugin):
             lost=sum(loss.updates for loss in self._coordinator.losses.found),
             recent=tuple(self._recent),
         )
-
-    async def _described(self, view: View) -> Description | None:
-        if not view.serving:
-            return None
-        answer = await ask_head(view, self._looks, LOOK_SECONDS)
-        return answer
 
     def _name_of(self, host: Endpoint) -> str:
         return self._coordinator.members.node(host) or host.address

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from multiprocessing.connection import Connection
@@ -24,6 +24,7 @@ from dps.cluster.driver.setup import Options, check_client, checked_recovery
 from dps.cluster.platform import platform_of
 from dps.cluster.supervision.supervisor import ClusterLost, Finished, Past, Raised, Serving
 from dps.cluster.transport.memory import machine
+from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
 from dps.events import Returned
 from dps.protocol.timings import Timings
@@ -39,6 +40,7 @@ REPORT_SECONDS = 0.25
 DASK_ERRORS = (ConnectionError, TimeoutError, EOFError, CommClosedError)
 NO_CLUSTER = (*DASK_ERRORS, CapacityError, SchedulerLost)
 CONNECTING = ("distributed.", "dps.cluster.")
+NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
 
 # What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
 _NOT_SAVED = [field.name for field in fields(Options)]
@@ -73,24 +75,20 @@ class Session:
     ) -> ParameterServer:
         """Start a parameter server, or resume it from its checkpoints after a return.
 
-        The first call resumes what the first call of an earlier incarnation started, and so on. The
-        processes of the earlier incarnation's session on this machine have ended by then. For
-        others, this waits until no Dask worker has any of its hosts, and until every lease that
-        they may have is over.
+        The first call resumes what the first call of an earlier incarnation started, and so on. It
+        waits until no Dask worker has any of the earlier hosts, and until every lease that they may
+        have is over.
 
         The Dask client is synchronous; `params` and `choices` are as for `ParameterServer`. The
-        recovery must write checkpoints of whole shards, so `PartialCheckpoint` is refused. After a
-        return, parameters, rule, consistency, recovery and so on are those of the checkpoints, as
-        for `ParameterServer.resume`.
+        recovery must write checkpoints of whole shards. After a return, parameters, rule, recovery
+        and so on are those of the checkpoints, as for `ParameterServer.resume`.
 
         Raises
         ------
         ConfigurationError
-            The client is asynchronous, or the recovery writes no checkpoints, or restores shards
-            in parts.
+            The client is asynchronous, or the recovery writes no checkpoints, or restores in parts.
         StoreUnavailable
-            The checkpoints of a parameter server that was up cannot be read. It does not start
-            from its initial values instead.
+            The checkpoints of a parameter server that was up cannot be read.
         DeadlineExceeded
             Hosts of the earlier incarnation did not end, or a Dask worker does not report whether
             it has any.
@@ -130,8 +128,7 @@ class Session:
         if self.returns:
             states = ps.saved.states if ps.saved is not None else ()
             versions = tuple(state.version for state in states)
-            seen = known.versions if known is not None and known.versions else versions
-            lost = tuple(max(0, n - version) for n, version in zip(seen, versions, strict=True))
+            lost = _lost(states, known.versions if known is not None else ())
             seconds = time.monotonic() - self._past.noticed
             returned = Returned(time.time(), self.cause, self.returns, seconds, versions, lost)
             if (sink := choices.get("on_event")) is not None:
@@ -143,10 +140,7 @@ class Session:
         return ps
 
     def finish(self, message: Finished | Raised) -> None:
-        """Report how the program has ended.
-
-        An error that was caused by the loss of the scheduler is not the program's own.
-        """
+        """Report how the program has ended; errors from the scheduler's loss are not its own."""
         cause, error = "", message.error if isinstance(message, Raised) else None
         if error is not None:
             cause = next((watch.lost for watch in self._watches if watch.lost), "")
@@ -190,7 +184,7 @@ class Session:
         contained = True
         while not ps.closed and not ps.scheduler_lost:
             try:
-                versions = [shard.version for shard in ps.shards]
+                versions = tuple(s.version for s in ps.shards if s.version is not None)
                 if new := {node.address for node in ps.nodes} - nodes:
                     nodes |= new
                     contained = contained and _are_contained(client, new)
@@ -198,9 +192,8 @@ class Session:
                 if ps.closed or ps.scheduler_lost:  # meanwhile
                     return
                 raise
-            if None not in versions:
-                progress = tuple(version or 0 for version in versions)
-                self._send(Serving(call, _folder(ps), progress, contained))
+            if len(versions) == len(ps.group.layout.shards):
+                self._send(Serving(call, _folder(ps), versions, contained))
             time.sleep(REPORT_SECONDS)
 
     def _send(self, message: Any) -> None:
@@ -218,8 +211,32 @@ def _is_no_cluster(error: BaseException) -> bool:
     return any(m.startswith(CONNECTING) and not m.startswith(f"{__package__}.") for m in modules)
 
 
+def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
+    """Return how many updates each shard has lost at least; `seen` are its last known versions.
+
+    Progress reports lag. But every update is sent to every shard, and an update that one shard has
+    is not computed again, so a shard has also lost those that only other shards have.
+    """
+    workers = [each.workers for each in states]
+    names = set[str]().union(*workers)
+    lost = []
+    for last, state, here in zip(seen or [0] * len(states), states, workers, strict=True):
+        most = {
+            n: max(_gap(here.get(n, NOTHING), w.get(n, NOTHING)) for w in workers) for n in names
+        }
+        lost.append(max(last - state.version, sum(most.values())))
+    return tuple(lost)
+
+
+def _gap(here: Progress, there: Progress) -> int:
+    """Return how many updates of a worker are there and not here, without older gaps."""
+    if here.incarnation > there.incarnation:
+        return 0
+    numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
+    return max(0, min(numbers, there.applied - here.applied))
+
+
 def _folder(ps: ParameterServer) -> str:
-    """Return where the checkpoints of a parameter server are."""
     return f"{str(ps.group.recovery.path).rstrip('/')}/{ps.name}"
 
 
@@ -248,25 +265,23 @@ def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool
 
 
 def _session() -> tuple[str, int]:
-    """The operating system's session of this process, and the machine."""
-    return machine(), os.getsid(0)
+    return machine(), os.getsid(0)  # the operating system's session of this process
 
 
 def _holds(group: str, dask_worker: distributed.Worker) -> bool:
-    """Whether an actor or a training function of a group is on a Dask worker."""
+    # Whether an actor or a training function of the group is there.
     return any(f"-{group}-" in str(key) for key in dask_worker.state.tasks)
 
 
 class SchedulerWatch:
-    """A thread that watches the connection of a client to its scheduler, and reports its loss.
+    """A thread that calls `on_loss` when the connection of a client to its scheduler is lost.
 
     It starts before there is a parameter server, whose start may wait for a scheduler that is lost.
-    `on_loss` is called in that thread, with a description.
     """
 
     def __init__(self, client: distributed.Client, on_loss: Callable[[str], None]) -> None:
         self._connection = SchedulerConnection(client)
-        self._address = client.scheduler.address
+        self._text = f"the connection to Dask's scheduler at {client.scheduler.address} broke"
         self._on_loss = on_loss
         self._server: ParameterServer | None = None
         self._over = False
@@ -277,9 +292,8 @@ class SchedulerWatch:
     def lost(self) -> str:
         """The loss of the scheduler, if it was before the parameter server closed; otherwise ""."""
         server = self._server
-        is_lost = self._connection.lost if server is None else server.scheduler_lost
-        if is_lost and not self._lost:
-            self._lost = f"the connection to Dask's scheduler at {self._address} broke"
+        if self._connection.lost if server is None else server.scheduler_lost:
+            self._lost = self._text
         return self._lost
 
     def is_up(self, server: ParameterServer) -> None:

@@ -1,8 +1,7 @@
 """The supervisor of a program: restart it when its driver or its scheduler is lost.
 
 Each incarnation of the program is a process, with all that it starts, in an operating system's
-session of its own: its processes are known by that, however they were started. The supervisor
-shares nothing with them but a pipe, and does not import Dask.
+session of its own, which identifies them. The supervisor does not import Dask.
 """
 
 from __future__ import annotations
@@ -14,8 +13,7 @@ import signal
 import time
 import traceback
 import warnings
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,13 +26,14 @@ import psutil
 
 from dps.cluster.backends.processes import (
     end_with_parent,
+    fork_context,
     is_gone,
     process_of,
     scratch_prefix,
     without_interrupts,
 )
 from dps.core.arguments import check_function
-from dps.core.ranges import argument_above_zero, whole_argument
+from dps.core.ranges import argument_above_zero, refused, whole_argument
 from dps.errors import DeadlineExceeded, ProgramFailed, ReturnedWarning, TooManyReturns
 from dps.events import Returned, log
 
@@ -49,32 +48,23 @@ LOOK_SECONDS = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """A parameter server is up, or has made progress, with its checkpoints in a `folder`.
+    """A parameter server is up, or has made progress."""
 
-    It was brought up by the program's call of this number. `versions` has a number for each shard,
-    and is empty before the first report. `contained` is whether all its nodes are processes of the
-    program's own session, which end with it. `returned` describes its return, if it is one.
-    """
-
-    call: int
-    folder: str
-    versions: tuple[int, ...] = ()
-    contained: bool = False
+    call: int  # the number of the program's call that started it
+    folder: str  # of its checkpoints
+    versions: tuple[int, ...] = ()  # of the shards; empty before the first report
+    contained: bool = False  # whether all its nodes are of the program's session, and end with it
     returned: Returned | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """The earlier incarnations of a program, as the supervisor sends them to the next one.
-
-    `known` has the last message of each parameter server by its call. `noticed` is the time of the
-    loss, on `time.monotonic`, which all processes of a machine share.
-    """
+    """The earlier incarnations of a program, as the supervisor sends them to the next one."""
 
     returns: int = 0
     cause: str = ""
-    noticed: float = 0.0
-    known: dict[int, Serving] = field(default_factory=dict)
+    noticed: float = 0.0  # on `time.monotonic`, which all processes of a machine share
+    known: dict[int, Serving] = field(default_factory=dict)  # the last message of each call
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +96,17 @@ def supervise(
     within: float = 600.0,
     on_return: Callable[[Returned], None] | None = None,
     standby: bool = False,
+    preload: Sequence[str] | None = None,
 ) -> T:
     """Run a program, and restart it when its driver or its scheduler is lost; return its result.
 
     It is restarted when a signal ends its process, and when the connection to Dask's scheduler
-    breaks while a parameter server is open or comes up; after a return, also when it finds no
-    cluster. All other processes of its session on this machine are ended first, but not those that
-    the program has started with a session of their own (`start_new_session=True`). The program
-    starts at its beginning. Parameter servers resume from their newest complete checkpoints;
-    `Worker.done` is the number of updates that a worker has in them. Each return is a
-    `ReturnedWarning` (never raised, whatever the warnings filter is), a `Returned` event and a line
-    in the log.
+    breaks while a parameter server is open or starts; after a return, also when it finds no
+    cluster. All other processes of its session on this machine are ended first, except those that
+    it started with a session of their own (`start_new_session=True`). Parameter servers resume from
+    their newest complete checkpoints; `Worker.done` is the number of updates that a worker has in
+    them. Each return is a `ReturnedWarning` (never raised), a `Returned` event and a line in the
+    log.
 
     Parameters
     ----------
@@ -132,6 +122,9 @@ def supervise(
     standby
         Whether to keep the process for a return ready, with Dask imported. A return is faster
         then, and uses about 100 MB of memory.
+    preload
+        The `preload` of the program's `LocalCluster`: the process that its nodes are forked from
+        then starts beside the program, and is kept ready by `standby` too, with about 100 MB more.
 
     Raises
     ------
@@ -151,137 +144,116 @@ def supervise(
     argument_above_zero("within", within)
     if on_return is not None:
         check_function("on_return", on_return, ["returned"])
-    supervisor = _Supervisor(program, _Limit(returns, within), on_return, standby)
-    result: T = supervisor.run()
+    if isinstance(preload, str):
+        raise refused("preload", preload, "a list of names of modules")
+    start = partial(Incarnation, program, preload)
+    result: T = _Supervisor(start, _Limit(returns, within), on_return, standby).run()
     return result
 
 
 @dataclass(slots=True)
 class _Limit:
-    """How often a program may be restarted within a time."""
-
     most: int
     within: float
-    _times: deque[float] = field(default_factory=deque)
+    _times: list[float] = field(default_factory=list)
 
     def allows(self, now: float) -> bool:
-        """Count one more, and return whether it is within the limit."""
-        self._times.append(now)
-        while self._times[0] <= now - self.within:
-            self._times.popleft()
+        """Count one more return, and return whether it is within the limit."""
+        self._times = [each for each in (*self._times, now) if each > now - self.within]
         return len(self._times) <= self.most
 
     def __str__(self) -> str:
         return f"{self.most} returns within {self.within:g} s"
 
 
+@dataclass(slots=True)
 class _Supervisor:
-    def __init__(
-        self,
-        program: Callable[[Any], Any],
-        limit: _Limit,
-        on_return: Callable[[Returned], None] | None,
-        standby: bool,
-    ) -> None:
-        self._program = program
-        self._limit = limit
-        self._on_return = on_return
-        self._standby = standby
-        self._past = Past()
-        self._alive: list[Incarnation] = []  # the one that runs, and perhaps the next one
-        self._failures: list[Exception] = []  # of on_return
+    start: Callable[[], Incarnation]
+    limit: _Limit
+    on_return: Callable[[Returned], None] | None
+    standby: bool
+    past: Past = field(default_factory=Past)
+    alive: list[Incarnation] = field(default_factory=list)  # that runs, and perhaps the next one
+    failures: list[Exception] = field(default_factory=list)  # of on_return
 
     def run(self) -> Any:
         """Return the program's result."""
         try:
             self._start()
             while True:
-                current = self._alive[0]
-                current.begin(self._past)
-                if self._standby:
+                current = self.alive[0]
+                current.begin(self.past)
+                if self.standby:
                     self._start()
-                last = self._follow(current)
+                while isinstance(last := current.message(), Serving):
+                    self.past.known[last.call] = last
+                    if last.returned is not None:
+                        self._report(last.returned)
                 if isinstance(last, Finished | Raised):
                     current.join(EXIT_SECONDS)
                     break
                 self._replace(current, last)
         except KeyboardInterrupt:
-            if self._alive:
-                self._alive[0].interrupt()
+            if self.alive:
+                self.alive[0].interrupt()
             raise
         finally:
             with ExitStack() as ends:  # also of the second, if the first cannot be ended
-                for each in self._alive:
+                for each in self.alive:
                     ends.callback(each.end)
         if isinstance(last, Raised):
-            error = _error_of(last)
-            for failure in self._failures:
+            if (error := last.error) is None:
+                error = ProgramFailed(f"its result or error cannot be sent:\n{last.trace}")
+            else:
+                error.__cause__ = ProgramFailed(f"in the program:\n{last.trace}")
+            for failure in self.failures:
                 error.add_note(f"on_return has raised as well: {failure!r}")
             raise error
-        if self._failures:
-            raise ExceptionGroup("on_return has raised; the program has returned", self._failures)
+        if self.failures:
+            raise ExceptionGroup("on_return has raised; the program has returned", self.failures)
         return last.result
 
     def _start(self) -> None:
         # An interrupt waits until the process is known, or nothing would end it.
         with without_interrupts():
-            self._alive.append(Incarnation(self._program))
-
-    def _follow(self, incarnation: Incarnation) -> Finished | Raised | ClusterLost | None:
-        """Handle the messages of an incarnation; return its last one, or None if it has died."""
-        while isinstance(message := incarnation.message(), Serving):
-            self._past.known[message.call] = message
-            if message.returned is not None:
-                self._report(message.returned)
-        last: Finished | Raised | ClusterLost | None = message
-        return last
+            self.alive.append(self.start())
 
     def _replace(self, incarnation: Incarnation, last: ClusterLost | None) -> None:
         """End an incarnation; the next one has not begun."""
         noticed = time.monotonic()
         cause = incarnation.cause_of_death() if last is None else last.cause
-        if not self._limit.allows(noticed):
-            folders = ", ".join(known.folder for known in self._past.known.values())
+        if not self.limit.allows(noticed):
+            folders = ", ".join(known.folder for known in self.past.known.values())
             advice = f"; ParameterServer.resume continues from {folders}" if folders else ""
-            raise TooManyReturns(
-                f"{cause}, and it is not started again after {self._limit}{advice}"
-            )
-        if len(self._alive) < 2:
+            raise TooManyReturns(f"{cause}, and it is not started again after {self.limit}{advice}")
+        if len(self.alive) < 2:
             self._start()  # it imports Dask while the other one ends
         incarnation.end()
-        self._alive.remove(incarnation)
-        returns = self._past.returns + 1
-        self._past = replace(self._past, returns=returns, cause=cause, noticed=noticed)
+        self.alive.remove(incarnation)
+        returns = self.past.returns + 1
+        self.past = replace(self.past, returns=returns, cause=cause, noticed=noticed)
 
     def _report(self, returned: Returned) -> None:
         log(returned, {})
-        text = f"dps: {returned} (return {returned.returns}; the limit is {self._limit})"
+        text = f"dps: {returned} (return {returned.returns}; the limit is {self.limit})"
         # A filter that turns warnings into errors would end the training that has just returned.
         with suppress(ReturnedWarning):
-            warnings.warn(text, ReturnedWarning, stacklevel=5)
-        if self._on_return is not None:
+            warnings.warn(text, ReturnedWarning, stacklevel=4)
+        if self.on_return is not None:
             try:
-                self._on_return(returned)
+                self.on_return(returned)
             except Exception as error:  # noqa: BLE001 (raised when the program has ended)
-                self._failures.append(error)
-
-
-def _error_of(raised: Raised) -> BaseException:
-    """Return what a program has raised, with its traceback there."""
-    if raised.error is None:
-        return ProgramFailed(f"what the program returned or raised cannot be sent:\n{raised.trace}")
-    raised.error.__cause__ = ProgramFailed(f"in the program:\n{raised.trace}")
-    return raised.error
+                self.failures.append(error)
 
 
 class Incarnation:
     """A process that runs a program once it is sent the past. Not thread-safe."""
 
-    def __init__(self, program: Callable[[Any], Any]) -> None:
+    def __init__(self, program: Callable[[Any], Any], preload: Sequence[str] | None) -> None:
         context = multiprocessing.get_context("spawn")
         self._link, theirs = context.Pipe()
         self._process = context.Process(
-            target=run_program, args=(theirs, program), name="dps-program"
+            target=run_program, args=(theirs, program, preload), name="dps-program"
         )
         self._process.start()
         theirs.close()
@@ -388,7 +360,9 @@ class Incarnation:
         return members
 
 
-def run_program(link: Connection, program: Callable[[Any], Any]) -> None:
+def run_program(
+    link: Connection, program: Callable[[Any], Any], preload: Sequence[str] | None
+) -> None:
     """Run a program in a process of its own, once the earlier incarnation has ended."""
     os.setsid()  # identifies all processes that come from this one
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # the supervisor sends it
@@ -397,6 +371,8 @@ def run_program(link: Connection, program: Callable[[Any], Any]) -> None:
     scratch = get_temp_dir()  # multiprocessing's own, also for the sockets of a fork server
     end_with_parent(partial(shutil.rmtree, scratch, ignore_errors=True))
     link.send(scratch)
+    if preload is not None:
+        fork_context(preload)  # its imports run beside those of this process
     # Not above: this module must not import Dask.
     from dps.cluster.supervision.session import Session
 

@@ -40,7 +40,7 @@ from tests.support.supervised import (
     beginning,
     beginning_file,
 )
-from tests.support.training import SECONDS
+from tests.support.training import PRELOAD, SECONDS
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.cluster
@@ -133,7 +133,7 @@ def train(
     run = partial(supervised.program, folder, scope, steps)
     if address is not None:
         run = partial(supervised.program_there, folder, address, steps)
-    ready: dict[str, Any] = {"standby": True} if standby else {}
+    ready: dict[str, Any] = {"standby": True, "preload": PRELOAD} if standby else {}
     with pytest.warns(ReturnedWarning) as warned:
         outcome = dps.supervise(run, returns=len(moments), on_return=told.append, **ready)
     ours = [str(each.message) for each in warned if each.category is ReturnedWarning]
