@@ -12,10 +12,10 @@ import math
 import random
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from dps.cluster.backends.base import Act
-from dps.core.ranges import choice, count, not_negative, positive, refused
+from dps.core.ranges import AboveOne, Checked, NotNegative, Positive, refused, whole_from
 from dps.errors import ConfigurationError, require
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ Target = str | tuple[str, ...] | Seat | InChain | Among | int
 
 
 @dataclass(frozen=True, slots=True)
-class AtUpdates:
+class AtUpdates(Checked):
     """As soon as every shard has applied this number of updates.
 
     An `optional` fault, as of a random process, is skipped if the training ends before, or if there
@@ -134,36 +134,30 @@ class AtUpdates:
     at 100 updates
     """
 
-    updates: int
+    updates: Annotated[int, whole_from(1, "updates")]
     optional: bool = False
-
-    def __post_init__(self) -> None:
-        count(self, "updates", 1, "updates")
 
     def __str__(self) -> str:
         return f"at {self.updates} updates"
 
 
 @dataclass(frozen=True, slots=True)
-class AtSeconds:
+class AtSeconds(Checked):
     """This number of seconds after the training started; `optional` as in `AtUpdates`.
 
     >>> print(AtSeconds(2.5))
     at 2.5 s
     """
 
-    seconds: float
+    seconds: NotNegative
     optional: bool = False
-
-    def __post_init__(self) -> None:
-        not_negative(self, "seconds")
 
     def __str__(self) -> str:
         return f"at {self.seconds:.3g} s"
 
 
 @dataclass(frozen=True, slots=True)
-class During:
+class During(Checked):
     """While a checkpoint is being written, or a shard is being restored.
 
     >>> print(During("recovery"))
@@ -173,29 +167,22 @@ class During:
     phase: Phase
     optional: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        choice(self, "phase", *get_args(Phase))
-
     def __str__(self) -> str:
         done = "a checkpoint is written" if self.phase == "checkpoint" else "a shard is restored"
         return f"while {done}"
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class After(Checked):
     """Some seconds after another fault of the plan, given by its number, took effect.
 
     >>> print(Kill("server-1", After(fault=0, seconds=0.5)))
     kill server-1, 0.5 s after fault 0
     """
 
-    fault: int
-    seconds: float = 0.0
+    fault: Annotated[int, whole_from(0, "faults")]
+    seconds: NotNegative = 0.0
     optional: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        count(self, "fault", 0, "faults")
-        not_negative(self, "seconds")
 
     def __str__(self) -> str:
         later = f"{self.seconds:g} s" if self.seconds else "at once"
@@ -236,7 +223,7 @@ class Between:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Every:
+class Every(Checked):
     """A renewal process: the gaps between the moments are independent draws.
 
     A gap is from the start of one fault (or of the training) to the start of the next, so moments
@@ -260,18 +247,17 @@ class Every:
     every 30 s until 300 s
     """
 
-    mtbf: float | None = None
-    updates: float | None = None
-    until: float
+    mtbf: Positive | None = None
+    updates: Positive | None = None
+    until: Positive
     distribution: Distribution = "exponential"
     shape: float = 1.0
     optional: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        given = [name for name in ("mtbf", "updates") if getattr(self, name) is not None]
-        require(len(given) == 1, "expected exactly one of mtbf and updates")
-        positive(self, "until", *given)
-        choice(self, "distribution", *get_args(Distribution))
+        one = (self.mtbf is None) != (self.updates is None)
+        require(one, "expected exactly one of mtbf and updates")
+        super().__post_init__()
         if self.distribution == "exponential" and self.shape != 1.0:
             raise ConfigurationError("only distribution: weibull or lognormal has a shape")
         most = MOST_LOG_DEVIATION if self.distribution == "lognormal" else math.inf
@@ -317,7 +303,7 @@ When = AtUpdates | AtSeconds | During | After | Between | Every
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(Checked):
     """Base of all kinds of faults; derive your own from `Lasting`.
 
     A kind is a frozen dataclass with its settings as further fields, which have defaults. The keys
@@ -348,6 +334,7 @@ class Fault:
     needs: ClassVar[tuple[Act, ...]] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         number = isinstance(self.target, int)
         require(number == (self.hits == "shard"), f"{self.kind}: expected a {self.hits} as target")
         each = isinstance(self.target, Among) and self.target.pick == "each"
@@ -392,12 +379,8 @@ class Lasting(Fault):
         How long it lasts.
     """
 
-    seconds: float = 2.0
+    seconds: Positive = 2.0
     lasts: ClassVar[str] = ", for {seconds:g} s"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "seconds")
 
 
 FaultPlan = tuple[Fault, ...]
@@ -426,15 +409,12 @@ class Kill(Fault):
     kill server-0, server-1 at 100 updates, replaced after 5 s
     """
 
-    back_after: float | None = 1.0
+    back_after: NotNegative | None = 1.0
     by: Way = "signal"
     kind = "kill"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choice(self, "by", *get_args(Way))
-        if self.back_after is not None:
-            not_negative(self, "back_after")
         if self.by == "requeue" and self.back_after != 1.0:
             raise refused("Kill: back_after", self.back_after, "none: it comes back by itself")
         same = not isinstance(self.target, Among) or self.target.pick == "each"
@@ -493,16 +473,10 @@ class Slow(Lasting):
     slow worker-0 at 2 s, 3 times slower for 2 s
     """
 
-    factor: float = 4.0
+    factor: AboveOne = 4.0
     kind = "slow"
     lasts = ", {factor:g} times slower for {seconds:g} s"
     needs = ("pause",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "factor")
-        if self.factor <= 1:
-            raise refused("Slow: factor", self.factor, "more than 1")
 
 
 @dataclass(frozen=True)
@@ -523,10 +497,6 @@ class Cut(Lasting):
     direction: Direction = "both"
     kind = "cut"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choice(self, "direction", *get_args(Direction))
-
     def describe(self) -> str:
         """Return the action, target, moment and duration in words."""
         what = {"both": "", "in": ", what it is sent", "out": ", what it sends"}[self.direction]
@@ -541,13 +511,9 @@ class Delay(Lasting):
     delay server-0 at 2 s, each message by 0.05 s, for 2 s
     """
 
-    delay_seconds: float = 0.05
+    delay_seconds: Positive = 0.05
     kind = "delay"
     lasts = ", each message by {delay_seconds:g} s, for {seconds:g} s"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "delay_seconds")
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar
+from typing import Annotated, Literal, ParamSpec, TypeVar
 
-from dps.core import ranges
-from dps.core.arguments import path_field
+from dps.core.arguments import Path
 from dps.core.checkpoint_interval import AutoInterval, WriteCosts
+from dps.core.ranges import Checked, Positive, whole_argument, whole_from
 from dps.core.shard import ShardState
 from dps.errors import (
     CheckpointCorrupt,
@@ -97,31 +97,27 @@ class Checkpoint(Durability):
 
     every: int | Literal["auto"] | None = None
     mode: Literal["sync", "async"] = "async"
-    path: str | None = None
-    keep: int = 2
-    seconds: float | None = None
+    path: Path | None = None
+    keep: Annotated[int, whole_from(1, "checkpoints")] = 2
+    seconds: Positive | None = None
     scope: Literal["shard", "all"] = "shard"
-    least: int = LEAST
+    least: Annotated[int, whole_from(1, "updates")] = LEAST
     most: int = MOST
-    mtbf: float | None = None
+    mtbf: Positive | None = None
     writes_checkpoints = True
 
     def __post_init__(self) -> None:
-        if self.every is None and self.seconds is None:
-            object.__setattr__(self, "every", CHECKPOINT_EVERY)
-        is_auto = isinstance(self.every, str) and self.every == "auto"
-        if not is_auto and self.every is not None:
-            ranges.count(self, "every", 1, "updates, or 'auto'")
-        ranges.count(self, "least", 1, "updates")
-        ranges.count(self, "most", self.least, f"updates, as least={self.least}")
-        ranges.positive(self, *(f for f in ("mtbf", "seconds") if getattr(self, f) is not None))
-        given = (self.least, self.most, self.mtbf) != (LEAST, MOST, None)
-        fits = is_auto or not given
+        Checked.__post_init__(self)
+        every, most, least = self.every, self.most, self.least
+        if every is None and self.seconds is None:
+            every = CHECKPOINT_EVERY
+        elif not (every is None or (isinstance(every, str) and every == "auto")):
+            every = whole_argument("Checkpoint: every", every, 1, "updates, or 'auto'")
+        object.__setattr__(self, "every", every)
+        most = whole_argument("Checkpoint: most", most, least, f"updates, as least={least}")
+        object.__setattr__(self, "most", most)
+        fits = every == "auto" or (least, most, self.mtbf) == (LEAST, MOST, None)
         require(fits, "Checkpoint: least, most and mtbf go with every='auto' alone")
-        ranges.count(self, "keep", 1, "checkpoints")
-        ranges.choice(self, "mode", "sync", "async")
-        ranges.choice(self, "scope", "shard", "all")
-        path_field(self, "path")
 
     @property
     def at_risk(self) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
+from dps.core.ranges import Checked
 from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
@@ -188,7 +189,7 @@ class CoordinatorPart(Protocol):
         ...
 
 
-class Durability:
+class Durability(Checked):
     """One choice of where shard state survives.
 
     A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. What it does not

@@ -15,13 +15,13 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from dps.core import ranges
-from dps.core.arguments import path_field
+from dps.core.arguments import Path
 from dps.core.blocks import ShardLayout
+from dps.core.ranges import Share, whole_from
 from dps.core.shard import ShardState
 from dps.core.tables.table import mix64
 from dps.events import PartsRestored
@@ -75,21 +75,14 @@ class PartialCheckpoint(Durability):
         How often all blocks are kept, besides what those need.
     """
 
-    every: int = CHECKPOINT_EVERY
-    share: float = 0.25
+    every: Annotated[int, whole_from(1, "updates")] = CHECKPOINT_EVERY
+    share: Share = 0.25
     mode: Literal["sync", "async"] = "async"
-    path: str | None = None
-    keep: int = 1
+    path: Path | None = None
+    keep: Annotated[int, whole_from(1, "checkpoints")] = 1
     writes_checkpoints = True
     restores_in_parts = True
     refusals = _REFUSALS
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "every", 1, "updates")
-        ranges.share(self, "share")
-        ranges.count(self, "keep", 1, "checkpoints")
-        ranges.choice(self, "mode", "sync", "async")
-        path_field(self, "path")
 
     @property
     def at_risk(self) -> int:

@@ -13,8 +13,9 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Annotated
 
-from dps.core import ranges
+from dps.core.ranges import whole_from
 from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
 from dps.errors import StaleEpoch, StoreUnavailable, TransportError
@@ -45,12 +46,8 @@ class SharedStore(Durability):
         How many stores keep each state, and each buffered gradient: every one is a node.
     """
 
-    every: int = 16
-    stores: int = 1
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "every", 1, "updates")
-        ranges.count(self, "stores", 1, "nodes")
+    every: Annotated[int, whole_from(1, "updates")] = 16
+    stores: Annotated[int, whole_from(1, "nodes")] = 1
 
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return whether a present store has the state: a later one may be empty."""
