@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
@@ -23,6 +23,7 @@ from dps.events import Sink
 from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
+from dps.protocol.wire import message
 
 Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
 
@@ -295,3 +296,18 @@ class Durability(Checked):
     def coordinator_part(self, context: CoordinatorContext) -> CoordinatorPart | None:
         """Return how the coordinator restores lost shards, if it has to."""
         return None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class NoDurability(Durability):
+    """Shard state survives nothing; a lost shard restarts from its initial values.
+
+    dps waits for a silent server, which may have the only copy.
+    """
+
+    kind: ClassVar[str] = "none"
+
+    def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
+        """Return True for the only replica: a server that is merely silent still has the state."""
+        return alone

@@ -25,7 +25,7 @@ from safetensors.numpy import save as save_tensors
 
 from dps.core.arguments import as_path
 from dps.core.blocks import Block, Layout
-from dps.core.ranges import in_a_line, listed
+from dps.core.ranges import listed
 from dps.core.tables.key_routing import checked_rows
 from dps.core.tables.table import Given, SparseSpec, partitions_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
@@ -49,6 +49,10 @@ class SavedModel:
     files: tuple[str, ...]
     digests: tuple[str, ...]
     versions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not all(map(_NAME.fullmatch, self.files)):
+            raise ValueError("it names other files than those of a saved model")
 
 
 class Model(dict[str, np.ndarray]):
@@ -144,7 +148,7 @@ def _files_of(fs: Any, folder: str) -> tuple[str, ...]:
     if not fs.exists(path):
         return ()
     try:
-        return _manifest(path, contents(fs, path)).files
+        return from_text(contents(fs, path), path, SavedModel).files
     except (CheckpointCorrupt, NotAFile) as error:
         raise ConfigurationError(
             f"{path} is no manifest of a saved model: give another folder, or remove it"
@@ -227,7 +231,7 @@ def load(path: Path) -> Model:
         raise
     except Exception as error:
         raise StoreUnavailable(f"{path}: {error}") from error
-    saved = _manifest(f"{path}/{MANIFEST}", data)
+    saved = from_text(data, f"{path}/{MANIFEST}", SavedModel)
     arrays = {spec.name: np.empty(spec.shape, spec.dtype) for spec in saved.layout.arrays}
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for shard, (name, digest) in enumerate(zip(saved.files, saved.digests, strict=True)):
@@ -239,19 +243,6 @@ def load(path: Path) -> Model:
             parts.setdefault(table, []).append((tensors[keys_at], tensors[rows_at]))
     specs = [_with_rows(spec, parts[spec.name]) for spec in saved.layout.tables]
     return Model(arrays, specs, saved.versions)
-
-
-def _manifest(path: str, data: bytes) -> SavedModel:
-    """Return the manifest of these bytes; raises `CheckpointCorrupt`."""
-    try:
-        saved = from_text(data)
-        if not isinstance(saved, SavedModel) or not all(map(_NAME.fullmatch, saved.files)):
-            raise ValueError("it names other files than those of a saved model")
-        return saved
-    except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
-        raise CheckpointCorrupt(
-            f"{path} is damaged, or of another version of dps: {in_a_line(str(error))}"
-        ) from error
 
 
 def _tensors(fs: Any, path: str, digest: str) -> dict[str, np.ndarray]:
