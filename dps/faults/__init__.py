@@ -9,14 +9,13 @@ their `effect` (`dps.faults.effects`). It is imported on first use, because it i
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from dps.cluster.backends.base import Act
 from dps.core.ranges import AboveOne, Checked, NotNegative, Positive, refused, whole_from
-from dps.errors import ConfigurationError, require
+from dps.errors import require
 
 if TYPE_CHECKING:
     from dps.faults.effects import Effect as Effect
@@ -41,13 +40,10 @@ def __getattr__(name: str) -> Any:
 Phase = Literal["checkpoint", "recovery"]
 Position = Literal["head", "middle", "tail"]
 Unit = Literal["seconds", "updates"]
-Distribution = Literal["exponential", "weibull", "lognormal"]
 Direction = Literal["both", "in", "out"]
 Way = Literal["signal", "requeue", "host"]
 
-# Beyond these, gaps between failures overflow.
-LEAST_SHAPE = 0.01
-MOST_LOG_DEVIATION = 10.0
+LEAST_SHAPE = 0.01  # below it, gaps between failures overflow
 
 
 # -- targets -----------------------------------------------------------------------------------
@@ -215,16 +211,10 @@ class Between:
     def __str__(self) -> str:
         return f"between {self.low:g} and {self.high:g} {self.unit}"
 
-    def draw(self, rng: random.Random) -> AtSeconds | AtUpdates:
-        """Draw a moment."""
-        if self.unit == "updates":
-            return AtUpdates(rng.randrange(int(self.low), int(self.high)))
-        return AtSeconds(self.low + (self.high - self.low) * rng.random())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Every(Checked):
-    """A renewal process: the gaps between the moments are independent draws.
+    """A renewal process: the gaps between moments are independent draws of a Weibull distribution.
 
     A gap is from the start of one fault (or of the training) to the start of the next, so moments
     do not depend on how long a fault or a recovery lasts.
@@ -235,34 +225,28 @@ class Every(Checked):
         The mean gap, in seconds (`mtbf`) or in updates; give exactly one.
     until
         The end of the process, in seconds or updates from the start of the training.
-    distribution
-        The distribution of the gaps.
     shape
-        Of the Weibull distribution, 0.01 or more; below 1, failures come in bursts. Of the
-        lognormal one, the standard deviation of the logarithm of a gap, 0.01 to 10.
+        The shape of the distribution, 0.01 or more: 1 is the exponential one (a Poisson process);
+        below 1, failures come in bursts.
 
     Examples
     --------
-    >>> print(Every(mtbf=30, until=300, distribution="weibull", shape=0.7))
+    >>> print(Every(mtbf=30, until=300, shape=0.7))
     every 30 s until 300 s
     """
 
     mtbf: Positive | None = None
     updates: Positive | None = None
     until: Positive
-    distribution: Distribution = "exponential"
-    shape: float = 1.0
+    shape: Positive = 1.0
     optional: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         one = (self.mtbf is None) != (self.updates is None)
         require(one, "expected exactly one of mtbf and updates")
         super().__post_init__()
-        if self.distribution == "exponential" and self.shape != 1.0:
-            raise ConfigurationError("only distribution: weibull or lognormal has a shape")
-        most = MOST_LOG_DEVIATION if self.distribution == "lognormal" else math.inf
-        if not LEAST_SHAPE <= self.shape <= most:
-            raise refused("Every: shape", self.shape, f"{LEAST_SHAPE} to {most:g}")
+        if self.shape < LEAST_SHAPE:
+            raise refused("Every: shape", self.shape, f"{LEAST_SHAPE} or more")
 
     def __str__(self) -> str:
         mean = "s" if self.unit == "seconds" else "updates"
@@ -277,23 +261,6 @@ class Every(Checked):
     def mean(self) -> float:
         """The mean of the gaps."""
         return self.mtbf or self.updates or 0.0
-
-    def gap(self, rng: random.Random) -> float:
-        """Draw a gap."""
-        mean, shape = self.mean, self.shape
-        match self.distribution:
-            case "exponential":
-                return rng.expovariate(1 / mean)
-            case "weibull":
-                return rng.weibullvariate(mean / math.gamma(1 + 1 / shape), shape)
-            case "lognormal":
-                return rng.lognormvariate(math.log(mean) - shape**2 / 2, shape)
-
-    def moment(self, at: float) -> AtSeconds | AtUpdates:
-        """Return a moment of the process; updates are rounded up."""
-        if self.unit == "updates":
-            return AtUpdates(max(1, math.ceil(at)), optional=True)
-        return AtSeconds(at, optional=True)
 
 
 When = AtUpdates | AtSeconds | During | After | Between | Every
@@ -541,10 +508,3 @@ class Corrupt(Fault):
 
 
 KINDS: tuple[type[Fault], ...] = (Kill, Pause, Slow, Cut, Delay, DiskFull, Corrupt)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The faults of a recorded trace, each on the node in the place of its target."""
-
-    faults: FaultPlan

@@ -159,13 +159,19 @@ class CheckpointPersistence(Persistence):
     _save_attempts = 1  # a disk that refused a write is not asked again at once
     _retry_seconds = RETRY_SECONDS
 
-    def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
+    def __init__(
+        self,
+        wanted: Checkpoint,
+        context: ServerContext,
+        files: Callable[[str, int, int], CheckpointFiles] = CheckpointFiles,
+    ) -> None:
         if wanted.path is None:
             raise ConfigurationError("checkpoint: no path was given")
         self._shard, self._wanted = context.shard, wanted
         self._clock, self._emit, self._tasks = context.clock, context.emit, context.tasks
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
-        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.name}", context)
+        folder = f"{wanted.path.rstrip('/')}/{context.name}"
+        self._files = files(folder, context.shard, wanted.keep)
         # Not the event loop's own threads, which apply updates: files may hang for ever.
         self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
         self._complete = 0
@@ -181,7 +187,7 @@ class CheckpointPersistence(Persistence):
         self._sync = wanted.mode == "sync"
         self._due, self._allowed = math.inf, math.inf
         self._costs = WriteCosts()
-        self._history = context.history
+        self._context = context
         self._auto: AutoInterval | None = None
         if isinstance(wanted.every, str):
             self._auto = AutoInterval(wanted.least, wanted.most, wanted.mtbf, not self._sync)
@@ -190,9 +196,6 @@ class CheckpointPersistence(Persistence):
         seconds = wanted.seconds or math.inf
         self._due_after = seconds / 2
         self._allowed_for = seconds / 2 if self._sync else seconds
-
-    def _files_in(self, path: str, context: ServerContext) -> CheckpointFiles:
-        return CheckpointFiles(path, context.shard, self._wanted.keep)
 
     @property
     def saved(self) -> int:
@@ -278,7 +281,7 @@ class CheckpointPersistence(Persistence):
         known = self._costs.estimate
         if self._auto is None or known is None:
             return
-        every, mtbf = self._auto.choose(known, self._history())
+        every, mtbf = self._auto.choose(known, self._context.history())
         if every != self._every:
             self._every = every
             self._promise(every)
@@ -406,7 +409,6 @@ class CutPersistence(CheckpointPersistence):
 
     def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
         super().__init__(wanted, context)
-        self._context = context
         self._begun = False
         self._taken: dict[int, tuple[int, float]] = {}
         self._ended = asyncio.Condition()

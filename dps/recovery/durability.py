@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
@@ -24,6 +24,9 @@ from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
 from dps.protocol.wire import message
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
 
 Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
 
@@ -152,26 +155,6 @@ class WorkerContext:
     held: Callable[[int], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class CoordinatorContext:
-    """What the coordinator's part works with.
-
-    `workers` returns the names of active incarnations; `publish` sends a table with what is
-    `wanted` now.
-    """
-
-    workers: Callable[[], set[str]]
-    publish: Callable[[], Awaitable[None]]
-    clock: Clock
-    emit: Sink
-
-
-# Called without arguments, it gives the host of a lost shard the initial values. Called with a
-# worker's name and a function, it makes that worker install its copy, and waits while the function
-# returns True. Returns what the host received; raises `DpsError` if nothing arrives.
-InstallState = Callable[..., Awaitable[Any]]
-
-
 class CoordinatorPart(Protocol):
     """How the coordinator restores a lost shard whose state no server and no store has.
 
@@ -185,8 +168,16 @@ class CoordinatorPart(Protocol):
         """What the table asks of all workers."""
         ...
 
-    async def restore(self, shard: int, epoch: int, host: Endpoint, install: InstallState) -> Any:
-        """Restore a shard that was served before on a host; return what `install` returned."""
+    async def restore(
+        self, shard: int, epoch: int, host: Endpoint, install: Callable[..., Awaitable[Any]]
+    ) -> Any:
+        """Restore a shard that was served before on a host; return what `install` returned.
+
+        Called without arguments, `install` gives the host the initial values. Called with a
+        worker's name and a function, it makes that worker install its copy, and waits while the
+        function returns True. It returns what the host received, and raises `DpsError` if nothing
+        arrives.
+        """
         ...
 
 
@@ -293,7 +284,7 @@ class Durability(Checked):
         """Return what a worker does with each new `Table` of the coordinator's, if anything."""
         return None
 
-    def coordinator_part(self, context: CoordinatorContext) -> CoordinatorPart | None:
+    def coordinator_part(self, coordinator: Coordinator) -> CoordinatorPart | None:
         """Return how the coordinator restores lost shards, if it has to."""
         return None
 

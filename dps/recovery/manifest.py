@@ -20,7 +20,7 @@ import numpy as np
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
-from dps.core.functions import CALLS, DRIVER
+from dps.core.functions import CALLS, DRIVER, most
 from dps.core.placement import ConsistentHash
 from dps.core.ranges import in_a_line, listed
 from dps.core.rules.rule import UpdateRule, by_rows
@@ -96,12 +96,7 @@ class Saved:
     @property
     def applied(self) -> dict[str, int]:
         """How many updates of each worker are in the shard that has most of them."""
-        known: dict[str, int] = {}
-        for state in self.states:
-            for name, progress in state.workers.items():
-                if not name.endswith(CALLS):
-                    known[name] = max(progress.applied, known.get(name, 0))
-        return known
+        return most({n: p.applied for n, p in s.workers.items()} for s in self.states)
 
     def __repr__(self) -> str:
         versions = sorted({state.version for state in self.states})
@@ -114,11 +109,8 @@ class Saved:
     @property
     def incarnations(self) -> dict[str, int]:
         """The last incarnation of each worker that any shard knows, if only from a call."""
-        known: dict[str, int] = {}
-        for state in self.states:
-            for name, progress in state.workers.items():
-                worker = name.removesuffix(CALLS)
-                known[worker] = max(progress.incarnation, known.get(worker, 0))
+        workers = (item for state in self.states for item in state.workers.items())
+        known = most({name.removesuffix(CALLS): p.incarnation} for name, p in workers)
         known.pop(DRIVER, None)  # it calls functions, and is no worker
         return known
 

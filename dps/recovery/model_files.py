@@ -7,7 +7,6 @@ is saved to again holds the old model or the new one, whole, whenever saving end
 
 from __future__ import annotations
 
-import hashlib
 import math
 import posixpath
 import re
@@ -30,6 +29,7 @@ from dps.core.tables.key_routing import checked_rows
 from dps.core.tables.table import Given, SparseSpec, partitions_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.protocol.wire import message
+from dps.recovery.checkpoint_files import digest_of
 from dps.recovery.files import NotAFile, contents, make_folder, publish
 from dps.recovery.manifest import as_text, from_text
 
@@ -72,31 +72,26 @@ class Model(dict[str, np.ndarray]):
     def __init__(
         self,
         arrays: Mapping[str, np.ndarray],
-        tables: Sequence[SparseSpec] = (),
-        versions: Sequence[int] = (),
+        tables: tuple[SparseSpec, ...],
+        versions: tuple[int, ...],
     ) -> None:
         super().__init__(arrays)
-        self.tables = tuple(tables)
-        self.versions = tuple(versions)
+        self.tables = tables
+        self.versions = versions
 
     def __repr__(self) -> str:
         arrays = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in self.items()]
         tables = [
             f"{spec.name}: {len(self.rows(spec.name)[0]):,} rows of {spec.width}"
             for spec in self.tables
-            if isinstance(spec.initial, Given)
         ]
         return f"<Model {listed([*arrays, *tables])}>"
 
     def rows(self, table: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys of a table, sorted, and the row of each; `KeyError`: there is none."""
-        for spec in self.tables:
-            if spec.name == table and isinstance(spec.initial, Given):
-                keys, values = spec.initial.keys, spec.initial.rows
-                assert isinstance(keys, np.ndarray)
-                assert isinstance(values, np.ndarray)
-                return keys, values
-        raise KeyError(table)
+        initial = {spec.name: spec.initial for spec in self.tables}[table]
+        assert isinstance(initial, Given)
+        return np.asarray(initial.keys), np.asarray(initial.rows)
 
 
 def save(
@@ -131,7 +126,7 @@ def save(
             data = save_tensors(_tensors_of(layout, shard, arrays, rows))
             written.append(f"shard-{shard}-{uuid.uuid4().hex[:8]}.safetensors")
             publish(fs, folder, written[-1], data)
-            digests.append(hashlib.sha256(data).hexdigest())
+            digests.append(digest_of(data))
         saved = SavedModel(layout, tuple(written), tuple(digests), tuple(versions))
         publish(fs, folder, MANIFEST, as_text(saved))
     except Exception as error:
@@ -221,14 +216,12 @@ def load(path: Path) -> Model:
     path = as_path("path", path)
     try:
         fs, folder = fsspec.url_to_fs(path)
-        if not fs.exists(posixpath.join(folder, MANIFEST)):
-            raise StoreUnavailable(
-                f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes "
-                "one, and ParameterServer.resume resumes from checkpoints"
-            )
         data = contents(fs, posixpath.join(folder, MANIFEST))
-    except DpsError:
-        raise
+    except FileNotFoundError as error:
+        raise StoreUnavailable(
+            f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes one, "
+            "and ParameterServer.resume resumes from checkpoints"
+        ) from error
     except Exception as error:
         raise StoreUnavailable(f"{path}: {error}") from error
     saved = from_text(data, f"{path}/{MANIFEST}", SavedModel)
@@ -241,7 +234,7 @@ def load(path: Path) -> Model:
             arrays[block.name].reshape(-1)[block.start : block.stop] = tensors[tensor].reshape(-1)
         for table, (keys_at, rows_at) in tables.items():
             parts.setdefault(table, []).append((tensors[keys_at], tensors[rows_at]))
-    specs = [_with_rows(spec, parts[spec.name]) for spec in saved.layout.tables]
+    specs = tuple(_with_rows(spec, parts[spec.name]) for spec in saved.layout.tables)
     return Model(arrays, specs, saved.versions)
 
 
@@ -254,7 +247,7 @@ def _tensors(fs: Any, path: str, digest: str) -> dict[str, np.ndarray]:
         raise CheckpointCorrupt(f"{path}: {error.strerror}") from error
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error}") from error
-    if hashlib.sha256(data).hexdigest() != digest:
+    if digest_of(data) != digest:
         raise CheckpointCorrupt(f"{path} is damaged: its bytes do not match the checksum")
     return load_tensors(data)
 

@@ -36,8 +36,7 @@ from dps.recovery.checkpoint_files import (
     manifest_of,
     name_of,
     packed,
-    rows_of,
-    slots_of,
+    unit_of,
 )
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
 
@@ -102,13 +101,9 @@ class PartialPersistence(CheckpointPersistence):
     """Writes one shard's partial checkpoints, as whole ones with the promise of `at_risk`."""
 
     def __init__(self, wanted: PartialCheckpoint, context: ServerContext) -> None:
-        self._share = wanted.share
         promise = Checkpoint(wanted.at_risk, wanted.mode, wanted.path, wanted.keep)
-        super().__init__(promise, context)
-
-    def _files_in(self, path: str, context: ServerContext) -> CheckpointFiles:
-        keep = self._wanted.keep
-        return PartialFiles(path, context.shard, keep, self._share, context.layout)
+        files = partial(PartialFiles, share=wanted.share, layout=context.layout)
+        super().__init__(promise, context, files)
 
     async def _read(self, epoch: int, checkpoint: Published) -> ShardState | None:
         state = await super()._read(epoch, checkpoint)
@@ -192,13 +187,13 @@ def units_of(layout: ShardLayout, state: ShardState) -> dict[str, Unit]:
     units = {}
     for piece in layout.pieces:
         slots = {name: piece.view(slot) for name, slot in state.slots.items()}
-        units[f"block.{piece.offset}"] = {"values": piece.view(state.values), **slots_of(slots)}
+        units[f"block.{piece.offset}"] = unit_of(piece.view(state.values), slots)
     for number, name in numbered_tables(layout, state):
         if (rows := state.tables[name].compacted()) is None:
             continue
         page_of = mix64(rows.keys.view(np.uint64)) % np.uint64(PAGES)
         for page in np.unique(page_of):
-            arrays = rows_of(rows).items()
+            arrays = unit_of(rows.values, rows.slots, rows.keys).items()
             units[f"page.{number}.{page}"] = {at: array[page_of == page] for at, array in arrays}
     return units
 

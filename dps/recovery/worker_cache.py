@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -34,13 +34,10 @@ from dps.protocol.messages import (
 )
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
-from dps.recovery.durability import (
-    CoordinatorContext,
-    Durability,
-    Feature,
-    InstallState,
-    WorkerContext,
-)
+from dps.recovery.durability import Durability, Feature, WorkerContext
+
+if TYPE_CHECKING:
+    from dps.protocol.coordinator.coordinator import Coordinator
 
 ATTEMPTS = 3  # after which a host counts as out of a worker's reach
 OFFER_SECONDS = 0.2  # how long to wait for a fresher copy than those that are offered
@@ -77,9 +74,9 @@ class WorkerCache(Durability):
         """Return what offers a worker's copies."""
         return Copies(context).heard
 
-    def coordinator_part(self, context: CoordinatorContext) -> CopyOffers:
+    def coordinator_part(self, coordinator: Coordinator) -> CopyOffers:
         """Return what takes the freshest copy that is offered."""
-        return CopyOffers(context)
+        return CopyOffers(coordinator)
 
 
 @message
@@ -180,8 +177,8 @@ class CopyOffers:
     Used from one event loop.
     """
 
-    def __init__(self, context: CoordinatorContext) -> None:
-        self._context = context
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
         self._wanted: dict[int, Wanted] = {}
         self._made: dict[int, dict[str, Offer]] = {}
         self._news = asyncio.Condition()
@@ -192,11 +189,13 @@ class CopyOffers:
         """The requests for copies of lost shards."""
         return tuple(self._wanted.values())
 
-    async def restore(self, shard: int, epoch: int, host: Endpoint, install: InstallState) -> Any:
+    async def restore(
+        self, shard: int, epoch: int, host: Endpoint, install: Callable[..., Awaitable[Any]]
+    ) -> Any:
         """Make the worker with the freshest copy install it; without any, use initial values."""
         self._wanted[shard], self._made[shard] = Wanted(shard, epoch, host), {}
         try:
-            await self._context.publish()
+            await self._coordinator.publish()
             offer = await self.best(shard)
             if offer is None:
                 return await install()
@@ -204,8 +203,9 @@ class CopyOffers:
         finally:
             self._wanted.pop(shard, None)
             self._made.pop(shard, None)
-        now = self._context.clock.now()
-        self._context.emit(Rebuilt(now, shard, epoch, offer.donor, offer.version, now - offer.at))
+        now = self._coordinator.clock.now()
+        rebuilt = Rebuilt(now, shard, epoch, offer.donor, offer.version, now - offer.at)
+        self._coordinator.emit(rebuilt)
         return installed
 
     async def take(self, offer: Offer) -> Done:
@@ -225,7 +225,7 @@ class CopyOffers:
         """
 
         def answered() -> bool:
-            return self._context.workers() <= self._made[shard].keys()
+            return self._coordinator.workers.donors <= self._made[shard].keys()
 
         patience = OFFER_SECONDS
         while True:
@@ -244,4 +244,4 @@ class CopyOffers:
     def _offers(self, shard: int) -> list[Offer]:
         """The offers of workers that are still active."""
         made = self._made.get(shard, {}).values()
-        return [offer for offer in made if offer.donor in self._context.workers()]
+        return [offer for offer in made if offer.donor in self._coordinator.workers.donors]
