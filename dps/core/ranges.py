@@ -130,7 +130,7 @@ class Checked:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        for field, optional, check in _checks(cls):
+        for field, (optional, check) in _checks(cls).items():
             value = getattr(self, field)
             if not (optional and value is None):
                 checked = check(f"{cls.__name__}: {field}", value)
@@ -138,10 +138,18 @@ class Checked:
 
 
 @cache
-def _checks(cls: type) -> tuple[tuple[str, bool, Check], ...]:
-    found: list[tuple[str, bool, Check]] = []
-    hints = get_type_hints(cls, include_extras=True)
-    for field in dataclasses.fields(cls):
+def _checks(cls: type) -> dict[str, tuple[bool, Check]]:
+    """Return the check of each field, and whether it may be None.
+
+    A field that a subclass declares anew as a plain `int`, for another default, is still checked.
+    """
+    base = cls.__mro__[1]
+    found = {} if base is object else dict(_checks(base))
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError:  # a type that only type checkers import, in a class of another package
+        return found
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
         hint = hints[field.name]
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         optional = type(None) in kinds
@@ -151,8 +159,9 @@ def _checks(cls: type) -> tuple[tuple[str, bool, Check], ...]:
             checks = getattr(kind, "__metadata__", ())
             if get_origin(kind) is Literal:
                 checks = (partial(one_of, known=get_args(kind)),)
-            found += ((field.name, optional, check) for check in checks)
-    return tuple(found)
+            for check in filter(callable, checks):
+                found[field.name] = optional, check
+    return found
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:

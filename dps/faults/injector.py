@@ -224,11 +224,11 @@ class Injector:
         A routing `table` that is known saves a request.
         """
         if phase == "recovery":
-            seen = "shard {}: no node served it in epoch {}"
-            down = ((v.shard, v.epoch) for v in (table or self._ps.table()).views if not v.serving)
-            return [Sight(phase, s, f"epoch {e}", seen.format(s, e)) for s, e in down]
+            down = (view for view in (table or self._ps.table()).views if not view.serving)
+            seen = "shard {0.shard}: no node served it in epoch {0.epoch}"
+            return [Sight(phase, view.shard, seen.format(view)) for view in down]
         sights = (
-            Sight(phase, shard, name, f"shard {shard}: a part of {name} was on disk")
+            Sight(phase, shard, f"shard {shard}: a part of {name} was on disk")
             for shard, files in enumerate(self._files)
             for name in files.in_writing()
         )
@@ -237,11 +237,10 @@ class Injector:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A phase of a shard that was seen; `mark` distinguishes it from others of this shard."""
+    """A phase of a shard that was seen; `evidence` distinguishes it from others."""
 
     phase: Phase
     shard: int
-    mark: str
     evidence: str
 
 
@@ -258,7 +257,6 @@ NOBODY = Aim(-math.inf, (), {})
 
 
 def _order(number: int, fault: Fault) -> tuple[float, float, int]:
-    """The order of faults that are due at the same look."""
     match fault.when:
         case AtUpdates(updates):
             return updates, 0.0, number

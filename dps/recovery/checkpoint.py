@@ -270,7 +270,6 @@ class CheckpointPersistence(Persistence):
     # -- the promise -----------------------------------------------------------------------------
 
     def _promise(self, every: int | None) -> None:
-        """Put at most `every` updates at risk from now on."""
         if every is not None:
             # Half the interval is for the updates that come while a write is under way.
             self._due = every if self._sync else max(1, every // 2)
@@ -302,7 +301,6 @@ class CheckpointPersistence(Persistence):
         return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
 
     def _start_timer(self) -> None:
-        """Write unsaved updates in time, if that is promised."""
         # It may have ended, when a server that came later had the files for a while.
         if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
             self._timer = self._tasks.start(self._write_in_time())

@@ -227,7 +227,6 @@ class CheckpointFiles:
             raise StoreUnavailable(f"{path}: {error}") from error
 
     def _assembled(self, manifest: dict[str, Any], arrays: dict[str, Unit]) -> ShardState:
-        """Return the state of the arrays of each file."""
         values = np.zeros(manifest["size"], np.uint8)
         slots = {name: np.zeros_like(values) for name in manifest["slots"]}
         levels: dict[int, list[Level]] = {number: [] for number, _ in manifest["tables"]}

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
 from dps.core.ranges import Checked
-from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Sink
@@ -26,6 +25,7 @@ from dps.protocol.transport import Clock, Endpoint, Transport
 from dps.protocol.wire import message
 
 if TYPE_CHECKING:
+    from dps.protocol.client.client import Client
     from dps.protocol.coordinator.coordinator import Coordinator
 
 Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
@@ -135,24 +135,6 @@ class ServerContext:
     whole_stores: Callable[[], tuple[Endpoint, ...]]
     ask_store: Callable[[Endpoint, Any, float], Awaitable[Any]]
     from_below: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """What a worker's part works with.
-
-    `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator until
-    it is answered; `tasks` are closed when the worker leaves; `held` returns the `Weights` of a
-    shard that were read last, or None.
-    """
-
-    name: str
-    rule: UpdateRule
-    timings: Timings
-    transport: Transport
-    ask: Callable[[Any], Awaitable[Any]]
-    tasks: Tasks
-    held: Callable[[int], Any]
 
 
 class CoordinatorPart(Protocol):
@@ -280,8 +262,11 @@ class Durability(Checked):
         """Return what workers get to know of a shard's state besides its weights, or None."""
         return None
 
-    def worker_part(self, context: WorkerContext) -> Callable[[Any], None] | None:
-        """Return what a worker does with each new `Table` of the coordinator's, if anything."""
+    def worker_part(self, client: Client, tasks: Tasks) -> Callable[[Any], None] | None:
+        """Return what a worker does with each new `Table` of the coordinator's, if anything.
+
+        `tasks` are closed when the worker leaves.
+        """
         return None
 
     def coordinator_part(self, coordinator: Coordinator) -> CoordinatorPart | None:

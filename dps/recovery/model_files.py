@@ -138,7 +138,6 @@ def save(
 
 
 def _files_of(fs: Any, folder: str) -> tuple[str, ...]:
-    """The files of the model that is in the folder already."""
     path = posixpath.join(folder, MANIFEST)
     if not fs.exists(path):
         return ()

@@ -257,9 +257,8 @@ def _take(
     taken: np.ndarray, order: np.ndarray, nbytes: np.ndarray, written: float, budget: float
 ) -> float:
     """Mark units as taken, in order, until `budget` bytes are; return how many are then."""
-    for unit in order[~taken[order]]:
-        if written >= budget:
-            break
-        taken[unit] = True
-        written += float(nbytes[unit])
-    return written
+    rest = order[~taken[order]]
+    after = written + nbytes[rest].cumsum(dtype=float)
+    chosen = rest[after - nbytes[rest] < budget]
+    taken[chosen] = True
+    return written + float(nbytes[chosen].sum())

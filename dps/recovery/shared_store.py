@@ -125,7 +125,6 @@ class StorePersistence(Persistence):
         return stored, store
 
     async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
-        """Put the state to a store; of tables only the new levels."""
         there = self._there.get(store)
         if there is not None and (there[0].index, there[1]) == (state.index, epoch):
             return  # the put to another one had failed
@@ -222,7 +221,6 @@ def _shared(base: ShardState, name: str, table: SparseTable) -> int:
 
 
 def _with(base: ShardState, m: PutSince) -> ShardState:
-    """Undo `without`."""
     tables = {}
     for name, table in m.state.tables.items():
         older = table_of(base.tables, name).levels
