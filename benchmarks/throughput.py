@@ -28,7 +28,7 @@ from dps.core.rules.rule import SGD
 from dps.errors import DpsError
 from dps.protocol.transport import TransportChoice
 from dps.recovery.chain import Chain
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import NoDurability
 from dps.recovery.strategy import Recovery
 
 NBYTES = 4 << 20

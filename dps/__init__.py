@@ -81,10 +81,10 @@ from dps.protocol.wire import message as message
 from dps.recovery.chain import Chain as Chain
 from dps.recovery.checkpoint import Checkpoint as Checkpoint
 from dps.recovery.durability import Durability as Durability
+from dps.recovery.durability import NoDurability as NoDurability
 from dps.recovery.layered import Layered as Layered
 from dps.recovery.model_files import Model as Model
 from dps.recovery.model_files import load as load
-from dps.recovery.none import NoDurability as NoDurability
 from dps.recovery.partial import PartialCheckpoint as PartialCheckpoint
 from dps.recovery.shared_store import SharedStore as SharedStore
 from dps.recovery.strategy import Recovery as Recovery

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 
-from dps.core.functions import CALLS
 from dps.errors import DpsError
 from dps.observe.views import ShardView
 from dps.protocol.client.routing_table import Router
@@ -61,13 +60,3 @@ def shard_view(
         missed = answer.missed / answer.updates if answer.updates else None
     state = version, view.epoch, nbytes, address, group.replicas, rate, missed
     return ShardView(view.shard, head, nodes, *state)
-
-
-def most(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Return the largest count of each worker over the shards, without those of calls."""
-    largest: dict[str, int] = {}
-    for each in counts:
-        for name, count in each.items():
-            if not name.endswith(CALLS):
-                largest[name] = max(count, largest.get(name, 0))
-    return largest

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
@@ -120,11 +120,7 @@ def as_path(name: str, path: Any) -> str:
     return expanded
 
 
-def path_field(owner: object, field: str) -> None:
-    """Convert a field that is a path with `as_path`; None stays None."""
-    path = getattr(owner, field)
-    if path is not None:
-        object.__setattr__(owner, field, as_path(f"{type(owner).__name__}: {field}", path))
+Path = Annotated[str, as_path]
 
 
 def explained(cls: C) -> C:

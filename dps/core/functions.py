@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -256,3 +256,13 @@ def all_succeeded(replies: Sequence[np.ndarray | BaseException]) -> list[np.ndar
         errors = "\n".join(str(error) for error in failed.values())
         raise FunctionFailed(f"{errors}\nNothing of it was applied there; it was {where}.")
     return [reply for reply in replies if isinstance(reply, np.ndarray)]
+
+
+def most(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the largest count of each worker over the shards, without those of calls."""
+    largest: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            if not name.endswith(CALLS):
+                largest[name] = max(count, largest.get(name, 0))
+    return largest

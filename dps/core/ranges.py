@@ -119,6 +119,7 @@ Visible = Annotated[
 ]
 Fraction = Annotated[float, _number("0 or more and below 1", lambda x: 0 <= x < 1)]
 Share = Annotated[float, _number("a number above 0, at most 1", lambda x: 0 < x <= 1)]
+AboveOne = Annotated[float, _number("more than 1", lambda x: 1 < x < math.inf)]
 Seed = Annotated[int, whole_from(0, "numbers below 2⁶³")]
 
 
@@ -129,49 +130,38 @@ class Checked:
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
-        for field, optional, check in _checks(cls):
-            if not (optional and getattr(self, field) is None):
-                _apply(check, self, field)
+        for field, (optional, check) in _checks(cls).items():
+            value = getattr(self, field)
+            if not (optional and value is None):
+                checked = check(f"{cls.__name__}: {field}", value)
+                object.__setattr__(self, field, checked)
 
 
 @cache
-def _checks(cls: type) -> tuple[tuple[str, bool, Check], ...]:
-    found: list[tuple[str, bool, Check]] = []
-    for field, hint in get_type_hints(cls, include_extras=True).items():
+def _checks(cls: type) -> dict[str, tuple[bool, Check]]:
+    """Return the check of each field, and whether it may be None.
+
+    A field that a subclass declares anew as a plain `int`, for another default, is still checked.
+    """
+    base = cls.__mro__[1]
+    found = {} if base is object else dict(_checks(base))
+    try:
+        hints = get_type_hints(cls, include_extras=True)
+    except NameError:  # a type that only type checkers import, in a class of another package
+        return found
+    for field in dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ():
+        hint = hints[field.name]
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        optional = type(None) in kinds
+        if len(kinds) - optional > 1:
+            continue  # a class whose field may be of several types checks it by itself
         for kind in kinds:
             checks = getattr(kind, "__metadata__", ())
             if get_origin(kind) is Literal:
                 checks = (partial(one_of, known=get_args(kind)),)
-            found += ((field, type(None) in kinds, check) for check in checks)
-    return tuple(found)
-
-
-def _apply(check: Check, owner: object, field: str) -> None:
-    checked = check(f"{type(owner).__name__}: {field}", getattr(owner, field))
-    object.__setattr__(owner, field, checked)
-
-
-def _fields(kind: Any) -> Callable[..., None]:
-    def check(owner: object, *fields: str) -> None:
-        for field in fields:
-            _apply(kind.__metadata__[0], owner, field)
-
-    return check
-
-
-# Checks of the fields of an object, for classes with conditions.
-not_negative, positive, share = _fields(NotNegative), _fields(Positive), _fields(Share)
-
-
-def count(owner: object, field: str, least: int, of: str) -> None:
-    """Refuse a field that is no integer from `least` on; `of` is the unit."""
-    _apply(whole_from(least, of), owner, field)
-
-
-def choice(owner: object, field: str, *known: str) -> None:
-    """Refuse a field that is none of the known texts."""
-    _apply(partial(one_of, known=known), owner, field)
+            for check in filter(callable, checks):
+                found[field.name] = optional, check
+    return found
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:

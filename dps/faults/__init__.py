@@ -9,14 +9,13 @@ their `effect` (`dps.faults.effects`). It is imported on first use, because it i
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
 
 from dps.cluster.backends.base import Act
-from dps.core.ranges import choice, count, not_negative, positive, refused
-from dps.errors import ConfigurationError, require
+from dps.core.ranges import AboveOne, Checked, NotNegative, Positive, refused, whole_from
+from dps.errors import require
 
 if TYPE_CHECKING:
     from dps.faults.effects import Effect as Effect
@@ -41,13 +40,10 @@ def __getattr__(name: str) -> Any:
 Phase = Literal["checkpoint", "recovery"]
 Position = Literal["head", "middle", "tail"]
 Unit = Literal["seconds", "updates"]
-Distribution = Literal["exponential", "weibull", "lognormal"]
 Direction = Literal["both", "in", "out"]
 Way = Literal["signal", "requeue", "host"]
 
-# Beyond these, gaps between failures overflow.
-LEAST_SHAPE = 0.01
-MOST_LOG_DEVIATION = 10.0
+LEAST_SHAPE = 0.01  # below it, gaps between failures overflow
 
 
 # -- targets -----------------------------------------------------------------------------------
@@ -124,7 +120,7 @@ Target = str | tuple[str, ...] | Seat | InChain | Among | int
 
 
 @dataclass(frozen=True, slots=True)
-class AtUpdates:
+class AtUpdates(Checked):
     """As soon as every shard has applied this number of updates.
 
     An `optional` fault, as of a random process, is skipped if the training ends before, or if there
@@ -134,36 +130,30 @@ class AtUpdates:
     at 100 updates
     """
 
-    updates: int
+    updates: Annotated[int, whole_from(1, "updates")]
     optional: bool = False
-
-    def __post_init__(self) -> None:
-        count(self, "updates", 1, "updates")
 
     def __str__(self) -> str:
         return f"at {self.updates} updates"
 
 
 @dataclass(frozen=True, slots=True)
-class AtSeconds:
+class AtSeconds(Checked):
     """This number of seconds after the training started; `optional` as in `AtUpdates`.
 
     >>> print(AtSeconds(2.5))
     at 2.5 s
     """
 
-    seconds: float
+    seconds: NotNegative
     optional: bool = False
-
-    def __post_init__(self) -> None:
-        not_negative(self, "seconds")
 
     def __str__(self) -> str:
         return f"at {self.seconds:.3g} s"
 
 
 @dataclass(frozen=True, slots=True)
-class During:
+class During(Checked):
     """While a checkpoint is being written, or a shard is being restored.
 
     >>> print(During("recovery"))
@@ -173,29 +163,22 @@ class During:
     phase: Phase
     optional: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        choice(self, "phase", *get_args(Phase))
-
     def __str__(self) -> str:
         done = "a checkpoint is written" if self.phase == "checkpoint" else "a shard is restored"
         return f"while {done}"
 
 
 @dataclass(frozen=True, slots=True)
-class After:
+class After(Checked):
     """Some seconds after another fault of the plan, given by its number, took effect.
 
     >>> print(Kill("server-1", After(fault=0, seconds=0.5)))
     kill server-1, 0.5 s after fault 0
     """
 
-    fault: int
-    seconds: float = 0.0
+    fault: Annotated[int, whole_from(0, "faults")]
+    seconds: NotNegative = 0.0
     optional: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        count(self, "fault", 0, "faults")
-        not_negative(self, "seconds")
 
     def __str__(self) -> str:
         later = f"{self.seconds:g} s" if self.seconds else "at once"
@@ -228,16 +211,10 @@ class Between:
     def __str__(self) -> str:
         return f"between {self.low:g} and {self.high:g} {self.unit}"
 
-    def draw(self, rng: random.Random) -> AtSeconds | AtUpdates:
-        """Draw a moment."""
-        if self.unit == "updates":
-            return AtUpdates(rng.randrange(int(self.low), int(self.high)))
-        return AtSeconds(self.low + (self.high - self.low) * rng.random())
-
 
 @dataclass(frozen=True, kw_only=True)
-class Every:
-    """A renewal process: the gaps between the moments are independent draws.
+class Every(Checked):
+    """A renewal process: the gaps between moments are independent draws of a Weibull distribution.
 
     A gap is from the start of one fault (or of the training) to the start of the next, so moments
     do not depend on how long a fault or a recovery lasts.
@@ -248,35 +225,28 @@ class Every:
         The mean gap, in seconds (`mtbf`) or in updates; give exactly one.
     until
         The end of the process, in seconds or updates from the start of the training.
-    distribution
-        The distribution of the gaps.
     shape
-        Of the Weibull distribution, 0.01 or more; below 1, failures come in bursts. Of the
-        lognormal one, the standard deviation of the logarithm of a gap, 0.01 to 10.
+        The shape of the distribution, 0.01 or more: 1 is the exponential one (a Poisson process);
+        below 1, failures come in bursts.
 
     Examples
     --------
-    >>> print(Every(mtbf=30, until=300, distribution="weibull", shape=0.7))
+    >>> print(Every(mtbf=30, until=300, shape=0.7))
     every 30 s until 300 s
     """
 
-    mtbf: float | None = None
-    updates: float | None = None
-    until: float
-    distribution: Distribution = "exponential"
-    shape: float = 1.0
+    mtbf: Positive | None = None
+    updates: Positive | None = None
+    until: Positive
+    shape: Positive = 1.0
     optional: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        given = [name for name in ("mtbf", "updates") if getattr(self, name) is not None]
-        require(len(given) == 1, "expected exactly one of mtbf and updates")
-        positive(self, "until", *given)
-        choice(self, "distribution", *get_args(Distribution))
-        if self.distribution == "exponential" and self.shape != 1.0:
-            raise ConfigurationError("only distribution: weibull or lognormal has a shape")
-        most = MOST_LOG_DEVIATION if self.distribution == "lognormal" else math.inf
-        if not LEAST_SHAPE <= self.shape <= most:
-            raise refused("Every: shape", self.shape, f"{LEAST_SHAPE} to {most:g}")
+        one = (self.mtbf is None) != (self.updates is None)
+        require(one, "expected exactly one of mtbf and updates")
+        super().__post_init__()
+        if self.shape < LEAST_SHAPE:
+            raise refused("Every: shape", self.shape, f"{LEAST_SHAPE} or more")
 
     def __str__(self) -> str:
         mean = "s" if self.unit == "seconds" else "updates"
@@ -292,23 +262,6 @@ class Every:
         """The mean of the gaps."""
         return self.mtbf or self.updates or 0.0
 
-    def gap(self, rng: random.Random) -> float:
-        """Draw a gap."""
-        mean, shape = self.mean, self.shape
-        match self.distribution:
-            case "exponential":
-                return rng.expovariate(1 / mean)
-            case "weibull":
-                return rng.weibullvariate(mean / math.gamma(1 + 1 / shape), shape)
-            case "lognormal":
-                return rng.lognormvariate(math.log(mean) - shape**2 / 2, shape)
-
-    def moment(self, at: float) -> AtSeconds | AtUpdates:
-        """Return a moment of the process; updates are rounded up."""
-        if self.unit == "updates":
-            return AtUpdates(max(1, math.ceil(at)), optional=True)
-        return AtSeconds(at, optional=True)
-
 
 When = AtUpdates | AtSeconds | During | After | Between | Every
 
@@ -317,7 +270,7 @@ When = AtUpdates | AtSeconds | During | After | Between | Every
 
 
 @dataclass(frozen=True)
-class Fault:
+class Fault(Checked):
     """Base of all kinds of faults; derive your own from `Lasting`.
 
     A kind is a frozen dataclass with its settings as further fields, which have defaults. The keys
@@ -348,6 +301,7 @@ class Fault:
     needs: ClassVar[tuple[Act, ...]] = ()
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         number = isinstance(self.target, int)
         require(number == (self.hits == "shard"), f"{self.kind}: expected a {self.hits} as target")
         each = isinstance(self.target, Among) and self.target.pick == "each"
@@ -392,12 +346,8 @@ class Lasting(Fault):
         How long it lasts.
     """
 
-    seconds: float = 2.0
+    seconds: Positive = 2.0
     lasts: ClassVar[str] = ", for {seconds:g} s"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "seconds")
 
 
 FaultPlan = tuple[Fault, ...]
@@ -426,15 +376,12 @@ class Kill(Fault):
     kill server-0, server-1 at 100 updates, replaced after 5 s
     """
 
-    back_after: float | None = 1.0
+    back_after: NotNegative | None = 1.0
     by: Way = "signal"
     kind = "kill"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        choice(self, "by", *get_args(Way))
-        if self.back_after is not None:
-            not_negative(self, "back_after")
         if self.by == "requeue" and self.back_after != 1.0:
             raise refused("Kill: back_after", self.back_after, "none: it comes back by itself")
         same = not isinstance(self.target, Among) or self.target.pick == "each"
@@ -493,16 +440,10 @@ class Slow(Lasting):
     slow worker-0 at 2 s, 3 times slower for 2 s
     """
 
-    factor: float = 4.0
+    factor: AboveOne = 4.0
     kind = "slow"
     lasts = ", {factor:g} times slower for {seconds:g} s"
     needs = ("pause",)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "factor")
-        if self.factor <= 1:
-            raise refused("Slow: factor", self.factor, "more than 1")
 
 
 @dataclass(frozen=True)
@@ -523,10 +464,6 @@ class Cut(Lasting):
     direction: Direction = "both"
     kind = "cut"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        choice(self, "direction", *get_args(Direction))
-
     def describe(self) -> str:
         """Return the action, target, moment and duration in words."""
         what = {"both": "", "in": ", what it is sent", "out": ", what it sends"}[self.direction]
@@ -541,13 +478,9 @@ class Delay(Lasting):
     delay server-0 at 2 s, each message by 0.05 s, for 2 s
     """
 
-    delay_seconds: float = 0.05
+    delay_seconds: Positive = 0.05
     kind = "delay"
     lasts = ", each message by {delay_seconds:g} s, for {seconds:g} s"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self, "delay_seconds")
 
 
 @dataclass(frozen=True)
@@ -575,10 +508,3 @@ class Corrupt(Fault):
 
 
 KINDS: tuple[type[Fault], ...] = (Kill, Pause, Slow, Cut, Delay, DiskFull, Corrupt)
-
-
-@dataclass(frozen=True)
-class Trace:
-    """The faults of a recorded trace, each on the node in the place of its target."""
-
-    faults: FaultPlan

@@ -179,15 +179,14 @@ def effect_of(fault: Fault, hit: Hit) -> Effect:
 # -- links -------------------------------------------------------------------------------------
 
 
+@dataclass
 class _Interference:
     """Holds back or delays the messages of a node; a probe proves it."""
 
+    _hit: Hit
+    _condition: Closed | Late
+    _seconds: float
     proven = True
-
-    def __init__(self, hit: Hit, condition: Closed | Late, seconds: float) -> None:
-        self._hit = hit
-        self._condition = condition
-        self._seconds = seconds
 
     def begin(self) -> Seen:
         hit = self._hit
@@ -408,17 +407,16 @@ class _FullDisk:
         return []
 
 
+@dataclass
 class _Damage:
     """Flips bytes in the newest complete checkpoint of a shard; they stay flipped."""
 
+    _hit: Hit
+    _shard: int
     proven = True
 
-    def __init__(self, hit: Hit, shard: int) -> None:
-        self._shard = shard
-        self._ps = hit.ps
-
     def begin(self) -> Seen:
-        group = self._ps.group
+        group = self._hit.ps.group
         if group.recovery.path is None:
             raise LookupError("there are no checkpoints")
         together = range(len(group.layout.shards)) if group.restores_together else ()

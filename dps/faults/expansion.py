@@ -6,6 +6,7 @@ moments, however long each takes to recover.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,8 @@ from dps.errors import ConfigurationError
 from dps.faults import (
     After,
     Among,
+    AtSeconds,
+    AtUpdates,
     Between,
     Every,
     Fault,
@@ -24,13 +27,13 @@ from dps.faults import (
     Kill,
     Lasting,
     Seat,
-    Trace,
 )
 
 MOST_FAULTS = 1000
 
-# The number in an `After` counts entries here, and faults in a plan.
-Entry = Fault | Trace
+# A plan as an entry is a recorded trace, each of whose faults hits the node in the place of its
+# target. The number in an `After` counts entries here, and faults in a plan.
+Entry = Fault | FaultPlan
 
 
 def expand(entries: Sequence[Entry], seed: int, names: Sequence[str] = ()) -> FaultPlan:
@@ -68,10 +71,14 @@ def expand(entries: Sequence[Entry], seed: int, names: Sequence[str] = ()) -> Fa
 
 
 def _faults(entry: Entry, names: Sequence[str], rng: random.Random) -> Iterator[Fault]:
-    if isinstance(entry, Trace):
-        yield from map(_at_place, entry.faults)
+    if isinstance(entry, tuple):
+        yield from map(_at_place, entry)
     elif isinstance(entry.when, Between):
-        yield from _faults(replace(entry, when=entry.when.draw(rng)), names, rng)
+        low, high = entry.when.low, entry.when.high
+        if entry.when.unit == "updates":
+            yield replace(entry, when=AtUpdates(rng.randrange(int(low), int(high))))
+        else:
+            yield replace(entry, when=AtSeconds(low + (high - low) * rng.random()))
     elif isinstance(entry.when, Every):
         if isinstance(entry.target, Among) and entry.target.pick == "each":
             of_all = rng.getrandbits(64)
@@ -95,14 +102,18 @@ def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fau
             lasts = fault.back_after or 0.0
         elif isinstance(fault, Lasting):
             lasts = fault.seconds
-    now, free = every.gap(rng), 0.0
+    scale = every.mean / math.gamma(1 + 1 / every.shape)
+    now, free = rng.weibullvariate(scale, every.shape), 0.0
     for _ in range(MOST_FAULTS):
         if now > every.until:
             return
         if now >= free:  # a node that is down cannot fail
-            yield replace(fault, when=every.moment(now))
+            at: AtSeconds | AtUpdates = AtSeconds(now, optional=True)
+            if every.unit == "updates":
+                at = AtUpdates(max(1, math.ceil(now)), optional=True)
+            yield replace(fault, when=at)
             free = now + lasts
-        now += every.gap(rng)
+        now += rng.weibullvariate(scale, every.shape)
     if now <= every.until:
         raise ConfigurationError(
             f"{fault.action} of {fault.whom}: more than {MOST_FAULTS} faults {every}; expected a "

@@ -135,8 +135,10 @@ class Injector:
         return min(LONGEST_WAIT, max(SHORTEST_WAIT, soonest))
 
     def _wait_for(self, when: When) -> float:
-        """Return the time until a moment may have come."""
+        """Return the time until a moment, or until the next look; 0 or less: it has come."""
         match when:
+            case AtUpdates(updates) if self._progress.updates >= updates:
+                return 0.0
             case AtSeconds(seconds):
                 return self._began + seconds - self._clock.now()
             case During("recovery"):  # nothing is restored before the first fault
@@ -150,26 +152,20 @@ class Injector:
 
     def _came(self, number: int, fault: Fault) -> bool:
         """Strike if the moment has come; return whether the fault was struck or missed."""
-        due = False
-        match fault.when:
-            case AtUpdates(updates):
-                due = self._progress.updates >= updates
-            case AtSeconds(seconds):
-                due = self._clock.now() - self._began >= seconds
-            case During(phase):
-                return self._struck_during(phase, number, fault)
-            case After(other, seconds):
-                took = self._acts.took.get(other)
-                due = took is not None and self._clock.now() - took >= seconds
-                ended = other not in self._left and not self._acts.is_beginning(other)
-                # Its thread may just have ended, so ask again.
-                if ended and other not in self._acts.took:
-                    reason = f"fault {other}, after which it was to come, had no effect"
-                    self._acts.miss(number, fault.whom, reason)
-                    return True
-        if due:
+        when = fault.when
+        if isinstance(when, During):
+            return self._struck_during(when.phase, number, fault)
+        if self._wait_for(when) <= 0:
             self._strike(number, fault, self._targets.of(number, fault))
-        return due
+            return True
+        if isinstance(when, After):
+            ended = when.fault not in self._left and not self._acts.is_beginning(when.fault)
+            # Its thread may just have ended, so ask again.
+            if ended and when.fault not in self._acts.took:
+                reason = f"fault {when.fault}, after which it was to come, had no effect"
+                self._acts.miss(number, fault.whom, reason)
+                return True
+        return False
 
     # -- strikes ---------------------------------------------------------------------------------
 
@@ -188,10 +184,10 @@ class Injector:
             aim = self._aims.get(number, NOBODY)
             if self._clock.now() - aim.t > AIM_SECONDS:
                 aim = self._aims[number] = self._aim(number, fault, self._ps.table())
-            sights = self._writing()
+            sights = self._sights(phase)
         else:
             table = self._ps.table()
-            sights = recovering(table)
+            sights = self._sights(phase, table)
             aim = self._aim(number, fault, table) if sights else NOBODY
         return any(
             aim.names
@@ -212,23 +208,27 @@ class Injector:
         """
         holds = isinstance(fault, Kill | Pause)
         held = not holds or self._acts.hold(names)
-        of_checkpoint = sight.phase == "checkpoint"
-        if not held or sight not in (
-            self._writing() if of_checkpoint else recovering(self._ps.table())
-        ):
+        if not held or sight not in self._sights(sight.phase):
             if holds:
                 self._acts.release(names)
             return False
-        if isinstance(fault, Kill) and of_checkpoint:
+        if isinstance(fault, Kill) and sight.phase == "checkpoint":
             self._spent.add(sight)  # files of a dead writer are no write
         self._strike(number, fault, names, holds)
         self._emit(PhaseMet(self._clock.now(), number, sight.phase, sight.evidence))
         return True
 
-    def _writing(self) -> list[Sight]:
-        """The checkpoints that are being written now, by writers that live."""
+    def _sights(self, phase: Phase, table: Table | None = None) -> list[Sight]:
+        """Return the checkpoints that living writers are writing, or the shards that are down.
+
+        A routing `table` that is known saves a request.
+        """
+        if phase == "recovery":
+            down = (view for view in (table or self._ps.table()).views if not view.serving)
+            seen = "shard {0.shard}: no node served it in epoch {0.epoch}"
+            return [Sight(phase, view.shard, seen.format(view)) for view in down]
         sights = (
-            Sight("checkpoint", shard, name, f"shard {shard}: a part of {name} was on disk")
+            Sight(phase, shard, f"shard {shard}: a part of {name} was on disk")
             for shard, files in enumerate(self._files)
             for name in files.in_writing()
         )
@@ -237,19 +237,11 @@ class Injector:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """A phase of a shard that was seen; `mark` distinguishes it from others of this shard."""
+    """A phase of a shard that was seen; `evidence` distinguishes it from others."""
 
     phase: Phase
     shard: int
-    mark: str
     evidence: str
-
-
-def recovering(table: Table) -> list[Sight]:
-    """Return the shards that no node serves, by a routing table."""
-    views = ((view.shard, view.epoch) for view in table.views if not view.serving)
-    seen = "shard {}: no node served it in epoch {}"
-    return [Sight("recovery", s, f"epoch {e}", seen.format(s, e)) for s, e in views]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +257,6 @@ NOBODY = Aim(-math.inf, (), {})
 
 
 def _order(number: int, fault: Fault) -> tuple[float, float, int]:
-    """The order of faults that are due at the same look."""
     match fault.when:
         case AtUpdates(updates):
             return updates, 0.0, number

@@ -41,7 +41,12 @@ class Targets:
             case Seat(name):
                 return (self._holder(name),)
             case InChain(shard, position):
-                return _at(position, self._chains(table)[shard])
+                chain = self._chains(table)[shard]
+                if position == "middle" and len(chain) < 3:
+                    return ()
+                places = {"head": 0, "middle": len(chain) // 2, "tail": len(chain) - 1}
+                at = places[position] if isinstance(position, str) else position
+                return tuple(chain[at : at + 1])
             case Among(pick, role, in_shard):
                 here = self._candidates(role, in_shard, table)
                 if pick != "random" or not here:
@@ -71,20 +76,6 @@ class Targets:
         nodes = (name for name in self._nodes.pids if name != NOT_A_NODE)
         living = (name for name in nodes if not self._nodes.gone(name, 0.0))
         return sorted(name for name in living if role is None or role_of(name) == role)
-
-
-def _at(position: str | int, chain: Sequence[str]) -> tuple[str, ...]:
-    """The replica at a position of a chain, if it is long enough."""
-    match position:
-        case "head":
-            return tuple(chain[:1])
-        case "tail":
-            return tuple(chain[-1:])
-        case "middle":
-            return (chain[len(chain) // 2],) if len(chain) > 2 else ()
-        case int():
-            return tuple(chain[position : position + 1])
-    raise AssertionError(position)
 
 
 def obstacles(plan: FaultPlan, cluster: Cluster, names: Sequence[str]) -> Iterator[tuple[int, str]]:

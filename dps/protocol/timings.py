@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from dps.core.ranges import positive
+from dps.core.ranges import Checked, Positive
 from dps.errors import require
 
 RENEWAL = 0.5  # at most: replies to renewals also carry news for hosts and workers, like `leaving`
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Checked):
     """Durations of the protocol, all in seconds.
 
     Attributes
@@ -50,16 +50,16 @@ class Timings:
     30.0
     """
 
-    call: float = 5.0
-    copy: float = 60.0
-    hold: float = 2.0
-    retry: float = 0.05
-    unavailable: float = 120.0
-    flush: float = 0.25
-    lease: float = 10.0
-    patience: float = 60.0
-    stopped: float = 0.8
-    last_copy: float = 60.0
+    call: Positive = 5.0
+    copy: Positive = 60.0
+    hold: Positive = 2.0
+    retry: Positive = 0.05
+    unavailable: Positive = 120.0
+    flush: Positive = 0.25
+    lease: Positive = 10.0
+    patience: Positive = 60.0
+    stopped: Positive = 0.8
+    last_copy: Positive = 60.0
 
     @property
     def renewal(self) -> float:
@@ -67,7 +67,7 @@ class Timings:
         return min(self.lease / 4, RENEWAL)
 
     def __post_init__(self) -> None:
-        positive(self, *(field.name for field in fields(self)))
+        Checked.__post_init__(self)
         require(
             self.hold < self.call,
             f"Timings: hold={self.hold:g}, expected less than call={self.call:g}: a request that "

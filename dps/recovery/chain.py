@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from dps.core import ranges
+from dps.core.ranges import Positive, whole_from
 from dps.protocol.wire import message
 from dps.recovery.durability import Durability
 
@@ -33,16 +33,10 @@ class Chain(Durability):
         How long an update waits for others to be summed with, in seconds.
     """
 
-    replicas: int = 2
+    replicas: Annotated[int, whole_from(1, "nodes")] = 2
     reads: Literal["tail", "any"] = "tail"
-    aggregate: int = 1
-    linger: float = 0.01
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "replicas", 1, "nodes")
-        ranges.choice(self, "reads", "tail", "any")
-        ranges.count(self, "aggregate", 1, "updates")
-        ranges.positive(self, "linger")
+    aggregate: Annotated[int, whole_from(1, "updates")] = 1
+    linger: Positive = 0.01
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
         """Whether a host is the only replica: one that is merely silent may come back with it."""

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, ParamSpec, TypeVar
+from typing import Annotated, Literal, ParamSpec, TypeVar
 
-from dps.core import ranges
-from dps.core.arguments import path_field
+from dps.core.arguments import Path
 from dps.core.checkpoint_interval import AutoInterval, WriteCosts
+from dps.core.ranges import Checked, Positive, whole_argument, whole_from
 from dps.core.shard import ShardState
 from dps.errors import (
     CheckpointCorrupt,
@@ -97,31 +97,27 @@ class Checkpoint(Durability):
 
     every: int | Literal["auto"] | None = None
     mode: Literal["sync", "async"] = "async"
-    path: str | None = None
-    keep: int = 2
-    seconds: float | None = None
+    path: Path | None = None
+    keep: Annotated[int, whole_from(1, "checkpoints")] = 2
+    seconds: Positive | None = None
     scope: Literal["shard", "all"] = "shard"
-    least: int = LEAST
+    least: Annotated[int, whole_from(1, "updates")] = LEAST
     most: int = MOST
-    mtbf: float | None = None
+    mtbf: Positive | None = None
     writes_checkpoints = True
 
     def __post_init__(self) -> None:
-        if self.every is None and self.seconds is None:
-            object.__setattr__(self, "every", CHECKPOINT_EVERY)
-        is_auto = isinstance(self.every, str) and self.every == "auto"
-        if not is_auto and self.every is not None:
-            ranges.count(self, "every", 1, "updates, or 'auto'")
-        ranges.count(self, "least", 1, "updates")
-        ranges.count(self, "most", self.least, f"updates, as least={self.least}")
-        ranges.positive(self, *(f for f in ("mtbf", "seconds") if getattr(self, f) is not None))
-        given = (self.least, self.most, self.mtbf) != (LEAST, MOST, None)
-        fits = is_auto or not given
+        Checked.__post_init__(self)
+        every, most, least = self.every, self.most, self.least
+        if every is None and self.seconds is None:
+            every = CHECKPOINT_EVERY
+        elif not (every is None or (isinstance(every, str) and every == "auto")):
+            every = whole_argument("Checkpoint: every", every, 1, "updates, or 'auto'")
+        object.__setattr__(self, "every", every)
+        most = whole_argument("Checkpoint: most", most, least, f"updates, as least={least}")
+        object.__setattr__(self, "most", most)
+        fits = every == "auto" or (least, most, self.mtbf) == (LEAST, MOST, None)
         require(fits, "Checkpoint: least, most and mtbf go with every='auto' alone")
-        ranges.count(self, "keep", 1, "checkpoints")
-        ranges.choice(self, "mode", "sync", "async")
-        ranges.choice(self, "scope", "shard", "all")
-        path_field(self, "path")
 
     @property
     def at_risk(self) -> int | None:
@@ -163,13 +159,19 @@ class CheckpointPersistence(Persistence):
     _save_attempts = 1  # a disk that refused a write is not asked again at once
     _retry_seconds = RETRY_SECONDS
 
-    def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
+    def __init__(
+        self,
+        wanted: Checkpoint,
+        context: ServerContext,
+        files: Callable[[str, int, int], CheckpointFiles] = CheckpointFiles,
+    ) -> None:
         if wanted.path is None:
             raise ConfigurationError("checkpoint: no path was given")
         self._shard, self._wanted = context.shard, wanted
         self._clock, self._emit, self._tasks = context.clock, context.emit, context.tasks
         # A folder for each group: epochs start anew, and another run's must not be taken for ours.
-        self._files = self._files_in(f"{wanted.path.rstrip('/')}/{context.name}", context)
+        folder = f"{wanted.path.rstrip('/')}/{context.name}"
+        self._files = files(folder, context.shard, wanted.keep)
         # Not the event loop's own threads, which apply updates: files may hang for ever.
         self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
         self._complete = 0
@@ -185,7 +187,7 @@ class CheckpointPersistence(Persistence):
         self._sync = wanted.mode == "sync"
         self._due, self._allowed = math.inf, math.inf
         self._costs = WriteCosts()
-        self._history = context.history
+        self._context = context
         self._auto: AutoInterval | None = None
         if isinstance(wanted.every, str):
             self._auto = AutoInterval(wanted.least, wanted.most, wanted.mtbf, not self._sync)
@@ -194,9 +196,6 @@ class CheckpointPersistence(Persistence):
         seconds = wanted.seconds or math.inf
         self._due_after = seconds / 2
         self._allowed_for = seconds / 2 if self._sync else seconds
-
-    def _files_in(self, path: str, context: ServerContext) -> CheckpointFiles:
-        return CheckpointFiles(path, context.shard, self._wanted.keep)
 
     @property
     def saved(self) -> int:
@@ -271,7 +270,6 @@ class CheckpointPersistence(Persistence):
     # -- the promise -----------------------------------------------------------------------------
 
     def _promise(self, every: int | None) -> None:
-        """Put at most `every` updates at risk from now on."""
         if every is not None:
             # Half the interval is for the updates that come while a write is under way.
             self._due = every if self._sync else max(1, every // 2)
@@ -282,7 +280,7 @@ class CheckpointPersistence(Persistence):
         known = self._costs.estimate
         if self._auto is None or known is None:
             return
-        every, mtbf = self._auto.choose(known, self._history())
+        every, mtbf = self._auto.choose(known, self._context.history())
         if every != self._every:
             self._every = every
             self._promise(every)
@@ -303,7 +301,6 @@ class CheckpointPersistence(Persistence):
         return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
 
     def _start_timer(self) -> None:
-        """Write unsaved updates in time, if that is promised."""
         # It may have ended, when a server that came later had the files for a while.
         if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
             self._timer = self._tasks.start(self._write_in_time())
@@ -410,7 +407,6 @@ class CutPersistence(CheckpointPersistence):
 
     def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
         super().__init__(wanted, context)
-        self._context = context
         self._begun = False
         self._taken: dict[int, tuple[int, float]] = {}
         self._ended = asyncio.Condition()

@@ -12,13 +12,13 @@ wrote.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import fsspec
@@ -227,7 +227,6 @@ class CheckpointFiles:
             raise StoreUnavailable(f"{path}: {error}") from error
 
     def _assembled(self, manifest: dict[str, Any], arrays: dict[str, Unit]) -> ShardState:
-        """Return the state of the arrays of each file."""
         values = np.zeros(manifest["size"], np.uint8)
         slots = {name: np.zeros_like(values) for name in manifest["slots"]}
         levels: dict[int, list[Level]] = {number: [] for number, _ in manifest["tables"]}
@@ -262,26 +261,24 @@ def name_of(epoch: int, index: int) -> str:
 
 def digest_of(data: bytes) -> str:
     """Return the checksum of a data file."""
-    return hashlib.sha256(data).hexdigest()
+    return sha256(data).hexdigest()
 
 
 def whole_units(state: ShardState) -> dict[str, Unit]:
     """Return the units of a whole checkpoint: the buffer, and each level of the tables."""
-    units = {"block.0": {"values": state.values, **slots_of(state.slots)}}
+    units = {"block.0": unit_of(state.values, state.slots)}
     for number, table in enumerate(state.tables.values()):
         for place, level in enumerate(table.levels):
-            units[f"level.{number}.{place}"] = rows_of(level)
+            units[f"level.{number}.{place}"] = unit_of(level.values, level.slots, level.keys)
     return units
 
 
-def rows_of(level: Level) -> Unit:
-    """Return some rows of a table as a unit."""
-    return {"keys": level.keys, "values": level.values, **slots_of(level.slots)}
-
-
-def slots_of(slots: Mapping[str, np.ndarray]) -> Unit:
-    """Return the slots of a unit by the names that they have in it."""
-    return {f"slot.{name}": slot for name, slot in slots.items()}
+def unit_of(
+    values: np.ndarray, slots: Mapping[str, np.ndarray], keys: np.ndarray | None = None
+) -> Unit:
+    """Return the arrays of a block as a unit, or with `keys` those of rows."""
+    unit = {"values": values, **{f"slot.{name}": slot for name, slot in slots.items()}}
+    return unit if keys is None else {"keys": keys, **unit}
 
 
 def packed(units: Mapping[str, Unit], state: ShardState) -> bytes:

@@ -11,17 +11,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
-from dps.core.rules.rule import UpdateRule
+from dps.core.ranges import Checked
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Sink
 from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
+from dps.protocol.wire import message
+
+if TYPE_CHECKING:
+    from dps.protocol.client.client import Client
+    from dps.protocol.coordinator.coordinator import Coordinator
 
 Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
 
@@ -132,44 +137,6 @@ class ServerContext:
     from_below: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """What a worker's part works with.
-
-    `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator until
-    it is answered; `tasks` are closed when the worker leaves; `held` returns the `Weights` of a
-    shard that were read last, or None.
-    """
-
-    name: str
-    rule: UpdateRule
-    timings: Timings
-    transport: Transport
-    ask: Callable[[Any], Awaitable[Any]]
-    tasks: Tasks
-    held: Callable[[int], Any]
-
-
-@dataclass(frozen=True, slots=True)
-class CoordinatorContext:
-    """What the coordinator's part works with.
-
-    `workers` returns the names of active incarnations; `publish` sends a table with what is
-    `wanted` now.
-    """
-
-    workers: Callable[[], set[str]]
-    publish: Callable[[], Awaitable[None]]
-    clock: Clock
-    emit: Sink
-
-
-# Called without arguments, it gives the host of a lost shard the initial values. Called with a
-# worker's name and a function, it makes that worker install its copy, and waits while the function
-# returns True. Returns what the host received; raises `DpsError` if nothing arrives.
-InstallState = Callable[..., Awaitable[Any]]
-
-
 class CoordinatorPart(Protocol):
     """How the coordinator restores a lost shard whose state no server and no store has.
 
@@ -183,12 +150,20 @@ class CoordinatorPart(Protocol):
         """What the table asks of all workers."""
         ...
 
-    async def restore(self, shard: int, epoch: int, host: Endpoint, install: InstallState) -> Any:
-        """Restore a shard that was served before on a host; return what `install` returned."""
+    async def restore(
+        self, shard: int, epoch: int, host: Endpoint, install: Callable[..., Awaitable[Any]]
+    ) -> Any:
+        """Restore a shard that was served before on a host; return what `install` returned.
+
+        Called without arguments, `install` gives the host the initial values. Called with a
+        worker's name and a function, it makes that worker install its copy, and waits while the
+        function returns True. It returns what the host received, and raises `DpsError` if nothing
+        arrives.
+        """
         ...
 
 
-class Durability:
+class Durability(Checked):
     """One choice of where shard state survives.
 
     A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. What it does not
@@ -287,10 +262,28 @@ class Durability:
         """Return what workers get to know of a shard's state besides its weights, or None."""
         return None
 
-    def worker_part(self, context: WorkerContext) -> Callable[[Any], None] | None:
-        """Return what a worker does with each new `Table` of the coordinator's, if anything."""
+    def worker_part(self, client: Client, tasks: Tasks) -> Callable[[Any], None] | None:
+        """Return what a worker does with each new `Table` of the coordinator's, if anything.
+
+        `tasks` are closed when the worker leaves.
+        """
         return None
 
-    def coordinator_part(self, context: CoordinatorContext) -> CoordinatorPart | None:
+    def coordinator_part(self, coordinator: Coordinator) -> CoordinatorPart | None:
         """Return how the coordinator restores lost shards, if it has to."""
         return None
+
+
+@message
+@dataclass(frozen=True, slots=True)
+class NoDurability(Durability):
+    """Shard state survives nothing; a lost shard restarts from its initial values.
+
+    dps waits for a silent server, which may have the only copy.
+    """
+
+    kind: ClassVar[str] = "none"
+
+    def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
+        """Return True for the only replica: a server that is merely silent still has the state."""
+        return alone

@@ -12,7 +12,7 @@ import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any
+from typing import TypeVar
 
 import fsspec
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from dps.core.blocks import ArraySpec, Block, Layout, Piece, ShardLayout
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain
-from dps.core.functions import CALLS, DRIVER
+from dps.core.functions import CALLS, DRIVER, most
 from dps.core.placement import ConsistentHash
 from dps.core.ranges import in_a_line, listed
 from dps.core.rules.rule import UpdateRule, by_rows
@@ -34,6 +34,11 @@ from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed,
 from dps.recovery.strategy import Recovery
 
 FILE = "run.json"
+DAMAGED = (
+    ". Cannot resume from its folder; remove that folder to resume from what there is beside it"
+)
+
+M = TypeVar("M")
 
 for _cls in (Layout, ArraySpec, ShardLayout, Piece, Block, FilterChain):
     message(_cls)
@@ -61,6 +66,10 @@ class Run:
     pull_filters: dict[str, FilterChain] = field(default_factory=dict)
     placement: ConsistentHash | None = None
 
+    def __post_init__(self) -> None:
+        if posixpath.basename(self.name) != self.name or self.name in ("", ".", ".."):
+            raise ValueError(f"its name is {self.name!r}, expected that of a folder")
+
 
 @dataclass(frozen=True, slots=True)
 class Refused:
@@ -87,12 +96,7 @@ class Saved:
     @property
     def applied(self) -> dict[str, int]:
         """How many updates of each worker are in the shard that has most of them."""
-        known: dict[str, int] = {}
-        for state in self.states:
-            for name, progress in state.workers.items():
-                if not name.endswith(CALLS):
-                    known[name] = max(progress.applied, known.get(name, 0))
-        return known
+        return most({n: p.applied for n, p in s.workers.items()} for s in self.states)
 
     def __repr__(self) -> str:
         versions = sorted({state.version for state in self.states})
@@ -105,11 +109,8 @@ class Saved:
     @property
     def incarnations(self) -> dict[str, int]:
         """The last incarnation of each worker that any shard knows, if only from a call."""
-        known: dict[str, int] = {}
-        for state in self.states:
-            for name, progress in state.workers.items():
-                worker = name.removesuffix(CALLS)
-                known[worker] = max(progress.incarnation, known.get(worker, 0))
+        workers = (item for state in self.states for item in state.workers.items())
+        known = most({name.removesuffix(CALLS): p.incarnation} for name, p in workers)
         known.pop(DRIVER, None)  # it calls functions, and is no worker
         return known
 
@@ -119,9 +120,20 @@ def as_text(value: object) -> bytes:
     return sealed(encode(value)[0].tobytes().decode()).encode()
 
 
-def from_text(data: bytes) -> Any:
-    """Return the message of a text; raises `ValueError` if its checksum is wrong."""
-    return decode([np.frombuffer(unsealed(data), np.uint8)])
+def from_text(data: bytes, path: str, kind: type[M], hint: str = "") -> M:
+    """Return the message of a file's text; raises `CheckpointCorrupt`, with a hint what to do."""
+    try:
+        value = decode([np.frombuffer(unsealed(data), np.uint8)])
+        if not isinstance(value, kind):
+            raise ValueError("it is of another kind")
+        return value
+    except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
+        reason = in_a_line(str(error))
+        if isinstance(error, ConfigurationError):  # such as an update rule that is not registered
+            raise ConfigurationError(f"{path}: {reason}") from error
+        raise CheckpointCorrupt(
+            f"{path} is damaged, or of another version of dps: {reason}{hint}"
+        ) from error
 
 
 def must_be_known(what: str, choice: object) -> None:
@@ -195,23 +207,8 @@ def _runs(path: str) -> Iterator[tuple[Run, str]]:
             above, own = posixpath.dirname(root), root
         else:
             above, own = root, f"{root}/{posixpath.basename(place.rstrip('/'))}"
-        run = _read(data, file)
+        run = from_text(data, file, Run, DAMAGED)
         yield replace(run, recovery=run.recovery.at(above)), own
-
-
-def _read(data: bytes, file: str) -> Run:
-    try:
-        run: Run = from_text(data)
-        if posixpath.basename(run.name) != run.name or run.name in ("", ".", ".."):
-            raise ValueError(f"its name is {run.name!r}, expected that of a folder")
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{file}: {in_a_line(str(error))}") from error
-    except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
-        raise CheckpointCorrupt(
-            f"{file} is damaged, or of another version of dps: {in_a_line(str(error))}. Cannot "
-            "resume from its folder; remove that folder to resume from what there is beside it"
-        ) from error
-    return run
 
 
 def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, ...] | None:

@@ -7,7 +7,6 @@ is saved to again holds the old model or the new one, whole, whenever saving end
 
 from __future__ import annotations
 
-import hashlib
 import math
 import posixpath
 import re
@@ -25,11 +24,12 @@ from safetensors.numpy import save as save_tensors
 
 from dps.core.arguments import as_path
 from dps.core.blocks import Block, Layout
-from dps.core.ranges import in_a_line, listed
+from dps.core.ranges import listed
 from dps.core.tables.key_routing import checked_rows
 from dps.core.tables.table import Given, SparseSpec, partitions_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, DpsError, StoreUnavailable
 from dps.protocol.wire import message
+from dps.recovery.checkpoint_files import digest_of
 from dps.recovery.files import NotAFile, contents, make_folder, publish
 from dps.recovery.manifest import as_text, from_text
 
@@ -50,6 +50,10 @@ class SavedModel:
     digests: tuple[str, ...]
     versions: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        if not all(map(_NAME.fullmatch, self.files)):
+            raise ValueError("it names other files than those of a saved model")
+
 
 class Model(dict[str, np.ndarray]):
     """Saved weights: a mapping of names to arrays, and the sparse tables.
@@ -68,31 +72,26 @@ class Model(dict[str, np.ndarray]):
     def __init__(
         self,
         arrays: Mapping[str, np.ndarray],
-        tables: Sequence[SparseSpec] = (),
-        versions: Sequence[int] = (),
+        tables: tuple[SparseSpec, ...],
+        versions: tuple[int, ...],
     ) -> None:
         super().__init__(arrays)
-        self.tables = tuple(tables)
-        self.versions = tuple(versions)
+        self.tables = tables
+        self.versions = versions
 
     def __repr__(self) -> str:
         arrays = [f"{n}: {a.dtype}{list(a.shape)}" for n, a in self.items()]
         tables = [
             f"{spec.name}: {len(self.rows(spec.name)[0]):,} rows of {spec.width}"
             for spec in self.tables
-            if isinstance(spec.initial, Given)
         ]
         return f"<Model {listed([*arrays, *tables])}>"
 
     def rows(self, table: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the keys of a table, sorted, and the row of each; `KeyError`: there is none."""
-        for spec in self.tables:
-            if spec.name == table and isinstance(spec.initial, Given):
-                keys, values = spec.initial.keys, spec.initial.rows
-                assert isinstance(keys, np.ndarray)
-                assert isinstance(values, np.ndarray)
-                return keys, values
-        raise KeyError(table)
+        initial = {spec.name: spec.initial for spec in self.tables}[table]
+        assert isinstance(initial, Given)
+        return np.asarray(initial.keys), np.asarray(initial.rows)
 
 
 def save(
@@ -127,7 +126,7 @@ def save(
             data = save_tensors(_tensors_of(layout, shard, arrays, rows))
             written.append(f"shard-{shard}-{uuid.uuid4().hex[:8]}.safetensors")
             publish(fs, folder, written[-1], data)
-            digests.append(hashlib.sha256(data).hexdigest())
+            digests.append(digest_of(data))
         saved = SavedModel(layout, tuple(written), tuple(digests), tuple(versions))
         publish(fs, folder, MANIFEST, as_text(saved))
     except Exception as error:
@@ -139,12 +138,11 @@ def save(
 
 
 def _files_of(fs: Any, folder: str) -> tuple[str, ...]:
-    """The files of the model that is in the folder already."""
     path = posixpath.join(folder, MANIFEST)
     if not fs.exists(path):
         return ()
     try:
-        return _manifest(path, contents(fs, path)).files
+        return from_text(contents(fs, path), path, SavedModel).files
     except (CheckpointCorrupt, NotAFile) as error:
         raise ConfigurationError(
             f"{path} is no manifest of a saved model: give another folder, or remove it"
@@ -217,17 +215,15 @@ def load(path: Path) -> Model:
     path = as_path("path", path)
     try:
         fs, folder = fsspec.url_to_fs(path)
-        if not fs.exists(posixpath.join(folder, MANIFEST)):
-            raise StoreUnavailable(
-                f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes "
-                "one, and ParameterServer.resume resumes from checkpoints"
-            )
         data = contents(fs, posixpath.join(folder, MANIFEST))
-    except DpsError:
-        raise
+    except FileNotFoundError as error:
+        raise StoreUnavailable(
+            f"{path}: no saved model ({MANIFEST} is not there); ParameterServer.save makes one, "
+            "and ParameterServer.resume resumes from checkpoints"
+        ) from error
     except Exception as error:
         raise StoreUnavailable(f"{path}: {error}") from error
-    saved = _manifest(f"{path}/{MANIFEST}", data)
+    saved = from_text(data, f"{path}/{MANIFEST}", SavedModel)
     arrays = {spec.name: np.empty(spec.shape, spec.dtype) for spec in saved.layout.arrays}
     parts: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
     for shard, (name, digest) in enumerate(zip(saved.files, saved.digests, strict=True)):
@@ -237,21 +233,8 @@ def load(path: Path) -> Model:
             arrays[block.name].reshape(-1)[block.start : block.stop] = tensors[tensor].reshape(-1)
         for table, (keys_at, rows_at) in tables.items():
             parts.setdefault(table, []).append((tensors[keys_at], tensors[rows_at]))
-    specs = [_with_rows(spec, parts[spec.name]) for spec in saved.layout.tables]
+    specs = tuple(_with_rows(spec, parts[spec.name]) for spec in saved.layout.tables)
     return Model(arrays, specs, saved.versions)
-
-
-def _manifest(path: str, data: bytes) -> SavedModel:
-    """Return the manifest of these bytes; raises `CheckpointCorrupt`."""
-    try:
-        saved = from_text(data)
-        if not isinstance(saved, SavedModel) or not all(map(_NAME.fullmatch, saved.files)):
-            raise ValueError("it names other files than those of a saved model")
-        return saved
-    except (ValueError, LookupError, TypeError, AttributeError, DpsError) as error:
-        raise CheckpointCorrupt(
-            f"{path} is damaged, or of another version of dps: {in_a_line(str(error))}"
-        ) from error
 
 
 def _tensors(fs: Any, path: str, digest: str) -> dict[str, np.ndarray]:
@@ -263,7 +246,7 @@ def _tensors(fs: Any, path: str, digest: str) -> dict[str, np.ndarray]:
         raise CheckpointCorrupt(f"{path}: {error.strerror}") from error
     except OSError as error:
         raise StoreUnavailable(f"{path}: {error}") from error
-    if hashlib.sha256(data).hexdigest() != digest:
+    if digest_of(data) != digest:
         raise CheckpointCorrupt(f"{path} is damaged: its bytes do not match the checksum")
     return load_tensors(data)
 

@@ -15,13 +15,13 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from dps.core import ranges
-from dps.core.arguments import path_field
+from dps.core.arguments import Path
 from dps.core.blocks import ShardLayout
+from dps.core.ranges import Share, whole_from
 from dps.core.shard import ShardState
 from dps.core.tables.table import mix64
 from dps.events import PartsRestored
@@ -36,8 +36,7 @@ from dps.recovery.checkpoint_files import (
     manifest_of,
     name_of,
     packed,
-    rows_of,
-    slots_of,
+    unit_of,
 )
 from dps.recovery.durability import Durability, Feature, Persistence, ServerContext
 
@@ -75,21 +74,14 @@ class PartialCheckpoint(Durability):
         How often all blocks are kept, besides what those need.
     """
 
-    every: int = CHECKPOINT_EVERY
-    share: float = 0.25
+    every: Annotated[int, whole_from(1, "updates")] = CHECKPOINT_EVERY
+    share: Share = 0.25
     mode: Literal["sync", "async"] = "async"
-    path: str | None = None
-    keep: int = 1
+    path: Path | None = None
+    keep: Annotated[int, whole_from(1, "checkpoints")] = 1
     writes_checkpoints = True
     restores_in_parts = True
     refusals = _REFUSALS
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "every", 1, "updates")
-        ranges.share(self, "share")
-        ranges.count(self, "keep", 1, "checkpoints")
-        ranges.choice(self, "mode", "sync", "async")
-        path_field(self, "path")
 
     @property
     def at_risk(self) -> int:
@@ -109,13 +101,9 @@ class PartialPersistence(CheckpointPersistence):
     """Writes one shard's partial checkpoints, as whole ones with the promise of `at_risk`."""
 
     def __init__(self, wanted: PartialCheckpoint, context: ServerContext) -> None:
-        self._share = wanted.share
         promise = Checkpoint(wanted.at_risk, wanted.mode, wanted.path, wanted.keep)
-        super().__init__(promise, context)
-
-    def _files_in(self, path: str, context: ServerContext) -> CheckpointFiles:
-        keep = self._wanted.keep
-        return PartialFiles(path, context.shard, keep, self._share, context.layout)
+        files = partial(PartialFiles, share=wanted.share, layout=context.layout)
+        super().__init__(promise, context, files)
 
     async def _read(self, epoch: int, checkpoint: Published) -> ShardState | None:
         state = await super()._read(epoch, checkpoint)
@@ -199,13 +187,13 @@ def units_of(layout: ShardLayout, state: ShardState) -> dict[str, Unit]:
     units = {}
     for piece in layout.pieces:
         slots = {name: piece.view(slot) for name, slot in state.slots.items()}
-        units[f"block.{piece.offset}"] = {"values": piece.view(state.values), **slots_of(slots)}
+        units[f"block.{piece.offset}"] = unit_of(piece.view(state.values), slots)
     for number, name in numbered_tables(layout, state):
         if (rows := state.tables[name].compacted()) is None:
             continue
         page_of = mix64(rows.keys.view(np.uint64)) % np.uint64(PAGES)
         for page in np.unique(page_of):
-            arrays = rows_of(rows).items()
+            arrays = unit_of(rows.values, rows.slots, rows.keys).items()
             units[f"page.{number}.{page}"] = {at: array[page_of == page] for at, array in arrays}
     return units
 
@@ -269,9 +257,8 @@ def _take(
     taken: np.ndarray, order: np.ndarray, nbytes: np.ndarray, written: float, budget: float
 ) -> float:
     """Mark units as taken, in order, until `budget` bytes are; return how many are then."""
-    for unit in order[~taken[order]]:
-        if written >= budget:
-            break
-        taken[unit] = True
-        written += float(nbytes[unit])
-    return written
+    rest = order[~taken[order]]
+    after = written + nbytes[rest].cumsum(dtype=float)
+    chosen = rest[after - nbytes[rest] < budget]
+    taken[chosen] = True
+    return written + float(nbytes[chosen].sum())

@@ -4,6 +4,8 @@
   the last one of each shard (`StateStore`).
 - Restored: from the newest state of the stores.
 - Promised: no acked update is lost while the server lives, or a store that has its state.
+
+Store nodes also have the `Mailboxes` of any durability.
 """
 
 from __future__ import annotations
@@ -13,12 +15,23 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Annotated
 
-from dps.core import ranges
+from dps.core.ranges import whole_from
 from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
-from dps.errors import StaleEpoch, StoreUnavailable, TransportError
-from dps.protocol.messages import Done, GetState, LookUp, PutSince, PutState
+from dps.core.updates import Operation
+from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable, TransportError
+from dps.protocol.messages import (
+    ClearMail,
+    Deposit,
+    Done,
+    GetState,
+    LookUp,
+    PutSince,
+    PutState,
+    TakeMail,
+)
 from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message
 from dps.recovery.durability import Durability, Persistence, ServerContext
@@ -45,12 +58,8 @@ class SharedStore(Durability):
         How many stores keep each state, and each buffered gradient: every one is a node.
     """
 
-    every: int = 16
-    stores: int = 1
-
-    def __post_init__(self) -> None:
-        ranges.count(self, "every", 1, "updates")
-        ranges.count(self, "stores", 1, "nodes")
+    every: Annotated[int, whole_from(1, "updates")] = 16
+    stores: Annotated[int, whole_from(1, "nodes")] = 1
 
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return whether a present store has the state: a later one may be empty."""
@@ -116,7 +125,6 @@ class StorePersistence(Persistence):
         return stored, store
 
     async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
-        """Put the state to a store; of tables only the new levels."""
         there = self._there.get(store)
         if there is not None and (there[0].index, there[1]) == (state.index, epoch):
             return  # the put to another one had failed
@@ -213,10 +221,62 @@ def _shared(base: ShardState, name: str, table: SparseTable) -> int:
 
 
 def _with(base: ShardState, m: PutSince) -> ShardState:
-    """Undo `without`."""
     tables = {}
     for name, table in m.state.tables.items():
         older = table_of(base.tables, name).levels
         kept = older[len(older) - m.kept[name] :]
         tables[name] = SparseTable((*table.levels, *kept))
     return replace(m.state, tables=tables)
+
+
+class Mailboxes:
+    """Gradients that workers push to shards that are down, in order. Used from one event loop.
+
+    A mailbox takes deposits while its shard is down and is closed by the server that takes over.
+    What was taken stays until the shard is served with it. Epochs fence mailboxes: a server that
+    was replaced cannot empty that of its successor.
+    """
+
+    def __init__(self) -> None:
+        self._mail: dict[int, list[tuple[int, Operation]]] = {}
+        self._closed: dict[int, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of gradients held, and of the weights that go with them."""
+        return sum(op.nbytes for mail in self._mail.values() for _, op in mail)
+
+    def clear_all(self) -> None:
+        """Forget all mail, but not until when each mailbox is closed.
+
+        A client with an old table leaves nothing here that nobody would look for.
+        """
+        self._mail.clear()
+
+    def deposit(self, m: Deposit) -> Done:
+        """Keep a gradient, once; raises `MailboxClosed` if a server has taken over since."""
+        if m.epoch <= self._closed.get(m.shard, 0):
+            raise MailboxClosed(f"shard {m.shard} is served again (epoch {m.epoch})")
+        mail = self._mail.setdefault(m.shard, [])
+        # A client that was not told that its gradient is here deposits it again.
+        if all(op.id != m.operation.id for _, op in mail):
+            mail.append((m.epoch, m.operation))
+        return Done()
+
+    def take(self, m: TakeMail) -> tuple[Operation, ...]:
+        """Close the mailbox for this epoch and return what is in it."""
+        self._closed[m.shard] = max(m.epoch, self._closed.get(m.shard, 0))
+        return tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch)
+
+    def clear(self, m: ClearMail) -> Done:
+        """Forget what was taken in this epoch; raises `StaleEpoch` if it was taken again since.
+
+        Deposits of later epochs stay, even if the request comes late or twice.
+        """
+        closed = self._closed.get(m.shard, 0)
+        if m.epoch < closed:
+            raise StaleEpoch(f"mailbox of shard {m.shard}: epoch {m.epoch} is over")
+        if m.epoch == closed:  # else it was taken from another mailbox
+            mail = self._mail.get(m.shard, ())
+            self._mail[m.shard] = [kept for kept in mail if kept[0] > m.epoch]
+        return Done()

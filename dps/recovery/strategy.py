@@ -11,8 +11,7 @@ from dps.errors import ConfigurationError
 from dps.protocol.wire import message
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.durability import Durability, Feature
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import Durability, Feature, NoDurability
 from dps.recovery.shared_store import SharedStore
 
 _AXES = (

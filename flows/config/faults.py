@@ -256,7 +256,7 @@ class TraceSection(Section):
 
     def build(self, names: Sequence[str] = ()) -> Entry:
         """Return the entry of the plan."""
-        return say.Trace(tuple(map(fault_of, self.rows or ())))
+        return tuple(map(fault_of, self.rows or ()))
 
 
 FAULTS = Group(
@@ -276,8 +276,8 @@ FaultSection = Annotated[NodeFaultSection | ShardFaultSection | TraceSection, FA
 def objections(entries: Sequence[Entry], trial: TrialConfig) -> Iterator[Objection]:
     """Yield what is sure not to happen in a trial: a dotted key, and the reason."""
     for number, entry in enumerate(entries):
-        if isinstance(entry, say.Trace):
-            for row, fault in enumerate(entry.faults, 1):
+        if isinstance(entry, tuple):
+            for row, fault in enumerate(entry, 1):
                 for _, reason in _wrong_fault_of(fault, trial):
                     yield f"faults.{number}.csv", f"row {row}: {reason}"
             continue
@@ -343,7 +343,7 @@ def _wrong_moment(
             yield "after.fault", f"fault {other} is not an earlier one than this, fault {number}"
         case say.After(other):
             entry = entries[other]
-            if isinstance(entry, say.Trace) or isinstance(entry.when, say.Every):
+            if isinstance(entry, tuple) or isinstance(entry.when, say.Every):
                 yield "after.fault", f"fault {other} stands for any number of faults; name one"
         case say.During("checkpoint") if trial.cluster.kind == "virtual":
             yield "phase", "a checkpoint on virtual time is written at once; nothing can hit it"

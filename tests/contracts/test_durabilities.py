@@ -10,9 +10,8 @@ import pytest
 
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.durability import Durability
+from dps.recovery.durability import Durability, NoDurability
 from dps.recovery.layered import Layered
-from dps.recovery.none import NoDurability
 from dps.recovery.partial import PartialCheckpoint
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.worker_cache import WorkerCache

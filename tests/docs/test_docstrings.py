@@ -22,7 +22,7 @@ EXAMPLES = [
 ]
 # Protocols and bases, which nobody makes an object of, and classes that need a cluster.
 WITHOUT = {"UpdateRule", "Penalty", "Schedule", "Selection", "Fault", "Lasting", "Effect"}
-WITHOUT |= {"Hit", "Injector", "Trace"}
+WITHOUT |= {"Checked", "Hit", "Injector"}
 
 
 def imported() -> dict[str, Any]:

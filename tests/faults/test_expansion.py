@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,6 @@ from dps.faults import (
     Kill,
     Pause,
     Seat,
-    Trace,
 )
 from dps.faults.expansion import Entry, expand
 
@@ -67,21 +65,20 @@ def test_what_an_entry_draws_is_the_same_whatever_stands_before_it() -> None:
 
 
 LAWS = [
-    ("exponential", 1.0, stats.expon(scale=3.0)),
-    ("weibull", 0.7, stats.weibull_min(0.7, scale=3.0 / stats.weibull_min(0.7).mean())),
-    ("lognormal", 0.8, stats.lognorm(0.8, scale=3.0 / stats.lognorm(0.8).mean())),
+    (1.0, stats.expon(scale=3.0)),
+    (0.7, stats.weibull_min(0.7, scale=3.0 / stats.weibull_min(0.7).mean())),
 ]
 
 
-@pytest.mark.parametrize(("distribution", "shape", "law"), LAWS)
+@pytest.mark.parametrize(("shape", "law"), LAWS)
 def test_gaps_have_the_distribution_that_was_asked_for(
-    distribution: Any, shape: float, law: stats.rv_continuous
+    shape: float, law: stats.rv_continuous
 ) -> None:
-    every = Every(mtbf=3.0, until=1500.0, distribution=distribution, shape=shape)
+    every = Every(mtbf=3.0, until=1500.0, shape=shape)
     gaps = [b - a for a, b in pairwise([0.0, *moments(Corrupt(0, every), seed=1)])]
     assert law.mean() == pytest.approx(3.0)
     assert stats.kstest(gaps, law.cdf).pvalue > 0.01
-    every = Every(updates=3e4, until=1.5e7, distribution=distribution, shape=shape)
+    every = Every(updates=3e4, until=1.5e7, shape=shape)
     plan = expand([Corrupt(0, every)], seed=1)
     updates = [0, *(f.when.updates for f in plan if isinstance(f.when, AtUpdates))]
     scaled = [(b - a) / 1e4 for a, b in pairwise(updates)]
@@ -132,7 +129,7 @@ def test_too_many_faults_are_refused() -> None:
 
 def test_an_entry_after_another_comes_after_the_first_of_its_faults() -> None:
     often = Kill("server-1", Every(mtbf=2, until=9))
-    trace = Trace((Kill("worker-0", ANY), Kill("worker-1", ANY)))
+    trace = (Kill("worker-0", ANY), Kill("worker-1", ANY))
     *kills, one, two, last = expand([often, trace, Corrupt(0, After(1, 0.1))], 0)
     assert len(kills) > 1
     assert (one, two) == (Kill(Seat("worker-0"), ANY), Kill(Seat("worker-1"), ANY))

@@ -73,8 +73,7 @@ def test_a_fault_describes_itself(fault: Fault, text: str) -> None:
         (lambda: Between(0, 5, "updates"), "between 0 and 5 updates: expected two numbers from 1"),
         (lambda: Every(until=1), "expected exactly one of mtbf and updates"),
         (lambda: Every(mtbf=0, until=1), "Every: mtbf=0"),
-        (lambda: Every(mtbf=1, until=1, shape=2), "only distribution: weibull or lognormal"),
-        (lambda: Every(mtbf=1, until=1, distribution="normal"), "distribution='normal'"),  # type: ignore[arg-type]
+        (lambda: Every(mtbf=1, until=1, shape=0.001), "Every: shape=0.001, expected 0.01 or more"),
     ],
 )
 def test_a_fault_that_cannot_happen_is_refused(fault: Callable[[], Fault], text: str) -> None:

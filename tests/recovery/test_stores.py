@@ -13,8 +13,7 @@ from dps.core.tables.table import Level, SparseTable
 from dps.core.updates import Operation, UpdateId
 from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable
 from dps.protocol.messages import ClearMail, Deposit, GetState, PutSince, PutState, TakeMail
-from dps.recovery.mailboxes import Mailboxes
-from dps.recovery.shared_store import StateStore, without
+from dps.recovery.shared_store import Mailboxes, StateStore, without
 
 
 def state(index: int) -> ShardState:

@@ -10,7 +10,7 @@ from dps.core.replay import Continue, Replay, Wait
 from dps.errors import ConfigurationError
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import NoDurability
 from dps.recovery.partial import PartialCheckpoint
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import PRESETS, Recovery, preset, with_checkpoint_path

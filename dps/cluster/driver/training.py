@@ -11,11 +11,12 @@ from dps.cluster.driver.news import IncidentWatch
 from dps.cluster.driver.runs import check_threads, must_be_sent, refuse_futures, shares_of
 from dps.cluster.driver.setup import Start
 from dps.cluster.driver.shard_hosts import ShardHosts
-from dps.cluster.heads import ask_heads, most, shard_view
+from dps.cluster.heads import ask_heads, shard_view
 from dps.cluster.node.worker import Place
 from dps.cluster.node.worker_task import run_worker
 from dps.cluster.platform import platform_of
 from dps.core.arguments import check_function
+from dps.core.functions import most
 from dps.core.ranges import brief, shown, whole_argument
 from dps.errors import ConfigurationError
 from dps.observe.history import EVALUATOR, History

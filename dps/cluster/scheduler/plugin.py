@@ -10,7 +10,7 @@ from typing import Any, get_args
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
-from dps.cluster.heads import ask_head, most, shard_view
+from dps.cluster.heads import ask_head, shard_view
 from dps.cluster.liveness import MonitorLinks
 from dps.cluster.names import Topic, topic
 from dps.cluster.node.logs import Recorder, logged, sample
@@ -23,6 +23,7 @@ from dps.cluster.transport.calls import (
     frozen,
     thawed,
 )
+from dps.core.functions import most
 from dps.events import Event, ResourceSampled
 from dps.observe.sentences import sentence
 from dps.observe.views import Listing, TrainingView, WorkerView

@@ -27,8 +27,7 @@ from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Endpoint, answers_of
 from dps.recovery.durability import Persistence, ServerContext
-from dps.recovery.mailboxes import Mailboxes
-from dps.recovery.shared_store import StateStore
+from dps.recovery.shared_store import Mailboxes, StateStore
 
 # Requests of clients, which carry arguments of users.
 OF_CLIENTS = (*(msg.Push, msg.Pull, msg.ReplayBuffered, msg.Deposit, msg.Save, msg.Describe),)

@@ -96,7 +96,7 @@ def test_moments(config: Path) -> None:
 
 
 def test_what_recurs_is_expanded_with_the_seed_of_the_trial(config: Path) -> None:
-    every = {"mtbf": 2, "distribution": "weibull", "shape": 0.7, "until": 30}
+    every = {"mtbf": 2, "shape": 0.7, "until": 30}
     entry = {"kind": "kill", "target": {"pick": "random"}, "every": every}
     text = [f"faults={json.dumps([entry])}", "seeds=[0, 1]"]
     plans = [t.fault_plan for _, t in load_experiment(str(config), text).trial_configs()]

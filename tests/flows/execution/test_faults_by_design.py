@@ -18,7 +18,7 @@ KILL = {"kind": "kill", "target": {"role": "server"}, "back_after": 0.2}
 FORMS: dict[str, dict[str, Any]] = {
     "updates": {"at_updates": {"between": [20, 100]}},
     "seconds": {"at_seconds": {"between": [0.1, 0.4]}},
-    "weibull": {"every": {"mtbf": 0.3, "distribution": "weibull", "shape": 0.7, "until": 60}},
+    "weibull": {"every": {"mtbf": 0.3, "shape": 0.7, "until": 60}},
     "by gradients": {"every": {"updates": 40, "until": 1000}},
 }
 

@@ -71,7 +71,7 @@ def fault(kind: str, target: str | list[str] = "server-0", **settings: Any) -> d
 
 
 def again_and_again(kind: str, **settings: Any) -> dict[str, Any]:
-    every = {"mtbf": 0.15, "until": 0.35, "distribution": "weibull", "shape": 5.0}
+    every = {"mtbf": 0.15, "until": 0.35, "shape": 5.0}
     return {
         "kind": kind,
         "target": {"role": "server", "pick": "random"},

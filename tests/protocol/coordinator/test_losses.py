@@ -13,7 +13,7 @@ from dps.events import LossReported, WorkerLeft
 from dps.protocol.client.client import Client
 from dps.protocol.messages import Push, StopTraining
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import NoDurability
 from dps.recovery.strategy import Recovery
 from tests.simulator.network import SimTransport
 from tests.simulator.world import COORDINATOR

@@ -20,8 +20,7 @@ from dps.errors import ConfigurationError
 from dps.events import Replayed
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
-from dps.recovery.durability import Durability
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import Durability, NoDurability
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
 from dps.recovery.worker_cache import WorkerCache

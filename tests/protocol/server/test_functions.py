@@ -15,7 +15,7 @@ from dps.core.replay import Continue
 from dps.errors import FunctionFailed
 from dps.events import WorkerLeft
 from dps.recovery.chain import Chain
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import NoDurability
 from dps.recovery.strategy import Recovery
 from tests.simulator.checks.audit import settled
 from tests.support.worlds import Setting, happened, in_world, until

@@ -18,7 +18,7 @@ from dps.core.updates import UpdateId
 from dps.protocol.messages import Pull, RowsAsked
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint_files import CheckpointFiles
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import NoDurability
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
 from tests.simulator.network import Weather

@@ -57,12 +57,11 @@ from dps.recovery import manifest as runs
 from dps.recovery import partial as parts
 from dps.recovery.checkpoint import CheckpointPersistence
 from dps.recovery.checkpoint_files import CheckpointFiles
+from dps.recovery.durability import NoDurability
 from dps.recovery.layered import Layered, LayeredPersistence
-from dps.recovery.mailboxes import Mailboxes
 from dps.recovery.manifest import Saved
-from dps.recovery.none import NoDurability
 from dps.recovery.partial import NEVER
-from dps.recovery.shared_store import StateStore, StorePersistence
+from dps.recovery.shared_store import Mailboxes, StateStore, StorePersistence
 from dps.recovery.worker_cache import CopyOffers
 from tests.simulator.broken.variant import VARIANTS, always, instead_of
 

@@ -41,8 +41,8 @@ from dps.protocol.server.commit_log import CommitLog
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
+from dps.recovery.durability import NoDurability
 from dps.recovery.manifest import Saved
-from dps.recovery.none import NoDurability
 from dps.recovery.partial import PartialCheckpoint
 from dps.recovery.worker_cache import WorkerCache
 from dps.virtual.loop import here

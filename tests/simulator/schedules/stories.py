@@ -17,7 +17,7 @@ from typing import Any
 from dps.core.consistency import ASP
 from dps.core.replay import Continue
 from dps.protocol.lease import STANDSTILL
-from dps.recovery.none import NoDurability
+from dps.recovery.durability import NoDurability
 from tests.simulator.schedules.schedule import Fault, Schedule, Whom
 from tests.simulator.schedules.strategies import TIMINGS, Case
 

@@ -11,8 +11,8 @@ from dps.core.replay import Continue, Replay, Wait
 from dps.protocol.timings import Timings
 from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.durability import NoDurability
 from dps.recovery.layered import Layered
-from dps.recovery.none import NoDurability
 from dps.recovery.partial import PartialCheckpoint
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
