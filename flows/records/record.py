@@ -21,9 +21,10 @@ from typing import IO, Any, TypeVar
 from dps.core.credentials import masked
 from dps.core.ranges import in_a_line
 from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
-from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
+from dps.events import Event, from_dict, to_json
 from dps.recovery.files import sealed, unsealed
 from flows.files import open_own, write_whole
+from flows.records.events import TrialEnded, TrialStarted
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"

@@ -31,7 +31,7 @@ from dps.errors import (
     UpdatesLostWarning,
 )
 from dps.events import Failover
-from dps.observe.progress import notebook
+from dps.observe.views import notebook
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetIncidents, Loss, Table, View
 from dps.protocol.tasks import Tasks

@@ -16,15 +16,13 @@ from dps.events import (
     NodeJoined,
     Paused,
     Resumed,
-    TrainingStarted,
-    TrialEnded,
-    TrialStarted,
     Undisturbed,
     WorkerJoined,
     WorkerLeft,
 )
 from flows.metrics.faults import first_unplanned
 from flows.metrics.outcome import outcome
+from flows.records.events import TrainingStarted, TrialEnded, TrialStarted
 from flows.records.record import Record
 from tests.support.records import PRICES, acked
 

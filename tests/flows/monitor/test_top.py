@@ -32,13 +32,13 @@ from dps.events import (
     ReplicaAdded,
     Reported,
     Restored,
-    TrialEnded,
     WorkerJoined,
     WorkerLeft,
 )
 from dps.observe.views import Listing, ShardView, TrainingView
 from flows.cli.top import _drawn
 from flows.monitor.top import Ended, Rates, SchedulerSource, TrialSource, look_twice, source_of
+from flows.records.events import TrialEnded
 from flows.records.owner import at_work
 from flows.records.record import EVENTS_FILE, GRID_FILE, EventWriter, RecordReader, read_record
 from tests.observe.test_progress import HALF
