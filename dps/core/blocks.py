@@ -213,7 +213,6 @@ class Layout:
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, Piece]]]:
-        """The contiguous parts of each array, with their shards."""
         places: dict[str, list[tuple[int, Piece]]] = {name: [] for name in self.names}
         for shard, layout in enumerate(self.shards):
             for piece in layout.joined:
@@ -222,7 +221,6 @@ class Layout:
 
     @cached_property
     def _touched(self) -> dict[str, frozenset[int]]:
-        """For each array, the shards that hold some of it."""
         return {n: frozenset(shard for shard, _ in parts) for n, parts in self._places.items()}
 
     def shards_of(self, names: Iterable[str]) -> list[int]:

@@ -361,7 +361,6 @@ class MlflowRun:
             self._writer.set(self.id, {tag: str(self._waiting_failovers.popleft())}, {})
 
     def _key(self, number: Number) -> str:
-        """Return the name of a number's series in MLflow."""
         name = f"{number.source}/{number.metric}"
         if name not in self._keys:
             key = like = as_name(name)
@@ -379,7 +378,6 @@ class MlflowRun:
         return self._keys[name]
 
     def _lacks(self, why: str) -> None:
-        """Warn once that numbers are missing in the run."""
         if not self._warned:
             self._warned = True
             self._warn(f"MLflow's run {self.id} lacks some of the history: {why}")

@@ -28,8 +28,15 @@ from dps.cluster.names import NodeSpec
 from dps.virtual.disk import SCHEME, VirtualDisk
 from dps.virtual.loop import Process, only_errors
 from dps.virtual.network import Network
-from dps.virtual.node import Peer, VirtualScheduler, VirtualWorker, result_of
-from dps.virtual.platform import Shared, VirtualMonitor, VirtualPlatform
+from dps.virtual.node import (
+    Peer,
+    Shared,
+    VirtualMonitor,
+    VirtualPlatform,
+    VirtualScheduler,
+    VirtualWorker,
+    result_of,
+)
 from dps.virtual.profile import PLENTY, Profile
 from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread, settle
 
@@ -291,12 +298,12 @@ class VirtualClient(Cluster):
         worker = self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
         self._specs[spec.name] = spec
         self._processes[spec.name] = NodeProcess(worker.dps_platform.pid, None, worker.address)
-        self._scheduler.joined(process.address)
+        self._scheduler.report("add_worker", process.address)
         self._loop.call_soon(self._place)
 
     def _notice(self, worker: VirtualWorker) -> None:
         """Notice that a node is gone, with all that was to come from it."""
-        self._scheduler.lost(worker.address)
+        self._scheduler.report("remove_worker", worker.address)
         for key, future in list(self._futures.items()):
             if future.worker is worker and not future.done():
                 future.set_exception(KilledWorker(key, SimpleNamespace(address=worker.address), 0))
@@ -392,7 +399,6 @@ async def _call_on(worker: VirtualWorker, function: Callable[..., Any], args: Se
 
 
 async def _ended(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel every task, and let all of them end."""
     await asyncio.sleep(0)
     others = asyncio.all_tasks(loop) - {asyncio.current_task()}
     for task in others:

@@ -188,9 +188,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 done.set_exception(error)
             return
         if seconds := takes():
-            self.call_later(seconds, _fulfil, done, result)
+            self.call_later(seconds, fulfil, done, result)
         else:
-            _fulfil(done, result)
+            fulfil(done, result)
 
     def pause(self, process: Process) -> None:
         """Run nothing of a process until it is resumed."""
@@ -236,7 +236,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler({"message": "a callback failed", "exception": error})
 
     def _park(self, call: _Call) -> bool:
-        """Put a callback aside if its process is paused."""
         process = call._context.get(here)
         parked = self._parked.get(process) if process is not None else None
         if parked is None:
@@ -262,7 +261,8 @@ def only_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
         loop.default_exception_handler(context)
 
 
-def _fulfil(done: asyncio.Future[T], result: T) -> None:
+def fulfil(done: asyncio.Future[T], result: T) -> None:
+    """Give a future its result, unless it is done."""
     if not done.done():
         done.set_result(result)
 

@@ -21,7 +21,7 @@ from typing import Any, Generic
 from dps.errors import DpsError, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
-from dps.virtual.loop import P, Process, VirtualLoop, here
+from dps.virtual.loop import P, Process, VirtualLoop, fulfil, here
 from dps.virtual.profile import Profile
 
 Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused or lost
@@ -34,8 +34,6 @@ SMALL_BYTES = 1 << 14  # smaller messages pass between others, as packets do
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """Bytes in transit from one host to another."""
-
     source: str
     target: str
     left: float
@@ -69,7 +67,6 @@ class Ports:
         self._share(source, target)
 
     def _share(self, source: str, target: str) -> None:
-        """Set the bandwidth share of each affected transfer from now on."""
         now = self._loop.time()
         for transfer in {**self._out[source], **self._in[target]}:
             transfer.left -= transfer.rate * (now - transfer.since)
@@ -209,7 +206,6 @@ class Network(Generic[P]):
         self._ports.send(source.address, target.address, nbytes, delay, taken_in)
 
     def _take_in(self, target: P, takes: float, arrive: Callable[[], None]) -> None:
-        """Make a process receive messages one after the other."""
         if not takes:
             arrive()
             return
@@ -260,7 +256,6 @@ class Network(Generic[P]):
     def _task(
         self, loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """Create a task and register it in the process that it runs in."""
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
         process = here.get() if context is None else context.get(here)
         if process is not None:
@@ -302,14 +297,14 @@ class Request(Generic[P]):
     def expire(self) -> None:
         """Stop waiting for the reply."""
         self.expired = True
-        _fulfil(self.reply, [])
+        fulfil(self.reply, [])
 
     def _answer(self, serving: asyncio.Task[wire.Frames]) -> None:
         if serving.cancelled() or serving.exception() is not None:
             return
         frames = serving.result()
-        fulfil = partial(_fulfil, self.reply, frames)
-        self.network._send(self.target, self.source, self, frames, fulfil, back=True)
+        arrive = partial(fulfil, self.reply, frames)
+        self.network._send(self.target, self.source, self, frames, arrive, back=True)
 
 
 def carried(frames: wire.Frames) -> wire.Frames:
@@ -328,9 +323,4 @@ def unless_torn(source: Process, link: Link, arrive: Callable[[], None]) -> None
 
 def refuse(reply: Reply) -> None:
     """Fail a pending reply: the connection was refused or lost."""
-    _fulfil(reply, None)
-
-
-def _fulfil(reply: Reply, frames: wire.Frames | None) -> None:
-    if not reply.done():
-        reply.set_result(frames)
+    fulfil(reply, None)
