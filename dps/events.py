@@ -566,18 +566,11 @@ class Evaluated(Event, level=logging.DEBUG):
     stationarity: float | None = None
 
 
-SCORE_RAISED, SCORE_RETURNED = "the score raised", "the score returned"
-
-
 class EvaluationMissed(Event, level=logging.DEBUG):
-    """No snapshot could be scored: a shard was down, or the score itself failed (see `reason`)."""
+    """No snapshot could be scored: a shard was down, or the user's score itself failed."""
 
     reason: str
-
-    @property
-    def score_failed(self) -> bool:
-        """Whether the score failed."""
-        return self.reason.startswith((SCORE_RAISED, SCORE_RETURNED))
+    score_failed: bool = False
 
 
 class ResourceSampled(Event, level=logging.NOTSET):

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
+from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import (
     CheckpointFailed,
     Evaluated,
@@ -22,6 +22,7 @@ from flows.records.events import DashboardServed, TrialEnded
 from flows.records.record import (
     EVENTS_FILE,
     EventWriter,
+    RecordDamaged,
     _event,
     end_record,
     event_files,
