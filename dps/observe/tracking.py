@@ -255,13 +255,6 @@ class MlflowRun:
     delays nothing. If the training of parameter server `group` resumes from checkpoints of another
     one, `before`, the newest run of that one in the experiment, of this name, is continued. `warn`
     is called at most once, in any thread, if numbers are missing, and if a metric is renamed.
-
-    Raises
-    ------
-    ConfigurationError
-        A name or the URI is no text.
-    StoreUnavailable
-        The tracking server does not create the run.
     """
 
     def __init__(

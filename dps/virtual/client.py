@@ -143,11 +143,6 @@ class VirtualClient(Cluster):
         """Whether it is "running" or "closed"."""
         return "closed" if self._closed else "running"
 
-    @property
-    def now(self) -> float:
-        """Virtual seconds since the cluster was made."""
-        return self._loop.time()
-
     # -- what dps uses of Dask's client ----------------------------------------------------------
 
     def sync(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -302,7 +297,6 @@ class VirtualClient(Cluster):
         self._loop.call_soon(self._place)
 
     def _notice(self, worker: VirtualWorker) -> None:
-        """Notice that a node is gone, with all that was to come from it."""
         self._scheduler.report("remove_worker", worker.address)
         for key, future in list(self._futures.items()):
             if future.worker is worker and not future.done():
@@ -320,7 +314,6 @@ class VirtualClient(Cluster):
             future.worker.forget(future.key)
 
     def _place(self) -> None:
-        """Find nodes for the tasks and actors that wait for one."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             able = [

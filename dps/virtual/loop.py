@@ -220,8 +220,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._now = max(self._now, timers[0][0])
             self._rounds = 0
             if len(timers) > self._tidy_at:
-                self._tidy()
-                timers = self._timers
+                timers[:] = [entry for entry in timers if not entry[2]._cancelled]
+                heapq.heapify(timers)
+                self._tidy_at = TIDY + 2 * len(timers)
         while timers and timers[0][0] <= self._now:
             ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
@@ -242,11 +243,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return False
         parked.append(call)
         return True
-
-    def _tidy(self) -> None:
-        self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
-        heapq.heapify(self._timers)
-        self._tidy_at = TIDY + 2 * len(self._timers)
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Required by asyncio; there are no events from outside."""

@@ -286,8 +286,6 @@ class Peer:
 
 
 class _Server:
-    """What Dask workers and the scheduler have in common."""
-
     def __init__(self, shared: Shared, process: Process) -> None:
         self.process = process
         self.address = process.address
