@@ -15,10 +15,6 @@ class ConfigurationError(DpsError):
     """A value, name or combination of choices is invalid."""
 
 
-class RecordDamaged(ConfigurationError):
-    """The record of a trial was not written by this version of dps, or is damaged."""
-
-
 class CapacityError(ConfigurationError):
     """The cluster has too few nodes for the servers, replicas, stores and workers."""
 

@@ -30,12 +30,19 @@ class Event:
     """
 
     kinds: ClassVar[dict[str, type[Event]]] = {}
+    _level: ClassVar[int]
     t: float
 
-    def __init_subclass__(cls, recorded: bool = True) -> None:
+    def __init_subclass__(cls, recorded: bool = True, level: int = logging.INFO) -> None:
         dataclass(frozen=True)(cls)
+        cls._level = level
         if recorded:
             Event.kinds[cls.__name__] = cls
+
+    @property
+    def level(self) -> int:
+        """The level of its line in Python's logging; `logging.NOTSET` if it has none."""
+        return self._level
 
 
 class OfWorker(Event, recorded=False):
@@ -64,7 +71,7 @@ Sink = Callable[[Event], None]
 # -- updates ---------------------------------------------------------------------------------
 
 
-class Applied(Event):
+class Applied(Event, level=logging.NOTSET):
     """Updates that a replica of a shard applied, in order; row i of each column is one update.
 
     `staleness` is in versions, `staleness_seconds` the age of the gradient's weights. `replayed`
@@ -86,7 +93,7 @@ class Applied(Event):
     replayed: tuple[bool, ...]
 
 
-class Acked(OfWorker):
+class Acked(OfWorker, level=logging.NOTSET):
     """Pushes that a worker knows to be durable; row i of each column is one update on one shard.
 
     `outcomes` are "applied", "duplicate" (refused, because the shard had it) or "buffered" (in a
@@ -114,7 +121,7 @@ class Replayed(OfShard):
     version: int
 
 
-class Reported(OfWorker):
+class Reported(OfWorker, level=logging.NOTSET):
     """A number that a worker's training loop reported of each step, such as the loss.
 
     Row i of each column is one step; steps count from 1. `versions` are those of the last pulled
@@ -128,7 +135,7 @@ class Reported(OfWorker):
     versions: tuple[int, ...] = ()
 
 
-class Filtered(OfWorker):
+class Filtered(OfWorker, level=logging.NOTSET):
     """The effect of a worker's filters on its gradients since its loop began.
 
     `raw_bytes` of gradients became `sent_bytes` of values and indices (each update counted once);
@@ -162,6 +169,12 @@ class WorkerLeft(OfWorker):
     def was_lost(self) -> bool:
         """Whether the worker did not leave by itself."""
         return self.reason in ("lost", "silent")
+
+    @property
+    def level(self) -> int:
+        """INFO if it has finished or was stopped, otherwise WARNING."""
+        ended = self.reason in ("finished", "stopped")
+        return logging.INFO if ended else logging.WARNING
 
 
 # -- losses and recovery -----------------------------------------------------------------------
@@ -203,7 +216,7 @@ class NodeLeaving(Event):
     why: str
 
 
-class TaskFailed(Event):
+class TaskFailed(Event, level=logging.WARNING):
     """An unforeseen exception has ended a background task.
 
     A server drops all that it holds, and starts over. A task of the coordinator (`node` is
@@ -228,7 +241,7 @@ class NodeLeft(Event):
     node: str
 
 
-class Detected(OfReplica):
+class Detected(OfReplica, level=logging.WARNING):
     """The coordinator learned that a shard lost a replica; `epoch` is the new epoch.
 
     `serving` is whether the shard still has a replica. `by` is what noticed the end of its process:
@@ -266,7 +279,7 @@ class Restored(OfReplica):
     source: str
 
 
-class LossReported(OfShard):
+class LossReported(OfShard, level=logging.WARNING):
     """A shard that was restored, in `epoch`, lacks `updates` that were acknowledged.
 
     It is recorded after the reports of all workers, and again if more losses become known. If not
@@ -281,7 +294,7 @@ class LossReported(OfShard):
     cause: str = ""
 
 
-class Failover(OfShard):
+class Failover(OfShard, level=logging.WARNING):
     """A shard that had lost one or more replicas is served again, in `epoch`.
 
     `str` describes the failover in one line. `lost` names the nodes, and `by` what noticed the
@@ -353,7 +366,7 @@ class Moved(OfShard):
     pause_seconds: float
 
 
-class CheckpointWritten(OfShard):
+class CheckpointWritten(OfShard, level=logging.DEBUG):
     """A checkpoint was published. `nbytes` includes the manifest; `seconds` is the time it took."""
 
     version: int
@@ -361,7 +374,7 @@ class CheckpointWritten(OfShard):
     seconds: float
 
 
-class IntervalChosen(OfShard):
+class IntervalChosen(OfShard, level=logging.DEBUG):
     """A server has chosen another interval for the checkpoints of a shard (`every="auto"`).
 
     At most `every` acked updates are at risk from now on. The estimates are `cost`, the delay of
@@ -388,27 +401,27 @@ class PartsRestored(OfShard):
     units: int
 
 
-class CutTaken(Event):
+class CutTaken(Event, level=logging.DEBUG):
     """Every shard has written a checkpoint with the same updates, within `seconds`."""
 
     cut: int
     seconds: float
 
 
-class RolledBack(Event):
+class RolledBack(Event, level=logging.WARNING):
     """All shards go back to a cut, because `shard` was lost, or its checkpoint was damaged."""
 
     shard: int
     cut: int
 
 
-class CheckpointFailed(OfShard):
+class CheckpointFailed(OfShard, level=logging.WARNING):
     """A checkpoint could not be written, or takes long; the previous one is kept."""
 
     reason: str
 
 
-class CheckpointRefused(Event):
+class CheckpointRefused(Event, level=logging.WARNING):
     """A checkpoint is damaged and was not restored; an older one is tried."""
 
     shard: int
@@ -416,7 +429,7 @@ class CheckpointRefused(Event):
     reason: str
 
 
-class Returned(Event):
+class Returned(Event, level=logging.WARNING):
     """A parameter server is up again, `seconds` after the loss of its driver or scheduler.
 
     `returns` counts the restarts of the program. Shards continue with these `versions` (empty: from
@@ -480,7 +493,7 @@ class Resumed(Event):
     running: bool
 
 
-class FaultMissed(Event):
+class FaultMissed(Event, level=logging.WARNING):
     """A planned fault did not happen, or had no effect; the trial is invalid."""
 
     fault: int
@@ -540,7 +553,7 @@ class PhaseMet(Event):
 # -- measurement -------------------------------------------------------------------------------
 
 
-class Evaluated(Event):
+class Evaluated(Event, level=logging.DEBUG):
     """The evaluator scored a snapshot read at `t`; `updates` is the mean of its versions.
 
     `objective` and `stationarity` of the training problem are optional.
@@ -553,21 +566,14 @@ class Evaluated(Event):
     stationarity: float | None = None
 
 
-SCORE_RAISED, SCORE_RETURNED = "the score raised", "the score returned"
-
-
-class EvaluationMissed(Event):
-    """No snapshot could be scored: a shard was down, or the score itself failed (see `reason`)."""
+class EvaluationMissed(Event, level=logging.DEBUG):
+    """No snapshot could be scored: a shard was down, or the user's score itself failed."""
 
     reason: str
-
-    @property
-    def score_failed(self) -> bool:
-        """Whether the score failed."""
-        return self.reason.startswith((SCORE_RAISED, SCORE_RETURNED))
+    score_failed: bool = False
 
 
-class ResourceSampled(Event):
+class ResourceSampled(Event, level=logging.NOTSET):
     """The resources that a process has used since it started.
 
     `cpu_seconds` is user + system; `peak_bytes` the largest resident set; `sent` and `received` are
@@ -585,72 +591,6 @@ class ResourceSampled(Event):
     stored: int
     host: str = ""
     started: float = 0.0
-
-
-class Audited(OfReplica):
-    """A shard's final state, read after the last update.
-
-    `applied` counts the updates of each worker in this state, and `duplicates` the refused
-    duplicates of this replica. `version` must equal the sum of `applied`.
-    """
-
-    version: int
-    applied: dict[str, int]
-    duplicates: int
-
-
-class TrialStarted(Event):
-    """A trial began; `settings` is its configuration, `versions` that of the software."""
-
-    trial: str
-    settings: dict[str, Any]
-    versions: dict[str, str]
-
-
-class TrialResumed(Event):
-    """The trial continues from the checkpoints in `path`, with `updates` on each shard."""
-
-    path: str
-    updates: int
-
-
-class DashboardServed(Event):
-    """Until the trial ends, Dask's dashboard of its cluster is at this address."""
-
-    address: str
-
-
-class TrainingStarted(Event):
-    """Every node is up, and the workers start; time axes begin here."""
-
-    workers: int
-    shards: int
-    parameters: int
-
-
-class Rescaled(Event):
-    """After `updates`, the wanted numbers of servers and workers changed; None: as before."""
-
-    servers: int | None
-    workers: int | None
-    updates: int
-
-
-class LoadMeasured(Event):
-    """The load average of the last minute on the machine of the driver, with its `cores`.
-
-    Recorded at the begin and the end of a trial, unless time is virtual.
-    """
-
-    load: float
-    cores: int
-
-
-class TrialEnded(Event):
-    """A trial ended; `status` is "valid", "invalid" (a fault did not happen) or "failed"."""
-
-    status: str
-    reason: str
 
 
 # -- JSON --------------------------------------------------------------------------------------
@@ -683,18 +623,14 @@ def from_dict(record: Mapping[str, Any]) -> Event:
 
 logging.getLogger("dps").addHandler(logging.NullHandler())  # or Python would print warnings itself
 
-_WRONG = (
-    *(CheckpointFailed, CheckpointRefused, Detected, Failover, FaultMissed, LossReported),
-    *(Returned, RolledBack, TaskFailed, TrialEnded, WorkerLeft),
-)
 _SUBJECTS = ("shard", "worker", "node", "target")
 _PLAIN = re.compile(r"[^\s\"=]+")
 
 
 def log(event: Event, labels: Mapping[str, str]) -> None:
     """Write an event to the log of this process, with labels such as the group."""
-    level, logger = level_of(event), logging.getLogger(_logger_of(event))
-    if level and logger.isEnabledFor(level):
+    logger = logging.getLogger(_logger_of(event))
+    if event.level and logger.isEnabledFor(event.level):
         logger.handle(line_of(event, labels))
 
 
@@ -707,21 +643,9 @@ def line_of(event: Event, labels: Mapping[str, str]) -> logging.LogRecord:
     del values["t"]
     fields = {"event": type(event).__name__, **labels, **values}
     text = " ".join(f"{key}={_text(value)}" for key, value in fields.items())
-    record = logging.LogRecord(_logger_of(event), level_of(event), "", 0, text, None, None)
+    record = logging.LogRecord(_logger_of(event), event.level, "", 0, text, None, None)
     vars(record).update(created=event.t, msecs=event.t % 1 * 1000, fields=fields)
     return record
-
-
-def level_of(event: Event) -> int:
-    """Return the level of an event's line; `logging.NOTSET` if it has none."""
-    match event:
-        case Applied() | Acked() | Reported() | Filtered() | ResourceSampled():
-            return logging.NOTSET
-        case CheckpointWritten() | CutTaken() | Evaluated() | EvaluationMissed() | IntervalChosen():
-            return logging.DEBUG
-        case WorkerLeft(reason="finished" | "stopped") | TrialEnded(status="valid"):
-            return logging.INFO
-    return logging.WARNING if isinstance(event, _WRONG) else logging.INFO
 
 
 def _logger_of(event: Event) -> str:

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 
 from dps import events
 from dps.events import Event, Reported, from_dict, to_dict, to_json
+from flows.records import events as trial_events
 from tests.support.strategies import records
 
 KINDS = [
     cls
-    for cls in vars(events).values()
+    for cls in {**vars(events), **vars(trial_events)}.values()
     if isinstance(cls, type) and issubclass(cls, Event) and not cls.__subclasses__()
 ]
 

@@ -13,13 +13,11 @@ from dps.events import (
     Evaluated,
     Event,
     Promoted,
-    TrialEnded,
-    TrialStarted,
     WorkerLeft,
-    level_of,
     line_of,
     log,
 )
+from flows.records.events import TrialEnded, TrialStarted
 from tests.support.records import acked, applied
 
 LABELS = {"trial": "chain.kill.seed-0", "group": "ab12"}
@@ -61,7 +59,7 @@ def test_texts_are_quoted_where_they_must_be_and_tables_are_left_out() -> None:
 def test_what_is_wrong_stands_out_and_what_comes_with_every_update_makes_no_line(
     event: Event, level: int
 ) -> None:
-    assert level_of(event) == level
+    assert event.level == level
 
 
 def test_lines_go_to_the_logger_of_their_subject_as_far_as_they_are_asked_for(

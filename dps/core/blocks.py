@@ -119,15 +119,12 @@ class ShardLayout:
         """The pieces in order, with contiguous blocks of an array joined."""
         return _joined(self.pieces)
 
-    @cached_property
-    def _tables(self) -> dict[str, SparseSpec]:
-        return {spec.name: spec for spec in self.tables}
-
     def table(self, name: str) -> SparseSpec:
         """The sparse table of a name; raises `ShapeMismatch` if there is none."""
-        spec = self._tables.get(name) if isinstance(name, str) else None
+        spec = next((s for s in self.tables if isinstance(name, str) and s.name == name), None)
         if spec is None:
-            known = f"there are: {listed(self._tables)}" if self.tables else "there are none"
+            names = listed(spec.name for spec in self.tables)
+            known = f"there are: {names}" if names else "there are none"
             raise ShapeMismatch(f"no sparse table is named {shown(name)}; {known}")
         return spec
 
@@ -213,7 +210,6 @@ class Layout:
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, Piece]]]:
-        """The contiguous parts of each array, with their shards."""
         places: dict[str, list[tuple[int, Piece]]] = {name: [] for name in self.names}
         for shard, layout in enumerate(self.shards):
             for piece in layout.joined:
@@ -222,7 +218,6 @@ class Layout:
 
     @cached_property
     def _touched(self) -> dict[str, frozenset[int]]:
-        """For each array, the shards that hold some of it."""
         return {n: frozenset(shard for shard, _ in parts) for n, parts in self._places.items()}
 
     def shards_of(self, names: Iterable[str]) -> list[int]:
@@ -466,7 +461,6 @@ def _pieces(blocks: list[Block]) -> tuple[Piece, ...]:
 
 
 def _joined(pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Return the pieces in order, with contiguous blocks of an array joined."""
     found: list[Piece] = []
     for piece in pieces:
         last, block = found[-1] if found else None, piece.block

@@ -95,12 +95,14 @@ def real(value: Any) -> float | None:
 Check = Callable[[str, Any], Any]
 
 
-def _number(expected: str, holds: Callable[[float], bool]) -> Check:
+def number(expected: str, holds: Callable[[float], bool]) -> Check:
+    """Return a check of a number; `expected` is for messages."""
+
     def check(name: str, value: Any) -> float:
-        number = real(value)
-        if number is None or not holds(number):
+        found = real(value)
+        if found is None or not holds(found):
             raise refused(name, value, expected)
-        return number
+        return found
 
     return check
 
@@ -110,16 +112,16 @@ def whole_from(least: int, of: str) -> Check:
     return lambda name, value: whole_argument(name, value, least, of)
 
 
-argument_above_zero = _number("a number above 0", lambda x: 0 < x < math.inf)
-NotNegative = Annotated[float, _number("a number, 0 or above", lambda x: 0 <= x < math.inf)]
+argument_above_zero = number("a number above 0", lambda x: 0 < x < math.inf)
+NotNegative = Annotated[float, number("a number, 0 or above", lambda x: 0 <= x < math.inf)]
 Positive = Annotated[float, argument_above_zero]
 # Above 0 in float32 as well.
 Visible = Annotated[
-    float, _number(f"a number of {LEAST:.2g} or above", lambda x: LEAST <= x < math.inf)
+    float, number(f"a number of {LEAST:.2g} or above", lambda x: LEAST <= x < math.inf)
 ]
-Fraction = Annotated[float, _number("0 or more and below 1", lambda x: 0 <= x < 1)]
-Share = Annotated[float, _number("a number above 0, at most 1", lambda x: 0 < x <= 1)]
-AboveOne = Annotated[float, _number("more than 1", lambda x: 1 < x < math.inf)]
+Fraction = Annotated[float, number("0 or more and below 1", lambda x: 0 <= x < 1)]
+Share = Annotated[float, number("a number above 0, at most 1", lambda x: 0 < x <= 1)]
+AboveOne = Annotated[float, number("more than 1", lambda x: 1 < x < math.inf)]
 Seed = Annotated[int, whole_from(0, "numbers below 2⁶³")]
 
 

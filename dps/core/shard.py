@@ -205,7 +205,6 @@ class StateMachine:
         return Step("applied", after, replace(op, call=call), (update,) * changed)
 
     def _stepped(self, state: ShardState, op: Operation) -> Step:
-        """Take one step of the rule, which may stand for several updates."""
         merged = ((op.id, op.based_on, op.based_at), *op.merged)
         # The mean of what they missed. They miss none of each other: they enter in the same step.
         staleness = sum(max(0, state.version - base) for _, base, _ in merged) / len(merged)
@@ -339,7 +338,6 @@ class _Chunk:
     rule: UpdateRule | None
 
     def of(self, buffer: np.ndarray) -> np.ndarray:
-        """Return the chunk of a buffer like the shard's, typed, without a copy."""
         return _shaped(buffer[self.begin : self.end], self.dtype, self.row)
 
 
@@ -360,7 +358,6 @@ def _check_chunk(layout: ShardLayout, op: Operation, chunk: _Chunk) -> None:
 
 
 def _gaps(layout: ShardLayout, chunks: Sequence[_Chunk]) -> Iterator[slice]:
-    """Yield what no chunk covers, in parts of their size."""
     bounds = [0, *sorted(edge for chunk in chunks for edge in (chunk.begin, chunk.end))]
     bounds.append(layout.nbytes)
     for begin, end in zip(bounds[::2], bounds[1::2], strict=True):
@@ -393,7 +390,6 @@ _Stretch = tuple[int, int, str, int, UpdateRule | None]
 
 
 def _stretches(layout: ShardLayout, op: Operation, rule: UpdateRule | None) -> list[_Stretch]:
-    """Return what the gradient covers, in the order of the buffer."""
     if not op.pieces and (rule is None or not (is_per_array(rule) or by_rows(rule))):
         return [(*run, 0, rule) for run in layout.runs]
     chosen = [layout.pieces[i] for i in op.pieces] if op.pieces else layout.pieces

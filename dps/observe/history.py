@@ -81,8 +81,9 @@ class History:
         with self._lock:
             for number in numbers:
                 self._series[number[1:4]].add(number)
-            while self._size() > max(self._limit, len(self._series)):
-                max(self._series.values(), key=lambda series: len(series.kept)).thin()
+            series = self._series.values()
+            while sum(len(each.kept) for each in series) > max(self._limit, len(series)):
+                max(series, key=lambda each: len(each.kept)).thin()
             for listener in self._listeners:
                 listener(numbers)
 
@@ -119,9 +120,6 @@ class History:
         frame["learning_rate"] = frame["step"].map(known).astype("float64")
         frame["time"] = pd.to_datetime(frame["time"].astype("float64"), unit="s", utc=True)
         return frame
-
-    def _size(self) -> int:
-        return sum(len(series.kept) for series in self._series.values())
 
     def _numbers(self) -> list[Number]:
         numbers: list[Number] = []

@@ -255,13 +255,6 @@ class MlflowRun:
     delays nothing. If the training of parameter server `group` resumes from checkpoints of another
     one, `before`, the newest run of that one in the experiment, of this name, is continued. `warn`
     is called at most once, in any thread, if numbers are missing, and if a metric is renamed.
-
-    Raises
-    ------
-    ConfigurationError
-        A name or the URI is no text.
-    StoreUnavailable
-        The tracking server does not create the run.
     """
 
     def __init__(
@@ -361,7 +354,6 @@ class MlflowRun:
             self._writer.set(self.id, {tag: str(self._waiting_failovers.popleft())}, {})
 
     def _key(self, number: Number) -> str:
-        """Return the name of a number's series in MLflow."""
         name = f"{number.source}/{number.metric}"
         if name not in self._keys:
             key = like = as_name(name)
@@ -379,7 +371,6 @@ class MlflowRun:
         return self._keys[name]
 
     def _lacks(self, why: str) -> None:
-        """Warn once that numbers are missing in the run."""
         if not self._warned:
             self._warned = True
             self._warn(f"MLflow's run {self.id} lacks some of the history: {why}")

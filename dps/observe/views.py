@@ -1,24 +1,34 @@
-"""The state of a training, as every live view shows it, and its forms as text and HTML.
+"""The state of a training, as every live view shows it: as text and HTML, in terminals, notebooks.
 
 A parameter server collects it from its shards, `dps top` from a Dask scheduler or a growing record,
-and `dps run` from the events of its trials. `dps.observe.progress` draws it.
+and `dps run` from the events of its trials.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import io
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.filesize import decimal
+
+from dps import events
+from dps.core.names import restored_from
 
 if TYPE_CHECKING:
     import pandas
 
 T = TypeVar("T")
 
+WINDOW_SECONDS = 10.0  # over which a rate is taken
+_APART = 0.2  # least seconds between two observations that are kept
 _NAMED = 3  # shards without copies that are named one by one
 _MOST_ROWS = 40  # in an HTML table
 _CELL = '<td style="text-align:left">'
@@ -282,3 +292,132 @@ def missing_copies(shards: Sequence[ShardView]) -> list[str]:
 
 def _clock(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
+
+
+class Pace:
+    """Updates per second, from observations of their numbers."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, dict[str, int]]] = deque()
+
+    def look(self, now: float, counts: Mapping[str, int]) -> None:
+        """Observe the number of updates of each name at a time, in monotonic seconds."""
+        if self._looks and now - self._looks[-1][0] < _APART:
+            return
+        self._looks.append((now, dict(counts)))
+        while len(self._looks) > 2 and self._looks[1][0] <= now - WINDOW_SECONDS:
+            self._looks.popleft()
+
+    def of(
+        self, name: str, now: float, count: int, began: float | None = None, before: int = 0
+    ) -> float | None:
+        """Return the rate over about the last ten seconds; None without an earlier observation.
+
+        A known count `before`, at the time `began`, counts as the earliest one.
+        """
+        seen = [(t, counts[name]) for t, counts in self._looks if name in counts]
+        since, first = seen[0] if seen and now - seen[0][0] >= _APART else (None, 0)
+        if began is not None and (since is None or since < began):
+            since, first = began, before
+        return None if since is None else max(0.0, (count - first) / max(now - since, 1e-3))
+
+
+@contextmanager
+def display() -> Iterator[Callable[[TrainingView], None]]:
+    """Show training progress in the terminal or notebook; yields the function to call."""
+    from rich.console import Console
+    from rich.live import Live
+
+    if notebook() is None:
+        with Live(console=Console(), refresh_per_second=8, transient=False) as live:
+            yield lambda view: live.update(progress(view), refresh=True)
+        return
+    # Plain HTML, because rich's own widgets are empty in a saved notebook.
+    ipython = import_module("IPython.display")
+    handle = ipython.display(ipython.HTML("<pre></pre>"), display_id=True)
+
+    def show(view: TrainingView) -> None:
+        console = Console(record=True, file=io.StringIO(), width=120, force_jupyter=False)
+        console.print(progress(view))
+        html = console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
+        handle.update(ipython.HTML(html))
+
+    yield show
+
+
+def progress(view: TrainingView) -> Any:
+    """Return a renderable of rich: a bar if the total is known, and lines below it."""
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = Table.grid()
+    if view.fraction is not None:
+        colour = "red" if view.failed else "bar.complete"
+        bar = ProgressBar(1.0, view.fraction, 60, complete_style=colour, finished_style=colour)
+        lines.add_row(bar)
+    for line in (view.line(), *view.notes):
+        lines.add_row(Text(line))
+    return lines
+
+
+def notebook() -> Any:
+    """Return IPython's shell if this program is the kernel of a notebook; else None."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell if hasattr(shell, "kernel") else None
+
+
+# -- events as sentences ----------------------------------------------------------------------
+
+_SENTENCES: dict[type[events.Event], str] = {
+    events.Killed: "{e.node} killed after {e.updates} updates, by {e.by}{still}{proof}",
+    events.Paused: "{e.node} paused after {e.updates} updates{not_stopped}",
+    events.Resumed: "{e.node} {resumed}",
+    events.Disturbed: "{e.node} {e.kind} after {e.updates} updates: {e.evidence}",
+    events.Undisturbed: "{e.node} is no longer disturbed: {e.evidence}",
+    events.PhaseMet: "the fault struck during a {e.phase}: {e.evidence}",
+    events.FaultMissed: "the fault on {e.target} did not happen: {e.reason}",
+    events.FaultSkipped: "a fault on {e.target} was left out: {e.reason}",
+    events.Detected: "{e.node} detected as lost by the {e.by}; shard {e.shard} {state}",
+    events.Failover: "{e}",
+    events.LossReported: "shard {e.shard} has lost {least}{e.updates} acknowledged updates",
+    events.RolledBack: "all shards go back to cut {e.cut}, for shard {e.shard}",
+    events.CapacityRestored: "{e.node} is up and replaces the lost node",
+    events.Promoted: "shard {e.shard} continues at {e.node}, at version {e.version}",
+    events.Restored: "shard {e.shard} restored at {e.node} from {source}",
+    events.ReplicaAdded: "shard {e.shard} has a new replica at {e.node}",
+    events.Rebuilt: "shard {e.shard}: the copy of {e.donor} was {e.age_seconds:.1f} s old",
+    events.Replayed: "shard {e.shard}: {e.count} buffered updates applied",
+    events.CheckpointRefused: "shard {e.shard}: skipped a damaged checkpoint: {e.reason}",
+    events.Moved: "shard {e.shard} moved from {e.source} to {e.target}, paused for "
+    "{e.pause_seconds:.3f} s",
+    events.NodeLeaving: "{e.node} will leave: {why}",
+    events.NodeDrained: "{e.node} was emptied in {e.seconds:.1f} s",
+    events.NodeLeft: "{e.node} left, and nothing was lost",
+    events.WorkerLeft: "{e.worker} {e.reason}",
+}
+_WHY = {"lifetime": "its lifetime is nearly over", "signal": "it received SIGTERM"}
+
+
+def sentence(event: events.Event) -> str | None:
+    """Return an event as a sentence; None unless it is a fault, a loss or a recovery."""
+    match event:
+        case events.WorkerLeft(reason="finished"):
+            return None
+        case events.Restored(epoch=1) | events.ReplicaAdded(epoch=1):  # while shards start up
+            return None
+    why, evidence = getattr(event, "why", ""), getattr(event, "evidence", "")
+    gone, stopped, running = (getattr(event, n, True) for n in ("gone", "stopped", "running"))
+    words = {
+        "state": "continues" if getattr(event, "serving", False) else "is down",
+        "least": "" if getattr(event, "exact", True) else "at least ",
+        "source": restored_from(getattr(event, "source", ""), getattr(event, "version", 0)),
+        "still": "" if gone else ", but its process is still there",
+        "not_stopped": "" if stopped else ", but its process is not stopped",
+        "resumed": "continues" if running else "does not continue",
+        "proof": f" ({evidence})" if evidence else "",
+        "why": _WHY.get(why, why),
+    }
+    template = _SENTENCES.get(type(event))
+    return template and template.format(e=event, **words)

@@ -85,9 +85,10 @@ def _unpacked(layout: ShardLayout, op: Operation) -> Operation:
     for stretch, section in zip(chosen, taken_apart(op), strict=True):
         part, keys, values = section.part, section.keys, section.values
         if part.packed_keys:
-            keys = _restored(op, keys, nbytes_of_keys(part, stretch.size))
+            nbytes = nbytes_of_keys(part.keys, stretch.size, part.entries)
+            keys = _restored(op, keys, nbytes)
         if part.packed_values:
-            nbytes = nbytes_of_values(part, stretch.dtype, stretch.size)
+            nbytes = nbytes_of_values(part.values, stretch.dtype, stretch.size, part.entries)
             values = _restored(op, values, nbytes)
         plain = replace(
             part,

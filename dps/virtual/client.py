@@ -28,8 +28,15 @@ from dps.cluster.names import NodeSpec
 from dps.virtual.disk import SCHEME, VirtualDisk
 from dps.virtual.loop import Process, only_errors
 from dps.virtual.network import Network
-from dps.virtual.node import Peer, VirtualScheduler, VirtualWorker, result_of
-from dps.virtual.platform import Shared, VirtualMonitor, VirtualPlatform
+from dps.virtual.node import (
+    Peer,
+    Shared,
+    VirtualMonitor,
+    VirtualPlatform,
+    VirtualScheduler,
+    VirtualWorker,
+    result_of,
+)
 from dps.virtual.profile import PLENTY, Profile
 from dps.virtual.threads import BlockingLoop, VirtualFuture, VirtualThread, settle
 
@@ -135,11 +142,6 @@ class VirtualClient(Cluster):
     def status(self) -> str:
         """Whether it is "running" or "closed"."""
         return "closed" if self._closed else "running"
-
-    @property
-    def now(self) -> float:
-        """Virtual seconds since the cluster was made."""
-        return self._loop.time()
 
     # -- what dps uses of Dask's client ----------------------------------------------------------
 
@@ -291,12 +293,11 @@ class VirtualClient(Cluster):
         worker = self._workers[spec.name] = VirtualWorker(self._shared, process, spec)
         self._specs[spec.name] = spec
         self._processes[spec.name] = NodeProcess(worker.dps_platform.pid, None, worker.address)
-        self._scheduler.joined(process.address)
+        self._scheduler.report("add_worker", process.address)
         self._loop.call_soon(self._place)
 
     def _notice(self, worker: VirtualWorker) -> None:
-        """Notice that a node is gone, with all that was to come from it."""
-        self._scheduler.lost(worker.address)
+        self._scheduler.report("remove_worker", worker.address)
         for key, future in list(self._futures.items()):
             if future.worker is worker and not future.done():
                 future.set_exception(KilledWorker(key, SimpleNamespace(address=worker.address), 0))
@@ -313,7 +314,6 @@ class VirtualClient(Cluster):
             future.worker.forget(future.key)
 
     def _place(self) -> None:
-        """Find nodes for the tasks and actors that wait for one."""
         waiting, self._waiting = self._waiting, []
         for future in waiting:
             able = [
@@ -392,7 +392,6 @@ async def _call_on(worker: VirtualWorker, function: Callable[..., Any], args: Se
 
 
 async def _ended(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel every task, and let all of them end."""
     await asyncio.sleep(0)
     others = asyncio.all_tasks(loop) - {asyncio.current_task()}
     for task in others:

@@ -188,9 +188,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 done.set_exception(error)
             return
         if seconds := takes():
-            self.call_later(seconds, _fulfil, done, result)
+            self.call_later(seconds, fulfil, done, result)
         else:
-            _fulfil(done, result)
+            fulfil(done, result)
 
     def pause(self, process: Process) -> None:
         """Run nothing of a process until it is resumed."""
@@ -220,8 +220,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._now = max(self._now, timers[0][0])
             self._rounds = 0
             if len(timers) > self._tidy_at:
-                self._tidy()
-                timers = self._timers
+                timers[:] = [entry for entry in timers if not entry[2]._cancelled]
+                heapq.heapify(timers)
+                self._tidy_at = TIDY + 2 * len(timers)
         while timers and timers[0][0] <= self._now:
             ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
@@ -236,18 +237,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler({"message": "a callback failed", "exception": error})
 
     def _park(self, call: _Call) -> bool:
-        """Put a callback aside if its process is paused."""
         process = call._context.get(here)
         parked = self._parked.get(process) if process is not None else None
         if parked is None:
             return False
         parked.append(call)
         return True
-
-    def _tidy(self) -> None:
-        self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
-        heapq.heapify(self._timers)
-        self._tidy_at = TIDY + 2 * len(self._timers)
 
     def _process_events(self, event_list: list[Any]) -> None:
         """Required by asyncio; there are no events from outside."""
@@ -262,7 +257,8 @@ def only_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> Non
         loop.default_exception_handler(context)
 
 
-def _fulfil(done: asyncio.Future[T], result: T) -> None:
+def fulfil(done: asyncio.Future[T], result: T) -> None:
+    """Give a future its result, unless it is done."""
     if not done.done():
         done.set_result(result)
 

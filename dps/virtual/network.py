@@ -21,7 +21,7 @@ from typing import Any, Generic
 from dps.errors import DpsError, Unreachable
 from dps.protocol import wire
 from dps.protocol.transport import Endpoint
-from dps.virtual.loop import P, Process, VirtualLoop, here
+from dps.virtual.loop import P, Process, VirtualLoop, fulfil, here
 from dps.virtual.profile import Profile
 
 Reply = asyncio.Future[wire.Frames | None]  # None: the connection was refused or lost
@@ -34,8 +34,6 @@ SMALL_BYTES = 1 << 14  # smaller messages pass between others, as packets do
 
 @dataclass(slots=True, eq=False)
 class _Transfer:
-    """Bytes in transit from one host to another."""
-
     source: str
     target: str
     left: float
@@ -69,7 +67,6 @@ class Ports:
         self._share(source, target)
 
     def _share(self, source: str, target: str) -> None:
-        """Set the bandwidth share of each affected transfer from now on."""
         now = self._loop.time()
         for transfer in {**self._out[source], **self._in[target]}:
             transfer.left -= transfer.rate * (now - transfer.since)
@@ -209,7 +206,6 @@ class Network(Generic[P]):
         self._ports.send(source.address, target.address, nbytes, delay, taken_in)
 
     def _take_in(self, target: P, takes: float, arrive: Callable[[], None]) -> None:
-        """Make a process receive messages one after the other."""
         if not takes:
             arrive()
             return
@@ -228,19 +224,14 @@ class Network(Generic[P]):
         except (DpsError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return error
 
-    async def probe(self, source: P, address: str) -> bool:
-        """Whether a connection from `source` to the process at an address would be refused."""
-        target = self._processes[address]
+    async def refuses(self, host: str, port: int) -> bool:
+        """Whether no process listens there, as seen by the current process."""
+        target, source = self._processes.get(f"tcp://{host}:{port}"), here.get()
+        if target is None or source is None:
+            return True
         there, back = (source.name, target.name), (target.name, source.name)
         await asyncio.sleep(self._link(*there).delay() + self._link(*back).delay())
         return not target.alive
-
-    async def refuses(self, host: str, port: int) -> bool:
-        """Whether no process listens there, as seen by the current process."""
-        address, source = f"tcp://{host}:{port}", here.get()
-        if address not in self._processes or source is None:
-            return True
-        return await self.probe(self._processes[source.address], address)
 
     def later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
         """Call a function after some seconds, whatever the current process does until then."""
@@ -260,7 +251,6 @@ class Network(Generic[P]):
     def _task(
         self, loop: asyncio.AbstractEventLoop, work: Any, *, context: Context | None = None
     ) -> asyncio.Task[Any]:
-        """Create a task and register it in the process that it runs in."""
         task: asyncio.Task[Any] = asyncio.Task(work, loop=loop, context=context)
         process = here.get() if context is None else context.get(here)
         if process is not None:
@@ -302,14 +292,14 @@ class Request(Generic[P]):
     def expire(self) -> None:
         """Stop waiting for the reply."""
         self.expired = True
-        _fulfil(self.reply, [])
+        fulfil(self.reply, [])
 
     def _answer(self, serving: asyncio.Task[wire.Frames]) -> None:
         if serving.cancelled() or serving.exception() is not None:
             return
         frames = serving.result()
-        fulfil = partial(_fulfil, self.reply, frames)
-        self.network._send(self.target, self.source, self, frames, fulfil, back=True)
+        arrive = partial(fulfil, self.reply, frames)
+        self.network._send(self.target, self.source, self, frames, arrive, back=True)
 
 
 def carried(frames: wire.Frames) -> wire.Frames:
@@ -328,9 +318,4 @@ def unless_torn(source: Process, link: Link, arrive: Callable[[], None]) -> None
 
 def refuse(reply: Reply) -> None:
     """Fail a pending reply: the connection was refused or lost."""
-    _fulfil(reply, None)
-
-
-def _fulfil(reply: Reply, frames: wire.Frames | None) -> None:
-    if not reply.done():
-        reply.set_result(frames)
+    fulfil(reply, None)

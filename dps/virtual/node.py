@@ -8,27 +8,248 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 from distributed import Security
 from distributed.worker import _worker_cvar
-from greenlet import getcurrent
+from greenlet import GreenletExit, getcurrent
 
 from dps.cluster.names import NodeSpec
+from dps.cluster.platform import Platform, Running
 from dps.cluster.transport.calls import frozen, thawed
 from dps.errors import Unreachable
 from dps.protocol import wire
-from dps.protocol.transport import Endpoint
-from dps.virtual.loop import Process
+from dps.protocol.messages import Sighted
+from dps.protocol.monitor import Look, Monitor, Sighting
+from dps.protocol.tasks import Tasks
+from dps.protocol.transport import Endpoint, TransportChoice, Watched
+from dps.virtual.loop import P, Process, VirtualClock
 from dps.virtual.network import Network, carried
-from dps.virtual.platform import Shared, VirtualPlatform
-from dps.virtual.threads import VirtualThread
+from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualFuture, VirtualThread, settle
+
+T = TypeVar("T")
 
 LONGEST_CALL = 3600.0  # seconds; callers have deadlines of their own
+FIRST_PID = 100
+LOOK_SECONDS = 0.2
+NAME = "virtual"  # of the monitor
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all processes of a virtual cluster share."""
+
+    loop: BlockingLoop
+    network: Network[Process]
+    tell: Callable[[Process, str, Any], None]  # delivers an event to the handlers of its topic
+    disk: str  # the path of the disk of all nodes
+    monitor: VirtualMonitor[Process]
+    numbers: Iterator[int] = field(default_factory=lambda: count(FIRST_PID))  # process ids
+    tokens: Iterator[int] = field(default_factory=count)  # of names
+
+
+class VirtualPlatform(Platform):
+    """The platform of one process on virtual time. Not thread-safe: there is one thread."""
+
+    kills = (GreenletExit,)
+    started = 0.0  # no two virtual processes have the same number
+    pid = 0
+    host = ""
+
+    def __init__(self, shared: Shared, process: Process) -> None:
+        self.presence = VirtualPresence(shared.monitor, process)
+        self.clock = VirtualClock(shared.loop)
+        self.pid = next(shared.numbers)
+        self.host = f"host-of-{process.name}"
+        self._shared = shared
+        self._loop = shared.loop
+        self._process = process
+
+    def usage(self) -> tuple[float, int]:
+        """The time that its messages took, as the profile has it; memory is not modelled."""
+        return self._shared.network.busy[self._process.address], 0
+
+    def token(self) -> str:
+        """Return eight characters for a name: unique, and the same ones in each run."""
+        return f"{next(self._shared.tokens):08x}"
+
+    def monitors(
+        self,
+        on_report: Callable[[Any], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> VirtualLinks:
+        """Return the coordinator's connection to the monitor of all virtual nodes."""
+        return VirtualLinks(self._shared.monitor, on_report, on_failure)
+
+    def way(self, chosen: TransportChoice) -> TransportChoice:
+        """Return "dask", because there are no sockets."""
+        return "dask"
+
+    def place(self, path: str | None) -> str | None:
+        """Return the place of a path on the disk in memory."""
+        disk = self._shared.disk
+        if path is not None and path.startswith(disk):
+            return path
+        return f"{disk}/{(path or 'checkpoints').replace('://', '/').strip('/')}"
+
+    def begin(self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
+        """Start a coroutine; waiting for the future lets virtual time pass."""
+        current = getcurrent()
+        if isinstance(current, VirtualThread) and current.killed:
+            request.close()
+            raise GreenletExit
+        future: VirtualFuture[T] = VirtualFuture(self._loop)
+        self._loop.create_task(request).add_done_callback(partial(settle, future))
+        return future
+
+    def sleep(self, seconds: float) -> None:
+        """Let `seconds` of virtual time pass."""
+        self._loop.wait(lambda wake: None, max(0.0, seconds))
+
+    def flag(self) -> VirtualFlag:
+        """Return something to wait for, which is not set."""
+        return VirtualFlag(self._loop)
+
+    def start(self, work: Callable[[], object], name: str) -> Running:
+        """Start work in the background; an error of it is logged."""
+        thread = VirtualThread(work, self._loop, self._process)
+        thread.future.add_done_callback(self._report_failure)
+        return thread
+
+    def wait(
+        self, client: Any, futures: Sequence[Any], timeout: float, every: bool = False
+    ) -> bool:
+        """Wait for the first of some futures, or `every` one; False after `timeout` seconds."""
+        until = self._loop.time() + timeout
+        while True:
+            left = [future for future in futures if not future.done()]
+            if not left or (len(left) < len(futures) and not every):
+                return True
+            if self._loop.time() >= until:
+                return False
+            self._loop.wait(partial(_subscribe, left), until - self._loop.time())
+
+    def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
+        """Call a function with several names at the same time."""
+        threads = [VirtualThread(partial(work, name), self._loop, self._process) for name in names]
+        return [thread.future.result() for thread in threads]
+
+    def _report_failure(self, future: Future[Any]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            context = {"message": "work in the background failed", "exception": error}
+            self._loop.call_exception_handler(context)
+
+
+def _subscribe(futures: Sequence[Any], wake: Callable[..., None]) -> None:
+    for future in futures:
+        future.add_done_callback(wake)
+
+
+class VirtualMonitor(Generic[P]):
+    """Watches simulated processes, and may `kill` them. Used from their loop."""
+
+    def __init__(self, kill: Callable[[P], object]) -> None:
+        self._kill = kill
+        self._state = Monitor()
+        self._processes: dict[int, P] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, process: P) -> int:
+        """Watch a process; return its number."""
+        number = self._state.add(may_be_killed=True)
+        self._processes[number] = process
+        return number
+
+    def remove(self, number: int) -> None:
+        """Stop watching a process."""
+        self._state.remove(number)
+        self._processes.pop(number, None)
+
+    def silence(self, number: int, seconds: float) -> None:
+        """Report nothing about a process for a while."""
+        self._state.silence(number, self._loop.time() + seconds)
+
+    def look(self) -> list[Sighting]:
+        """Look at all processes, and remove those that have ended."""
+        for number in [n for n, process in self._processes.items() if not process.alive]:
+            self.remove(number)
+        return self._state.look(self._loop.time(), self._look_at)
+
+    def kill(self, number: int, stopped: float) -> None:
+        """Kill a process that has been stopped for `stopped` seconds, and still is."""
+        now, process = self._loop.time(), self._processes.get(number)
+        if process and self._state.may_kill(number, now, self._look_at(number), stopped):
+            self._kill(process)
+
+    def _look_at(self, number: int) -> Look:
+        process = self._processes[number]
+        return Look("stopped", process.stood) if process.is_stopped else Look("no", None)
+
+
+class VirtualPresence:
+    """The registration of a virtual process (see `dps.cluster.liveness.NodePresence`)."""
+
+    def __init__(self, monitor: VirtualMonitor[Process], process: Process) -> None:
+        self.watched: Watched | None = None
+        self._monitor = monitor
+        self._process = process
+
+    def enter(self, group: str) -> None:
+        """Register, if this is the first use of the process."""
+        if self.watched is None:
+            self.watched = Watched(NAME, self._monitor.add(self._process))
+
+    async def registered(self) -> None:
+        """Return at once: `enter` has registered it."""
+
+    def exit(self, group: str) -> None:
+        """Stay registered until the process ends."""
+
+    def silence(self, seconds: float) -> None:
+        """Make the monitor report nothing about this process for a while."""
+        if self.watched is not None:
+            self._monitor.silence(self.watched.number, seconds)
+
+
+class VirtualLinks:
+    """A coordinator's connection to the monitor (see `dps.protocol.transport.Monitors`).
+
+    The scheduler itself reports the processes that have ended.
+    """
+
+    def __init__(
+        self,
+        monitor: VirtualMonitor[Process],
+        on_report: Callable[[Sighted], Awaitable[object]],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._monitor = monitor
+        self._on_report = on_report
+        self._tasks = Tasks(on_failure)
+        self._is_following = False
+        self.close = self._tasks.close
+
+    def follow(self, monitor: str) -> None:
+        """Pass reports of the monitor to the coordinator."""
+        if not self._is_following:
+            self._is_following = True
+            self._tasks.keep(self._follow, LOOK_SECONDS)
+
+    async def kill(self, watched: Watched, stopped: float) -> None:
+        """Kill a stopped process."""
+        self._monitor.kill(watched.number, stopped)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._on_report(Sighted(NAME, tuple(self._monitor.look())))
+            await asyncio.sleep(LOOK_SECONDS)
 
 
 class Peer:
@@ -65,8 +286,6 @@ class Peer:
 
 
 class _Server:
-    """What Dask workers and the scheduler have in common."""
-
     def __init__(self, shared: Shared, process: Process) -> None:
         self.process = process
         self.address = process.address
@@ -84,12 +303,6 @@ class Task:
     thread: VirtualThread | None = None
 
 
-@dataclass
-class _State:
-    tasks: dict[str, Task] = field(default_factory=dict)
-    actors: dict[str, Any] = field(default_factory=dict)
-
-
 class VirtualWorker(_Server):
     """A Dask worker on virtual time.
 
@@ -104,7 +317,7 @@ class VirtualWorker(_Server):
         self.name = spec.name
         self.busy = 0
         self.more_resources: dict[str, float] = {}
-        self.state = _State()
+        self.state = SimpleNamespace(tasks={}, actors={})
         self.handlers: dict[str, Any] = {}
         self.security = Security()
         self._loop = shared.loop
@@ -178,15 +391,10 @@ class VirtualScheduler(_Server):
         """Remove a plugin."""
         del self.plugins[name]
 
-    def joined(self, address: str) -> None:
-        """Report to the plugins that a node has joined."""
+    def report(self, change: Literal["add_worker", "remove_worker"], address: str) -> None:
+        """Report to the plugins that a node has joined, or is gone."""
         for plugin in list(self.plugins.values()):
-            self.process.do(partial(plugin.add_worker, self, address))
-
-    def lost(self, address: str) -> None:
-        """Report to the plugins that a node is gone."""
-        for plugin in list(self.plugins.values()):
-            self.process.do(partial(plugin.remove_worker, self, address))
+            self.process.do(partial(getattr(plugin, change), self, address))
 
 
 class _Handlers(dict[str, Any]):
@@ -204,7 +412,6 @@ class _Handlers(dict[str, Any]):
         super().__setitem__(key, handler)
 
     def pop(self, key: str, *default: Any) -> Any:
-        """Remove a handler, and return it."""
         self._services.pop(key, None)
         return super().pop(key, *default)
 

@@ -7,41 +7,26 @@ no cost of nodes: a training function draws the duration of a gradient from `Gra
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass
 from random import Random
-from typing import ClassVar
+from typing import Annotated
 
-from dps.errors import ConfigurationError
+from dps.core.ranges import Checked, NotNegative, Positive, number
 
-Bounds = Mapping[str, tuple[float, float]]  # by field; others are 0 or more
-_TINY = (1e-12, math.inf)
-
-
-class _Costs:
-    """Checks that costs are within their bounds."""
-
-    __slots__ = ()
-    _BOUNDS: ClassVar[Bounds] = {}
-
-    def __post_init__(self) -> None:
-        for field in fields(self):  # type: ignore[arg-type]
-            value = getattr(self, field.name)
-            least, most = self._BOUNDS.get(field.name, (0.0, math.inf))
-            if isinstance(value, float | int) and not least <= value <= most:
-                expected = f"{least:g} or more" if most == math.inf else f"{least:g} to {most:g}"
-                raise ConfigurationError(f"{field.name}={value}, expected {expected}")
+Bandwidth = Annotated[float, number("a number above 0, or infinity", lambda x: x > 0)]
+Probability = Annotated[float, number("0 to 1", lambda x: 0 <= x <= 1)]
+Multiple = Annotated[float, number("a number, 1 or above", lambda x: 1 <= x < math.inf)]
 
 
 @dataclass(frozen=True, slots=True)
-class Gradient(_Costs):
+class Gradient(Checked):
     """The duration of computing a gradient: a lognormal distribution, with stragglers."""
 
-    _BOUNDS: ClassVar[Bounds] = {"straggling": (0.0, 1.0), "factor": (1.0, math.inf)}
-    seconds: float = 0.0  # the median
-    spread: float = 0.0  # the standard deviation of the logarithm; 0: all take the same time
-    straggling: float = 0.0  # the fraction of gradients that take `factor` times as long
-    factor: float = 1.0
+    seconds: NotNegative = 0.0  # the median
+    spread: NotNegative = 0.0  # the standard deviation of the logarithm; 0: all take the same time
+    straggling: Probability = 0.0  # of gradients that take `factor` times as long
+    factor: Multiple = 1.0
 
     def draw(self, random: Random) -> Iterator[float]:
         """Yield the seconds of one gradient after the other, without end."""
@@ -53,34 +38,32 @@ class Gradient(_Costs):
 
 
 @dataclass(frozen=True, slots=True)
-class Link(_Costs):
+class Link(Checked):
     """How messages travel between hosts.
 
     Messages in transit share the bandwidth evenly: each gets its share of the more crowded of its
     two ends.
     """
 
-    _BOUNDS: ClassVar[Bounds] = {"latency": _TINY, "bandwidth": _TINY}
-    latency: float  # mean seconds from one host to another; a message takes half of it or more
-    bandwidth: float = math.inf  # bytes per second that leave a host, and that reach one
+    latency: Positive  # mean seconds from one host to another; a message takes half of it or more
+    bandwidth: Bandwidth = math.inf  # bytes per second that leave a host, and that reach one
 
 
 @dataclass(frozen=True, slots=True)
-class Service(_Costs):
+class Service(Checked):
     """How long the event loop of a process is busy with a message, while others wait."""
 
-    message: float = 0.0  # seconds per message that arrives, request or reply
-    byte: float = 0.0  # additional seconds per byte
-    update: float = 0.0  # and per byte of a gradient that a server applies, or passes down a chain
+    message: NotNegative = 0.0  # seconds per message that arrives, request or reply
+    byte: NotNegative = 0.0  # additional seconds per byte
+    update: NotNegative = 0.0  # and per byte of a gradient that is applied, or sent down a chain
 
 
 @dataclass(frozen=True, slots=True)
-class Disk(_Costs):
+class Disk(Checked):
     """How long files take."""
 
-    _BOUNDS: ClassVar[Bounds] = {"bandwidth": _TINY}
-    latency: float = 0.0  # seconds per piece of work that reads or writes
-    bandwidth: float = math.inf  # bytes per second
+    latency: NotNegative = 0.0  # seconds per piece of work that reads or writes
+    bandwidth: Bandwidth = math.inf  # bytes per second
 
     def seconds(self, nbytes: int) -> float:
         """How long it takes to read or write some bytes."""
@@ -88,7 +71,7 @@ class Disk(_Costs):
 
 
 @dataclass(frozen=True, slots=True)
-class Profile(_Costs):
+class Profile(Checked):
     """What costs time, in seconds; see `docs/virtual-time.md` for what is not modelled."""
 
     name: str  # of the profile, which results carry
@@ -96,10 +79,10 @@ class Profile(_Costs):
     service: Service = Service()
     disk: Disk = Disk()
     gradient: Gradient = Gradient()
-    work: float = 0.002  # the longest duration of work in a thread, such as a large update
-    start: float = 0.1  # until a node that is started has joined
-    actor: float = 0.0  # from the creation of an actor until its creator learns of it
-    detection: float = 0.02  # until the scheduler notices that a process is gone
+    work: NotNegative = 0.002  # the longest duration of work in a thread, such as a large update
+    start: NotNegative = 0.1  # until a node that is started has joined
+    actor: NotNegative = 0.0  # from the creation of an actor until its creator learns of it
+    detection: NotNegative = 0.02  # until the scheduler notices that a process is gone
 
 
 # For tests of behaviour, which are quick: only latency costs time.

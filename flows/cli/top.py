@@ -94,7 +94,7 @@ def _drawn(view: TrainingView) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from dps.observe.progress import progress
+    from dps.observe.views import progress
 
     def moment(t: float) -> str:
         return datetime.fromtimestamp(t).strftime("%H:%M:%S")

@@ -20,13 +20,13 @@ from typing import Any
 
 from dps.cluster.names import NodeSpec, resource_of
 from dps.errors import CheckpointCorrupt, ConfigurationError, StoreUnavailable
-from dps.events import TrialEnded, TrialResumed, TrialStarted
 from dps.faults import AtUpdates
 from dps.recovery.manifest import find_saved
 from flows.config import sections
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial
 from flows.files import first_free
+from flows.records.events import TrialEnded, TrialResumed, TrialStarted
 from flows.records.record import (
     EARLIER,
     EVENTS_FILE,

@@ -30,19 +30,12 @@ from dps.core.credentials import masked
 from dps.core.names import NODE_ROLES, replacement, role_of
 from dps.errors import ConfigurationError, DpsError, SchedulerLost, StoreUnavailable
 from dps.events import (
-    Audited,
     CheckpointRefused,
-    DashboardServed,
     Event,
     FaultMissed,
     Killed,
-    LoadMeasured,
     NodeLeaving,
     Sink,
-    TrainingStarted,
-    TrialEnded,
-    TrialResumed,
-    TrialStarted,
 )
 from dps.faults import AtUpdates, FaultPlan
 from dps.faults.injector import Injector
@@ -56,6 +49,15 @@ from flows.execution.attempt import CHECKPOINTS, nodes, preload_of, settings, ve
 from flows.execution.training import Scorer, initial, warm_up
 from flows.execution.workers import ElasticWorkerPool, WorkerPool
 from flows.files import open_own
+from flows.records.events import (
+    Audited,
+    DashboardServed,
+    LoadMeasured,
+    TrainingStarted,
+    TrialEnded,
+    TrialResumed,
+    TrialStarted,
+)
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import EVENTS_FILE, EventWriter, without_secrets
 

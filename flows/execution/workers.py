@@ -29,11 +29,12 @@ from distributed import Client, Future, KilledWorker
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.platform import platform_of
 from dps.errors import CapacityError, DpsError
-from dps.events import Event, Rescaled, Sink, WorkerJoined
+from dps.events import Event, Sink, WorkerJoined
 from dps.faults.injector import Progress
 from flows.config.experiment import TrialConfig
 from flows.config.settings import ChangeSection
 from flows.execution.training import train
+from flows.records.events import Rescaled
 
 LOOK_SECONDS = 0.05
 RESULT_SECONDS = 2.0

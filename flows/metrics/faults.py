@@ -27,12 +27,12 @@ from dps.events import (
     Promoted,
     Restored,
     Resumed,
-    TrainingStarted,
     Undisturbed,
     WorkerJoined,
     WorkerLeft,
 )
 from dps.protocol.timings import Timings
+from flows.records.events import TrainingStarted
 from flows.records.record import Record
 
 E = TypeVar("E", Applied, Decided, Promoted, Restored)

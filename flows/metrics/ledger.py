@@ -16,8 +16,15 @@ from math import inf
 from typing import NamedTuple
 
 from dps.core.updates import UpdateId
-from dps.events import Acked, Applied, Audited, Promoted, Replayed, Restored
+from dps.events import (
+    Acked,
+    Applied,
+    Promoted,
+    Replayed,
+    Restored,
+)
 from flows.metrics.faults import FaultTimes
+from flows.records.events import Audited
 from flows.records.record import Record
 
 Key = tuple[int, UpdateId]  # one update on one shard

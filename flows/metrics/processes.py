@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dps.core.names import original
-from dps.events import Killed, LoadMeasured, NodeJoined, NodeLeft, ResourceSampled
+from dps.events import Killed, NodeJoined, NodeLeft, ResourceSampled
 from flows.metrics.faults import training_span
+from flows.records.events import LoadMeasured
 from flows.records.record import Record
 
 OTHER_PROCESSES = 2  # of a trial, besides its nodes: the scheduler and the driver

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dps.errors import RecordDamaged
 from flows.metrics.metric import Better, Metric
 from flows.quoting import quoted
+from flows.records.record import RecordDamaged
 
 _WORD = re.compile(r"\baccuracy\b", re.IGNORECASE)
 _OPPOSITE: Mapping[Better | None, Better | None] = {

@@ -15,7 +15,6 @@ from dps.events import (
     EvaluationMissed,
     FaultMissed,
     ResourceSampled,
-    TrialResumed,
 )
 from flows.metrics.faults import (
     FaultTimes,
@@ -32,6 +31,7 @@ from flows.metrics.metric import Metric, Value
 from flows.metrics.prices import Prices, Spending
 from flows.metrics.processes import last_samples
 from flows.metrics.score import Score, score_of
+from flows.records.events import TrialResumed
 from flows.records.record import Record
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")

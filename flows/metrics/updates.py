@@ -9,11 +9,12 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Literal
 
-from dps.events import LoadMeasured, Reported, TrainingStarted
+from dps.events import Reported
 from flows.metrics.faults import FaultTimes
 from flows.metrics.ledger import Row
 from flows.metrics.metric import Better, Metric, Section, Unit
 from flows.metrics.trial import Trial
+from flows.records.events import LoadMeasured, TrainingStarted
 from flows.records.record import Record
 
 # When a gradient was applied, seen from a fault.

@@ -13,7 +13,6 @@ from statistics import median
 from dps.core.functions import CALLS
 from dps.events import (
     Applied,
-    DashboardServed,
     Detected,
     Evaluated,
     Event,
@@ -24,16 +23,19 @@ from dps.events import (
     ReplicaAdded,
     Reported,
     Restored,
-    TrainingStarted,
-    TrialEnded,
-    TrialStarted,
     WorkerJoined,
     WorkerLeft,
 )
-from dps.observe.progress import Pace
-from dps.observe.sentences import sentence
-from dps.observe.views import Listing, ShardView, TrainingView, WorkerView
+from dps.observe.views import Listing, Pace, ShardView, TrainingView, WorkerView, sentence
 from flows.metrics.score import ACCURACY, score_of
+from flows.records.events import (
+    DashboardServed,
+    Rescaled,
+    TrainingStarted,
+    TrialEnded,
+    TrialResumed,
+    TrialStarted,
+)
 
 MOST_RECENT = 10
 MOST_STALENESS = 200  # updates that the staleness shown is the median of
@@ -128,8 +130,7 @@ class Course:
                 self._lost[event.shard, event.epoch] = event.updates
             case Detected() | Promoted() | Restored() | ReplicaAdded() | Moved():
                 self._served(event)
-        # A failover repeats what these have said one by one.
-        text = None if isinstance(event, Failover) else sentence(event)
+        text = _sentence(event)
         if text is None:
             return None
         self._recent.append((event.t, text))
@@ -267,3 +268,16 @@ class Follower:
         self._held.sort(key=lambda held: held[0])
         while self._held and self._held[0][0] <= until:
             self.told(self._held.pop(0)[1])
+
+
+def _sentence(event: Event) -> str | None:
+    match event:
+        case Failover():  # it repeats what other events have reported one by one
+            return None
+        case TrialResumed():
+            return f"resumed at update {event.updates}, from checkpoints in {event.path}"
+        case Rescaled():
+            counts = {"servers": event.servers, "workers": event.workers}
+            wanted = ", ".join(f"{n} {what}" for what, n in counts.items() if n is not None)
+            return f"after {event.updates} updates, the new target is {wanted}"
+    return sentence(event)

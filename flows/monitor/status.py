@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from rich.table import Table
 from rich.text import Text
 
-from dps.errors import ConfigurationError, RecordDamaged
+from dps.errors import ConfigurationError
 from dps.observe.views import TrainingView
 from flows.config.errors import suggest
 from flows.monitor.course import Course
@@ -25,6 +25,7 @@ from flows.monitor.estimate import about, trials_told
 from flows.records.owner import Owner, owner_of
 from flows.records.record import (
     EVENTS_FILE,
+    RecordDamaged,
     command_of,
     read_end,
     read_trial,

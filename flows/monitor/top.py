@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from dps.cluster.scheduler.plugin import overviews
 from dps.errors import ConfigurationError
-from dps.observe.progress import Pace
-from dps.observe.views import Listing, TrainingView
+from dps.observe.views import Listing, Pace, TrainingView
 from flows.monitor.course import Course
 from flows.monitor.status import running
 from flows.records.owner import at_work

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from dps.events import Event, level_of, line_of
+from dps.events import Event, line_of
 from flows.files import open_own
 
 LOG_FILE = "trial.log"
@@ -40,7 +40,7 @@ class TrialLog:
 
     def __call__(self, event: Event) -> None:
         """Take an event."""
-        if level_of(event) < logging.INFO:
+        if event.level < logging.INFO:
             return
         line = self._formatter.format(line_of(event, self._labels)) + "\n"
         with self._lock:

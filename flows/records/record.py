@@ -20,10 +20,11 @@ from typing import IO, Any, TypeVar
 
 from dps.core.credentials import masked
 from dps.core.ranges import in_a_line
-from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
-from dps.events import Event, TrialEnded, TrialStarted, from_dict, to_json
+from dps.errors import ConfigurationError, StoreUnavailable
+from dps.events import Event, from_dict, to_json
 from dps.recovery.files import sealed, unsealed
 from flows.files import open_own, write_whole
+from flows.records.events import TrialEnded, TrialStarted
 
 EVENTS_FILE = "events.jsonl"
 GRID_FILE = "grid.json"
@@ -33,6 +34,10 @@ UNKNOWN_COMMAND = "dps run CONFIG"  # where nothing was noted
 FAILED_ATTEMPTS = "failed_attempts"  # among a trial's circumstances
 
 E = TypeVar("E", bound=Event)
+
+
+class RecordDamaged(ConfigurationError):
+    """The record of a trial was not written by this version of dps, or is damaged."""
 
 
 class EventWriter:

@@ -10,13 +10,13 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from dps.events import TrialResumed
 from flows.config.claims import ClaimSection
 from flows.config.settings import ComparisonSection
 from flows.metrics import BY_KEY, METRICS, NOT_APPLICABLE, Metric
 from flows.metrics.faults import training_span
 from flows.metrics.outcome import Outcome
 from flows.metrics.score import ACCURACY, Score
+from flows.records.events import TrialResumed
 from flows.records.record import Record
 from flows.statistics.caveats import told
 from flows.statistics.claims import JudgedClaim, judge

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dps.errors import ConfigurationError, RecordDamaged
+from dps.errors import ConfigurationError
 from dps.events import Event
 from flows.config.errors import suggest
 from flows.config.trials import Trial
@@ -20,7 +20,14 @@ from flows.metrics.prices import Prices
 from flows.metrics.trial import Trial as Recorded
 from flows.metrics.trial import status
 from flows.quoting import quoted, shown
-from flows.records.record import EVENTS_FILE, Record, event_files, labels_of, read_trial
+from flows.records.record import (
+    EVENTS_FILE,
+    Record,
+    RecordDamaged,
+    event_files,
+    labels_of,
+    read_trial,
+)
 from flows.statistics.caveats import NO_CONTROL
 from flows.statistics.groups import place
 

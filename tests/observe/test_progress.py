@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dps.observe.progress import Pace, display
-from dps.observe.views import Listing, TrainingView, WorkerView
+from dps.observe.views import Listing, Pace, TrainingView, WorkerView, display
 
 WORKERS = Listing(
     [WorkerView(f"worker-{n}", "running", 250, 250, 25.0, {"loss": 0.25}) for n in range(2)]
@@ -59,7 +58,7 @@ def test_a_notebook_shows_html_from_the_start(monkeypatch: pytest.MonkeyPatch) -
         shown.append(html._repr_html_())  # None, or "": the notebook shows the repr instead
         return handle
 
-    monkeypatch.setattr("dps.observe.progress.notebook", lambda: object())
+    monkeypatch.setattr("dps.observe.views.notebook", lambda: object())
     monkeypatch.setattr("IPython.display.display", show_html)
     with display() as show:
         show(HALF)

@@ -17,7 +17,7 @@ from dps.events import (
     Resumed,
     WorkerLeft,
 )
-from dps.observe.sentences import sentence
+from dps.observe.views import sentence
 
 RESTORED = ("checkpoint", 90, "its server was lost", 7, False)
 REPLICA = ("replica", 0, "", 0, True)

@@ -13,7 +13,7 @@ from dps.protocol.monitor import Sighting
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint, Transport, Watched
 from dps.protocol.wire import message
-from dps.virtual.platform import VirtualMonitor
+from dps.virtual.node import VirtualMonitor
 from tests.simulator.network import Network, Process, SimTransport
 
 KEY = "monitor"

@@ -11,7 +11,6 @@ from dps.core.names import ROLES
 from dps.events import (
     Acked,
     Applied,
-    Audited,
     Evaluated,
     Event,
     Killed,
@@ -20,6 +19,7 @@ from dps.events import (
 from flows.metrics.metric import Value
 from flows.metrics.outcome import Outcome
 from flows.metrics.prices import Price, Prices
+from flows.records.events import Audited
 from flows.records.record import Record
 
 

@@ -17,7 +17,6 @@ from typing import Any
 from dps.events import (
     Acked,
     Applied,
-    Audited,
     CapacityRestored,
     CheckpointWritten,
     Detected,
@@ -33,9 +32,6 @@ from dps.events import (
     Reported,
     ResourceSampled,
     Restored,
-    TrainingStarted,
-    TrialEnded,
-    TrialStarted,
     WorkerJoined,
     WorkerLeft,
 )
@@ -44,6 +40,12 @@ from flows.config.trials import Trial, expand
 from flows.execution.attempt import settings
 from flows.metrics.outcome import Outcome, outcome
 from flows.metrics.prices import load_prices
+from flows.records.events import (
+    Audited,
+    TrainingStarted,
+    TrialEnded,
+    TrialStarted,
+)
 from flows.records.record import EVENTS_FILE, EventWriter, Record
 from tests.support.records import with_values
 

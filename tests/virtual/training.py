@@ -92,6 +92,6 @@ def counted(
                         pushed.append(None)
                 weights = np.concatenate([array.ravel() for array in ps.pull().values()])
                 lost = ps.updates_lost
-            seconds = cluster.now
+            seconds = cluster.dps_platform.clock.monotonic()
     seen = tuple(float(x) for x in weights)
     return Came(tuple(pushed), seen, lost, seconds, tuple(cluster.events))

@@ -24,7 +24,7 @@ from dps.cluster.node.logs import SILENT, is_logged
 from dps.cluster.platform import SYSTEM, platform_of
 from dps.errors import CopiesMissingWarning, DpsError, LastStateNotSavedWarning, UpdatesLostWarning
 from dps.events import Failover
-from dps.observe.progress import notebook
+from dps.observe.views import notebook
 from dps.protocol.client.routing_table import Router
 from dps.protocol.messages import GetIncidents, Loss, Table, View
 from dps.protocol.tasks import Tasks

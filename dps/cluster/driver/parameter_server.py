@@ -30,9 +30,8 @@ from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.tables.table import KEYS, SparseSpec
 from dps.errors import ConfigurationError, GroupClosed
 from dps.events import Failover, Sink
-from dps.observe.progress import display
 from dps.observe.tracking import MlflowRun
-from dps.observe.views import Listing, ShardView, WorkerView, overview_html, overview_line
+from dps.observe.views import Listing, ShardView, WorkerView, display, overview_html, overview_line
 from dps.protocol.client.client import Client
 from dps.protocol.messages import Description, Dismiss, Loss, Table
 from dps.protocol.timings import Timings

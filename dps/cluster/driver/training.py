@@ -20,8 +20,15 @@ from dps.core.functions import most
 from dps.core.ranges import brief, shown, whole_argument
 from dps.errors import ConfigurationError
 from dps.observe.history import EVALUATOR, History
-from dps.observe.progress import Pace
-from dps.observe.views import Listing, ShardView, TrainingView, WorkerView, missing_copies, size
+from dps.observe.views import (
+    Listing,
+    Pace,
+    ShardView,
+    TrainingView,
+    WorkerView,
+    missing_copies,
+    size,
+)
 from dps.protocol.messages import Description, View
 
 if TYPE_CHECKING:

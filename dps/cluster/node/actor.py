@@ -27,8 +27,6 @@ from dps.core.ranges import shown
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, DpsError
 from dps.events import (
-    SCORE_RAISED,
-    SCORE_RETURNED,
     Evaluated,
     EvaluationMissed,
     Event,
@@ -270,7 +268,7 @@ class EvaluatorActor:
             try:
                 return scored(self._score(weights), read, sum(versions) / len(versions))
             except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
-                return [EvaluationMissed(read, f"{SCORE_RAISED} {error!r}")]
+                return [EvaluationMissed(read, f"the score raised {error!r}", score_failed=True)]
 
         for event in await asyncio.get_running_loop().run_in_executor(None, events):
             record(event)
@@ -293,10 +291,10 @@ def scored(returned: Any, read: float, version: float) -> list[Event]:
                 named = {"loss": as_number("", returned)}
     except ConfigurationError:
         reason = (
-            f"{SCORE_RETURNED} {shown(returned)}, expected a number (the loss), a pair of loss and "
-            "accuracy, or a mapping of names to numbers"
+            f"the score returned {shown(returned)}, expected a number (the loss), a pair of loss "
+            "and accuracy, or a mapping of names to numbers"
         )
-        return [EvaluationMissed(read, reason)]
+        return [EvaluationMissed(read, reason, score_failed=True)]
     step = (round(version),)
     return [
         Reported(read, EVALUATOR, 0, name, (read,), (0,), (number,), step)

@@ -25,8 +25,7 @@ from dps.cluster.transport.calls import (
 )
 from dps.core.functions import most
 from dps.events import Event, ResourceSampled
-from dps.observe.sentences import sentence
-from dps.observe.views import Listing, TrainingView, WorkerView
+from dps.observe.views import Listing, TrainingView, WorkerView, sentence
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
 from dps.protocol.messages import CloseGroup, Description, GetTable, Sighted, Table

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -72,10 +72,10 @@ def encoded(accumulated: Array, selected: Array | None, values: Values, random: 
     size, dtype = accumulated.size, accumulated.dtype
     entries = size if selected is None else int(np.count_nonzero(selected))
     kinds = ("uint16" if size <= 1 << 16 else "uint32", "bits") if entries else ("",)
-    kind = min(kinds, key=lambda kind: _keys_nbytes(kind, size, entries))
-    saved = _value_nbytes(values, dtype, size) - _value_nbytes(values, dtype, entries)
+    kind = min(kinds, key=lambda kind: nbytes_of_keys(kind, size, entries))
+    whole, part = (nbytes_of_values(values, dtype, size, n) for n in (size, entries))
     keys = np.empty(0, np.uint8)
-    if selected is None or _keys_nbytes(kind, size, entries) >= saved:
+    if selected is None or nbytes_of_keys(kind, size, entries) >= whole - part:
         sent = accumulated if selected is None else np.where(selected, accumulated, 0)
         kind, entries = "", -1
     else:
@@ -159,23 +159,31 @@ def values_of(section: Section, dtype: str, size: int) -> Array:
     return values
 
 
-def nbytes_of_keys(part: Encoding, size: int) -> int:
-    """Return the size of the indices before compression."""
-    return _keys_nbytes(part.keys, size, max(0, part.entries))
+def nbytes_of_keys(kind: str, size: int, entries: int) -> int:
+    """Return the size of indices of a kind before compression."""
+    if kind == "bits":
+        return -(-size // 8)
+    return max(0, entries) * np.dtype(kind).itemsize if kind else 0
 
 
-def nbytes_of_values(part: Encoding, dtype: str, size: int) -> int:
-    """Return the size of the values before compression."""
-    entries = size if part.entries < 0 else part.entries
-    return _value_nbytes(part.values, np.dtype(dtype), entries)
+def nbytes_of_values(values: str, dtype: np.dtype[Any] | str, size: int, entries: int) -> int:
+    """Return the size of values in a form before compression; -1 `entries` are all."""
+    entries, itemsize = size if entries < 0 else entries, np.dtype(dtype).itemsize
+    if values == "bf16":
+        return 2 * entries
+    if values == "int8":
+        return entries + -(-entries // BUCKET) * itemsize
+    return entries * itemsize
 
 
 def _fill(op: Operation, out: Array, section: Section) -> None:
     part, size = section.part, out.size
     _require(op, part.entries <= size)
     _require(op, not (part.cached or part.packed_keys or part.packed_values))
-    _require(op, section.keys.nbytes == nbytes_of_keys(part, size))
-    _require(op, section.values.nbytes == nbytes_of_values(part, str(out.dtype), size))
+    _require(op, section.keys.nbytes == nbytes_of_keys(part.keys, size, part.entries))
+    _require(
+        op, section.values.nbytes == nbytes_of_values(part.values, out.dtype, size, part.entries)
+    )
     values = values_of(section, str(out.dtype), size)
     if part.entries < 0:
         out[:] = values
@@ -193,20 +201,6 @@ def _fill(op: Operation, out: Array, section: Section) -> None:
 def _require(op: Operation, holds: bool) -> None:
     if not holds:
         raise ShapeMismatch(f"update {op.id}: its encoded gradient is not what it says it is")
-
-
-def _keys_nbytes(kind: str, size: int, entries: int) -> int:
-    if kind == "bits":
-        return -(-size // 8)
-    return entries * np.dtype(kind).itemsize if kind else 0
-
-
-def _value_nbytes(values: str, dtype: np.dtype[np.generic], entries: int) -> int:
-    if values == "bf16":
-        return 2 * entries
-    if values == "int8":
-        return entries + -(-entries // BUCKET) * dtype.itemsize
-    return entries * dtype.itemsize
 
 
 def _bf16(sent: Array) -> Array:

@@ -28,13 +28,11 @@ class _ProximalStep(Checked):
 
     @property
     def by_rows(self: Any) -> bool:
-        """Whether the penalty needs whole rows."""
         return bool(self.penalty.by_rows)
 
     def step(
         self, values: Array, gradient: Array, slots: Slots, t: int, scale: float, out: Out = None
     ) -> Stepped:
-        """Return the new values; there is no optimizer state."""
         rule: Any = self
         rate = rule.learning_rate * scale
         new: Array = np.multiply(gradient, rate, out=out)

@@ -207,7 +207,6 @@ class SparseSpec:
 
 
 def _draws(seed: int, keys: np.ndarray, width: int, count: int) -> list[np.ndarray]:
-    """Return `count` arrays (keys, width) of random uint64."""
     start = mix64(keys.view(np.uint64) ^ mix64(np.array([seed], np.uint64)))[:, None]
     steps = np.arange(width * count, dtype=np.uint64) * _GOLDEN
     return [mix64(start + steps[i * width : (i + 1) * width]) for i in range(count)]

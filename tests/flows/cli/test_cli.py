@@ -17,8 +17,8 @@ import yaml
 from typer.main import get_command
 
 from dps import __version__
-from dps.events import TrialResumed
 from flows.cli import app, main
+from flows.records.events import TrialResumed
 from flows.records.record import write_grid
 from tests.support import commands
 from tests.support.synthetic import missed, toy_events, write_events, write_experiment

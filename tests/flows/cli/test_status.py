@@ -18,8 +18,9 @@ import pytest
 from rich.console import Console
 
 from dps.errors import ConfigurationError
-from dps.events import DashboardServed, Event, TrialEnded
+from dps.events import Event
 from flows.monitor.status import State, Status, running, show, status_of, statuses
+from flows.records.events import DashboardServed, TrialEnded
 from flows.records.owner import LOCK_FILE, exclusive, owner_of
 from flows.records.record import EVENTS_FILE, EventWriter, write_grid
 from tests.support.synthetic import missed, toy_events, write_events

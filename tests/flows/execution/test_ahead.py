@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dps.events import Applied, Audited, WorkerJoined
+from dps.events import Applied, WorkerJoined
+from flows.records.events import Audited
 from tests.support.virtual_trials import virtual_trial
 
 UPDATES = 80

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dps.events import Event, TrialEnded, TrialStarted
+from dps.events import Event
 from flows.config.experiment import TrialConfig
 from flows.execution import attempt
 from flows.execution.attempt import (
@@ -22,6 +22,7 @@ from flows.execution.attempt import (
     set_aside,
     take_back,
 )
+from flows.records.events import TrialEnded, TrialStarted
 from flows.records.record import EARLIER, EVENTS_FILE, read_record, read_start
 from tests.support.synthetic import demo_trials, toy_events, write_events
 

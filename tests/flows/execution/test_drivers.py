@@ -18,7 +18,6 @@ from distributed.client import FutureCancelledError
 from rich.console import Console
 
 from dps.cluster.backends.processes import ENVIRONMENT, is_gone
-from dps.events import TrialEnded
 from flows.config.cluster import VirtualSection
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import Trial, expand
@@ -26,6 +25,7 @@ from flows.execution.attempt import Again, Attempt, end_unfinished
 from flows.execution.drivers import MARK, Drivers
 from flows.execution.trial import reason_of
 from flows.monitor.progress import PlainView
+from flows.records.events import TrialEnded
 from flows.records.record import EVENTS_FILE, end_record, read_record
 from tests.flows.execution.test_run import CONFIG
 from tests.support.waiting import eventually

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.events import Applied, Moved, Rescaled, WorkerLeft
+from dps.events import Applied, Moved, WorkerLeft
 from flows.config.experiment import load_experiment
 from flows.config.trials import expand
 from flows.execution.trial import run_trial
 from flows.metrics.outcome import outcome
 from flows.metrics.prices import load_prices
+from flows.records.events import Rescaled
 from flows.records.record import read_record
 from tests.flows.config.test_experiment import SMALL, complaint, config, only
 

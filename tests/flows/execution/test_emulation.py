@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from dps.errors import ConfigurationError
-from dps.events import Audited, Killed, Reported, WorkerJoined
+from dps.events import Killed, Reported, WorkerJoined
 from dps.virtual.profile import Gradient
 from flows.config.experiment import TrialConfig, load_experiment
 from flows.config.settings import TrainingSection
@@ -26,6 +26,7 @@ from flows.metrics.outcome import Outcome, outcome
 from flows.metrics.prices import load_prices
 from flows.metrics.updates import COMPUTE
 from flows.monitor.progress import PlainView
+from flows.records.events import Audited
 from flows.records.record import EVENTS_FILE, Record, read_record
 
 CONFIGS = Path(__file__).parents[3] / "configs"

@@ -13,12 +13,13 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from dps.errors import ConfigurationError
-from dps.events import Event, TrialEnded, TrialResumed, TrialStarted
+from dps.events import Event
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import expand
 from flows.execution.attempt import Again, Attempt
 from flows.execution.experiment import Ran, _attempts, run_experiment
 from flows.monitor.progress import PlainView
+from flows.records.events import TrialEnded, TrialResumed, TrialStarted
 from flows.records.record import EARLIER, EVENTS_FILE, event_files
 from flows.report.study import Study
 from flows.report.terminal import print_study

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from dps.events import FaultSkipped, Killed, Paused, TrainingStarted
+from dps.events import FaultSkipped, Killed, Paused
 from dps.faults import AtSeconds, AtUpdates
 from flows.config.experiment import TrialConfig
+from flows.records.events import TrainingStarted
 from flows.statistics.finished import Finished
 from tests.support.virtual_trials import BASE, virtual_trial
 

@@ -13,13 +13,8 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import (
-    Evaluated,
-    Promoted,
-    TrainingStarted,
-    TrialEnded,
-    TrialStarted,
-)
+from dps.events import Evaluated, Promoted
+from flows.records.events import TrainingStarted, TrialEnded, TrialStarted
 from flows.records.log import LOG_FILE, TrialLog
 from flows.records.record import (
     EVENTS_FILE,

@@ -14,14 +14,12 @@ import yaml
 
 from dps.events import (
     Applied,
-    Audited,
     Evaluated,
     Event,
     NodeDrained,
     NodeJoined,
     NodeLeaving,
     NodeLeft,
-    TrialEnded,
     WorkerJoined,
     WorkerLeft,
 )
@@ -32,6 +30,7 @@ from flows.execution.trial import run_trial
 from flows.metrics.faults import evaluator_lost, first_unplanned
 from flows.metrics.outcome import outcome
 from flows.metrics.prices import load_prices
+from flows.records.events import Audited, TrialEnded
 from flows.records.record import Record, event_files, read_record
 from tests.flows.execution.test_run import CONFIG
 

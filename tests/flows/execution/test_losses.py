@@ -11,19 +11,17 @@ import pytest
 import yaml
 
 from dps.events import (
-    Audited,
     CapacityRestored,
     Killed,
-    LoadMeasured,
     Paused,
     ResourceSampled,
     Resumed,
-    TrialEnded,
     WorkerJoined,
 )
 from flows.metrics.faults import training_span
 from flows.metrics.prices import node_seconds
 from flows.metrics.processes import deaths, joins, process_of
+from flows.records.events import Audited, LoadMeasured, TrialEnded
 from flows.records.record import Record, read_record
 from tests.flows.execution.test_run import CONFIG
 

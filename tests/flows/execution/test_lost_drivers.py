@@ -18,9 +18,10 @@ import pytest
 import yaml
 
 from dps.cluster.backends.processes import is_gone
-from dps.events import Applied, Audited, TrainingStarted, TrialResumed
+from dps.events import Applied
 from flows.execution.attempt import INTERRUPTED
 from flows.execution.experiment import AGAIN
+from flows.records.events import Audited, TrainingStarted, TrialResumed
 from flows.records.record import EARLIER, EVENTS_FILE, Record, read_record
 from tests.flows.execution.test_run import CONFIG
 from tests.support.commands import Command

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from dps.errors import ConfigurationError
-from dps.events import TrialStarted
 from flows.config.experiment import ExperimentConfig
 from flows.config.trials import expand
 from flows.execution.plan import find_pilot
 from flows.metrics.prices import load_prices
+from flows.records.events import TrialStarted
 from tests.support.synthetic import (
     KILL,
     STRATEGIES,

@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from dps.cluster.backends.tls import temporary
-from dps.events import NodeJoined, TrialEnded, TrialStarted
+from dps.events import NodeJoined
 from flows.config.experiment import ExperimentConfig, load_experiment
 from flows.config.trials import expand
 from flows.execution.trial import run_trial
 from flows.metrics.prices import load_prices
+from flows.records.events import TrialEnded, TrialStarted
 from flows.records.record import EVENTS_FILE, read_record
 from flows.statistics.finished import read_finished
 from tests.flows.execution.test_run import CONFIG

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from dps.events import Event, TrialStarted
+from dps.events import Event
 from flows.cli.tracking import upload as sync
 from flows.config.experiment import ExperimentConfig
+from flows.records.events import TrialStarted
 from flows.tracking.store import Refused, create_database, default_uri, prepare_mlflow
 from tests.flows.execution.test_experiment import NAMES, ORDER, ToyRunner, children, experiment, go
 from tests.flows.execution.test_outage import held

@@ -8,12 +8,19 @@ import pytest
 import yaml
 
 from dps.errors import ConfigurationError
-from dps.events import Disturbed, Event, FaultMissed, Killed, Paused, TrialStarted
+from dps.events import (
+    Disturbed,
+    Event,
+    FaultMissed,
+    Killed,
+    Paused,
+)
 from dps.faults import Among, AtUpdates, InChain, Kill, Pause, Seat, Slow
 from flows.config.experiment import load_experiment
 from flows.config.trials import Trial, expand
 from flows.execution.rerun import as_it_was, rerun_of
 from flows.execution.trial import run_trial
+from flows.records.events import TrialStarted
 from flows.records.record import EVENTS_FILE, EventWriter, Record, read_record
 from tests.flows.execution.test_run import CONFIG
 from tests.support.commands import dps

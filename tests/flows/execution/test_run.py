@@ -16,8 +16,8 @@ import pytest
 import yaml
 
 from dps.errors import StoreUnavailable
-from dps.events import Audited, TrialResumed
 from dps.recovery.manifest import find_saved
+from flows.records.events import Audited, TrialResumed
 from flows.records.record import read_record
 from flows.tracking.store import default_uri
 from tests.support.commands import DPS

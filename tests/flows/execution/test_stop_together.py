@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from dps.events import Audited, Reported, Sink, TrialResumed
+from dps.events import Reported, Sink
 from dps.recovery.manifest import find_saved
 from flows.config.experiment import TrialConfig
 from flows.config.trials import Trial, digest
 from flows.execution.trial import run_trial
 from flows.metrics.prices import load_prices
 from flows.metrics.trial import Trial as Recorded
+from flows.records.events import Audited, TrialResumed
 from flows.records.record import EVENTS_FILE, Record, read_record
 from flows.statistics.finished import Finished
 from tests.support.virtual_trials import BASE, virtual_trial

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dps.events import Audited
+from flows.records.events import Audited
 from flows.records.record import read_record
 from tests.flows.execution.test_run import CONFIG
 from tests.support.commands import dps

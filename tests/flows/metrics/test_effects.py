@@ -19,16 +19,18 @@ from dps.events import (
     Killed,
     NodeJoined,
     Restored,
-    TrainingStarted,
-    TrialEnded,
-    TrialResumed,
-    TrialStarted,
 )
 from flows.metrics import BY_KEY
 from flows.metrics.effects import Curve, accuracy_points, difference
 from flows.metrics.faults import FaultTimes
 from flows.metrics.outcome import Outcome
 from flows.metrics.trial import Trial as Recorded
+from flows.records.events import (
+    TrainingStarted,
+    TrialEnded,
+    TrialResumed,
+    TrialStarted,
+)
 from flows.records.record import Record
 from flows.statistics.finished import (
     finished,

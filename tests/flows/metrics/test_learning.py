@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from dps.events import Evaluated, Event, TrainingStarted, TrialStarted
+from dps.events import Evaluated, Event
 from flows.metrics.outcome import outcome
 from flows.metrics.prices import Spending
+from flows.records.events import TrainingStarted, TrialStarted
 from flows.records.record import Record
 from tests.support.records import PRICES, acked
 

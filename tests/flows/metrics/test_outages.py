@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dps.events import TrainingStarted
 from flows.metrics import BY_KEY
 from flows.metrics.faults import FaultTimes, Outage, outages
 from flows.metrics.trial import Trial
+from flows.records.events import TrainingStarted
 from flows.records.record import Record
 from tests.support.records import PRICES, acked
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from dps.events import FaultMissed, Killed, TrialResumed
+from dps.events import FaultMissed, Killed
 from flows.metrics import BY_KEY, METRICS, TRACKED
 from flows.metrics.outcome import Outcome, outcome
+from flows.records.events import TrialResumed
 from flows.records.record import Record
 from tests.support.records import PRICES
 from tests.support.synthetic import (

@@ -11,11 +11,10 @@ from dps.events import (
     Killed,
     NodeJoined,
     ResourceSampled,
-    TrainingStarted,
-    TrialStarted,
 )
 from flows.metrics.outcome import outcome
 from flows.metrics.prices import SECONDS_PER_MONTH, Spending, moved_by_link, stored_bytes
+from flows.records.events import TrainingStarted, TrialStarted
 from flows.records.record import Record
 from tests.support.records import PRICES, price
 

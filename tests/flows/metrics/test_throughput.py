@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from dps.events import Detected, Event, Reported, Restored, TrainingStarted
+from dps.events import Detected, Event, Reported, Restored
 from flows.metrics.faults import fault_times
 from flows.metrics.ledger import applied_rows
 from flows.metrics.outcome import outcome
 from flows.metrics.updates import by_period
+from flows.records.events import TrainingStarted
 from flows.records.record import Record
 from tests.support.records import PRICES, acked, applied, audited, fault, restored, start
 

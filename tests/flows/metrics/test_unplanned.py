@@ -16,15 +16,13 @@ from dps.events import (
     NodeJoined,
     Paused,
     Resumed,
-    TrainingStarted,
-    TrialEnded,
-    TrialStarted,
     Undisturbed,
     WorkerJoined,
     WorkerLeft,
 )
 from flows.metrics.faults import first_unplanned
 from flows.metrics.outcome import outcome
+from flows.records.events import TrainingStarted, TrialEnded, TrialStarted
 from flows.records.record import Record
 from tests.support.records import PRICES, acked
 
@@ -116,7 +114,7 @@ def test_a_trial_without_its_last_score_is_none(events: tuple[Event, ...], statu
 
 
 def test_a_score_that_raises_fails_the_trial() -> None:
-    missed = EvaluationMissed(61.0, "the score raised KeyError('w')")
+    missed = EvaluationMissed(61.0, "the score raised KeyError('w')", score_failed=True)
     done = outcome(record(EVALUATOR, missed), PRICES)
     assert (done.status, done.reason) == (
         "failed",

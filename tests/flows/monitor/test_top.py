@@ -21,7 +21,7 @@ from dps import Chain, Recovery
 from dps.cluster.backends.existing import connected
 from dps.cluster.backends.local import LocalCluster
 from dps.cluster.backends.tls import temporary
-from dps.errors import ConfigurationError, RecordDamaged
+from dps.errors import ConfigurationError
 from dps.events import (
     Applied,
     Detected,
@@ -32,15 +32,22 @@ from dps.events import (
     ReplicaAdded,
     Reported,
     Restored,
-    TrialEnded,
     WorkerJoined,
     WorkerLeft,
 )
 from dps.observe.views import Listing, ShardView, TrainingView
 from flows.cli.top import _drawn
 from flows.monitor.top import Ended, Rates, SchedulerSource, TrialSource, look_twice, source_of
+from flows.records.events import TrialEnded
 from flows.records.owner import at_work
-from flows.records.record import EVENTS_FILE, GRID_FILE, EventWriter, RecordReader, read_record
+from flows.records.record import (
+    EVENTS_FILE,
+    GRID_FILE,
+    EventWriter,
+    RecordDamaged,
+    RecordReader,
+    read_record,
+)
 from tests.observe.test_progress import HALF
 from tests.support import commands
 from tests.support.synthetic import toy_events, write_events

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dps.events import Promoted, TrialEnded
+from dps.events import Promoted
+from flows.records.events import TrialEnded
 from flows.records.log import LOG_FILE, TrialLog
 from tests.support.commands import dps
 from tests.support.records import applied

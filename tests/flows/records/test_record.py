@@ -9,20 +9,20 @@ from zlib import crc32
 
 import pytest
 
-from dps.errors import ConfigurationError, RecordDamaged, StoreUnavailable
+from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import (
     CheckpointFailed,
-    DashboardServed,
     Evaluated,
     FaultMissed,
     Reported,
-    TrialEnded,
     to_json,
 )
 from dps.recovery.files import sealed
+from flows.records.events import DashboardServed, TrialEnded
 from flows.records.record import (
     EVENTS_FILE,
     EventWriter,
+    RecordDamaged,
     _event,
     end_record,
     event_files,

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from dps.events import TrialStarted
 from flows.cli import app
 from flows.metrics import BY_KEY
 from flows.metrics.prices import load_prices
+from flows.records.events import TrialStarted
 from flows.report import figures, style
 from flows.report.compare import check_comparable, compared, find_run, settings_that_differ
 from flows.report.export import export

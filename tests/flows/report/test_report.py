@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from dps.errors import ConfigurationError, StoreUnavailable
-from dps.events import TrialEnded, TrialResumed, TrialStarted
 from flows.config.claims import ClaimSection
 from flows.metrics.prices import load_prices
+from flows.records.events import TrialEnded, TrialResumed, TrialStarted
 from flows.records.owner import LOCK_FILE, exclusive
 from flows.records.record import EVENTS_FILE, write_configuration, write_grid
 from flows.report.html import open_study, write_report

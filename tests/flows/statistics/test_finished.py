@@ -10,10 +10,11 @@ import pytest
 from rich.console import Console
 
 from dps.errors import ConfigurationError
-from dps.events import Detected, TrialEnded, TrialStarted
+from dps.events import Detected
 from flows.config.trials import Trial
 from flows.metrics.outcome import Outcome, outcome
 from flows.metrics.prices import load_prices
+from flows.records.events import TrialEnded, TrialStarted
 from flows.records.record import EVENTS_FILE, Record
 from flows.report.study import Study
 from flows.report.terminal import print_study

@@ -16,17 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dps.events import (
-    Disturbed,
-    Evaluated,
-    Event,
-    NodeJoined,
-    TrainingStarted,
-    TrialEnded,
-    TrialStarted,
-)
+from dps.events import Disturbed, Evaluated, Event, NodeJoined
 from flows.config.claims import ClaimSection
 from flows.metrics.outcome import Outcome
+from flows.records.events import TrainingStarted, TrialEnded, TrialStarted
 from flows.records.record import Record
 from flows.statistics.claims import JudgedClaim, judge
 from flows.statistics.decisions import more

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dps.events import LoadMeasured
 from flows.metrics.outcome import Outcome, outcome
 from flows.metrics.prices import load_prices
+from flows.records.events import LoadMeasured
 from flows.records.record import Record
 from flows.report.html import write_report
 from flows.report.study import Study
