@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dps.core.updates import Operation
 from dps.errors import MailboxClosed, StaleEpoch
-from dps.protocol.messages import ClearMail, Deposit, Done, TakeMail
+from dps.protocol.messages import ClearMail, Deposit, TakeMail
 
 
 class Mailboxes:
@@ -33,7 +33,7 @@ class Mailboxes:
         """
         self._mail.clear()
 
-    def deposit(self, m: Deposit) -> Done:
+    def deposit(self, m: Deposit) -> None:
         """Keep a gradient, once; raises `MailboxClosed` if a server has taken over since."""
         if m.epoch <= self._closed.get(m.shard, 0):
             raise MailboxClosed(f"shard {m.shard} is served again (epoch {m.epoch})")
@@ -41,14 +41,13 @@ class Mailboxes:
         # A client that was not told that its gradient is here deposits it again.
         if all(op.id != m.operation.id for _, op in mail):
             mail.append((m.epoch, m.operation))
-        return Done()
 
     def take(self, m: TakeMail) -> tuple[Operation, ...]:
         """Close the mailbox for this epoch and return what is in it."""
         self._closed[m.shard] = max(m.epoch, self._closed.get(m.shard, 0))
         return tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch)
 
-    def clear(self, m: ClearMail) -> Done:
+    def clear(self, m: ClearMail) -> None:
         """Forget what was taken in this epoch; raises `StaleEpoch` if it was taken again since.
 
         Deposits of later epochs stay, even if the request comes late or twice.
@@ -59,4 +58,3 @@ class Mailboxes:
         if m.epoch == closed:  # else it was taken from another mailbox
             mail = self._mail.get(m.shard, ())
             self._mail[m.shard] = [kept for kept in mail if kept[0] > m.epoch]
-        return Done()

@@ -18,7 +18,7 @@ from dps.core import ranges
 from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
 from dps.errors import StaleEpoch, StoreUnavailable, TransportError
-from dps.protocol.messages import Done, GetState, LookUp, PutSince, PutState
+from dps.protocol.messages import GetState, LookUp, PutSince, PutState
 from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message
 from dps.recovery.durability import Durability, Persistence, ServerContext
@@ -148,7 +148,7 @@ class StateStore:
         """Bytes of state held."""
         return sum(state.nbytes for _, state in self._states.values())
 
-    def put(self, m: PutState) -> Done:
+    def put(self, m: PutState) -> None:
         """Keep a state; raises `StaleEpoch` if a later server has used the store.
 
         An older state of the same server was overtaken on the way: what is here contains it.
@@ -157,9 +157,8 @@ class StateStore:
         epoch, held = self._states.get(m.shard, (0, m.state))
         if epoch < m.epoch or held.index <= m.state.index:
             self._states[m.shard] = (m.epoch, m.state)
-        return Done()
 
-    def put_since(self, m: PutSince) -> Done:
+    def put_since(self, m: PutSince) -> None:
         """Keep a state that continues the one that is here; errors as for `put`.
 
         Raises
@@ -171,7 +170,7 @@ class StateStore:
         epoch, base = self._states.get(m.shard, (0, m.state))
         if (epoch, base.index) != (m.epoch, m.base):
             raise StoreUnavailable(f"store: index {m.base} of shard {m.shard} is not here")
-        return self.put(PutState(m.shard, m.epoch, _with(base, m)))
+        self.put(PutState(m.shard, m.epoch, _with(base, m)))
 
     def look_up(self, m: LookUp) -> int:
         """Return the index of the state, and fence earlier servers."""

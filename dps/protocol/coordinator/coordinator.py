@@ -92,8 +92,7 @@ class Coordinator:
         """Carry out one message and return its reply; raises `DpsError` to be sent back."""
         try:
             reply = self._services[type(message)](message)
-            reply = await reply if isawaitable(reply) else reply
-            return msg.Done() if reply is None else reply
+            return await reply if isawaitable(reply) else reply
         except DpsError:
             raise
         except Exception as error:

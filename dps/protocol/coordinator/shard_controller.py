@@ -303,17 +303,17 @@ class ShardController:
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
                 try:
-                    await self._call(forsaken, self._fence((forsaken,), forsaken))
+                    await self._call(forsaken, self._fence((forsaken,)))
                 except LeaseExpired:
                     raise  # it may renew its lease, and serve on
                 except NotServing:
                     continue  # it has nothing of the shard
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
-    def _fence(self, chain: tuple[Endpoint, ...], host: Endpoint) -> msg.Configure:
+    def _fence(self, chain: tuple[Endpoint, ...]) -> msg.Configure:
         """What takes a host out of the epoch that it is in."""
         epoch = self._next_epoch()
-        return msg.Configure(self.view.shard, epoch, chain, host, keepers=self._keepers)
+        return msg.Configure(self.view.shard, epoch, chain, keepers=self._keepers)
 
     async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
         part, cuts, brought = self._coordinator.part, self._coordinator.cuts, None
@@ -465,7 +465,7 @@ class ShardController:
         the others may commit something without it at any time.
         """
         left = tuple(member for member in view.chain if member != source)
-        out = self._fence(left, source)  # nothing that it still passes on is of their epoch
+        out = self._fence(left)  # nothing that it still passes on is of their epoch
         stopped = _Stopped(move, out.epoch, asyncio.get_running_loop().time())
         switched = False
         try:
@@ -513,9 +513,7 @@ class ShardController:
     async def _configure(self, view: msg.View, kept: bool = False) -> None:
         """Make the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
-            enter = msg.Configure(
-                view.shard, view.epoch, view.chain, member, kept, keepers=self._keepers
-            )
+            enter = msg.Configure(view.shard, view.epoch, view.chain, kept, self._keepers)
             await self._call(member, enter)
 
     def _send(self, host: Endpoint, request: Any, is_wanted: Callable[[], bool]) -> None:

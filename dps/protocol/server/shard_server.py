@@ -190,10 +190,8 @@ class ShardServer:
     # -- messages ----------------------------------------------------------------------------------
 
     async def _carry_out(self, m: Any) -> Any:
-        if type(m) in self._keeping:
-            return self._keeping[type(m)](m)
-        reply = await self._serving[type(m)](m)
-        return msg.Done() if reply is None else reply
+        keep = self._keeping.get(type(m))
+        return await self._serving[type(m)](m) if keep is None else keep(m)
 
     async def _push(self, m: msg.Push) -> msg.Pushed | msg.Waiting:
         if m.operation.codec:

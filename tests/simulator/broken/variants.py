@@ -35,7 +35,6 @@ from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import (
     ClearMail,
-    Done,
     Install,
     Keepers,
     Pull,
@@ -166,7 +165,6 @@ async def _(right, self, m):
     install = Install(self.shard, m.epoch, chain, state, "replica", keepers=m.keepers)
     await self.node.transport.call(m.host, install, self._group.timings.copy, "replicate")
     self._commits.successor = m.host
-    return Done()
 
 
 @instead_of(Replica, "configure", "lost on promotion", "chains")
@@ -187,7 +185,6 @@ async def _(right, self, m):
         for op in m.operations:
             await self.apply_now(op)
     self.notify()
-    return Done()
 
 
 @instead_of(ShardController, "unsettle", "restarted although a replica lives", "chains")
@@ -251,7 +248,7 @@ async def _(right, self, address, by):
 
 @instead_of(Replica, "configure", "old holder serves on after a move")
 async def _(right, self, m):
-    return await right(self, m) if self.node.me in m.chain else Done()
+    return await right(self, m) if self.node.me in m.chain else None
 
 
 @instead_of(ShardController, "_next_epoch", "taken over in the same epoch")
@@ -293,7 +290,6 @@ def _(right, self, m):
 @instead_of(Mailboxes, "deposit", "mail taken after it was closed", "mailboxes")
 def _(right, self, m):
     self._mail.setdefault(m.shard, []).append((m.epoch, m.operation))
-    return Done()
 
 
 @instead_of(replica, "plan", "replay out of order", "buffers")
@@ -552,7 +548,6 @@ async def _(right, self, m):
             await commits.until_interrupted(
                 commits.pass_on(m.host, state.index, commits.visible.index)
             )
-    return Done()
 
 
 @instead_of(ShardController, "_fence_forsaken", "forsaken hosts not fenced", "cuts wide")
