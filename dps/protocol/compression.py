@@ -56,14 +56,7 @@ def updated(layout: ShardLayout, copy: Array, sent: Operation) -> Array:
 
 def _packed(section: Section) -> Section:
     keys, values = _shorter(section.keys), _shorter(section.values)
-    part = replace(
-        section.part,
-        key_bytes=keys.nbytes,
-        value_bytes=values.nbytes,
-        packed_keys=keys is not section.keys,
-        packed_values=values is not section.values,
-    )
-    return Section(part, keys, values)
+    return _section(section, keys, values, (keys is not section.keys, values is not section.values))
 
 
 def _shorter(section: Array) -> Array:
@@ -89,15 +82,15 @@ def _unpacked(layout: ShardLayout, op: Operation) -> Operation:
         if part.packed_values:
             nbytes = nbytes_of_values(part, stretch.dtype, stretch.size)
             values = _restored(op, values, nbytes)
-        plain = replace(
-            part,
-            key_bytes=keys.nbytes,
-            value_bytes=values.nbytes,
-            packed_keys=False,
-            packed_values=False,
-        )
-        sections.append(Section(plain, keys, values))
+        sections.append(_section(section, keys, values, (False, False)))
     return assembled(op, sections)
+
+
+def _section(old: Section, keys: Array, values: Array, are_packed: tuple[bool, bool]) -> Section:
+    part = replace(old.part, key_bytes=keys.nbytes, value_bytes=values.nbytes)
+    packed_keys, packed_values = are_packed
+    part = replace(part, packed_keys=packed_keys, packed_values=packed_values)
+    return Section(part, keys, values)
 
 
 def _restored(op: Operation, section: Array, nbytes: int) -> Array:

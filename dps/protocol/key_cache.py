@@ -123,24 +123,20 @@ class KeyLists:
         return assembled(op, sections) if any(part.cached for part in op.codec) else op
 
     def _whole(self, op: Operation, section: Section) -> Section:
-        if section.part.cached:
-            with self._lock:
-                keys = self._found(section.part.cached)
-            return _filled(op, section, keys)
-        if digest := _digest_of(section.keys):
-            with self._lock:
-                self._keep(digest, section.keys)
-        return section
+        cached = section.part.cached
+        if not (digest := cached or _digest_of(section.keys)):
+            return section
+        with self._lock:
+            keys = self._found(digest)
+            if keys is None and not cached:
+                # A view would keep the whole payload alive.
+                self._lists[digest] = keys = section.keys.copy()
+                self._nbytes += keys.nbytes
+                while self._nbytes > CACHE_BYTES:
+                    self._nbytes -= self._lists.popitem(last=False)[1].nbytes
+        return _filled(op, section, keys) if cached else section
 
     def _found(self, digest: str) -> Array | None:
         if digest in self._lists:
             self._lists.move_to_end(digest)
         return self._lists.get(digest)
-
-    def _keep(self, digest: str, keys: Array) -> None:
-        if self._found(digest) is None:
-            self._lists[digest] = keys.copy()  # a view would keep the whole payload alive
-            self._nbytes += keys.nbytes
-        while self._nbytes > CACHE_BYTES:
-            _, oldest = self._lists.popitem(last=False)
-            self._nbytes -= oldest.nbytes

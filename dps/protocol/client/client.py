@@ -250,7 +250,7 @@ class Client:
         read_as = point.incarnations | self._rows_read_as
         self._rows_read_as = set()
         async with self._turn:
-            update = self._reader._replace(seq=self.next_seq)
+            update = self._reader._replace(seq=self._seq + 1)
             operations: dict[int, Operation] = {}
             if self._is_gated and read_as - {self.incarnation}:
                 # Others may be any number of updates ahead of what was computed from an earlier
@@ -359,11 +359,6 @@ class Client:
     def dropped(self) -> int:
         """How many of this client's updates were refused as too stale, on one shard or more."""
         return len({update for _, update in self._dropped})
-
-    @property
-    def next_seq(self) -> int:
-        """The number that the next update will have, if the worker need not enter again."""
-        return self._seq + 1
 
     # -- reading ----------------------------------------------------------------------------------
 

@@ -119,10 +119,6 @@ class Encoder:
 
         return self._based(self._committed(await offload(work, PASSES * nbytes)), point)
 
-    def withheld(self, shard: int) -> dict[str, np.ndarray]:
-        """What is withheld from a shard, by array (see `Outbox.withheld`)."""
-        return self._outboxes[shard].withheld() if self._outboxes else {}
-
     def state(self, saved_bytes: int) -> dict[str, Any]:
         """Return the figures of `dps.events.Filtered`; key caching has saved this many bytes."""
         counts = sum((outbox.counts for outbox in self._outboxes), Counts(sent_bytes=-saved_bytes))

@@ -40,7 +40,7 @@ class CommitLog:
     """
 
     def __init__(self, replica: Replica) -> None:
-        self.successor = _successor(replica)
+        self.successor: Endpoint | None = None
         self.visible = replica.state
         self.failure = ""
         self.closed = False
@@ -53,6 +53,7 @@ class CommitLog:
         # A heap of indices that are waited for, because hundreds of requests may wait at once.
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._numbers = count()
+        self.configure()
 
     def close(self) -> None:
         """Commit nothing more, and refuse whatever waits for a commit."""
@@ -81,8 +82,9 @@ class CommitLog:
 
     def configure(self) -> None:
         """Continue in another epoch; a replica outside its chain keeps its successor."""
-        if self._replica.node.me in self._replica.chain:
-            self.successor = _successor(self._replica)
+        me, chain = self._replica.node.me, self._replica.chain
+        if me in chain:
+            self.successor = next(iter(chain[chain.index(me) + 1 :]), None)
         self._proceed()
 
     def interrupt(self) -> None:
@@ -175,8 +177,3 @@ class CommitLog:
         needed_after = min([self.visible.index, *self._copied])
         while self._log and self._log[0][0] <= needed_after:
             self._log.popleft()
-
-
-def _successor(replica: Replica) -> Endpoint | None:
-    me, chain = replica.node.me, replica.chain
-    return next(iter(chain[chain.index(me) + 1 :]), None)

@@ -277,16 +277,8 @@ class Replica:
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            install = msg.Install(
-                self.shard,
-                m.epoch,
-                chain,
-                state,
-                "replica",
-                self.persistence.saved,
-                keepers=m.keepers,
-            )
-            deadline = self._group.timings.copy
+            saved, deadline = self.persistence.saved, self._group.timings.copy
+            install = msg.Install(self.shard, m.epoch, chain, state, "replica", saved, m.keepers)
             copy = self.node.transport.call(m.host, install, deadline, "replicate")
             await commits.until_interrupted(copy)
             async with self.lock:
