@@ -60,7 +60,6 @@ def _packed(section: Section) -> Section:
 
 
 def _shorter(section: Array) -> Array:
-    """Return the section compressed, or the same section if that is no longer."""
     if section.nbytes < WORTH:
         return section
     compressed = np.frombuffer(block.compress(section, store_size=False), np.uint8)

@@ -180,7 +180,6 @@ class Client:
                 await self._exit(reason, returned)
 
     async def _exit(self, reason: str, returned: msg.Returned | None = None) -> None:
-        """Tell the coordinator to wait for this worker no more."""
         if self.router.closed and self._caller.is_cancelled():
             return  # the group has been closed, so no coordinator needs the report
         name, called, statement = self.worker, self._calls > 0, self._statement
@@ -196,7 +195,6 @@ class Client:
         await self.router.close()
 
     def _start_part(self) -> None:
-        """Start what the durability makes workers do."""
         tasks = Tasks(self._fail)
         context = WorkerContext(
             name=msg.donor_name(self.worker, self.incarnation),
@@ -460,7 +458,6 @@ class Client:
             raise type(self._ended)(str(self._ended)) from self._ended.__cause__
 
     def _heard(self, table: msg.Table) -> None:
-        """Take from a new table what it reports of losses, and of the end."""
         self._known = table.version
         entered = self.worker and self.incarnation
         if self.receipts.heard(table.restorations) and (entered or self.receipts.accounts):

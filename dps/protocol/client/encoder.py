@@ -172,7 +172,6 @@ def _clipped(layout: Layout, parts: Parts, clipping: Clipped, empty: Empty) -> P
 
 
 def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
-    """The gradients in the parts, array by array, without a copy."""
     dense = [
         stretch.view(buffer)
         for shard, (buffer, pieces) in parts.dense.items()
@@ -182,7 +181,6 @@ def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
 
 
 def _like(parts: Parts, empty: Empty) -> Parts:
-    """Parts of the same form, not filled."""
     dense = {s: (empty(buffer.shape, "uint8"), at) for s, (buffer, at) in parts.dense.items()}
     rows = {
         s: tuple(replace(each, gradient=np.empty_like(each.gradient)) for each in tables)

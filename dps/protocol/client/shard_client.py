@@ -291,7 +291,6 @@ class ShardClient:
         self._since_read = 0
 
     def _drop(self, ops: Sequence[Operation]) -> None:
-        """Note that the shard refuses what the evicted worker has computed."""
         for op in ops:
             self._note_evicted(op.id.incarnation)
             if op.kind == "gradient":
@@ -418,7 +417,6 @@ class ShardClient:
             return None
 
     async def _until_replaced(self, view: msg.View, patience: float = math.inf) -> None:
-        """Wait until the table has another view of the shard, or for `patience` seconds."""
         until = asyncio.get_running_loop().time() + patience
         while (table := await self._router.table()).views[self._shard] == view:
             self._client.may_go_on()

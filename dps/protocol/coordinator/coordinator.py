@@ -317,7 +317,6 @@ class Coordinator:
         return changed
 
     def _begin_epochs(self) -> None:
-        """Make all shards enter a new epoch, with other keepers."""
         for controller in self.controllers:
             if controller.view.chain or controller.reserved is not None:
                 controller.unsettle()

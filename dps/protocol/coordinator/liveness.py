@@ -187,7 +187,6 @@ class Membership:
             self._probed.discard(address)
 
     async def _end_if_gone(self, address: str, by: str) -> bool:
-        """Give up the hosts at an address if its process has ended; return whether it has."""
         gone = await self._coordinator.transport.gone(address)
         if gone:
             self._ended_at.add(address)
@@ -196,7 +195,6 @@ class Membership:
         return gone
 
     async def _end(self, hosts: Collection[Endpoint], by: str) -> None:
-        """Give up hosts whose process is proven to have ended."""
         self._ended.update(hosts)
         self._ended_at.update(host.address for host in hosts)
         members = [member for host in hosts if (member := self._known.pop(host, None))]
@@ -281,5 +279,4 @@ class Membership:
             await self._coordinator.lose_host(member.info, by)
 
     def _unseen_for(self, host: Endpoint) -> float:
-        """Seconds since a monitor has last seen the process of a host alive."""
         return self._clock.monotonic() - self[host].seen

@@ -186,17 +186,14 @@ class Losses:
         return {(name, incarnation) for name in names for incarnation in incarnations}
 
     def _is_open(self, inquiry: Inquiry) -> bool:
-        """Whether a worker is still to state what was acknowledged to it before a restoration."""
         return not inquiry.unknown.isdisjoint(self._coordinator.workers.active.items())
 
     async def _publish(self, inquiries: Iterable[Inquiry]) -> None:
-        """Publish losses that have become known, and failovers whose cost has."""
         known = self._settle(inquiries)
         if known or (self._coordinator.failovers.await_cost and self.is_settled):
             await self._coordinator.publish()
 
     def _settle(self, inquiries: Iterable[Inquiry]) -> bool:
-        """Record losses that have become known; return whether any have."""
         known = False
         for inquiry in inquiries:
             loss = self._books[inquiry.restoration.shard].cost(inquiry)

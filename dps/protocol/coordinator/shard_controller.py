@@ -185,7 +185,6 @@ class ShardController:
                 self.wake()
 
     async def _advance_far(self) -> None:
-        """Take every step there is to take; raises `TimeoutError` when it is interrupted."""
         try:
             async with asyncio.timeout(None) as self._step:
                 while await self._advance():
@@ -211,7 +210,6 @@ class ShardController:
         return await self._move_on(view)
 
     async def _reconfigure(self, view: msg.View) -> bool:
-        """Make what is left of a chain enter the new epoch, then serve."""
         # One that stopped for a move may lack what the others have committed since, so it comes
         # back only if they are all lost.
         stopped = self._stopped.move.source if self._stopped is not None else None
@@ -231,7 +229,6 @@ class ShardController:
         return True
 
     async def _restore(self) -> bool:
-        """Bring a shard without any replica back on a free host."""
         # Hosts that may have got the state from a store that was lost before they served.
         tried = [host for host in self._tried if host in self._members and not self._is_kept]
         host = min(tried, key=self.is_avoided) if tried else self._free_host
@@ -311,7 +308,6 @@ class ShardController:
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
     def _fence(self, chain: tuple[Endpoint, ...]) -> msg.Configure:
-        """What takes a host out of the epoch that it is in."""
         epoch = self._next_epoch()
         return msg.Configure(self.view.shard, epoch, chain, keepers=self._keepers)
 
@@ -354,7 +350,6 @@ class ShardController:
         return reached if reached and has_state else stores
 
     def _note_stored(self, keepers: msg.Keepers) -> None:
-        """Note that the stores of an epoch have what the shard is served with."""
         self.stored = keepers.stores
         self.unreached.difference_update(keepers.stores)
 
@@ -410,7 +405,6 @@ class ShardController:
         return installed.result()
 
     async def _extend(self, view: msg.View, host: Endpoint) -> bool:
-        """Add a replica at the tail of a chain."""
         longer = msg.View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
         self.reserved = host
         has_all, joined = False, False
@@ -485,7 +479,6 @@ class ShardController:
         return True
 
     def _end_move(self) -> None:
-        """Release the host that stopped for a move, now that others serve."""
         stopped, self._stopped = self._stopped, None
         source = stopped.move.source if stopped is not None else None
         if stopped is None or source is None or source in self.view.chain:

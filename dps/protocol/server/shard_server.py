@@ -178,7 +178,6 @@ class ShardServer:
         self._start_over()
 
     def _start_over(self) -> None:
-        """Drop everything: other servers have replaced this one, or will."""
         self._life += 1
         self._lease.end()
         for shard in [*self._replicas]:
@@ -229,7 +228,6 @@ class ShardServer:
         await self._adopt(view, m.state, m.source, persistence)
 
     async def _restore(self, m: msg.Restore) -> msg.Brought:
-        """Fetch the state from where the durability keeps it, and serve the shard alone."""
         self._note_keepers(m)
         persistence, life = self._persistence(m.shard, m.from_below), self._life
         if m.since:  # an earlier attempt has brought the state here
@@ -270,7 +268,6 @@ class ShardServer:
     async def _adopt(
         self, view: msg.View, state: ShardState, source: str, persistence: Persistence
     ) -> None:
-        """Serve a state in an epoch, or confirm that this has been done."""
         name, shard, epoch = self.node.name, view.shard, view.epoch
         old = self._replicas.get(shard)
         if old is not None and old.epoch > epoch:
@@ -351,7 +348,6 @@ class ShardServer:
 
 
 def _described(message: Any) -> str:
-    """Return what was to be done, to which shard, in which epoch."""
     what = type(message).__name__
     if hasattr(message, "operation"):
         what = f"{what} of {'/'.join(map(str, message.operation.id))}"
