@@ -245,12 +245,12 @@ class Client:
         """
         self.may_go_on()
         point = computed_on or self.read_point()
-        read_as = point.incarnations | self._rows_read_as
+        read_as = self._rows_read_as | {read.incarnation for read in point.shards}
         self._rows_read_as = set()
         async with self._turn:
             update = self._reader._replace(seq=self._seq + 1)
             operations: dict[int, Operation] = {}
-            if self._is_gated and read_as - {self.incarnation}:
+            if self._is_gated and read_as - {self.incarnation, None}:
                 # Others may be any number of updates ahead of what was computed from an earlier
                 # incarnation's read. The round continues without it.
                 for shard in {*parts.dense, *parts.rows}:

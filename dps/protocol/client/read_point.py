@@ -46,11 +46,6 @@ class ReadPoint:
         return {shard: weights.values for shard, weights in read.items() if weights is not None}
 
     @property
-    def incarnations(self) -> set[int]:
-        """The incarnations of the worker that read the weights."""
-        return {read.incarnation for read in self.shards if read.incarnation is not None}
-
-    @property
     def updates(self) -> int:
         """How many updates every shard had applied when it was read; 0 before the first read."""
         return min((0 if r.weights is None else r.weights.version for r in self.shards), default=0)

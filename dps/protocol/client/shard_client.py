@@ -97,7 +97,6 @@ class ShardClient:
         With `pull`, also read the weights, in the same round trip if the shard replies.
         """
         async with self._turn:
-            meanwhile = None
             if op.kind == "join":
                 self._last = None
                 if self._tells:
@@ -105,11 +104,8 @@ class ShardClient:
             else:
                 self._since_read += 1
                 self._number = op.id.seq
-                outage = self._group.recovery.outage
-                if isinstance(outage, Continue):
-                    meanwhile = partial(self._buffer, outage, op)
             try:
-                attempt = partial(self._push, op, pull)
+                attempt, meanwhile = partial(self._push, op, pull), partial(self._buffer, op)
                 reply = await self._until_served(f"push of {op.id}", attempt, meanwhile)
             except Evicted:
                 self._drop([op])
@@ -219,13 +215,13 @@ class ShardClient:
         async def keep_last(view: msg.View) -> msg.Weights | None:
             """Compute from the last weights again, as far as the consistency model allows."""
             last, mine = self.read.weights, self.read.incarnation == reader.incarnation
-            if last is not None and (last.slack < 0 or (mine and self._since_read <= last.slack)):
-                return last
-            return None
+            keeps = isinstance(self._group.recovery.outage, Continue) and reader.worker
+            if last is None or not keeps:
+                return None
+            return last if last.slack < 0 or (mine and self._since_read <= last.slack) else None
 
-        keeps = isinstance(self._group.recovery.outage, Continue) and reader.worker
         try:
-            await self._until_served("pull", attempt, keep_last if keeps else None)
+            await self._until_served("pull", attempt, keep_last)
         except Evicted:
             self._note_evicted(reader.incarnation)
 
@@ -240,8 +236,11 @@ class ShardClient:
             replica = view.chain[zlib.crc32(reader.worker.encode()) % len(view.chain)]
         return await self._ask(view, replica, request)
 
-    async def _buffer(self, outage: Continue, op: Operation, view: msg.View) -> msg.Pushed | None:
+    async def _buffer(self, op: Operation, view: msg.View) -> msg.Pushed | None:
         """Buffer an operation while the shard is down, in this worker or in the mailboxes."""
+        outage = self._group.recovery.outage
+        if op.kind == "join" or not isinstance(outage, Continue):
+            return None
         is_here = outage.buffer == "worker"
         if (len(self._held) if is_here else self._deposited) >= outage.limit:
             return None
@@ -399,7 +398,7 @@ class ShardClient:
             raise ShardUnavailable(f"{what} was not served for {limit:g} s{why}") from None
 
     async def _attempt(
-        self, view: msg.View, attempt: Attempt[T], meanwhile: Attempt[T] | None = None
+        self, view: msg.View, attempt: Attempt[T], meanwhile: Attempt[T] | None
     ) -> T | None:
         """Try once; return None when it is time to try again with the view that is then known."""
         self._waits_for_workers = False

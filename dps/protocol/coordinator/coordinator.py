@@ -1,16 +1,7 @@
 """The coordinator: it knows which host holds which replica of which shard, in which epoch.
 
 It grants leases, learns of hosts, workers and failures, and publishes the routing table. Its parts
-decide what follows, each in a module of this package:
-
-================  ==================================================================================
-liveness          which hosts are alive
-workers           which workers are active
-placement         which hosts are to hold which shards
-shard_controller  the replicas of one shard, and its epochs: recovery and moves
-snapshots         checkpoints of all shards at once
-losses            what failures have cost
-================  ==================================================================================
+decide what follows, each in a module of this package.
 """
 
 from __future__ import annotations

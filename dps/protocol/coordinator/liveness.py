@@ -19,9 +19,6 @@ monitor sees its process, and for `Timings.last_copy` seconds if it is unreachab
 
 A host that was given up, but lives, learns that when it renews its lease. Then it drops all that it
 held and starts over in a new *life*, as an empty host.
-
-`Membership` holds this table for hosts; `dps.protocol.coordinator.workers` does for workers, whose
-process may be gone without harm.
 """
 
 from __future__ import annotations

@@ -114,10 +114,6 @@ class ShardServer:
             raise
         return reply
 
-    def states(self) -> dict[int, ShardState]:
-        """Return the state of each replica on this node."""
-        return {shard: replica.state for shard, replica in self._replicas.items()}
-
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """The replicas on this node."""
