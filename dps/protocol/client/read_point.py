@@ -14,9 +14,8 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.compression import updated
+from dps.protocol.compression import updated, with_lists
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import with_lists
 from dps.protocol.messages import CopyId, Weights
 
 

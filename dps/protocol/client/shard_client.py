@@ -37,9 +37,8 @@ from dps.errors import (
 )
 from dps.protocol import messages as msg
 from dps.protocol.client.read_point import Copy, ShardRead
-from dps.protocol.compression import decoded_bytes, dense
+from dps.protocol.compression import KnownKeys, decoded_bytes, dense
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import KnownKeys
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:

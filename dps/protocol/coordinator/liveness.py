@@ -106,8 +106,8 @@ class Membership:
 
     def is_live(self, host: Endpoint) -> bool:
         """Whether a host answers, or was recently seen running."""
-        seen = self._unseen_for(host) < self._timings.lease / 2
-        return self.answers(host) or (seen and not self[host].halted)
+        quiet = min(self.leases.silence(host), self._unseen_for(host))
+        return quiet < self._timings.lease / 2 and not self[host].halted
 
     async def add(self, infos: Iterable[HostInfo]) -> None:
         """Add hosts, except those that are known to have ended.

@@ -423,7 +423,7 @@ class Replica:
         self.wake(self._waiting_for_room, self.persistence.window - self.uncommitted)
 
     def wake(self, waiting: Waiters, most: float = math.inf) -> None:
-        """Wake at most this number of requests, which includes those that are woken but have not run yet."""
+        """Wake at most this number, which includes those that are woken but have not run yet."""
         for woken, holds in waiting.items():
             if most <= 0 and not self._commits.closed:
                 return

@@ -18,8 +18,8 @@ from dps.core.updates import Operation
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored
 from dps.protocol import messages as msg
+from dps.protocol.compression import KeyLists
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease
 from dps.protocol.server.node import ServerNode
 from dps.protocol.server.replica import Replica

@@ -12,7 +12,7 @@ from dps.core.filters.chain import Outbox, checked
 from dps.core.filters.encoding import taken_apart
 from dps.core.replay import Continue
 from dps.core.updates import Operation
-from dps.protocol.key_cache import KeyLists
+from dps.protocol.compression import KeyLists
 from dps.protocol.messages import Push
 from dps.protocol.server.shard_server import ShardServer
 from dps.recovery.chain import Chain

@@ -24,6 +24,7 @@ from dps.protocol.client.encoder import Encoder
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import ShardClient
+from dps.protocol.compression import KeyLists
 from dps.protocol.coordinator import placement
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.liveness import Member, Membership
@@ -31,7 +32,6 @@ from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.workers import Workers
-from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import (
     ClearMail,
