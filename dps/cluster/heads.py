@@ -29,7 +29,7 @@ class Heads:
         deadline = min(deadline, self._group.timings.call)
         reply: Description | None = None
         with suppress(DpsError, TimeoutError):
-            view = await self._router.view(shard)
+            view = (await self._router.table()).views[shard]
             if view.serving:
                 request = Describe(shard, view.epoch)
                 reply = await self._router.call(view, view.chain[0], request, deadline)

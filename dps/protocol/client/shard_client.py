@@ -314,7 +314,7 @@ class ShardClient:
             try:
                 version = (await self._router.newer(version)).version
                 async with self._turn:
-                    view = await self._router.view(self._shard)
+                    view = (await self._router.table()).views[self._shard]
                     if view.serving:
                         await self._send_earlier(view)
             except (GroupClosed, RemoteError):
@@ -381,7 +381,7 @@ class ShardClient:
         Raises `ShardUnavailable` if the shard stays down for longer than `Timings.unavailable`.
         """
         limit, self._why = self._timings.unavailable, ""
-        view = await self._router.view(self._shard)
+        view = (await self._router.table()).views[self._shard]
         try:
             async with asyncio.timeout(limit) as scope:
                 while True:
@@ -390,7 +390,7 @@ class ShardClient:
                         return result
                     if self._waits_for_workers:  # so the shard is served
                         scope.reschedule(asyncio.get_running_loop().time() + limit)
-                    view = await self._router.view(self._shard)
+                    view = (await self._router.table()).views[self._shard]
         except TimeoutError:
             what = f"{what}: shard {self._shard} (epoch {view.epoch})"
             why = f": {self._why}" if self._why else ""

@@ -153,9 +153,7 @@ class Losses:
         self, worker: str, incarnation: int, statement: Statement, *, final: bool = False
     ) -> None:
         """Enter a client's statement; `final`: this incarnation of the worker ends with it."""
-        touched: list[Inquiry] = []
-        for account in statement.accounts:
-            touched += self._books[account.shard].enter(account)
+        touched = self._enter(statement.accounts)
         own = self._named(worker, {incarnation, *statement.incarnations})
         for book in self._books:
             for inquiry in book.inquiries:
@@ -174,11 +172,12 @@ class Losses:
 
     async def has(self, view: View, incarnation: int, counts: Mapping[str, int]) -> None:
         """Note what a shard has of a lost worker: no more than that was acknowledged to it."""
-        touched: list[Inquiry] = []
-        for name, count in counts.items():
-            account = Account(view.shard, name, view.epoch, count, incarnation + 1)
-            touched += self._books[view.shard].enter(account)
-        await self._publish(touched)
+        shard, epoch, later = view.shard, view.epoch, incarnation + 1
+        accounts = (Account(shard, name, epoch, n, later) for name, n in counts.items())
+        await self._publish(self._enter(accounts))
+
+    def _enter(self, accounts: Iterable[Account]) -> list[Inquiry]:
+        return [i for account in accounts for i in self._books[account.shard].enter(account)]
 
     def _named(self, worker: str, incarnations: Collection[int]) -> _Unknown:
         """These incarnations, under each name that the worker's updates have."""
