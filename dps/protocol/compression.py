@@ -37,7 +37,8 @@ from dps.protocol.transport import Endpoint
 
 Array = np.ndarray
 
-WORTH = 64  # bytes: a shorter section would get longer, a shorter list is sent as it is
+WORTH = 64  # bytes: a shorter section would get longer
+WORTH_CACHING = 64  # bytes: a shorter list is sent as it is
 REMEMBERED = 256  # lists that a client takes a node to have
 CACHE_BYTES = 1 << 26
 
@@ -114,7 +115,7 @@ def _restored(op: Operation, section: Array, nbytes: int) -> Array:
 # -- key caching -----------------------------------------------------------------------------------
 def _digest_of(keys: Array) -> str:
     """Return the name of a list, which depends on its content alone; "" if it is short."""
-    return blake2b(keys.data, digest_size=16).hexdigest() if keys.nbytes >= WORTH else ""
+    return blake2b(keys.data, digest_size=16).hexdigest() if keys.nbytes >= WORTH_CACHING else ""
 
 
 def without_lists(op: Operation, known: Collection[str]) -> tuple[Operation, tuple[str, ...]]:
