@@ -21,7 +21,7 @@ async def ask_heads(router: Router, deadline: float = math.inf) -> list[Descript
 
     async def ask(shard: int) -> Description | None:
         with suppress(DpsError, TimeoutError):
-            view = await router.view(shard)
+            view = (await router.table()).views[shard]
             if view.serving:
                 request = Describe(shard, view.epoch)
                 reply: Description = await router.call(view, view.chain[0], request, deadline)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from dps.core.shard import in_turn
+
 T = TypeVar("T")
 
 # Work on fewer bytes than this is quicker than handing it to a thread.
@@ -45,9 +47,7 @@ class Cores:
         """
         helpers = min(self.count, len(items) // ITEMS_OF_A_CORE) - 1
         if helpers < 1:
-            for item in items:
-                work(item)
-            return
+            return in_turn(work, items)
         todo = deque(enumerate(items))
         failed: dict[int, Exception] = {}
 

@@ -1,6 +1,6 @@
 """The messages of the protocol, by subject: frozen dataclasses that may cross the wire.
 
-A request names its reply, unless that is `Done`. Any request may be answered by an error instead.
+A request names its reply, if that is not None. Any request may be answered by an error instead.
 """
 
 from __future__ import annotations
@@ -38,10 +38,6 @@ class OfShard(Message):
 
     shard: int
     epoch: int
-
-
-class Done(Message):
-    """Reply to a request that returns nothing."""
 
 
 # -- the routing table -----------------------------------------------------------------------------
@@ -271,10 +267,9 @@ class Restore(OfShard):
 
 
 class Configure(OfShard):
-    """Enter the epoch as member `me` of `chain`, or stop serving if `me` is not in it."""
+    """Enter the epoch as a member of `chain`, or stop serving as none."""
 
     chain: tuple[Endpoint, ...]
-    me: Endpoint
     kept: bool = False  # all that may have been acked is durable already
     keepers: Keepers = Keepers()
 

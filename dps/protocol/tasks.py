@@ -42,7 +42,20 @@ class Tasks:
 
         The pause doubles with each repeated failure, so that it does not slow down other tasks.
         """
-        return self.start(self._kept(work, pause))
+
+        async def kept() -> None:
+            now, failures = asyncio.get_running_loop().time, 0
+            while True:
+                began = now()
+                try:
+                    await work()
+                    return
+                except Exception as error:  # noqa: BLE001 - passed to the owner
+                    self._on_failure(error)
+                failures = failures + 1 if now() - began < FORGIVEN_SECONDS else 0
+                await asyncio.sleep(pause * 2 ** min(max(failures - 1, 0), MOST_DOUBLINGS))
+
+        return self.start(kept())
 
     def repeat(self, act: Callable[[], Coroutine[Any, Any, None]], every: float) -> None:
         """Start `act` every `every` seconds; calls may overlap."""
@@ -60,18 +73,6 @@ class Tasks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float) -> None:
-        now, failures = asyncio.get_running_loop().time, 0
-        while True:
-            began = now()
-            try:
-                await work()
-                return
-            except Exception as error:  # noqa: BLE001 - passed to the owner
-                self._on_failure(error)
-            failures = failures + 1 if now() - began < FORGIVEN_SECONDS else 0
-            await asyncio.sleep(pause * 2 ** min(max(failures - 1, 0), MOST_DOUBLINGS))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

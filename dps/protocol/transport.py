@@ -59,16 +59,12 @@ async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> l
     the first is raised.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
-    waiting, limit = set(tasks), None
+    waiting = set(tasks)
     try:
-        while waiting:
-            ended, waiting = await asyncio.wait(
-                waiting, timeout=limit, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not ended:
-                break
-            if any(task.exception() is None for task in ended):
-                limit = grace
+        while waiting and not any(t.exception() is None for t in tasks if t.done()):
+            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if waiting:
+            _, waiting = await asyncio.wait(waiting, timeout=grace)
     finally:
         for task in waiting:
             task.cancel()

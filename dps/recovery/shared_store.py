@@ -22,16 +22,7 @@ from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
 from dps.core.updates import Operation
 from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable, TransportError
-from dps.protocol.messages import (
-    ClearMail,
-    Deposit,
-    Done,
-    GetState,
-    LookUp,
-    PutSince,
-    PutState,
-    TakeMail,
-)
+from dps.protocol.messages import ClearMail, Deposit, GetState, LookUp, PutSince, PutState, TakeMail
 from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message
 from dps.recovery.durability import Durability, Persistence, ServerContext
@@ -156,7 +147,7 @@ class StateStore:
         """Bytes of state held."""
         return sum(state.nbytes for _, state in self._states.values())
 
-    def put(self, m: PutState) -> Done:
+    def put(self, m: PutState) -> None:
         """Keep a state; raises `StaleEpoch` if a later server has used the store.
 
         An older state of the same server was overtaken on the way: what is here contains it.
@@ -165,9 +156,8 @@ class StateStore:
         epoch, held = self._states.get(m.shard, (0, m.state))
         if epoch < m.epoch or held.index <= m.state.index:
             self._states[m.shard] = (m.epoch, m.state)
-        return Done()
 
-    def put_since(self, m: PutSince) -> Done:
+    def put_since(self, m: PutSince) -> None:
         """Keep a state that continues the one that is here; errors as for `put`.
 
         Raises
@@ -179,7 +169,7 @@ class StateStore:
         epoch, base = self._states.get(m.shard, (0, m.state))
         if (epoch, base.index) != (m.epoch, m.base):
             raise StoreUnavailable(f"store: index {m.base} of shard {m.shard} is not here")
-        return self.put(PutState(m.shard, m.epoch, _with(base, m)))
+        self.put(PutState(m.shard, m.epoch, _with(base, m)))
 
     def look_up(self, m: LookUp) -> int:
         """Return the index of the state, and fence earlier servers."""
@@ -253,7 +243,7 @@ class Mailboxes:
         """
         self._mail.clear()
 
-    def deposit(self, m: Deposit) -> Done:
+    def deposit(self, m: Deposit) -> None:
         """Keep a gradient, once; raises `MailboxClosed` if a server has taken over since."""
         if m.epoch <= self._closed.get(m.shard, 0):
             raise MailboxClosed(f"shard {m.shard} is served again (epoch {m.epoch})")
@@ -261,14 +251,13 @@ class Mailboxes:
         # A client that was not told that its gradient is here deposits it again.
         if all(op.id != m.operation.id for _, op in mail):
             mail.append((m.epoch, m.operation))
-        return Done()
 
     def take(self, m: TakeMail) -> tuple[Operation, ...]:
         """Close the mailbox for this epoch and return what is in it."""
         self._closed[m.shard] = max(m.epoch, self._closed.get(m.shard, 0))
         return tuple(op for epoch, op in self._mail.get(m.shard, ()) if epoch <= m.epoch)
 
-    def clear(self, m: ClearMail) -> Done:
+    def clear(self, m: ClearMail) -> None:
         """Forget what was taken in this epoch; raises `StaleEpoch` if it was taken again since.
 
         Deposits of later epochs stay, even if the request comes late or twice.
@@ -279,4 +268,3 @@ class Mailboxes:
         if m.epoch == closed:  # else it was taken from another mailbox
             mail = self._mail.get(m.shard, ())
             self._mail[m.shard] = [kept for kept in mail if kept[0] > m.epoch]
-        return Done()

@@ -23,7 +23,6 @@ from dps.core.shard import ShardState
 from dps.errors import DpsError
 from dps.events import Rebuilt
 from dps.protocol.messages import (
-    Done,
     Install,
     Seed,
     Seeded,
@@ -98,7 +97,7 @@ class Offer:
     """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
 
     The version is -1 if the worker holds none; `failures` is how often it was to give one to this
-    host and could not. Reply: Done.
+    host and could not.
     """
 
     shard: int
@@ -212,14 +211,13 @@ class CopyOffers:
         self._coordinator.emit(rebuilt)
         return installed
 
-    async def take(self, offer: Offer) -> Done:
+    async def take(self, offer: Offer) -> None:
         """Note a worker's offer, which replaces its previous one."""
         async with self._news:
             wanted = self._wanted.get(offer.shard)
             if wanted is not None and wanted.epoch == offer.epoch:
                 self._made[offer.shard][offer.donor] = offer
                 self._news.notify_all()
-        return Done()
 
     async def best(self, shard: int) -> Offer | None:
         """Return the freshest copy that active workers hold, None if they hold none.

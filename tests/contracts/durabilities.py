@@ -78,7 +78,7 @@ class DurabilityContract:
             process, client = await s.enter("a")
             for _ in range(s.random.randint(1, PUSHES)):
                 await client.push(ONES, pull=s.random.random() < 0.5, rows=rows)
-            acked = client.next_seq - 1
+            acked = client._seq
             await s.lose()
             state = (await s.states())[0]
             assert 0 <= acked - state.version <= may_lose

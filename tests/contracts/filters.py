@@ -134,7 +134,7 @@ class FilterContract:
             process, client = await s.enter("a")
             for gradients in GRADIENTS:
                 await process.run(client.push(gradients))
-            withheld = [client.encoder.withheld(shard) for shard in range(2)]
+            withheld = [client.encoder._outboxes[shard].withheld() for shard in range(2)]
             norm = client.filtered["residual_norm"]
             await process.run(client.leave("failed"))
             assert client.filtered["residual_norm"] == norm

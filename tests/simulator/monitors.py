@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dps.errors import DpsError
-from dps.protocol.messages import Done, Sighted
+from dps.protocol.messages import Sighted
 from dps.protocol.monitor import Sighting
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Endpoint, Transport, Watched
@@ -24,7 +24,7 @@ REPORT_SECONDS = 0.1
 @message
 @dataclass(frozen=True, slots=True)
 class KillStopped:
-    """To a monitor: kill a process that has been stopped for `seconds`, and is. Reply: Done."""
+    """To a monitor: kill a process that has been stopped for `seconds`, and is."""
 
     number: int
     seconds: float
@@ -60,9 +60,8 @@ class SimMonitor(VirtualMonitor[Process]):
         super().remove(number)
         self._gone[number] = Sighting(number, "gone")
 
-    async def _carry_out(self, request: KillStopped) -> Done:
+    async def _carry_out(self, request: KillStopped) -> None:
         self.kill(request.number, request.seconds)
-        return Done()
 
     async def _report_forever(self) -> None:
         last = -REPORT_SECONDS

@@ -21,7 +21,6 @@ import dps.virtual.loop
 from dps.errors import DeadlineExceeded, DpsError, NotServing
 from dps.protocol import wire
 from dps.protocol.messages import (
-    Done,
     GetTable,
     Renewed,
     RenewLease,
@@ -40,7 +39,9 @@ T = TypeVar("T")
 Line = tuple[float, str, str, str, str]
 
 # Messages of immutable plain values, which are sent repeatedly.
-REPEATED = frozenset({RenewLease, RenewWorker, Renewed, GetTable, Table, Done, Waiting, Sighted})
+REPEATED = frozenset(
+    {RenewLease, RenewWorker, Renewed, GetTable, Table, type(None), Waiting, Sighted}
+)
 ECHOED = 0.3
 LATE = (0.1, 3.0)  # seconds after which requests arrive again
 READING = 0.0001  # seconds to read a waiting message

@@ -14,8 +14,8 @@ from typing import Any
 from dps.core.filters.chain import checked, checked_of_pulls
 from dps.core.rules.rule import SGD, UpdateRule
 from dps.core.rules.wrappers import EVERY
+from dps.protocol import compression
 from dps.protocol import executor as offload
-from dps.protocol import key_cache as keys
 from dps.protocol.group import Group
 from dps.protocol.messages import Table
 from dps.recovery.layered import Layered
@@ -85,7 +85,7 @@ def simulate(schedule: Schedule) -> Record:
     files = disk(PATH)
     random = Random(f"{schedule.case.name}/{schedule.seed}/work")
     threshold, offload.INLINE_BYTES = offload.INLINE_BYTES, 1 << 20 if schedule.inline else 0
-    worth, keys.WORTH = keys.WORTH, 1
+    worth, compression.WORTH_CACHING = compression.WORTH_CACHING, 1
     try:
         run(main, random, schedule.work)
     except Violation as violation:
@@ -93,7 +93,7 @@ def simulate(schedule: Schedule) -> Record:
     except (Deadlock, TimeoutError) as error:
         record.violation = Violation("stuck", str(error) or "the group did not start")
     finally:
-        offload.INLINE_BYTES, keys.WORTH = threshold, worth
+        offload.INLINE_BYTES, compression.WORTH_CACHING = threshold, worth
         files.erase()
     return record
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dps.errors import DeadlineExceeded, Unreachable
-from dps.protocol.messages import Done, Weights
+from dps.protocol.messages import CloseGroup, Weights
 from dps.protocol.transport import Endpoint
 from dps.virtual.loop import Deadlock
 from tests.simulator.network import Network, Process, SimTransport, Weather, run
@@ -87,13 +87,13 @@ def test_what_arrives_is_a_copy_that_cannot_be_written_to() -> None:
 
 def test_a_crash_breaks_the_calls_to_a_process_and_later_ones_are_refused() -> None:
     async def scenario(pair: Pair) -> None:
-        call = pair.call(Done())
+        call = pair.call(CloseGroup())
         await asyncio.sleep(0.5)
         pair.network.crash(pair.b)
         with pytest.raises(Unreachable):
             await call
         with pytest.raises(Unreachable):
-            await pair.call(Done())
+            await pair.call(CloseGroup())
         assert asyncio.get_running_loop().time() < 1.0
 
     with_pair(scenario)
@@ -106,7 +106,7 @@ def test_a_crash_ends_the_calls_of_a_process_and_nothing_leaves_it() -> None:
             try:
                 await asyncio.sleep(10)
             finally:
-                await transport.call(Endpoint(pair.b.address, "echo"), Done(), 1.0)
+                await transport.call(Endpoint(pair.b.address, "echo"), CloseGroup(), 1.0)
 
         task = pair.a.run(persistent(pair.a))
         await asyncio.sleep(0.5)
@@ -121,7 +121,7 @@ def test_a_crash_ends_the_calls_of_a_process_and_nothing_leaves_it() -> None:
 def test_no_call_outlives_its_deadline() -> None:
     async def scenario(pair: Pair) -> None:
         with pytest.raises(DeadlineExceeded):
-            await pair.call(Done(), 0.25)
+            await pair.call(CloseGroup(), 0.25)
         assert asyncio.get_running_loop().time() == pytest.approx(0.25)
 
     with_pair(scenario)
@@ -131,12 +131,12 @@ def test_a_cut_link_loses_one_direction() -> None:
     async def scenario(pair: Pair) -> None:
         pair.network.cut("b", "a")
         with pytest.raises(DeadlineExceeded):
-            await pair.call(Done())
+            await pair.call(CloseGroup())
         assert len(pair.served) == 1
         pair.network.heal()
         pair.network.cut("a", "b")
         with pytest.raises(DeadlineExceeded):
-            await pair.call(Done())
+            await pair.call(CloseGroup())
         assert len(pair.served) == 1
 
     with_pair(scenario)
@@ -147,7 +147,7 @@ def test_lost_messages_break_the_connection_or_leave_it_silent() -> None:
         outcomes = set()
         for _ in range(50):
             try:
-                await pair.call(Done())
+                await pair.call(CloseGroup())
             except (Unreachable, DeadlineExceeded) as error:
                 outcomes.add(type(error))
         assert outcomes == {Unreachable, DeadlineExceeded}

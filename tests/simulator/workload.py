@@ -472,7 +472,7 @@ class CountingWorker:
             await self._read()
         known = [set(of_shard) for of_shard in self._tally.seen]
         self._tally.attempted.add(cell)
-        number = self._tally.numbers[cell] = self.client.next_seq
+        number = self._tally.numbers[cell] = self.client._seq + 1
         self._tally.made_as[cell] = self.client.incarnation
         self._pushed.add(cell)
         self._on_the_way = {number: cell}
@@ -494,7 +494,7 @@ class CountingWorker:
         """Have a function make an update; it leaves the worker's clock where it is."""
         tally = self._tally
         tally.attempted.add(cell)
-        tally.numbers[cell] = self.client.next_seq - 1
+        tally.numbers[cell] = self.client._seq
         tally.made_as[cell] = self.client.incarnation
         results = await self._in_time(self.client.apply(MARK, [cell]))
         text = f"{self.name}: a call came to {results}, expected 1 from every shard"
@@ -664,7 +664,8 @@ class CountingWorker:
             if update.seq not in self._on_the_way:
                 self._remainders.add((shard, update))
             own = {cell for seq, cell in self._on_the_way.items() if seq == update.seq}
-            withheld = self.client.encoder.withheld(shard).values()
+            outbox = self.client.encoder._outboxes[shard : shard + 1]
+            withheld = (values for each in outbox for values in each.withheld().values())
             kept = {cell for values in withheld for cell in cells_in(values)}
             self._brought[shard, update] = (self._kept[shard] | own) - kept
             self._kept[shard] = kept

@@ -37,9 +37,8 @@ from dps.protocol import wire
 from dps.protocol.client.client import Client
 from dps.protocol.executor import Cores
 from dps.protocol.group import Group
-from dps.protocol.server.metrics import STALENESS_BOUNDS
 from dps.protocol.server.node import ServerNode
-from dps.protocol.server.replica import Replica
+from dps.protocol.server.replica import STALENESS_BOUNDS, Replica
 from dps.protocol.server.shard_server import ShardServer
 from dps.protocol.transport import Endpoint
 
@@ -110,7 +109,7 @@ class HostActor:
 
     def states(self) -> dict[int, ShardState]:
         """Return the state of each replica on this node, for checks."""
-        return self._host.states()
+        return {replica.shard: replica.state for replica in self._host.replicas}
 
     async def finish(self) -> None:
         """Stop serving and send the last events; the actor is of no use afterwards."""

@@ -179,7 +179,6 @@ class Client:
                 await self._exit(reason, returned)
 
     async def _exit(self, reason: str, returned: msg.Returned | None = None) -> None:
-        """Tell the coordinator to wait for this worker no more."""
         if self.router.closed and self._caller.is_cancelled():
             return  # the group has been closed, so no coordinator needs the report
         name, called, statement = self.worker, self._calls > 0, self._statement
@@ -195,7 +194,6 @@ class Client:
         await self.router.close()
 
     def _start_part(self) -> None:
-        """Start what the durability makes workers do."""
         tasks = Tasks(self._fail)
         on_table = self.group.recovery.durability.worker_part(self, tasks)
         if on_table is not None:
@@ -241,12 +239,12 @@ class Client:
         """
         self.may_go_on()
         point = computed_on or self.read_point()
-        read_as = point.incarnations | self._rows_read_as
+        read_as = self._rows_read_as | {read.incarnation for read in point.shards}
         self._rows_read_as = set()
         async with self._turn:
-            update = self._reader._replace(seq=self.next_seq)
+            update = self._reader._replace(seq=self._seq + 1)
             operations: dict[int, Operation] = {}
-            if self._is_gated and read_as - {self.incarnation}:
+            if self._is_gated and read_as - {self.incarnation, None}:
                 # Others may be any number of updates ahead of what was computed from an earlier
                 # incarnation's read. The round continues without it.
                 for shard in {*parts.dense, *parts.rows}:
@@ -354,11 +352,6 @@ class Client:
         """How many of this client's updates were refused as too stale, on one shard or more."""
         return len({update for _, update in self._dropped})
 
-    @property
-    def next_seq(self) -> int:
-        """The number that the next update will have, if the worker need not enter again."""
-        return self._seq + 1
-
     # -- reading ----------------------------------------------------------------------------------
 
     async def pull(self) -> None:
@@ -459,7 +452,6 @@ class Client:
             raise type(self._ended)(str(self._ended)) from self._ended.__cause__
 
     def _heard(self, table: msg.Table) -> None:
-        """Take from a new table what it reports of losses, and of the end."""
         self._known = table.version
         entered = self.worker and self.incarnation
         if self.receipts.heard(table.restorations) and (entered or self.receipts.accounts):

@@ -76,32 +76,29 @@ class Bootstrap:
                 under_way.pop(seed).cancel()
             for seed in table.seeds:
                 if not seed.donor and seed not in under_way:
-                    install = partial(self._install_in_the_end, seed)
+                    install = partial(self._install, seed)
                     under_way[seed] = self._tasks.keep(install, self._group.timings.call)
 
-    async def _install_in_the_end(self, seed: Seed) -> None:
-        """Install repeatedly: what the host depends on may not be there yet."""
-        timings = self._group.timings
-        while True:
-            try:
-                return await self._install(seed)
-            except DpsError as error:
-                self.error = error
-                is_defect = isinstance(error, RemoteError)  # which will hardly go away
-                await asyncio.sleep(timings.call if is_defect else timings.retry)
-
     async def _install(self, seed: Seed) -> None:
+        """Install repeatedly: what the host depends on may not be there yet."""
         if self._saved:
             state, source = self._saved[seed.shard], "checkpoint"
         else:
             state, source = initial_state(self._initial[seed.shard], self._group.rule), "initial"
             if self._tables:
                 state = replace(state, tables=self._tables[seed.shard])
-        chain, keepers = (seed.host,), seed.keepers
+        chain, keepers, timings = (seed.host,), seed.keepers, self._group.timings
         request = Install(seed.shard, seed.epoch, chain, state, source, keepers=keepers)
-        await self._router.transport.call(seed.host, request, self._group.timings.copy)
-        await self._router.ask(Seeded(seed.shard, seed.epoch, brought(source, state)))
-        self.error = None
+        while True:
+            try:
+                await self._router.transport.call(seed.host, request, timings.copy)
+                await self._router.ask(Seeded(seed.shard, seed.epoch, brought(source, state)))
+                self.error = None
+                return
+            except DpsError as error:
+                self.error = error
+                is_defect = isinstance(error, RemoteError)  # which will hardly go away
+                await asyncio.sleep(timings.call if is_defect else timings.retry)
 
 
 async def save_all(router: Router, limit: float) -> tuple[int, ...]:

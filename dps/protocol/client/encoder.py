@@ -119,10 +119,6 @@ class Encoder:
 
         return self._based(self._committed(await offload(work, PASSES * nbytes)), point)
 
-    def withheld(self, shard: int) -> dict[str, np.ndarray]:
-        """What is withheld from a shard, by array (see `Outbox.withheld`)."""
-        return self._outboxes[shard].withheld() if self._outboxes else {}
-
     def state(self, saved_bytes: int) -> dict[str, Any]:
         """Return the figures of `dps.events.Filtered`; key caching has saved this many bytes."""
         counts = sum((outbox.counts for outbox in self._outboxes), Counts(sent_bytes=-saved_bytes))
@@ -176,7 +172,6 @@ def _clipped(layout: Layout, parts: Parts, clipping: Clipped, empty: Empty) -> P
 
 
 def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
-    """The gradients in the parts, array by array, without a copy."""
     dense = [
         stretch.view(buffer)
         for shard, (buffer, pieces) in parts.dense.items()
@@ -186,7 +181,6 @@ def _arrays(layout: Layout, parts: Parts) -> list[np.ndarray]:
 
 
 def _like(parts: Parts, empty: Empty) -> Parts:
-    """Parts of the same form, not filled."""
     dense = {s: (empty(buffer.shape, "uint8"), at) for s, (buffer, at) in parts.dense.items()}
     rows = {
         s: tuple(replace(each, gradient=np.empty_like(each.gradient)) for each in tables)

@@ -14,9 +14,8 @@ import numpy as np
 
 from dps.core.blocks import ShardLayout
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.compression import updated
+from dps.protocol.compression import updated, with_lists
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import with_lists
 from dps.protocol.messages import CopyId, Weights
 
 
@@ -44,11 +43,6 @@ class ReadPoint:
         """The weights as a uint8 buffer for each shard that was read."""
         read = {shard: read.weights for shard, read in enumerate(self.shards)}
         return {shard: weights.values for shard, weights in read.items() if weights is not None}
-
-    @property
-    def incarnations(self) -> set[int]:
-        """The incarnations of the worker that read the weights."""
-        return {read.incarnation for read in self.shards if read.incarnation is not None}
 
     @property
     def updates(self) -> int:

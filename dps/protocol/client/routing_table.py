@@ -70,10 +70,6 @@ class Router:
             raise GroupClosed("the parameter server was closed while it was in use")
         return table
 
-    async def view(self, shard: int) -> View:
-        """Return the replicas of a shard, as far as is known here; errors as `table`."""
-        return (await self.table()).views[shard]
-
     async def newer(self, than: int) -> Table:
         """Wait for a table of a version above `than`, for `Timings.hold` at most."""
         table = await self.table()

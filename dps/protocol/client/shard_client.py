@@ -37,9 +37,8 @@ from dps.errors import (
 )
 from dps.protocol import messages as msg
 from dps.protocol.client.read_point import Copy, ShardRead
-from dps.protocol.compression import decoded_bytes, dense
+from dps.protocol.compression import KnownKeys, decoded_bytes, dense
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import KnownKeys
 from dps.protocol.transport import Endpoint
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ class ShardClient:
         With `pull`, also read the weights, in the same round trip if the shard replies.
         """
         async with self._turn:
-            meanwhile = None
             if op.kind == "join":
                 self._last = None
                 if self._tells:
@@ -105,11 +103,8 @@ class ShardClient:
             else:
                 self._since_read += 1
                 self._number = op.id.seq
-                outage = self._group.recovery.outage
-                if isinstance(outage, Continue):
-                    meanwhile = partial(self._buffer, outage, op)
             try:
-                attempt = partial(self._push, op, pull)
+                attempt, meanwhile = partial(self._push, op, pull), partial(self._buffer, op)
                 reply = await self._until_served(f"push of {op.id}", attempt, meanwhile)
             except Evicted:
                 self._drop([op])
@@ -219,13 +214,13 @@ class ShardClient:
         async def keep_last(view: msg.View) -> msg.Weights | None:
             """Compute from the last weights again, as far as the consistency model allows."""
             last, mine = self.read.weights, self.read.incarnation == reader.incarnation
-            if last is not None and (last.slack < 0 or (mine and self._since_read <= last.slack)):
-                return last
-            return None
+            keeps = isinstance(self._group.recovery.outage, Continue) and reader.worker
+            if last is None or not keeps:
+                return None
+            return last if last.slack < 0 or (mine and self._since_read <= last.slack) else None
 
-        keeps = isinstance(self._group.recovery.outage, Continue) and reader.worker
         try:
-            await self._until_served("pull", attempt, keep_last if keeps else None)
+            await self._until_served("pull", attempt, keep_last)
         except Evicted:
             self._note_evicted(reader.incarnation)
 
@@ -240,8 +235,11 @@ class ShardClient:
             replica = view.chain[zlib.crc32(reader.worker.encode()) % len(view.chain)]
         return await self._ask(view, replica, request)
 
-    async def _buffer(self, outage: Continue, op: Operation, view: msg.View) -> msg.Pushed | None:
+    async def _buffer(self, op: Operation, view: msg.View) -> msg.Pushed | None:
         """Buffer an operation while the shard is down, in this worker or in the mailboxes."""
+        outage = self._group.recovery.outage
+        if op.kind == "join" or not isinstance(outage, Continue):
+            return None
         is_here = outage.buffer == "worker"
         if (len(self._held) if is_here else self._deposited) >= outage.limit:
             return None
@@ -291,7 +289,6 @@ class ShardClient:
         self._since_read = 0
 
     def _drop(self, ops: Sequence[Operation]) -> None:
-        """Note that the shard refuses what the evicted worker has computed."""
         for op in ops:
             self._note_evicted(op.id.incarnation)
             if op.kind == "gradient":
@@ -317,7 +314,7 @@ class ShardClient:
             try:
                 version = (await self._router.newer(version)).version
                 async with self._turn:
-                    view = await self._router.view(self._shard)
+                    view = (await self._router.table()).views[self._shard]
                     if view.serving:
                         await self._send_earlier(view)
             except (GroupClosed, RemoteError):
@@ -384,7 +381,7 @@ class ShardClient:
         Raises `ShardUnavailable` if the shard stays down for longer than `Timings.unavailable`.
         """
         limit, self._why = self._timings.unavailable, ""
-        view = await self._router.view(self._shard)
+        view = (await self._router.table()).views[self._shard]
         try:
             async with asyncio.timeout(limit) as scope:
                 while True:
@@ -393,14 +390,14 @@ class ShardClient:
                         return result
                     if self._waits_for_workers:  # so the shard is served
                         scope.reschedule(asyncio.get_running_loop().time() + limit)
-                    view = await self._router.view(self._shard)
+                    view = (await self._router.table()).views[self._shard]
         except TimeoutError:
             what = f"{what}: shard {self._shard} (epoch {view.epoch})"
             why = f": {self._why}" if self._why else ""
             raise ShardUnavailable(f"{what} was not served for {limit:g} s{why}") from None
 
     async def _attempt(
-        self, view: msg.View, attempt: Attempt[T], meanwhile: Attempt[T] | None = None
+        self, view: msg.View, attempt: Attempt[T], meanwhile: Attempt[T] | None
     ) -> T | None:
         """Try once; return None when it is time to try again with the view that is then known."""
         self._waits_for_workers = False
@@ -418,7 +415,6 @@ class ShardClient:
             return None
 
     async def _until_replaced(self, view: msg.View, patience: float = math.inf) -> None:
-        """Wait until the table has another view of the shard, or for `patience` seconds."""
         until = asyncio.get_running_loop().time() + patience
         while (table := await self._router.table()).views[self._shard] == view:
             self._client.may_go_on()

@@ -1,16 +1,7 @@
 """The coordinator: it knows which host holds which replica of which shard, in which epoch.
 
 It grants leases, learns of hosts, workers and failures, and publishes the routing table. Its parts
-decide what follows, each in a module of this package:
-
-================  ==================================================================================
-liveness          which hosts are alive
-workers           which workers are active
-placement         which hosts are to hold which shards
-shard_controller  the replicas of one shard, and its epochs: recovery and moves
-snapshots         checkpoints of all shards at once
-losses            what failures have cost
-================  ==================================================================================
+decide what follows, each in a module of this package.
 """
 
 from __future__ import annotations
@@ -89,8 +80,7 @@ class Coordinator:
         """Carry out one message and return its reply; raises `DpsError` to be sent back."""
         try:
             reply = self._services[type(message)](message)
-            reply = await reply if isawaitable(reply) else reply
-            return msg.Done() if reply is None else reply
+            return await reply if isawaitable(reply) else reply
         except DpsError:
             raise
         except Exception as error:
@@ -315,7 +305,6 @@ class Coordinator:
         return changed
 
     def _begin_epochs(self) -> None:
-        """Make all shards enter a new epoch, with other keepers."""
         for controller in self.controllers:
             if controller.view.chain or controller.reserved is not None:
                 controller.unsettle()

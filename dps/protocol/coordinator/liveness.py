@@ -19,9 +19,6 @@ monitor sees its process, and for `Timings.last_copy` seconds if it is unreachab
 
 A host that was given up, but lives, learns that when it renews its lease. Then it drops all that it
 held and starts over in a new *life*, as an empty host.
-
-`Membership` holds this table for hosts; `dps.protocol.coordinator.workers` does for workers, whose
-process may be gone without harm.
 """
 
 from __future__ import annotations
@@ -109,8 +106,8 @@ class Membership:
 
     def is_live(self, host: Endpoint) -> bool:
         """Whether a host answers, or was recently seen running."""
-        seen = self._unseen_for(host) < self._timings.lease / 2
-        return self.answers(host) or (seen and not self[host].halted)
+        quiet = min(self.leases.silence(host), self._unseen_for(host))
+        return quiet < self._timings.lease / 2 and not self[host].halted
 
     async def add(self, infos: Iterable[HostInfo]) -> None:
         """Add hosts, except those that are known to have ended.
@@ -187,7 +184,6 @@ class Membership:
             self._probed.discard(address)
 
     async def _end_if_gone(self, address: str, by: str) -> bool:
-        """Give up the hosts at an address if its process has ended; return whether it has."""
         gone = await self._coordinator.transport.gone(address)
         if gone:
             self._ended_at.add(address)
@@ -196,7 +192,6 @@ class Membership:
         return gone
 
     async def _end(self, hosts: Collection[Endpoint], by: str) -> None:
-        """Give up hosts whose process is proven to have ended."""
         self._ended.update(hosts)
         self._ended_at.update(host.address for host in hosts)
         members = [member for host in hosts if (member := self._known.pop(host, None))]
@@ -281,5 +276,4 @@ class Membership:
             await self._coordinator.lose_host(member.info, by)
 
     def _unseen_for(self, host: Endpoint) -> float:
-        """Seconds since a monitor has last seen the process of a host alive."""
         return self._clock.monotonic() - self[host].seen

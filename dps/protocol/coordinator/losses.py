@@ -153,9 +153,7 @@ class Losses:
         self, worker: str, incarnation: int, statement: Statement, *, final: bool = False
     ) -> None:
         """Enter a client's statement; `final`: this incarnation of the worker ends with it."""
-        touched: list[Inquiry] = []
-        for account in statement.accounts:
-            touched += self._books[account.shard].enter(account)
+        touched = self._enter(statement.accounts)
         own = self._named(worker, {incarnation, *statement.incarnations})
         for book in self._books:
             for inquiry in book.inquiries:
@@ -174,11 +172,12 @@ class Losses:
 
     async def has(self, view: View, incarnation: int, counts: Mapping[str, int]) -> None:
         """Note what a shard has of a lost worker: no more than that was acknowledged to it."""
-        touched: list[Inquiry] = []
-        for name, count in counts.items():
-            account = Account(view.shard, name, view.epoch, count, incarnation + 1)
-            touched += self._books[view.shard].enter(account)
-        await self._publish(touched)
+        shard, epoch, later = view.shard, view.epoch, incarnation + 1
+        accounts = (Account(shard, name, epoch, n, later) for name, n in counts.items())
+        await self._publish(self._enter(accounts))
+
+    def _enter(self, accounts: Iterable[Account]) -> list[Inquiry]:
+        return [i for account in accounts for i in self._books[account.shard].enter(account)]
 
     def _named(self, worker: str, incarnations: Collection[int]) -> _Unknown:
         """These incarnations, under each name that the worker's updates have."""
@@ -186,17 +185,14 @@ class Losses:
         return {(name, incarnation) for name in names for incarnation in incarnations}
 
     def _is_open(self, inquiry: Inquiry) -> bool:
-        """Whether a worker is still to state what was acknowledged to it before a restoration."""
         return not inquiry.unknown.isdisjoint(self._coordinator.workers.active.items())
 
     async def _publish(self, inquiries: Iterable[Inquiry]) -> None:
-        """Publish losses that have become known, and failovers whose cost has."""
         known = self._settle(inquiries)
         if known or (self._coordinator.failovers.await_cost and self.is_settled):
             await self._coordinator.publish()
 
     def _settle(self, inquiries: Iterable[Inquiry]) -> bool:
-        """Record losses that have become known; return whether any have."""
         known = False
         for inquiry in inquiries:
             loss = self._books[inquiry.restoration.shard].cost(inquiry)

@@ -112,7 +112,6 @@ class Rebalancer:
         return self.servers is not None or info.home in (-1, shard)
 
     def _able(self) -> list[HostInfo]:
-        """The hosts that can hold any shard."""
         members = self._members
         infos = (i for i in self.usable.values() if i.role not in STORE_ROLES)
         return [info for info in infos if not members[info.host].silent]
@@ -128,7 +127,6 @@ class Rebalancer:
         return {info.host: info for info in chosen}
 
     def _order(self, shard: int, infos: Collection[HostInfo]) -> list[Endpoint]:
-        """Return these hosts in the order in which they are to hold a shard."""
         if self._group.placement is None or not infos:
             return []
         around = sorted(infos, key=lambda info: (info.node, str(info.host)))

@@ -185,7 +185,6 @@ class ShardController:
                 self.wake()
 
     async def _advance_far(self) -> None:
-        """Take every step there is to take; raises `TimeoutError` when it is interrupted."""
         try:
             async with asyncio.timeout(None) as self._step:
                 while await self._advance():
@@ -211,7 +210,6 @@ class ShardController:
         return await self._move_on(view)
 
     async def _reconfigure(self, view: msg.View) -> bool:
-        """Make what is left of a chain enter the new epoch, then serve."""
         # One that stopped for a move may lack what the others have committed since, so it comes
         # back only if they are all lost.
         stopped = self._stopped.move.source if self._stopped is not None else None
@@ -231,7 +229,6 @@ class ShardController:
         return True
 
     async def _restore(self) -> bool:
-        """Bring a shard without any replica back on a free host."""
         # Hosts that may have got the state from a store that was lost before they served.
         tried = [host for host in self._tried if host in self._members and not self._is_kept]
         host = min(tried, key=self.is_avoided) if tried else self._free_host
@@ -303,17 +300,16 @@ class ShardController:
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
                 try:
-                    await self._call(forsaken, self._fence((forsaken,), forsaken))
+                    await self._call(forsaken, self._fence((forsaken,)))
                 except LeaseExpired:
                     raise  # it may renew its lease, and serve on
                 except NotServing:
                     continue  # it has nothing of the shard
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
 
-    def _fence(self, chain: tuple[Endpoint, ...], host: Endpoint) -> msg.Configure:
-        """What takes a host out of the epoch that it is in."""
+    def _fence(self, chain: tuple[Endpoint, ...]) -> msg.Configure:
         epoch = self._next_epoch()
-        return msg.Configure(self.view.shard, epoch, chain, host, keepers=self._keepers)
+        return msg.Configure(self.view.shard, epoch, chain, keepers=self._keepers)
 
     async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
         part, cuts, brought = self._coordinator.part, self._coordinator.cuts, None
@@ -354,7 +350,6 @@ class ShardController:
         return reached if reached and has_state else stores
 
     def _note_stored(self, keepers: msg.Keepers) -> None:
-        """Note that the stores of an epoch have what the shard is served with."""
         self.stored = keepers.stores
         self.unreached.difference_update(keepers.stores)
 
@@ -410,7 +405,6 @@ class ShardController:
         return installed.result()
 
     async def _extend(self, view: msg.View, host: Endpoint) -> bool:
-        """Add a replica at the tail of a chain."""
         longer = msg.View(view.shard, self._next_epoch(), (*view.chain, host), serving=True)
         self.reserved = host
         has_all, joined = False, False
@@ -465,7 +459,7 @@ class ShardController:
         the others may commit something without it at any time.
         """
         left = tuple(member for member in view.chain if member != source)
-        out = self._fence(left, source)  # nothing that it still passes on is of their epoch
+        out = self._fence(left)  # nothing that it still passes on is of their epoch
         stopped = _Stopped(move, out.epoch, asyncio.get_running_loop().time())
         switched = False
         try:
@@ -485,7 +479,6 @@ class ShardController:
         return True
 
     def _end_move(self) -> None:
-        """Release the host that stopped for a move, now that others serve."""
         stopped, self._stopped = self._stopped, None
         source = stopped.move.source if stopped is not None else None
         if stopped is None or source is None or source in self.view.chain:
@@ -513,9 +506,7 @@ class ShardController:
     async def _configure(self, view: msg.View, kept: bool = False) -> None:
         """Make the members of a view enter its epoch: the tail first, so that each can pass on."""
         for member in reversed(view.chain):
-            enter = msg.Configure(
-                view.shard, view.epoch, view.chain, member, kept, keepers=self._keepers
-            )
+            enter = msg.Configure(view.shard, view.epoch, view.chain, kept, self._keepers)
             await self._call(member, enter)
 
     def _send(self, host: Endpoint, request: Any, is_wanted: Callable[[], bool]) -> None:

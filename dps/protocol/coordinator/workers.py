@@ -9,7 +9,7 @@ renews its lease, and enters again as a new *incarnation*.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -55,18 +55,14 @@ class Workers:
         self._returned: dict[str, msg.Returned] = {}  # by the Dask task of the training function
         self._dismissed: set[str] = set()
         self._departed = asyncio.Condition()
-        coordinator.tasks.keep(lambda: self._leases.watch(self._fall_silent), group.timings.retry)
-
-    @property
-    def services(self) -> Mapping[type, Callable[[Any], Any]]:
-        """What carries out the requests that concern workers, by type."""
-        return {
+        self.services: dict[type, Callable[[Any], Any]] = {
             msg.EnterWorker: self._enter,
             msg.RenewWorker: self._renew,
             msg.ExitWorker: self._exit,
             msg.Dismiss: self._dismiss,
             msg.StopTraining: self._stop_training,
         }
+        coordinator.tasks.keep(lambda: self._leases.watch(self._fall_silent), group.timings.retry)
 
     @property
     def places(self) -> dict[str, tuple[str, bool]]:

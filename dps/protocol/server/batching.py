@@ -121,7 +121,6 @@ class Batching:
         return done | awaited if awaited <= waiting else done
 
     def _refused(self, held: _Held) -> bool:
-        """Refuse the update of a worker that was evicted while it waited."""
         state, update = self._replica.state, held.operation.id
         if not is_evicted(state, update) and not is_superseded(state, update):
             return False

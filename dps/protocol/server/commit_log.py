@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush
-from itertools import count
 from typing import TYPE_CHECKING, TypeVar
 
 from dps.core.shard import ShardState
 from dps.core.updates import Operation
-from dps.errors import DpsError, NotServing, StaleEpoch
+from dps.errors import DpsError, StaleEpoch
 from dps.protocol.messages import Replicate
 from dps.protocol.transport import Endpoint
 
@@ -25,22 +23,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# The conditions that requests wait for, by the future that wakes the request; in order of arrival.
+Waiters = dict[asyncio.Future[None], Callable[[], bool]]
+
 
 class CommitLog:
     """The commits of one replica. Used from one event loop.
 
-    Attributes
-    ----------
-    successor
-        The next member of the chain; None for the tail.
-    visible
-        The last committed state.
-    failure
-        Why the last attempt to commit failed; "" if it did not.
+    `successor` is the next member of the chain, None for the tail; `visible` is the last committed
+    state; `failure` is why the last attempt to commit failed, "" if it did not.
     """
 
     def __init__(self, replica: Replica) -> None:
-        self.successor = _successor(replica)
+        self.successor: Endpoint | None = None
         self.visible = replica.state
         self.failure = ""
         self.closed = False
@@ -50,15 +45,14 @@ class CommitLog:
         self._copied: list[int] = []  # indices of states that are being copied to newcomers
         self._calls: set[asyncio.Timeout] = set()
         self._pending = asyncio.Event()
-        # A heap of indices that are waited for, because hundreds of requests may wait at once.
-        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._numbers = count()
+        self._waiting: Waiters = {}
+        self.configure()
 
     def close(self) -> None:
         """Commit nothing more, and refuse whatever waits for a commit."""
         self.closed = True
         self.interrupt()
-        self._wake()
+        self._replica.wake(self._waiting)
 
     def add(self, op: Operation) -> None:
         """Commit an operation, which has just made the replica's state."""
@@ -67,22 +61,13 @@ class CommitLog:
 
     async def reached(self, index: int, until: float) -> bool:
         """Wait until an operation is committed; False if it is not by the loop's time `until`."""
-        if self.visible.index < index and not self.closed:
-            woken = asyncio.get_running_loop().create_future()
-            heappush(self._waiting, (index, next(self._numbers), woken))
-            try:
-                async with asyncio.timeout_at(until):
-                    await woken
-            except TimeoutError:
-                return False
-        if self.closed:
-            raise NotServing(f"shard {self._replica.shard}: this replica is closed")
-        return True
+        return await self._replica.until(lambda: self.visible.index >= index, until, self._waiting)
 
     def configure(self) -> None:
         """Continue in another epoch; a replica outside its chain keeps its successor."""
-        if self._replica.node.me in self._replica.chain:
-            self.successor = _successor(self._replica)
+        me, chain = self._replica.node.me, self._replica.chain
+        if me in chain:
+            self.successor = next(iter(chain[chain.index(me) + 1 :]), None)
         self._proceed()
 
     def interrupt(self) -> None:
@@ -145,7 +130,7 @@ class CommitLog:
         """Record that everything in a state is committed."""
         if state.index > self.visible.index:
             self.visible = state
-            self._wake()
+            self._replica.wake(self._waiting)
         self._trim()
 
     def _proceed(self) -> None:
@@ -165,18 +150,7 @@ class CommitLog:
             self.set_committed(state)
             self._replica.notify()
 
-    def _wake(self) -> None:
-        while self._waiting and (self.closed or self._waiting[0][0] <= self.visible.index):
-            woken = heappop(self._waiting)[2]
-            if not woken.done():
-                woken.set_result(None)
-
     def _trim(self) -> None:
         needed_after = min([self.visible.index, *self._copied])
         while self._log and self._log[0][0] <= needed_after:
             self._log.popleft()
-
-
-def _successor(replica: Replica) -> Endpoint | None:
-    me, chain = replica.node.me, replica.chain
-    return next(iter(chain[chain.index(me) + 1 :]), None)

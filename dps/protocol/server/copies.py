@@ -22,9 +22,8 @@ from dps.core.filters.chain import PLAIN, FilterChain
 from dps.core.filters.encoding import assembled, stretches
 from dps.core.filters.filter import Sending
 from dps.core.updates import Operation, UpdateId
-from dps.protocol.compression import packed, updated
+from dps.protocol.compression import packed, updated, without_lists
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import without_lists
 from dps.protocol.messages import CopyId, Weights
 
 KEPT_BYTES = 1 << 30  # of a shard, for all workers; the copy that was not read for longest goes

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from dps.core.consistency import ASP, slack
 from dps.core.functions import names_of
 from dps.core.replay import plan
 from dps.core.rules.wrappers import compensated
 from dps.core.shard import (
+    AppliedUpdate,
     ShardState,
     StateMachine,
     Step,
@@ -29,21 +32,19 @@ from dps.core.shard import (
 from dps.core.tables.table import table_of
 from dps.core.updates import Operation, UpdateId
 from dps.errors import NonFiniteGradient, NotServing, StaleEpoch
-from dps.events import Promoted, Replayed, ReplicaAdded
+from dps.events import Applied, Promoted, Replayed, ReplicaAdded
 from dps.protocol import messages as msg
 from dps.protocol.compression import decoded_bytes, dense
 from dps.protocol.executor import offload
 from dps.protocol.server.batching import Batching, evicted
-from dps.protocol.server.commit_log import CommitLog
+from dps.protocol.server.commit_log import CommitLog, Waiters
 from dps.protocol.server.copies import SentCopies
-from dps.protocol.server.metrics import Ledger
 from dps.protocol.server.node import ServerNode
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.tasks import Tasks
 from dps.recovery.durability import Persistence
 
-# The conditions that requests wait for, by the future that wakes the request; in order of arrival.
-_Waiters = dict[asyncio.Future[None], Callable[[], bool]]
+STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Replica:
@@ -73,8 +74,8 @@ class Replica:
         self.persistence = persistence
         empty = node.transport.empty
         self._machine = StateMachine(layout, group.rule, group.functions, node.each, empty)
-        self._waiting: _Waiters = {}
-        self._waiting_for_room: _Waiters = {}
+        self._waiting: Waiters = {}
+        self._waiting_for_room: Waiters = {}
         self._commits = CommitLog(self)
         self._committing = tasks.start(self._commits.run())
         self.cutter = SnapshotBarrier(self, tasks) if group.restores_together else None
@@ -277,16 +278,8 @@ class Replica:
         self.must_be_in(m.epoch)
         chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
         with commits.keeping_later_than(state):
-            install = msg.Install(
-                self.shard,
-                m.epoch,
-                chain,
-                state,
-                "replica",
-                self.persistence.saved,
-                keepers=m.keepers,
-            )
-            deadline = self._group.timings.copy
+            saved, deadline = self.persistence.saved, self._group.timings.copy
+            install = msg.Install(self.shard, m.epoch, chain, state, "replica", saved, m.keepers)
             copy = self.node.transport.call(m.host, install, deadline, "replicate")
             await commits.until_interrupted(copy)
             async with self.lock:
@@ -406,7 +399,7 @@ class Replica:
     # -- waiting and refusing --------------------------------------------------------------------
 
     async def until(
-        self, holds: Callable[[], bool], until: float | None, among: _Waiters | None = None
+        self, holds: Callable[[], bool], until: float | None, among: Waiters | None = None
     ) -> bool:
         """Wait until `holds()`; return False if it does not by the loop's time `until`."""
         waiting = self._waiting if among is None else among
@@ -426,10 +419,10 @@ class Replica:
 
     def notify(self) -> None:
         """Wake requests whose condition holds now, and no others: hundreds may be waiting."""
-        self._wake(self._waiting, math.inf)
-        self._wake(self._waiting_for_room, self.persistence.window - self.uncommitted)
+        self.wake(self._waiting)
+        self.wake(self._waiting_for_room, self.persistence.window - self.uncommitted)
 
-    def _wake(self, waiting: _Waiters, most: float) -> None:
+    def wake(self, waiting: Waiters, most: float = math.inf) -> None:
         """Wake at most this number, which includes those that are woken but have not run yet."""
         for woken, holds in waiting.items():
             if most <= 0 and not self._commits.closed:
@@ -463,6 +456,46 @@ class Replica:
         """
         gated = not isinstance(self._group.consistency, ASP)
         return is_superseded(self.state, update) or (gated and is_evicted(self.state, update))
+
+
+class Ledger:
+    """Counts the updates that one replica applies, and records them if anything listens.
+
+    `staleness` is their histogram: updates up to each of `STALENESS_BOUNDS`, and above the last.
+    `waiting` are pushes that are not acknowledged, `duplicates` those that were applied before.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        self.updates = 0
+        self.duplicates = 0
+        self.staleness = [0] * (len(STALENESS_BOUNDS) + 1)
+        self.staleness_sum = 0
+        self.waiting = 0
+        self._replica = replica
+        self._rows: list[tuple[Any, ...]] = []  # in the order of the fields of `Applied`
+
+    def add(self, updates: Collection[AppliedUpdate]) -> None:
+        """Record updates that were just applied."""
+        self.updates += len(updates)
+        for update in updates:
+            self.staleness[bisect_left(STALENESS_BOUNDS, update.staleness)] += 1
+            self.staleness_sum += update.staleness
+        node = self._replica.node
+        if node.group.recorded:
+            now = node.clock.now()
+            for u in updates:
+                seconds = now - u.based_at if u.based_at else 0.0
+                self._rows.append((now, *u.id, u.version, u.staleness, seconds, u.replayed))
+
+    def flush(self) -> None:
+        """Emit the updates that were recorded since the last flush, all of one epoch."""
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        replica, node = self._replica, self._replica.node
+        shard, epoch, is_head = replica.shard, replica.epoch, replica.is_head
+        columns = zip(*rows, strict=True)
+        node.emit(Applied(node.clock.now(), node.name, shard, epoch, is_head, *columns))
 
 
 def _now() -> float:

@@ -18,8 +18,8 @@ from dps.core.updates import Operation
 from dps.errors import DpsError, LeaseExpired, NotServing, StaleEpoch
 from dps.events import Restored
 from dps.protocol import messages as msg
+from dps.protocol.compression import KeyLists
 from dps.protocol.executor import offload
-from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease
 from dps.protocol.server.node import ServerNode
 from dps.protocol.server.replica import Replica
@@ -113,10 +113,6 @@ class ShardServer:
             raise
         return reply
 
-    def states(self) -> dict[int, ShardState]:
-        """Return the state of each replica on this node."""
-        return {shard: replica.state for shard, replica in self._replicas.items()}
-
     @property
     def replicas(self) -> tuple[Replica, ...]:
         """The replicas on this node."""
@@ -177,7 +173,6 @@ class ShardServer:
         self._start_over()
 
     def _start_over(self) -> None:
-        """Drop everything: other servers have replaced this one, or will."""
         self._life += 1
         self._lease.end()
         for shard in [*self._replicas]:
@@ -189,10 +184,8 @@ class ShardServer:
     # -- messages ----------------------------------------------------------------------------------
 
     async def _carry_out(self, m: Any) -> Any:
-        if type(m) in self._keeping:
-            return self._keeping[type(m)](m)
-        reply = await self._serving[type(m)](m)
-        return msg.Done() if reply is None else reply
+        keep = self._keeping.get(type(m))
+        return await self._serving[type(m)](m) if keep is None else keep(m)
 
     async def _push(self, m: msg.Push) -> msg.Pushed | msg.Waiting:
         if m.operation.codec:
@@ -230,7 +223,6 @@ class ShardServer:
         await self._adopt(view, m.state, m.source, persistence)
 
     async def _restore(self, m: msg.Restore) -> msg.Brought:
-        """Fetch the state from where the durability keeps it, and serve the shard alone."""
         self._note_keepers(m)
         persistence, life = self._persistence(m.shard, m.from_below), self._life
         if m.since:  # an earlier attempt has brought the state here
@@ -271,7 +263,6 @@ class ShardServer:
     async def _adopt(
         self, view: msg.View, state: ShardState, source: str, persistence: Persistence
     ) -> None:
-        """Serve a state in an epoch, or confirm that this has been done."""
         name, shard, epoch = self.node.name, view.shard, view.epoch
         old = self._replicas.get(shard)
         if old is not None and old.epoch > epoch:
@@ -352,7 +343,6 @@ class ShardServer:
 
 
 def _described(message: Any) -> str:
-    """Return what was to be done, to which shard, in which epoch."""
     what = type(message).__name__
     if hasattr(message, "operation"):
         what = f"{what} of {'/'.join(map(str, message.operation.id))}"

@@ -78,7 +78,6 @@ class SnapshotBarrier:
             await self._release()
 
     def _has_reached(self, upto: Reach) -> bool:
-        """Whether the workers that the shard knows are as far as on the other shards."""
         known = self._replica.state.workers
         return all(
             name in known and (known[name].incarnation, known[name].clock) == at

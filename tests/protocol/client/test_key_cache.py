@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import numpy as np
@@ -12,9 +13,8 @@ from dps.core.filters.chain import Outbox, checked
 from dps.core.filters.encoding import taken_apart
 from dps.core.replay import Continue
 from dps.core.updates import Operation
-from dps.protocol.key_cache import KeyLists
+from dps.protocol.compression import KeyLists
 from dps.protocol.messages import Push
-from dps.protocol.server.shard_server import ShardServer
 from dps.recovery.chain import Chain
 from dps.recovery.strategy import Recovery
 from tests.support.builders import Model
@@ -39,15 +39,14 @@ def operation(first: int = 0, seq: int = 1) -> Operation:
 def sent_lists(s: Setting) -> list[bool]:
     """For each push of a gradient that reaches a host from now on, whether its list is there."""
     found: list[bool] = []
-    push = ShardServer._push
 
-    async def watched(self: ShardServer, m: Push) -> object:
+    async def watched(push: Callable[[Push], Awaitable[object]], m: Push) -> object:
         if m.operation.kind == "gradient":
             found.append(all(section.keys.size for section in taken_apart(m.operation)))
-        return await push(self, m)
+        return await push(m)
 
     for host in s.world.hosts.values():
-        host._serving[Push] = partial(watched, host)
+        host._serving[Push] = partial(watched, host._push)
     return found
 
 

@@ -58,7 +58,7 @@ def test_updates_are_filtered_once_and_in_the_order_in_which_they_were_pushed() 
         process, client = await s.enter("a", note)
         pushes = [process.run(client.push(some(n), pull=n % 3 == 0)) for n in range(PUSHES)]
         assert await s.all_of(*pushes, within=20) == list(range(1, PUSHES + 1))
-        before = [client.encoder.withheld(shard)["w"].tobytes() for shard in range(2)]
+        before = [client.encoder._outboxes[shard].withheld()["w"].tobytes() for shard in range(2)]
         await process.run(client.leave("finished"))
         states = await s.states()
         found = s.world.group.layout.scatter({i: state.values for i, state in enumerate(states)})
@@ -69,7 +69,7 @@ def test_updates_are_filtered_once_and_in_the_order_in_which_they_were_pushed() 
         process, client = await s.enter("a")
         for number in range(PUSHES):
             await process.run(client.push(some(number)))
-        return [client.encoder.withheld(shard)["w"].tobytes() for shard in range(2)]
+        return [client.encoder._outboxes[shard].withheld()["w"].tobytes() for shard in range(2)]
 
     params = {"w": np.zeros(ENTRIES)}
     together = in_world(scenario, params=params, filters=FEW)
@@ -81,14 +81,14 @@ def test_a_push_that_is_given_up_while_it_is_filtered_has_never_been() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
         await process.run(client.push(some(0)))
-        before, number = client.filtered, client.next_seq
+        before, number = client.filtered, client._seq
         given_up = process.run(client.push(some(1)))
         behind = process.run(client.push(some(2)))
         await asyncio.sleep(0)
         given_up.cancel()
         await asyncio.gather(given_up, return_exceptions=True)
         assert given_up.cancelled()
-        assert (client.filtered, client.next_seq) == (before, number)
+        assert (client.filtered, client._seq) == (before, number)
         assert await s.all_of(behind, within=5) == [number]
         await process.run(client.leave("finished"))
         (state,) = await s.states()

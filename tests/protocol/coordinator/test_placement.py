@@ -66,7 +66,7 @@ def test_a_move_that_is_under_way_is_not_replaced_by_another() -> None:
         target = s.world.endpoint("spare-0")
         copied = s.held_back(target, lambda message: isinstance(message, Install))
         await s.ask(COORDINATOR, Scale(2))
-        await until(lambda: s.world.hosts[target.address].states())
+        await until(lambda: s.world.hosts[target.address].replicas)
         draining = asyncio.ensure_future(s.scaled(Drain(target)))
         await asyncio.sleep(0.1)
         copied.set()

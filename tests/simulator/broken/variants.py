@@ -24,6 +24,7 @@ from dps.protocol.client.encoder import Encoder
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import ShardClient
+from dps.protocol.compression import KeyLists
 from dps.protocol.coordinator import placement
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.coordinator.liveness import Member, Membership
@@ -31,11 +32,9 @@ from dps.protocol.coordinator.losses import Losses
 from dps.protocol.coordinator.placement import Rebalancer
 from dps.protocol.coordinator.shard_controller import ShardController
 from dps.protocol.coordinator.workers import Workers
-from dps.protocol.key_cache import KeyLists
 from dps.protocol.lease import Lease, Leases
 from dps.protocol.messages import (
     ClearMail,
-    Done,
     Install,
     Keepers,
     Pull,
@@ -165,7 +164,6 @@ async def _(right, self, m):
     install = Install(self.shard, m.epoch, chain, state, "replica", keepers=m.keepers)
     await self.node.transport.call(m.host, install, self._group.timings.copy, "replicate")
     self._commits.successor = m.host
-    return Done()
 
 
 @instead_of(Replica, "configure", "lost on promotion", "chains")
@@ -186,7 +184,6 @@ async def _(right, self, m):
         for op in m.operations:
             await self.apply_now(op)
     self.notify()
-    return Done()
 
 
 @instead_of(ShardController, "unsettle", "restarted although a replica lives", "chains")
@@ -250,7 +247,7 @@ async def _(right, self, address, by):
 
 @instead_of(Replica, "configure", "old holder serves on after a move")
 async def _(right, self, m):
-    return await right(self, m) if self.node.me in m.chain else Done()
+    return await right(self, m) if self.node.me in m.chain else None
 
 
 @instead_of(ShardController, "_next_epoch", "taken over in the same epoch")
@@ -292,7 +289,6 @@ def _(right, self, m):
 @instead_of(Mailboxes, "deposit", "mail taken after it was closed", "mailboxes")
 def _(right, self, m):
     self._mail.setdefault(m.shard, []).append((m.epoch, m.operation))
-    return Done()
 
 
 @instead_of(replica, "plan", "replay out of order", "buffers")
@@ -551,7 +547,6 @@ async def _(right, self, m):
             await commits.until_interrupted(
                 commits.pass_on(m.host, state.index, commits.visible.index)
             )
-    return Done()
 
 
 @instead_of(ShardController, "_fence_forsaken", "forsaken hosts not fenced", "cuts wide")
