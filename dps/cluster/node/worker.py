@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.logs import WorkerRecords
 from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
@@ -31,6 +30,7 @@ from dps.protocol.messages import Loss
 
 T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
+Report = Callable[[Mapping[str, float], ReadPoint | None], None]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -138,7 +138,7 @@ class Worker:
     """
 
     def __init__(
-        self, client: Client, member: Member, records: WorkerRecords, place: Place, done: int
+        self, client: Client, member: Member, report: Report, place: Place, done: int
     ) -> None:
         self.name = client.worker
         self.index = place.index
@@ -147,7 +147,7 @@ class Worker:
         self._client = client
         self._platform = member.platform
         self._begin = member.begin
-        self._records = records
+        self._report = report
         self._leave = leave_of(member.dask_worker)
         self._given: ReadPoint | None = None
         self._buffered = 0
@@ -437,7 +437,7 @@ class Worker:
             if not is_name(name):
                 raise refused("report: a name of a metric", name, "a text in UTF-8, not empty")
         numbers = {name: as_number(f"report: {name}", value) for name, value in metrics.items()}
-        self._records.report(numbers, self._given.version if self._given is not None else None)
+        self._report(numbers, self._given)
 
     def _push(
         self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None

@@ -73,10 +73,6 @@ class _Outgoing:
         if sent:
             self.buffers[0] = self.buffers[0][sent:]
 
-    def make_own(self) -> None:
-        """Copy the rest: its owner may change it now, and a torn message must not arrive."""
-        self.buffers = [memoryview(bytes(buffer)) for buffer in self.buffers]
-
 
 class Connection:
     """One end of a connection between two processes. Used from its event loop.
@@ -245,7 +241,8 @@ class Connection:
         if not message.begun and not self._line.passes_memory and message in self._queue:
             self._queue.remove(message)
         else:
-            message.make_own()
+            # Its owner may change the rest now, and a torn message must not arrive.
+            message.buffers = [memoryview(bytes(buffer)) for buffer in message.buffers]
 
     # -- receiving -----------------------------------------------------------------------------
 

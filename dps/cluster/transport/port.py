@@ -23,7 +23,7 @@ from distributed.core import ConnectionPool
 from dps.cluster.platform import made_once, split_address
 from dps.cluster.transport.connection import Connection, Handler
 from dps.cluster.transport.memory import Pool, here
-from dps.cluster.transport.stream import Line, to_tcp, to_unix, welcomed
+from dps.cluster.transport.stream import Line, greeted, to_tcp
 from dps.protocol.transport import TransportChoice
 
 if TYPE_CHECKING:
@@ -59,13 +59,6 @@ class Way:
     why: str
     connection: Connection | None
     until: float = float("inf")  # when to look for a better one
-
-    @property
-    def is_current(self) -> bool:
-        """Whether it can be used without looking again."""
-        if self.connection is not None and self.connection.lost:
-            return False
-        return self.until > time.monotonic()
 
 
 AS_CHOSEN = Way("dask", "as chosen", None)
@@ -193,7 +186,7 @@ class Port:
         tls = self._called if split_address(self._address())[0] == "tls" else None
         try:
             async with asyncio.timeout(GREETING_SECONDS):
-                line = await welcomed(sock, self._secret, tls)
+                line = await greeted(sock, self._secret, tls)
         except (OSError, TimeoutError) as error:
             _log.info("a connection was refused: %s", error)
         else:
@@ -209,7 +202,7 @@ class Port:
         """
         key = address, wanted, large
         known = self._ways.get(key)
-        if known is not None and known.is_current:
+        if known is not None and known.until > time.monotonic():  # and it is not lost
             return known
         looking = self._looking.get(key)
         if looking is None:
@@ -265,7 +258,8 @@ class Port:
                 for what, value in place.items():
                     if offer["place"][what] != value:
                         raise _Impassable(f"another {what}", lasting=True)
-                return await to_unix(offer["name"], offer["secret"])
+                sock, name = socket.socket(socket.AF_UNIX), f"\0{offer['name']}"
+                return await greeted(sock, offer["secret"], address=name)
         except TimeoutError:
             why = f"no {kind} in {CONNECT_SECONDS:g} s"
         except OSError as error:
