@@ -41,10 +41,11 @@ class Heads:
 
 
 async def ask_head(view: View, transport: Transport, deadline: float) -> Description | None:
-    """Return the status of the shard of a view that serves; None if it does not answer."""
+    """Return the status of the shard of a view; None if it does not serve, or answer."""
     reply: Description | None = None
     with suppress(DpsError, TimeoutError):
-        reply = await transport.call(view.chain[0], Describe(view.shard, view.epoch), deadline)
+        if view.serving:
+            reply = await transport.call(view.chain[0], Describe(view.shard, view.epoch), deadline)
     return reply
 
 

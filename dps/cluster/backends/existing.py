@@ -199,16 +199,16 @@ class ExistingCluster(Cluster):
         """Give open places to free Dask workers, as far as there are any."""
         async with self._filling:
             for node in list(self._open):
-                while (offer := self._best(node, (await self._look())[1])) is not None:
+                while True:
+                    _, free = await self._look()
+                    with self._lock:
+                        taken = {n: at for n, at in self._places.items() if n not in self._lost}
+                    if (offer := best(node, free, taken)) is None:
+                        break
                     if await self._take([offer.address]):
                         self._open.remove(node)
                         self._seat(node, offer)
                         break
-
-    def _best(self, node: NodeSpec, free: Sequence[Offer]) -> Offer | None:
-        with self._lock:
-            taken = {name: at for name, at in self._places.items() if name not in self._lost}
-        return best(node, free, taken)
 
     def _seat(self, node: NodeSpec, offer: Offer) -> None:
         with self._lock:

@@ -72,14 +72,8 @@ class Handle(Generic[T]):
         return self._result(self._future.result(limit))
 
 
-def as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
-    """Return gradients as plain arrays of the parameters' dtypes, without a copy where possible.
-
-    Raises
-    ------
-    ShapeMismatch
-        They are no mapping, or one is masked, or cannot be read as an array in place.
-    """
+def _as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
+    """Return gradients as plain arrays of the parameters' dtypes, without a copy where possible."""
     if not isinstance(gradients, Mapping):
         raise ShapeMismatch(
             f"gradients={shown(gradients)}, expected a mapping of names to arrays, such as "
@@ -442,7 +436,7 @@ class Worker:
     def _push(
         self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None
     ) -> Future[Any]:
-        arrays = as_arrays(gradients, self.layout)
+        arrays = _as_arrays(gradients, self.layout)
         for names, own in list(self._computing.items()):
             if own is arrays:
                 own.freeze()

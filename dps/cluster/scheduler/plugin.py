@@ -28,7 +28,7 @@ from dps.observe.sentences import sentence
 from dps.observe.views import Listing, TrainingView, WorkerView
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
-from dps.protocol.messages import CloseGroup, Description, GetTable, Sighted, Table, View
+from dps.protocol.messages import CloseGroup, Description, GetTable, Table
 from dps.protocol.transport import Endpoint
 
 LOOK_SECONDS = 1.0  # a slower shard is shown without its version
@@ -46,6 +46,7 @@ class CoordinatorPlugin(SchedulerPlugin):
     """
 
     idempotent = True
+    _coordinator: Coordinator
 
     def __init__(self, group: Group, driver: str) -> None:
         self.name = COORDINATOR_PREFIX + group.name
@@ -62,7 +63,11 @@ class CoordinatorPlugin(SchedulerPlugin):
         # The traffic of observers is not counted as that of the group.
         self._looks = ClusterTransport(scheduler.rpc, Meter())
         self._recent: deque[tuple[float, str]] = deque(maxlen=RECENT)
-        listeners = self._sighted, self._failed
+        # The coordinator is made below.
+        listeners = (
+            lambda seen: self._coordinator.handle(seen),
+            lambda error: self._coordinator.failed(error),
+        )
         self._monitors = self._platform.monitors(*listeners) or MonitorLinks(*listeners)
         sink = logged(self._group, self._note)
         self._coordinator = Coordinator(
@@ -105,7 +110,8 @@ class CoordinatorPlugin(SchedulerPlugin):
         The coordinator reports what it knows, and the head of each shard is asked once.
         """
         table: Table = await self._coordinator.handle(GetTable(-1, 0.0))
-        answers = await asyncio.gather(*map(self._described, table.views))
+        looks = (ask_head(view, self._looks, LOOK_SECONDS) for view in table.views)
+        answers = await asyncio.gather(*looks)
         shards = map(partial(shard_view, self._group, name_of=self._name_of), table.views, answers)
         return TrainingView(
             self._group.name,
@@ -117,12 +123,6 @@ class CoordinatorPlugin(SchedulerPlugin):
             lost=sum(loss.updates for loss in self._coordinator.losses.found),
             recent=tuple(self._recent),
         )
-
-    async def _described(self, view: View) -> Description | None:
-        if not view.serving:
-            return None
-        answer = await ask_head(view, self._looks, LOOK_SECONDS)
-        return answer
 
     def _name_of(self, host: Endpoint) -> str:
         return self._coordinator.members.node(host) or host.address
@@ -144,12 +144,6 @@ class CoordinatorPlugin(SchedulerPlugin):
             )
             for name, (address, active) in self._coordinator.workers.places.items()
         )
-
-    async def _sighted(self, seen: Sighted) -> None:
-        await self._coordinator.handle(seen)
-
-    def _failed(self, error: Exception) -> None:
-        self._coordinator.failed(error)
 
     def _note(self, event: Event) -> None:
         if text := sentence(event):
