@@ -31,7 +31,7 @@ def main(address: str) -> None:
         choices = {"optimizer": COUNTING, "recovery": Recovery(Chain()), "seats": cluster.seats}
         with ParameterServer(cluster.client, params(), **choices) as ps:
             (training,) = ps.run(partial(count_until, "/nowhere"))
-            cluster.client.run(disturb, workers=cluster.seats.addresses)
+            cluster.client.run(disturb, workers=list(cluster.seats.specs))
             print(json.dumps(cluster.pids), flush=True)
             training.result()
 

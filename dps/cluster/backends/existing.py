@@ -188,7 +188,7 @@ class ExistingCluster(Cluster):
                     self._known.pop(address, None)
                     self._silent.discard(address)
                     self._forget(address)
-                    self.seats.leave(address)
+                    self.seats.specs.pop(address, None)  # another one may join there
             case {"action": "add-worker" | "dps-freed"}:
                 self._fill_soon()
 

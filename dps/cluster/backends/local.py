@@ -179,13 +179,7 @@ class LocalCluster(Cluster):
             self._stack = stack.pop_all()
 
     def start(self, node: NodeSpec) -> None:
-        """Start one more node, which joins when it is up.
-
-        Raises
-        ------
-        ConfigurationError
-            A node of this name runs already.
-        """
+        """Start one more node, which joins when it is up; errors as for `Cluster.start`."""
         with self._lock, self._claimed(node):
             leader = self.pids["scheduler"]
             arguments = (leader, self.address, node, self._scratch, self.security)

@@ -43,7 +43,7 @@ def by_seats(workers: Workers, seats: NodeAssignment) -> list[Node]:
     """Return the nodes among these Dask workers, named as their seats are."""
     nodes = []
     for address, info in sorted(workers.items()):
-        if (spec := seats.of(address)) is not None:
+        if (spec := seats.specs.get(address)) is not None:
             role, home = _role(spec.name, spec.resource)
             host = str(info["host"])
             nodes.append(Node(address, spec.name, role, home, None, spec.threads, host))

@@ -129,6 +129,12 @@ class Worker:
         How many updates of this worker the weights held when it began: 0 at the start of a
         training. After `ParameterServer.resume`, or after a restart of a lost worker, the training
         function can continue with the data after these. It is the highest number of any shard.
+    pushed
+        How many updates this worker has pushed.
+    layout
+        The parameters, and how they are placed on shards.
+    consistency
+        The consistency model of the parameter server.
     """
 
     def __init__(
@@ -138,6 +144,9 @@ class Worker:
         self.index = place.index
         self.workers = len(place.peers)
         self.done = done
+        self.pushed = 0
+        self.layout: Layout = client.group.layout
+        self.consistency: Consistency = client.group.consistency
         self._client = client
         self._platform = member.platform
         self._begin = member.begin
@@ -145,19 +154,8 @@ class Worker:
         self._leave = leave_of(member.dask_worker)
         self._given: ReadPoint | None = None
         self._buffered = 0
-        self._pushed = 0
         self._flat: dict[tuple[str, ...], FlatLayout] = {}
         self._computing: dict[tuple[str, ...], FlatArrays] = {}
-
-    @property
-    def layout(self) -> Layout:
-        """The parameters, and how they are placed on shards."""
-        return self._client.group.layout
-
-    @property
-    def consistency(self) -> Consistency:
-        """The consistency model of the parameter server."""
-        return self._client.group.consistency
 
     @property
     def read_point(self) -> ReadPoint | None:
@@ -188,11 +186,6 @@ class Worker:
         return self._client.dropped
 
     @property
-    def pushed(self) -> int:
-        """How many updates this worker has pushed."""
-        return self._pushed
-
-    @property
     def losses(self) -> list[Loss]:
         """The losses of this worker's acknowledged updates, one entry for each failure.
 
@@ -210,7 +203,7 @@ class Worker:
         dropped = f", dropped {self.dropped:,}" if self.dropped else ""
         return (
             f"<Worker {self.name} of {self.workers}, incarnation {self._client.incarnation}, "
-            f"done before {self.done:,}, pushed {self._pushed:,}{dropped}, "
+            f"done before {self.done:,}, pushed {self.pushed:,}{dropped}, "
             f"consistency {brief(self.consistency)}>"
         )
 
@@ -454,7 +447,7 @@ class Worker:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
-        self._pushed += 1
+        self.pushed += 1
         return self._begin(self._client.push_parts(parts, pull, computed_on or self._given))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:

@@ -39,10 +39,7 @@ BATCHES = 200  # of the last reports of workers, at most, that are searched
 class CoordinatorPlugin(SchedulerPlugin):
     """Runs a group's `Coordinator` in the scheduler and reports lost nodes to it.
 
-    Parameters
-    ----------
-    driver
-        The id of the Dask client that the group belongs to, and ends with.
+    The group ends with its `driver`, the id of a Dask client.
     """
 
     idempotent = True
