@@ -288,14 +288,15 @@ class Reservations(SchedulerPlugin):
         self.name = NAME
         self._scheduler = scheduler
         self._taken: dict[str, set[str]] = {}
-        self._waiting: list[str] = []  # clients that wait for the nodes that they need at first
+        # Clients that wait for the nodes that they need at first, in order.
+        self._waiting: dict[str, None] = {}
         self._allowed_failures = scheduler.allowed_failures
         scheduler.allowed_failures = 0
 
     def enter(self, client: str) -> None:
         """Add a client, which waits its turn."""
         self._taken[client] = set()
-        self._waiting.append(client)
+        self._waiting[client] = None
 
     def look(self, client: str) -> tuple[list[Offer], frozenset[str]]:
         """Return the Dask workers, and the addresses of those that a client may take.
@@ -304,7 +305,7 @@ class Reservations(SchedulerPlugin):
         here.
         """
         workers, free = self._scheduler.workers, frozenset[str]()
-        if client not in self._waiting or self._waiting[0] == client:
+        if client not in self._waiting or client == next(iter(self._waiting)):
             free = frozenset(workers).difference(*self._taken.values())
         offers = [
             Offer(address, str(w.name), w.host, w.nthreads, resource_in({"resources": w.resources}))
@@ -317,16 +318,14 @@ class Reservations(SchedulerPlugin):
         if not self.look(client)[1].issuperset(addresses):
             return False
         self._taken[client] |= set(addresses)
-        if client in self._waiting:
-            self._waiting.remove(client)
+        self._waiting.pop(client, None)
         return True
 
     def leave(self, client: str) -> None:
         """Free the nodes of a client; the last one leaves the scheduler as it was."""
         if self._taken.pop(client, None) is None:
             return
-        if client in self._waiting:
-            self._waiting.remove(client)
+        self._waiting.pop(client, None)
         self._scheduler.log_event("all", {"action": "dps-freed"})  # Dask workers are free again
         if not self._taken:
             self._scheduler.allowed_failures = self._allowed_failures

@@ -291,7 +291,6 @@ def _run_node(leader: int, address: str, node: NodeSpec, scratch: str, security:
             memory_limit=0,
             dashboard=False,
             local_directory=scratch,
-            lifetime=node.lifetime,
         ) as worker:
             await worker.finished()
 

@@ -352,7 +352,13 @@ class _Loans:
                 loan = next(self._numbers)
                 self._lent[loan] = held
                 loans[id(held)] = len(about.loans)
-                about.loans.append((loan, self._number(held.mapping, about, descriptors)))
+                mapping = held.mapping
+                if mapping not in self._shown:
+                    number = self._shown[mapping] = next(self._numbers)
+                    weakref.finalize(mapping, self.retired.append, number).atexit = False
+                    about.segments.append((number, mapping.size))
+                    descriptors.append(mapping.fd)
+                about.loans.append((loan, self._shown[mapping]))
             about.frames[index] = (*about.frames[index][:2], loans[id(held)], start)
         # Other threads add to these meanwhile.
         about.ended += [self.ended.popleft() for _ in range(len(self.ended))]
@@ -401,15 +407,6 @@ class _Loans:
         self._lent.clear()
         self._known.clear()
         self._shown.clear()
-
-    def _number(self, mapping: memory.Mapping, about: Description, descriptors: list[int]) -> int:
-        """Return the number of a segment at the other end; introduce it if it is new there."""
-        if mapping not in self._shown:
-            number = self._shown[mapping] = next(self._numbers)
-            weakref.finalize(mapping, self.retired.append, number).atexit = False
-            about.segments.append((number, mapping.size))
-            descriptors.append(mapping.fd)
-        return self._shown[mapping]
 
 
 def _note_end(ended: deque[int], loan: int, mapping: memory.Mapping, spoiled: bool) -> None:

@@ -91,7 +91,7 @@ class Port:
         self._calling = calling
         self._called = called
         self._users = 0
-        self._handlers: dict[str, Handler] = {}
+        self.handlers: dict[str, Handler] = {}  # of requests, by their keys
         # Those that were made here are to a peer, of a kind.
         self._connections: dict[Connection, tuple[str, Kind] | None] = {}
         self._listeners: dict[Kind, socket.socket] = {}
@@ -125,14 +125,6 @@ class Port:
         self.pool.close()
         self.pool = Pool()
         self._place = None
-
-    def serve(self, key: str, handler: Handler) -> None:
-        """Serve requests for a key: `handler` is called with the link and the frames."""
-        self._handlers[key] = handler
-
-    def withdraw(self, key: str) -> None:
-        """Stop serving requests for a key."""
-        self._handlers.pop(key, None)
 
     # -- being called ----------------------------------------------------------------------------
 
@@ -274,7 +266,7 @@ class Port:
         return task
 
     def _connected(self, line: Line, peer: tuple[str, Kind] | None) -> Connection:
-        connection = Connection(line, self._handlers, self.pool, self._lost)
+        connection = Connection(line, self.handlers, self.pool, self._lost)
         self._connections[connection] = peer
         return connection
 
