@@ -193,14 +193,14 @@ class Replica(Closing):
         self._pipeline.drain()
         self._memory.load()
 
-    def close(self) -> None:
+    def close(self, wait: bool = True) -> None:
         """Wait for all updates under way, average buffers, and end the synchronisation."""
         try:
-            if self._pipeline.is_open:
+            if wait and self._pipeline.is_open:
                 self.drain()
                 self._average()
         finally:
-            self._pipeline.close()
+            self._pipeline.close(wait)
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the module's `state_dict`, after all updates under way."""
@@ -241,10 +241,6 @@ class Replica(Closing):
     def _load_buffers(self, arrays: Arrays) -> None:
         for name, tensor in self._averaged.items():
             tensor.copy_(torch.from_numpy(np.array(arrays[name])))
-
-    def abandon(self) -> None:
-        """End without waiting for updates under way."""
-        self._pipeline.abandon()
 
 
 # The pipeline writes into `weights`, on the host, and `load` makes the module compute with them.

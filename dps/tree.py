@@ -105,14 +105,10 @@ class Replica(Closing):
         self.weights = restored(self._like, self._pipeline.push_pull(arrays))
         return self.weights
 
-    def close(self) -> Tree:
+    def close(self, wait: bool = True) -> Tree:
         """Wait for all updates under way; return the weights after them."""
-        self.weights = restored(self._like, self._pipeline.close())
+        self.weights = restored(self._like, self._pipeline.close(wait))
         return self.weights
-
-    def abandon(self) -> None:
-        """End without waiting for updates under way."""
-        self._pipeline.abandon()
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Any]]:

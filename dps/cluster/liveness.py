@@ -5,14 +5,10 @@ of each node registers there (`NodePresence`) and passes the monitor's address t
 with its leases. The coordinator connects to each monitor (`MonitorLinks`), which reports four times
 a second, and at once when a process ends:
 
-- The end of a process is reported at once. A stopped process is reported within `Timings.stopped`,
-  and killed only if the coordinator asks for it, a single group uses the process, and it does not
-  run a Dask client.
+- A stopped process is killed only if the coordinator asks for it, a single group uses the process,
+  and it does not run a Dask client.
 - A process that is reported as running is busy, and waited for (`Timings.patience`).
-- If the monitor is silent as well, nothing is known, and the lease of the process decides. The same
-  holds on a host without a monitor: training continues, with one warning in the log of the node.
-
-What follows from a report is decided by the coordinator (`dps.protocol.coordinator`).
+- If the monitor is silent as well, or there is none, the lease of the process decides.
 """
 
 from __future__ import annotations

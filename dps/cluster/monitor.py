@@ -21,6 +21,7 @@ import struct
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,6 @@ class MonitorProcess:
     """The monitor's process. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._monitor = Monitor()
         self._members: dict[int, _Member] = {}
         self._coordinators: dict[StreamWriter, Signed] = {}
@@ -126,6 +126,7 @@ class MonitorProcess:
 
     async def run(self, name: str) -> None:
         """Watch until no process is registered."""
+        self._loop = asyncio.get_running_loop()
         await asyncio.start_unix_server(self._serve_member, name, limit=LINE_BYTES)
         ends = time.monotonic() + START_SECONDS
         while self._members or time.monotonic() < ends:
@@ -237,14 +238,8 @@ class MonitorProcess:
 
 def main(name: str) -> None:
     """Run the monitor, unless there is one by now."""
-
-    async def run() -> None:
-        await MonitorProcess().run(name)
-
-    try:
-        asyncio.run(run())
-    except OSError:
-        return  # two nodes have started one at the same time
+    with suppress(OSError):  # two nodes have started one at the same time
+        asyncio.run(MonitorProcess().run(name))
 
 
 def command() -> list[str]:

@@ -50,19 +50,16 @@ class NodeSpec:
         "worker" or "evaluator".
     threads
         The number of its threads, and of its units of the resource: so many workers can run on it.
-    lifetime
-        The limit in seconds of how long its process runs; None: none.
 
     Examples
     --------
     >>> NodeSpec("worker-0", "worker", threads=2)
-    NodeSpec(name='worker-0', resource='worker', threads=2, lifetime=None)
+    NodeSpec(name='worker-0', resource='worker', threads=2)
     """
 
     name: str
     resource: str
     threads: int = 1
-    lifetime: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import psutil
 from distributed import wait
@@ -59,13 +59,6 @@ class Running(Protocol):
         ...
 
 
-class Timer(NamedTuple):
-    """Background work that begins later, unless it is cancelled before."""
-
-    cancel: Callable[[], None]
-    join: Callable[[], None]
-
-
 class Platform:
     """The platform of a real process. Thread-safe."""
 
@@ -98,9 +91,7 @@ class Platform:
         return uuid.uuid4().hex[:8]
 
     def monitors(
-        self,
-        on_report: Callable[[Any], Awaitable[object]],
-        on_failure: Callable[[Exception], None],
+        self, on_report: Callable[[Any], Awaitable[object]], on_failure: Callable[[Exception], None]
     ) -> Any:
         """Return the platform's own `Monitors`; None: those of the hosts are used."""
         return None
@@ -142,16 +133,6 @@ class Platform:
         except TimeoutError:
             return False
         return True
-
-    def after(self, seconds: float, work: Callable[[], object]) -> Timer:
-        """Start background work in some seconds."""
-        cancelled = self.flag()
-
-        def wait() -> None:
-            if not cancelled.wait(seconds):
-                work()
-
-        return Timer(cancelled.set, self.start(wait, "dps-timer").join)
 
     def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
         """Call a function for several names at the same time."""

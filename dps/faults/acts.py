@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dps.cluster.backends.base import Cluster
-from dps.cluster.platform import Running, Timer, platform_of
+from dps.cluster.platform import Running, platform_of
 from dps.core.names import replacement
 from dps.errors import ConfigurationError, DpsError
 from dps.events import (
@@ -113,15 +113,16 @@ class Acts(Striker):
         self._paused: set[tuple[int, str]] = set()
         self._current: dict[int, list[tuple[str, Effect]]] = {}
         self._lock = threading.Lock()  # of what has begun
-        self._timers: list[Timer] = []
+        self._over = self._platform.flag()
+        self._timers: list[Running] = []
         self._starting = threading.Lock()
 
     def close(self) -> None:
         """Revert all active faults at once; nodes that were to come back do not."""
         for beginning in self._beginning.values():
             beginning.join()
+        self._over.set()
         for timer in self._timers:
-            timer.cancel()
             timer.join()  # one that has begun to start a node ends first
         for number, node in sorted(self._paused):
             self._go_on(number, node)
@@ -219,7 +220,11 @@ class Acts(Striker):
                 self.miss(number, node, f"nothing takes its place: {error}")
 
     def _later(self, seconds: float, act: Callable[..., None], *what: object) -> None:
-        self._timers.append(self._platform.after(seconds, partial(act, *what)))
+        def wait() -> None:
+            if not self._over.wait(seconds):
+                act(*what)
+
+        self._timers.append(self._platform.start(wait, "dps-timer"))
 
     def _at_once(self, act: Callable[[str], bool], names: Sequence[str]) -> list[bool]:
         return [act(names[0])] if len(names) == 1 else self._platform.at_once(act, names)

@@ -22,15 +22,7 @@ import psutil
 from dps.cluster.liveness import presence_of
 from dps.cluster.names import Node
 from dps.cluster.platform import Platform, Running, platform_of
-from dps.cluster.transport.calls import (
-    BOTH,
-    Closed,
-    ClusterTransport,
-    Condition,
-    Late,
-    Meter,
-    links_of,
-)
+from dps.cluster.transport.calls import BOTH, ClusterTransport, Condition, Meter, links_of
 from dps.errors import DeadlineExceeded, StoreUnavailable
 from dps.events import CheckpointFailed
 from dps.faults import Corrupt, Cut, Delay, DiskFull, Fault, Slow
@@ -166,9 +158,9 @@ def effect_of(fault: Fault, hit: Hit) -> Effect:
             return _Slowdown(hit, fault.factor, fault.seconds)
         case Cut():
             ways = BOTH if fault.direction == "both" else (fault.direction,)
-            return _Interference(hit, Closed(ways), fault.seconds)
+            return _Interference(hit, Condition(ways), fault.seconds)
         case Delay():
-            return _Interference(hit, Late(fault.delay_seconds), fault.seconds)
+            return _Interference(hit, Condition(BOTH, fault.delay_seconds), fault.seconds)
         case DiskFull():
             return _FullDisk(hit)
         case Corrupt(target=int(shard)):
@@ -184,7 +176,7 @@ class _Interference:
     """Holds back or delays the messages of a node; a probe proves it."""
 
     _hit: Hit
-    _condition: Closed | Late
+    _condition: Condition
     _seconds: float
     proven = True
 
@@ -192,8 +184,8 @@ class _Interference:
         hit = self._hit
         before = hit.probe(PROBE_SECONDS)
         hit.run(_impose, hit.number, self._condition, self._seconds)
-        if isinstance(self._condition, Late):
-            late = len(self._condition.ways) * self._condition.seconds
+        if (seconds := self._condition.seconds) is not None:
+            late = len(self._condition.ways) * seconds
             deadline = PROBE_SECONDS + late
             during = hit.probe(deadline)
             effective = during is not None and during >= late
@@ -212,7 +204,7 @@ class _Interference:
     def end(self) -> Seen:
         affected = self._hit.run(_lift, self._hit.number)
         after = self._hit.probe(PROBE_SECONDS)
-        done = "held back" if isinstance(self._condition, Closed) else "delayed"
+        done = "held back" if self._condition.seconds is None else "delayed"
         evidence = (
             f"{affected} messages were {done}; a probe took {_took(after, PROBE_SECONDS)} after"
         )

@@ -56,4 +56,4 @@ class EchoActor:
 
     def _serve(self, port: Port) -> None:
         port.enter()
-        port.serve("echo", self.handle)
+        port.handlers["echo"] = self.handle

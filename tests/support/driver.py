@@ -14,7 +14,7 @@ from distributed import Worker as DaskWorker
 
 from dps import Chain, ParameterServer, Recovery
 from dps.cluster.backends.existing import ExistingCluster
-from dps.cluster.transport.calls import Late, links_of
+from dps.cluster.transport.calls import BOTH, Condition, links_of
 from tests.support.training import COUNTING, count_until, nodes, params
 
 MEMBERS = nodes(1, replicas=1, workers=1)
@@ -22,7 +22,7 @@ MEMBERS = nodes(1, replicas=1, workers=1)
 
 async def disturb(dask_worker: DaskWorker) -> None:
     """Leave a fault that does not end by itself in time."""
-    links_of(dask_worker).impose(0, Late(0.02), 600.0)
+    links_of(dask_worker).impose(0, Condition(BOTH, 0.02), 600.0)
 
 
 def main(address: str) -> None:
@@ -31,7 +31,7 @@ def main(address: str) -> None:
         choices = {"optimizer": COUNTING, "recovery": Recovery(Chain()), "seats": cluster.seats}
         with ParameterServer(cluster.client, params(), **choices) as ps:
             (training,) = ps.run(partial(count_until, "/nowhere"))
-            cluster.client.run(disturb, workers=cluster.seats.addresses)
+            cluster.client.run(disturb, workers=list(cluster.seats.specs))
             print(json.dumps(cluster.pids), flush=True)
             training.result()
 

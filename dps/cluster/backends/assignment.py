@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 
 from dps.cluster.names import NodeSpec, Offer, shard_of
 from dps.core.names import role_of
@@ -19,36 +18,15 @@ class NodeAssignment:
     """Which Dask worker, by its address, is which node. Thread-safe: each operation is atomic."""
 
     def __init__(self) -> None:
-        self._specs: dict[str, NodeSpec] = {}
-        self._listeners: list[Callable[[str], None]] = []
-
-    def of(self, address: str) -> NodeSpec | None:
-        """Return the node that a Dask worker is; None if it is none."""
-        return self._specs.get(address)
-
-    @property
-    def addresses(self) -> list[str]:
-        """The Dask workers that are nodes."""
-        return list(self._specs)
+        self.specs: dict[str, NodeSpec] = {}
+        # Called with the address of each further Dask worker that becomes a node.
+        self.listeners: list[Callable[[str], None]] = []
 
     def take(self, address: str, spec: NodeSpec) -> None:
         """Make a Dask worker a node, and call the listeners."""
-        self._specs[address] = spec
-        for listen in list(self._listeners):
+        self.specs[address] = spec
+        for listen in list(self.listeners):
             listen(address)
-
-    def leave(self, address: str) -> None:
-        """Forget a Dask worker that is lost: another one may join at its address."""
-        self._specs.pop(address, None)
-
-    def listen(self, listener: Callable[[str], None]) -> None:
-        """Call a function with the address of each further Dask worker that becomes a node."""
-        self._listeners.append(listener)
-
-    def unlisten(self, listener: Callable[[str], None]) -> None:
-        """Undo `listen`."""
-        with suppress(ValueError):
-            self._listeners.remove(listener)
 
 
 def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:

@@ -15,13 +15,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import psutil
 
 from dps.cluster.backends.processes import State, holds, process_of, state_of
 from dps.cluster.names import NodeSpec
+from dps.cluster.transport.memory import machine
 from dps.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -242,8 +242,7 @@ def _process(answer: Any, address: str, kind: str) -> Process:
 
 def _describe() -> tuple[str, int, int, str, str, str]:
     """Describe this process: its version of dps, its number and user, and its machine."""
-    host, boot = socket.gethostname(), Path("/proc/sys/kernel/random/boot_id")
-    namespace = os.readlink("/proc/self/ns/pid") if boot.exists() else host
-    booted = boot.read_text().strip() if boot.exists() else ""
+    host, boot = socket.gethostname(), machine()
+    namespace = os.readlink("/proc/self/ns/pid") if boot else host
     version = import_module("dps").__version__  # below which this module is
-    return version, os.getpid(), os.geteuid(), host, booted, namespace
+    return version, os.getpid(), os.geteuid(), host, boot, namespace

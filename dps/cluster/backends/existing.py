@@ -188,7 +188,7 @@ class ExistingCluster(Cluster):
                     self._known.pop(address, None)
                     self._silent.discard(address)
                     self._forget(address)
-                    self.seats.leave(address)
+                    self.seats.specs.pop(address, None)  # another one may join there
             case {"action": "add-worker" | "dps-freed"}:
                 self._fill_soon()
 
@@ -199,16 +199,16 @@ class ExistingCluster(Cluster):
         """Give open places to free Dask workers, as far as there are any."""
         async with self._filling:
             for node in list(self._open):
-                while (offer := self._best(node, (await self._look())[1])) is not None:
+                while True:
+                    _, free = await self._look()
+                    with self._lock:
+                        taken = {n: at for n, at in self._places.items() if n not in self._lost}
+                    if (offer := best(node, free, taken)) is None:
+                        break
                     if await self._take([offer.address]):
                         self._open.remove(node)
                         self._seat(node, offer)
                         break
-
-    def _best(self, node: NodeSpec, free: Sequence[Offer]) -> Offer | None:
-        with self._lock:
-            taken = {name: at for name, at in self._places.items() if name not in self._lost}
-        return best(node, free, taken)
 
     def _seat(self, node: NodeSpec, offer: Offer) -> None:
         with self._lock:
@@ -288,14 +288,15 @@ class Reservations(SchedulerPlugin):
         self.name = NAME
         self._scheduler = scheduler
         self._taken: dict[str, set[str]] = {}
-        self._waiting: list[str] = []  # clients that wait for the nodes that they need at first
+        # Clients that wait for the nodes that they need at first, in order.
+        self._waiting: dict[str, None] = {}
         self._allowed_failures = scheduler.allowed_failures
         scheduler.allowed_failures = 0
 
     def enter(self, client: str) -> None:
         """Add a client, which waits its turn."""
         self._taken[client] = set()
-        self._waiting.append(client)
+        self._waiting[client] = None
 
     def look(self, client: str) -> tuple[list[Offer], frozenset[str]]:
         """Return the Dask workers, and the addresses of those that a client may take.
@@ -304,7 +305,7 @@ class Reservations(SchedulerPlugin):
         here.
         """
         workers, free = self._scheduler.workers, frozenset[str]()
-        if client not in self._waiting or self._waiting[0] == client:
+        if client not in self._waiting or client == next(iter(self._waiting)):
             free = frozenset(workers).difference(*self._taken.values())
         offers = [
             Offer(address, str(w.name), w.host, w.nthreads, resource_in({"resources": w.resources}))
@@ -317,16 +318,14 @@ class Reservations(SchedulerPlugin):
         if not self.look(client)[1].issuperset(addresses):
             return False
         self._taken[client] |= set(addresses)
-        if client in self._waiting:
-            self._waiting.remove(client)
+        self._waiting.pop(client, None)
         return True
 
     def leave(self, client: str) -> None:
         """Free the nodes of a client; the last one leaves the scheduler as it was."""
         if self._taken.pop(client, None) is None:
             return
-        if client in self._waiting:
-            self._waiting.remove(client)
+        self._waiting.pop(client, None)
         self._scheduler.log_event("all", {"action": "dps-freed"})  # Dask workers are free again
         if not self._taken:
             self._scheduler.allowed_failures = self._allowed_failures

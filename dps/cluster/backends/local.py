@@ -16,8 +16,10 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing.context import ForkServerProcess
@@ -54,6 +56,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 CONNECT_SECONDS = 30.0
 STOP_SECONDS = 5.0
+LOOK_SECONDS = 0.1
 MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
 
 DASK_SETTINGS = {
@@ -159,8 +162,7 @@ class LocalCluster(Cluster):
                 self.address = self._start_scheduler(shown, host)
                 for node in nodes:
                     self.start(node)
-                choices = {"security": self.security, "timeout": CONNECT_SECONDS}
-                self.client = Client(self.address, set_as_default=False, **choices)
+                self.client = self._connected()
                 stack.callback(self._disconnect)
                 with dask.config.set(dashboard_settings(self.security, "scheduler")):
                     self.dashboard = self.client.dashboard_link if shown else None
@@ -177,17 +179,27 @@ class LocalCluster(Cluster):
             self._stack = stack.pop_all()
 
     def start(self, node: NodeSpec) -> None:
-        """Start one more node, which joins when it is up.
-
-        Raises
-        ------
-        ConfigurationError
-            A node of this name runs already.
-        """
+        """Start one more node, which joins when it is up; errors as for `Cluster.start`."""
         with self._lock, self._claimed(node):
             leader = self.pids["scheduler"]
             arguments = (leader, self.address, node, self._scratch, self.security)
             self._start_process(node.name, _run_node, arguments)
+
+    def _connected(self) -> Client:
+        """Connect to the scheduler, but stop if it ends, which Dask does not notice."""
+        connecting: Future[Client] = Future()
+
+        def connect() -> None:
+            choices = {"security": self.security, "timeout": CONNECT_SECONDS}
+            try:
+                connecting.set_result(Client(self.address, set_as_default=False, **choices))
+            except BaseException as error:  # noqa: BLE001 - raised below
+                connecting.set_exception(error)
+
+        threading.Thread(target=connect, daemon=True, name="dps-connect").start()
+        while not wait([connecting], LOOK_SECONDS).done:
+            self._living("scheduler")
+        return connecting.result()
 
     def _disconnect(self) -> None:
         try:
@@ -279,7 +291,6 @@ def _run_node(leader: int, address: str, node: NodeSpec, scratch: str, security:
             memory_limit=0,
             dashboard=False,
             local_directory=scratch,
-            lifetime=node.lifetime,
         ) as worker:
             await worker.finished()
 

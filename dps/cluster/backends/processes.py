@@ -83,12 +83,7 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
     """Return the context that forks processes from a server that has imported `preload`.
 
     The first call starts the server without waiting for it. All clusters of this process share it,
-    so later calls cannot change what it imports.
-
-    Raises
-    ------
-    ConfigurationError
-        It cannot be started.
+    so later calls cannot change what it imports. `ConfigurationError`: it cannot be started.
     """
     context = multiprocessing.get_context("forkserver")
     # "preload" before the user's modules: it switches garbage collection off for them.
@@ -109,16 +104,14 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
 @contextlib.contextmanager
 def environment(settings: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that are started meanwhile."""
-    before = {key: os.environ.get(key) for key in settings}
+    before = {key: os.environ[key] for key in settings if key in os.environ}
     os.environ.update(settings)
     try:
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
-                del os.environ[key]
-            else:
-                os.environ[key] = value
+        for key in settings.keys() - before.keys():
+            del os.environ[key]
+        os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,12 @@ class SlurmCluster(JobCluster):
             if host not in self._down:
                 self._living(name)
                 nodes = set(self.on_host_of(name))
-                self._refuse_others(host)
+                shown = run_command("squeue", "-h", "-t", "running", "-w", host, "-o", "%A")
+                if others := set(shown.split()) - {job.job_id for job in self._job_of.values()}:
+                    raise ConfigurationError(
+                        f"host {host} has jobs of others, who would lose them: "
+                        f"{', '.join(sorted(others))}"
+                    )
                 self._end_without_notice(nodes)
                 self._down[host] = _HostDown(host, nodes)
             elif name not in self._down[host].nodes:
@@ -115,13 +120,6 @@ class SlurmCluster(JobCluster):
         choices = {"workers": addresses, "on_error": "ignore", "callback_timeout": ANSWER_SECONDS}
         with contextlib.suppress(TimeoutError):  # one that does not answer cannot leave either
             client.sync(client.run, _end_by_sigterm, **choices)
-
-    def _refuse_others(self, host: str) -> None:
-        running = run_command("squeue", "-h", "-t", "running", "-w", host, "-o", "%A").split()
-        if others := set(running) - {job.job_id for job in self._job_of.values()}:
-            raise ConfigurationError(
-                f"host {host} has jobs of others, who would lose them: {', '.join(sorted(others))}"
-            )
 
     def _give_back(self, host: str) -> None:
         with self._taking:

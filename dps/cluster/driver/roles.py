@@ -31,7 +31,7 @@ def by_resources(workers: Workers, seats: NodeAssignment | None = None) -> list[
         resource, home = resource_in(info), -1
         spec = NodeSpec(str(info["name"]), resource, info["nthreads"]) if resource else None
         if seats is not None:
-            spec, resource = seats.of(address), None
+            spec, resource = seats.specs.get(address), None
         if spec is None:
             continue
         role = spec.resource

@@ -78,7 +78,7 @@ class ShardHosts:
     @property
     def seated(self) -> list[str] | None:
         """The Dask workers that are nodes, if others may use the rest of the cluster; None: all."""
-        return self._seats.addresses if self._seats is not None else None
+        return list(self._seats.specs) if self._seats is not None else None
 
     async def assign(self) -> None:
         """Give each node its role; raises `CapacityError` if there are too few."""
@@ -93,8 +93,8 @@ class ShardHosts:
         for name, handler in zip(self._topics, (self._joined, self._reported), strict=True):
             self._client.subscribe_topic(name, weakly(handler))
         if self._seats is not None:
-            self._seats.listen(self._seated)
-            for address in set(self._seats.addresses) - {node.address for node in self.nodes}:
+            self._seats.listeners.append(self._seated)
+            for address in set(self._seats.specs) - {node.address for node in self.nodes}:
                 self._seated(address)  # since `assign`
 
     async def make_hosts(self, nodes: Sequence[Node]) -> None:
@@ -120,8 +120,8 @@ class ShardHosts:
 
     async def stop(self) -> None:
         """Ignore nodes that join from now on."""
-        if self._seats is not None:
-            self._seats.unlisten(self._seated)
+        if self._seats is not None and self._seated in self._seats.listeners:
+            self._seats.listeners.remove(self._seated)
         try:
             self._client.unsubscribe_topic(self._topics[0])
         finally:
@@ -182,7 +182,7 @@ class ShardHosts:
         here = [node.name for node in self.nodes if node.address == address]
         if address in self._hosts and self._hosts[address].is_lost:
             return False  # a nanny has started it again at the same address
-        seat = self._seats.of(address) if self._seats is not None else None
+        seat = self._seats.specs.get(address) if self._seats is not None else None
         return bool(here) and (seat is None or seat.name in here)
 
     async def _workers(self) -> roles.Workers:

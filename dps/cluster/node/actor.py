@@ -26,12 +26,7 @@ from dps.core.arguments import as_number, is_name
 from dps.core.ranges import shown
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, DpsError
-from dps.events import (
-    Evaluated,
-    EvaluationMissed,
-    Event,
-    Reported,
-)
+from dps.events import Evaluated, EvaluationMissed, Event, Reported
 from dps.observe.history import EVALUATOR
 from dps.protocol import wire
 from dps.protocol.client.client import Client
@@ -51,10 +46,7 @@ GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
     "version": ("Updates that are in the state of the shard.", lambda r: r.state.version),
     "epoch": ("Number of the present configuration of the shard's replicas.", lambda r: r.epoch),
     "head": ("Whether clients push to this replica.", lambda r: r.is_head),
-    "waiting": (
-        "Pushes that have arrived and are not acknowledged.",
-        lambda r: r.ledger.waiting,
-    ),
+    "waiting": ("Pushes that have arrived and are not acknowledged.", lambda r: r.ledger.waiting),
     "uncommitted": (
         "Operations applied here that the next replica or store has not acknowledged.",
         lambda r: r.uncommitted,
@@ -120,12 +112,12 @@ class HostActor:
         await self._member.tasks.close()
         await self._host.close()
         self._cores.close()
-        self._member.port.withdraw(self._key)
+        self._member.port.handlers.pop(self._key, None)
         await self._member.exit()
 
     def _start(self) -> None:
         self._member.enter()
-        self._member.port.serve(self._key, self.handle)
+        self._member.port.handlers[self._key] = self.handle
         self._member.tasks.start(self._begin())
         self._member.tasks.start(self._member.finish_when_released(self._key, self.finish))
         if self._group.recorded:

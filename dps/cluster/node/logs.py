@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -19,15 +19,12 @@ from distributed.client import AllExit
 from dps.cluster.names import KEY_PREFIX, topic
 from dps.cluster.platform import Platform
 from dps.cluster.transport.calls import Meter
-from dps.core.updates import UpdateId
 from dps.errors import GroupClosed, ResultLost, TrainingStopped, UpdatesLost
 from dps.events import (
-    Acked,
     Evaluated,
     EvaluationMissed,
     Event,
     Failover,
-    Filtered,
     LossReported,
     Reported,
     ResourceSampled,
@@ -36,11 +33,8 @@ from dps.events import (
     log,
     to_dict,
 )
-from dps.protocol.client.client import Client
-from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss
-from dps.protocol.transport import Clock
 
 SILENT = "ignore"
 SAMPLE_SECONDS = 1.0
@@ -187,47 +181,3 @@ def sample(
         host=platform.host,
         started=platform.started,
     )
-
-
-class WorkerRecords:
-    """Collects what a worker reports, is acknowledged and filters, for few events.
-
-    `report` is called from the training's thread, the rest from the event loop.
-    """
-
-    def __init__(self, client: Client, recorder: Recorder, clock: Clock) -> None:
-        self._client = client
-        self._recorder = recorder
-        self._clock = clock
-        self._lock = threading.Lock()
-        self._reports: dict[str, list[tuple[float, int, float, int]]] = {}
-        self._steps = 0
-        self._acks: list[tuple[float, int, int, int, Outcome]] = []
-        self._filtered = client.filtered
-
-    def report(self, metrics: Mapping[str, float], version: int | None) -> None:
-        """Note numbers of the next step; `version` is that of the weights read last, if any."""
-        self._steps += 1
-        now, seen = self._clock.now(), -1 if version is None else version
-        with self._lock:
-            for name, value in metrics.items():
-                self._reports.setdefault(name, []).append((now, self._steps, value, seen))
-
-    def acked(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
-        """Note an acknowledgement, if events are recorded."""
-        if self._recorder.on:
-            self._acks.append((self._clock.now(), shard, update.seq, version, outcome))
-
-    def flush(self) -> None:
-        """Record what was noted since the last flush."""
-        now, source = self._clock.now(), (self._client.worker, self._client.incarnation)
-        with self._lock:
-            reports, self._reports = self._reports, {}
-        for name, rows in reports.items():
-            self._recorder(Reported(now, *source, name, *zip(*rows, strict=True)))
-        acks, self._acks = self._acks, []
-        if acks:
-            self._recorder(Acked(now, *source, *zip(*acks, strict=True)))
-        if self._recorder.on and self._client.filtered != self._filtered:
-            self._filtered = self._client.filtered
-            self._recorder(Filtered(now, *source, **self._filtered))

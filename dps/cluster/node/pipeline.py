@@ -22,23 +22,15 @@ class Closing(AbstractContextManager[Any]):
     """A context manager for updates that are under way: at the end of its block, it is closed."""
 
     @abstractmethod
-    def close(self) -> Any:
+    def close(self, wait: bool = True) -> Any:
         """Take no more updates, and wait for those that are under way."""
 
-    @abstractmethod
-    def abandon(self) -> None:
-        """Take no more updates, and do not wait."""
-
     def __enter__(self) -> Self:
-        """Return this object."""
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Close it, or abandon it after an exception."""
-        if kind is None:
-            self.close()
-        else:
-            self.abandon()
+        """Close it, without waiting after an exception."""
+        self.close(wait=kind is None)
 
 
 class Pipeline(Closing):
@@ -60,6 +52,8 @@ class Pipeline(Closing):
     ----------
     weights
         The weights to compute the next gradients on: name → array.
+    is_open
+        Whether it takes gradients: not after `close`, nor after its `with` block.
 
     Raises
     ------
@@ -75,7 +69,7 @@ class Pipeline(Closing):
         self._ahead = ahead
         self._into = into
         self._under_way: deque[Handle[Any]] = deque()
-        self._open = True
+        self.is_open = True
         self.weights: Arrays = worker.pull()
         if into is not None:
             for name, array in into.items():
@@ -111,23 +105,14 @@ class Pipeline(Closing):
             self._take_oldest()
         return self.weights
 
-    def close(self) -> Arrays:
-        """Take no more gradients, and `drain`."""
-        self._open = False
-        return self.drain()
-
-    def abandon(self) -> None:
-        """Take no more gradients, and do not wait."""
-        self._open = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it takes gradients: not after `close`, nor after its `with` block."""
-        return self._open
+    def close(self, wait: bool = True) -> Arrays:
+        """Take no more gradients, and `drain` if it is to wait."""
+        self.is_open = False
+        return self.drain() if wait else self.weights
 
     def require_open(self) -> None:
         """Raise `GroupClosed` unless it is open."""
-        if not self._open:
+        if not self.is_open:
             raise GroupClosed(
                 "nothing is sent after close() or the end of the `with` block; attach again, or "
                 "make another Pipeline"

@@ -15,7 +15,6 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from dps.cluster.node.logs import WorkerRecords
 from dps.cluster.node.member import Member, leave_of
 from dps.cluster.transport.memory import private
 from dps.core.arguments import as_gradient, as_number, is_name
@@ -31,6 +30,7 @@ from dps.protocol.messages import Loss
 
 T = TypeVar("T")
 Keys = Sequence[int] | np.ndarray
+Report = Callable[[Mapping[str, float], ReadPoint | None], None]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -72,14 +72,8 @@ class Handle(Generic[T]):
         return self._result(self._future.result(limit))
 
 
-def as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
-    """Return gradients as plain arrays of the parameters' dtypes, without a copy where possible.
-
-    Raises
-    ------
-    ShapeMismatch
-        They are no mapping, or one is masked, or cannot be read as an array in place.
-    """
+def _as_arrays(gradients: Arrays, layout: Layout) -> Arrays:
+    """Return gradients as plain arrays of the parameters' dtypes, without a copy where possible."""
     if not isinstance(gradients, Mapping):
         raise ShapeMismatch(
             f"gradients={shown(gradients)}, expected a mapping of names to arrays, such as "
@@ -135,35 +129,33 @@ class Worker:
         How many updates of this worker the weights held when it began: 0 at the start of a
         training. After `ParameterServer.resume`, or after a restart of a lost worker, the training
         function can continue with the data after these. It is the highest number of any shard.
+    pushed
+        How many updates this worker has pushed.
+    layout
+        The parameters, and how they are placed on shards.
+    consistency
+        The consistency model of the parameter server.
     """
 
     def __init__(
-        self, client: Client, member: Member, records: WorkerRecords, place: Place, done: int
+        self, client: Client, member: Member, report: Report, place: Place, done: int
     ) -> None:
         self.name = client.worker
         self.index = place.index
         self.workers = len(place.peers)
         self.done = done
+        self.pushed = 0
+        self.layout: Layout = client.group.layout
+        self.consistency: Consistency = client.group.consistency
         self._client = client
         self._platform = member.platform
         self._begin = member.begin
-        self._records = records
+        self._report = report
         self._leave = leave_of(member.dask_worker)
         self._given: ReadPoint | None = None
         self._buffered = 0
-        self._pushed = 0
         self._flat: dict[tuple[str, ...], FlatLayout] = {}
         self._computing: dict[tuple[str, ...], FlatArrays] = {}
-
-    @property
-    def layout(self) -> Layout:
-        """The parameters, and how they are placed on shards."""
-        return self._client.group.layout
-
-    @property
-    def consistency(self) -> Consistency:
-        """The consistency model of the parameter server."""
-        return self._client.group.consistency
 
     @property
     def read_point(self) -> ReadPoint | None:
@@ -194,11 +186,6 @@ class Worker:
         return self._client.dropped
 
     @property
-    def pushed(self) -> int:
-        """How many updates this worker has pushed."""
-        return self._pushed
-
-    @property
     def losses(self) -> list[Loss]:
         """The losses of this worker's acknowledged updates, one entry for each failure.
 
@@ -216,7 +203,7 @@ class Worker:
         dropped = f", dropped {self.dropped:,}" if self.dropped else ""
         return (
             f"<Worker {self.name} of {self.workers}, incarnation {self._client.incarnation}, "
-            f"done before {self.done:,}, pushed {self._pushed:,}{dropped}, "
+            f"done before {self.done:,}, pushed {self.pushed:,}{dropped}, "
             f"consistency {brief(self.consistency)}>"
         )
 
@@ -437,12 +424,12 @@ class Worker:
             if not is_name(name):
                 raise refused("report: a name of a metric", name, "a text in UTF-8, not empty")
         numbers = {name: as_number(f"report: {name}", value) for name, value in metrics.items()}
-        self._records.report(numbers, self._given.version if self._given is not None else None)
+        self._report(numbers, self._given)
 
     def _push(
         self, gradients: Arrays, pull: bool, rows: Gradients, computed_on: ReadPoint | None
     ) -> Future[Any]:
-        arrays = as_arrays(gradients, self.layout)
+        arrays = _as_arrays(gradients, self.layout)
         for names, own in list(self._computing.items()):
             if own is arrays:
                 own.freeze()
@@ -460,7 +447,7 @@ class Worker:
             failed: Future[Any] = Future()
             failed.set_exception(error)
             return failed
-        self._pushed += 1
+        self.pushed += 1
         return self._begin(self._client.push_parts(parts, pull, computed_on or self._given))
 
     def _give(self, pushed: int | None) -> dict[str, np.ndarray]:

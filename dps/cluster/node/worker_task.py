@@ -7,6 +7,7 @@ loop, as everything of the protocol does.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar, cast
@@ -17,14 +18,7 @@ from distributed.sizeof import safe_sizeof
 
 from dps.cluster.heads import ask_heads
 from dps.cluster.names import topic
-from dps.cluster.node.logs import (
-    SILENT,
-    WorkerRecords,
-    dropped,
-    keep_quiet,
-    why_dropped,
-    worker_log,
-)
+from dps.cluster.node.logs import SILENT, dropped, keep_quiet, why_dropped, worker_log
 from dps.cluster.node.member import Member
 from dps.cluster.node.worker import Place, Worker
 from dps.cluster.transport.calls import meter_of
@@ -33,7 +27,9 @@ from dps.core.consistency import ASP
 from dps.core.functions import RESULT_BYTES, pack, unpack
 from dps.core.updates import UpdateId
 from dps.errors import ConfigurationError, ResultLost, ShardUnavailable, UpdatesDropped
+from dps.events import Acked, Filtered, Reported
 from dps.protocol.client.client import Caller, Client
+from dps.protocol.client.read_point import ReadPoint
 from dps.protocol.client.shard_client import Outcome
 from dps.protocol.group import Group
 from dps.protocol.messages import Loss, Returned
@@ -63,7 +59,8 @@ def run_worker(
 class _Task:
     """A worker's client and records on its node, from before it joins until after it has left.
 
-    Made in the task's thread; its coroutines run on the node's event loop.
+    Made in the task's thread, where it collects what the training reports; the rest runs on the
+    node's event loop.
     """
 
     def __init__(self, group: Group, place: Place) -> None:
@@ -85,7 +82,11 @@ class _Task:
             watched=lambda: member.presence.watched,
         )
         self._client = Client(group, member.transport, caller)
-        self._records = WorkerRecords(self._client, member.recorder, member.clock)
+        self._lock = threading.Lock()
+        self._reports: dict[str, list[tuple[float, int, float, int]]] = {}
+        self._steps = 0
+        self._acks: list[tuple[float, int, int, int, Outcome]] = []
+        self._filtered = self._client.filtered
 
     def run(self, train: Callable[[Worker], Any]) -> Any:
         """Call the training function between joining the group and leaving it."""
@@ -124,7 +125,7 @@ class _Task:
         """Take the node for this task and record from now on."""
         self._member.enter()
         await self._member.presence.registered()
-        self._member.record(self._records.flush)
+        self._member.record(self._flush)
 
     async def _enter(self) -> Worker | Returned:
         """Join the group, under a new incarnation if one of this name was there before.
@@ -144,7 +145,7 @@ class _Task:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._group.timings.unavailable):
                     await self._applied(self._place.peers)
-        return Worker(client, self._member, self._records, self._place, done)
+        return Worker(client, self._member, self._report, self._place, done)
 
     async def _end(self, reason: str, returned: Returned | None) -> None:
         """Leave the group, for a reason if it was joined, and send what is still to be recorded."""
@@ -171,11 +172,37 @@ class _Task:
         return task is None or task.state == "cancelled"
 
     def _note(self, shard: int, update: UpdateId, version: int, outcome: Outcome) -> None:
-        self._records.acked(shard, update, version, outcome)
+        if self._member.recorder.on:
+            now = self._member.clock.now()
+            self._acks.append((now, shard, update.seq, version, outcome))
         if outcome == "dropped" and not self._drops_are_logged:
             self._drops_are_logged = True
             worker_log.warning("dps: %s", dropped(self._group, self._name))
             self._member.dask_worker.log_event(topic("dropped", self._group.name), self._name)
+
+    def _report(self, metrics: Mapping[str, float], read: ReadPoint | None) -> None:
+        """Note numbers of the next step, and the version of the weights that were read last."""
+        self._steps += 1
+        now, version = self._member.clock.now(), read.version if read is not None else None
+        seen = -1 if version is None else version
+        with self._lock:
+            for name, value in metrics.items():
+                self._reports.setdefault(name, []).append((now, self._steps, value, seen))
+
+    def _flush(self) -> None:
+        """Record what was noted since the last flush."""
+        client, record = self._client, self._member.recorder
+        now, source = self._member.clock.now(), (client.worker, client.incarnation)
+        with self._lock:
+            reports, self._reports = self._reports, {}
+        for name, rows in reports.items():
+            record(Reported(now, *source, name, *zip(*rows, strict=True)))
+        acks, self._acks = self._acks, []
+        if acks:
+            record(Acked(now, *source, *zip(*acks, strict=True)))
+        if record.on and client.filtered != self._filtered:
+            self._filtered = client.filtered
+            record(Filtered(now, *source, **self._filtered))
 
     def _log_loss(self, loss: Loss) -> None:
         if self._group.on_loss != SILENT:

@@ -28,7 +28,7 @@ from dps.events import Event, ResourceSampled
 from dps.observe.views import Listing, TrainingView, WorkerView, sentence
 from dps.protocol.coordinator.coordinator import Coordinator
 from dps.protocol.group import Group
-from dps.protocol.messages import CloseGroup, Description, GetTable, Sighted, Table
+from dps.protocol.messages import CloseGroup, Description, GetTable, Table
 from dps.protocol.transport import Endpoint
 
 LOOK_SECONDS = 1.0  # a slower shard is shown without its version
@@ -39,13 +39,11 @@ BATCHES = 200  # of the last reports of workers, at most, that are searched
 class CoordinatorPlugin(SchedulerPlugin):
     """Runs a group's `Coordinator` in the scheduler and reports lost nodes to it.
 
-    Parameters
-    ----------
-    driver
-        The id of the Dask client that the group belongs to, and ends with.
+    The group ends with its `driver`, the id of a Dask client.
     """
 
     idempotent = True
+    _coordinator: Coordinator
 
     def __init__(self, group: Group, driver: str) -> None:
         self.name = COORDINATOR_PREFIX + group.name
@@ -62,7 +60,11 @@ class CoordinatorPlugin(SchedulerPlugin):
         # The traffic of observers is not counted as that of the group.
         self._looks = ClusterTransport(scheduler.rpc, Meter())
         self._recent: deque[tuple[float, str]] = deque(maxlen=RECENT)
-        listeners = self._sighted, self._failed
+        # The coordinator is made below.
+        listeners = (
+            lambda seen: self._coordinator.handle(seen),
+            lambda error: self._coordinator.failed(error),
+        )
         self._monitors = self._platform.monitors(*listeners) or MonitorLinks(*listeners)
         sink = logged(self._group, self._note)
         self._coordinator = Coordinator(
@@ -139,12 +141,6 @@ class CoordinatorPlugin(SchedulerPlugin):
             )
             for name, (address, active) in self._coordinator.workers.places.items()
         )
-
-    async def _sighted(self, seen: Sighted) -> None:
-        await self._coordinator.handle(seen)
-
-    def _failed(self, error: Exception) -> None:
-        self._coordinator.failed(error)
 
     def _note(self, event: Event) -> None:
         if text := sentence(event):

@@ -71,21 +71,11 @@ BOTH: tuple[Direction, ...] = ("in", "out")
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """Hold messages in these directions back until the end, as TCP does by resending."""
+class Condition:
+    """Delay messages in these directions; without `seconds` until it ends, as TCP does."""
 
-    ways: tuple[Direction, ...] = BOTH
-
-
-@dataclass(frozen=True, slots=True)
-class Late:
-    """Delay messages in these directions by `seconds`."""
-
-    seconds: float
-    ways: tuple[Direction, ...] = BOTH
-
-
-Condition = Closed | Late
+    ways: tuple[Direction, ...]
+    seconds: float | None = None
 
 
 @dataclass(slots=True)
@@ -129,7 +119,7 @@ class Links:
     def cut_off(self) -> bool:
         """Whether all messages that the process sends are held back."""
         conditions = [imposed.condition for imposed in self._current]
-        return any(isinstance(each, Closed) and "out" in each.ways for each in conditions)
+        return any(each.seconds is None and "out" in each.ways for each in conditions)
 
     def affected(self, number: int) -> int:
         """Return the number of messages that a condition has held back or delayed."""
@@ -139,13 +129,10 @@ class Links:
     async def passage(self, way: Direction) -> None:
         """Wait until a message may pass."""
         for imposed in self._current:
-            match imposed.condition:
-                case Closed(ways) if way in ways:
-                    imposed.affected += 1
-                    await imposed.over.wait()
-                case Late(seconds, ways) if way in ways:
-                    imposed.affected += 1
-                    await asyncio.sleep(seconds)
+            if way in imposed.condition.ways:
+                imposed.affected += 1
+                seconds = imposed.condition.seconds
+                await (imposed.over.wait() if seconds is None else asyncio.sleep(seconds))
 
     @property
     def _current(self) -> list[_Imposed]:

@@ -73,10 +73,6 @@ class _Outgoing:
         if sent:
             self.buffers[0] = self.buffers[0][sent:]
 
-    def make_own(self) -> None:
-        """Copy the rest: its owner may change it now, and a torn message must not arrive."""
-        self.buffers = [memoryview(bytes(buffer)) for buffer in self.buffers]
-
 
 class Connection:
     """One end of a connection between two processes. Used from its event loop.
@@ -245,7 +241,8 @@ class Connection:
         if not message.begun and not self._line.passes_memory and message in self._queue:
             self._queue.remove(message)
         else:
-            message.make_own()
+            # Its owner may change the rest now, and a torn message must not arrive.
+            message.buffers = [memoryview(bytes(buffer)) for buffer in message.buffers]
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -355,7 +352,13 @@ class _Loans:
                 loan = next(self._numbers)
                 self._lent[loan] = held
                 loans[id(held)] = len(about.loans)
-                about.loans.append((loan, self._number(held.mapping, about, descriptors)))
+                mapping = held.mapping
+                if mapping not in self._shown:
+                    number = self._shown[mapping] = next(self._numbers)
+                    weakref.finalize(mapping, self.retired.append, number).atexit = False
+                    about.segments.append((number, mapping.size))
+                    descriptors.append(mapping.fd)
+                about.loans.append((loan, self._shown[mapping]))
             about.frames[index] = (*about.frames[index][:2], loans[id(held)], start)
         # Other threads add to these meanwhile.
         about.ended += [self.ended.popleft() for _ in range(len(self.ended))]
@@ -404,15 +407,6 @@ class _Loans:
         self._lent.clear()
         self._known.clear()
         self._shown.clear()
-
-    def _number(self, mapping: memory.Mapping, about: Description, descriptors: list[int]) -> int:
-        """Return the number of a segment at the other end; introduce it if it is new there."""
-        if mapping not in self._shown:
-            number = self._shown[mapping] = next(self._numbers)
-            weakref.finalize(mapping, self.retired.append, number).atexit = False
-            about.segments.append((number, mapping.size))
-            descriptors.append(mapping.fd)
-        return self._shown[mapping]
 
 
 def _note_end(ended: deque[int], loan: int, mapping: memory.Mapping, spoiled: bool) -> None:

@@ -225,7 +225,8 @@ class Pool:
             self._ended.append((mapping, spoiled))
 
     def _take(self, size: int) -> Mapping:
-        wanted = size_class(size)
+        step = 1 << max(0, (size - 1).bit_length() - 3)
+        wanted = max(SMALLEST, -(-size // step) * step)  # at most a quarter more
         with self._lock:
             while self._ended:
                 ended, spoiled = self._ended.popleft()
@@ -242,14 +243,6 @@ class Pool:
         with self._lock:
             self._all.add(made)
         return made
-
-
-def size_class(size: int) -> int:
-    """Return the size of segments for `size` bytes: at most a quarter more."""
-    if size <= SMALLEST:
-        return SMALLEST
-    step = 1 << (size - 1).bit_length() - 3
-    return -(-size // step) * step
 
 
 def few_left(fd: int) -> bool:

@@ -23,7 +23,7 @@ from distributed.core import ConnectionPool
 from dps.cluster.platform import made_once, split_address
 from dps.cluster.transport.connection import Connection, Handler
 from dps.cluster.transport.memory import Pool, here
-from dps.cluster.transport.stream import Line, to_tcp, to_unix, welcomed
+from dps.cluster.transport.stream import Line, greeted, to_tcp
 from dps.protocol.transport import TransportChoice
 
 if TYPE_CHECKING:
@@ -60,13 +60,6 @@ class Way:
     connection: Connection | None
     until: float = float("inf")  # when to look for a better one
 
-    @property
-    def is_current(self) -> bool:
-        """Whether it can be used without looking again."""
-        if self.connection is not None and self.connection.lost:
-            return False
-        return self.until > time.monotonic()
-
 
 AS_CHOSEN = Way("dask", "as chosen", None)
 
@@ -98,7 +91,7 @@ class Port:
         self._calling = calling
         self._called = called
         self._users = 0
-        self._handlers: dict[str, Handler] = {}
+        self.handlers: dict[str, Handler] = {}  # of requests, by their keys
         # Those that were made here are to a peer, of a kind.
         self._connections: dict[Connection, tuple[str, Kind] | None] = {}
         self._listeners: dict[Kind, socket.socket] = {}
@@ -132,14 +125,6 @@ class Port:
         self.pool.close()
         self.pool = Pool()
         self._place = None
-
-    def serve(self, key: str, handler: Handler) -> None:
-        """Serve requests for a key: `handler` is called with the link and the frames."""
-        self._handlers[key] = handler
-
-    def withdraw(self, key: str) -> None:
-        """Stop serving requests for a key."""
-        self._handlers.pop(key, None)
 
     # -- being called ----------------------------------------------------------------------------
 
@@ -193,7 +178,7 @@ class Port:
         tls = self._called if split_address(self._address())[0] == "tls" else None
         try:
             async with asyncio.timeout(GREETING_SECONDS):
-                line = await welcomed(sock, self._secret, tls)
+                line = await greeted(sock, self._secret, tls)
         except (OSError, TimeoutError) as error:
             _log.info("a connection was refused: %s", error)
         else:
@@ -209,7 +194,7 @@ class Port:
         """
         key = address, wanted, large
         known = self._ways.get(key)
-        if known is not None and known.is_current:
+        if known is not None and known.until > time.monotonic():  # and it is not lost
             return known
         looking = self._looking.get(key)
         if looking is None:
@@ -265,7 +250,8 @@ class Port:
                 for what, value in place.items():
                     if offer["place"][what] != value:
                         raise _Impassable(f"another {what}", lasting=True)
-                return await to_unix(offer["name"], offer["secret"])
+                sock, name = socket.socket(socket.AF_UNIX), f"\0{offer['name']}"
+                return await greeted(sock, offer["secret"], address=name)
         except TimeoutError:
             why = f"no {kind} in {CONNECT_SECONDS:g} s"
         except OSError as error:
@@ -280,7 +266,7 @@ class Port:
         return task
 
     def _connected(self, line: Line, peer: tuple[str, Kind] | None) -> Connection:
-        connection = Connection(line, self._handlers, self.pool, self._lost)
+        connection = Connection(line, self.handlers, self.pool, self._lost)
         self._connections[connection] = peer
         return connection
 

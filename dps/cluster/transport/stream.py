@@ -29,6 +29,8 @@ from typing import Any, TypeVar
 import msgpack
 import numpy as np
 
+from dps.cluster.monitor import peer_of
+
 MAGIC = b"dps transport 3\n"
 LOST_MILLISECONDS = 30_000  # as on Dask's connections
 NONCE_BYTES, PROOF_BYTES = 16, 32
@@ -36,7 +38,6 @@ ENCRYPT_BYTES = 1 << 20  # that TLS encrypts before others have their turn
 MOST_DESCRIPTORS = 64  # per message
 _ANCILLARY = socket.CMSG_SPACE(MOST_DESCRIPTORS * struct.calcsize("i"))
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 HEAD = struct.Struct("<BxxxIQ")  # kind, bytes of the description, number of the request
 STAGING_BYTES = 1 << 18
@@ -137,37 +138,29 @@ class TlsLine(Line):
         return self._tls.pending() > 0
 
 
-async def to_unix(name: str, secret: bytes) -> Line:
-    """Connect to an abstract unix socket; `OSError` if its process does not know the secret."""
-    return await _greeted(socket.socket(socket.AF_UNIX), secret, None, f"\0{name}")
-
-
 async def to_tcp(host: str, port: int, secret: bytes, tls: ssl.SSLContext | None) -> Line:
-    """Connect to a TCP port, with TLS if the cluster has it; raises as `to_unix` does."""
+    """Connect to a TCP port, with TLS if the cluster has it; raises as `greeted` does."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     family, kind, protocol, _, address = infos[0]
-    return await _greeted(socket.socket(family, kind, protocol), secret, tls, address)
+    return await greeted(socket.socket(family, kind, protocol), secret, tls, address)
 
 
-async def welcomed(sock: socket.socket, secret: bytes, tls: ssl.SSLContext | None) -> Line:
-    """Return the line to a process that has connected, or close it and raise `OSError`."""
-    return await _greeted(sock, secret, tls if sock.family != socket.AF_UNIX else None)
-
-
-async def _greeted(
-    sock: socket.socket, secret: bytes, tls: ssl.SSLContext | None, address: Any = None
+async def greeted(
+    sock: socket.socket, secret: bytes, tls: ssl.SSLContext | None = None, address: Any = None
 ) -> Line:
-    """Connect to the address, if any, and prove to each other that both ends know the secret."""
+    """Return the line to a process that has connected, or connect to the address if one is given.
+
+    Both ends prove that they know the secret; otherwise the line is closed, and `OSError` raised.
+    """
     line, calls = Line(sock), address is not None
     try:
         if calls:
             await asyncio.get_running_loop().sock_connect(sock, address)
         elif line.passes_memory:
-            credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            _, uid, _ = _CREDENTIALS.unpack(credentials)
+            _, uid = peer_of(sock)
             if uid != os.getuid():
                 raise Refused(f"the process that has connected is user {uid}, not {os.getuid()}")
-        if tls is not None:
+        if tls is not None and not line.passes_memory:
             end = {"server_hostname": address[0]} if calls else {"server_side": True}
             wrapped = tls.wrap_socket(sock, do_handshake_on_connect=False, **end)
             line = TlsLine(wrapped)

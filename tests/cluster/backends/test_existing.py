@@ -37,7 +37,7 @@ def with_roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def resources(cluster: ExistingCluster) -> dict[str, list[str]]:
     """For each node, the Dask resources of the Dask worker that it is."""
     known = cluster.client.sync(cluster.client.scheduler.identity, n_workers=-1)["workers"]
-    found = {cluster.seats.of(at): list(info["resources"]) for at, info in known.items()}
+    found = {cluster.seats.specs.get(at): list(info["resources"]) for at, info in known.items()}
     return {spec.name: resources for spec, resources in found.items() if spec is not None}
 
 

@@ -134,7 +134,7 @@ def test_what_a_driver_had_that_is_killed_goes_to_the_next(address: str) -> None
         driver.kill()
         with opening.result(SECONDS) as cluster:
             assert theirs & set(cluster.pids.values())
-            assert not any(client.run(disturbed, workers=cluster.seats.addresses).values())
+            assert not any(client.run(disturbed, workers=list(cluster.seats.specs)).values())
             choices = {"optimizer": COUNTING, "recovery": Recovery(Chain())}
             with ParameterServer(client, params(), seats=cluster.seats, **choices) as ps:
                 assert results(ps.run(partial(count, 20))) == [20]

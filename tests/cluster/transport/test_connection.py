@@ -29,10 +29,9 @@ from dps.cluster.transport.stream import (
     Reader,
     Refused,
     described,
+    greeted,
     packed,
     to_tcp,
-    to_unix,
-    welcomed,
 )
 from dps.cluster.transport.stream import Kind as MessageKind
 from dps.protocol import wire
@@ -99,12 +98,12 @@ async def ends(kind: str, secret: bytes = SECRET) -> list[Line]:
 
         async def connect() -> Line:
             if family == socket.AF_UNIX:
-                return await to_unix(name, secret)
+                return await greeted(socket.socket(family), secret, address=f"\0{name}")
             return await to_tcp("127.0.0.1", listener.getsockname()[1], secret, contexts[0])
 
         async def accept() -> Line:
             sock, _ = await asyncio.get_running_loop().sock_accept(listener)
-            return await welcomed(sock, SECRET, contexts[1])
+            return await greeted(sock, SECRET, contexts[1])
 
         lines = await asyncio.gather(connect(), accept(), return_exceptions=True)
     for line in lines:
@@ -327,7 +326,7 @@ def test_another_user_is_refused() -> None:
             with subprocess.Popen([sys.executable, "-c", program]) as other:
                 sock, _ = await asyncio.to_thread(listener.accept)
                 with pytest.raises(Refused, match="is user 65534"):
-                    await welcomed(sock, SECRET, None)
+                    await greeted(sock, SECRET)
                 assert other.wait(SECONDS) == 0  # it was told nothing
 
     carry_out(scenario)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from dps.cluster.transport.calls import Closed, Late, Links
+from dps.cluster.transport.calls import BOTH, Condition, Links
 
 
 def test_a_process_is_cut_off_where_nothing_that_it_sends_arrives() -> None:
     async def scenario() -> None:
         links = Links()
         for condition, cut_off in (
-            *((Closed(("out",)), True), (Closed(), True)),
-            *((Closed(("in",)), False), (Late(0.1), False)),
+            *((Condition(("out",)), True), (Condition(BOTH), True)),
+            *((Condition(("in",)), False), (Condition(BOTH, 0.1), False)),
         ):
             links.impose(0, condition, 600.0)
             assert links.cut_off is cut_off

@@ -84,7 +84,7 @@ class Places:
             return {"status": "OK", "result": to_serialize(args[1:])}
 
         server.handlers["actor_execute"] = actor_execute
-        port.serve("echo", echo)
+        port.handlers["echo"] = echo
         port.enter()
         self._stack.callback(port.exit)
         return Peer(server, port)
@@ -190,7 +190,7 @@ def test_a_peer_that_closes_and_opens_again_is_reached_again() -> None:
             await caller.echo(peer, LARGE)
             peer.port.exit()
             peer.port.enter()
-            peer.port.serve("echo", echo)
+            peer.port.handlers["echo"] = echo
             await asyncio.sleep(0)
             async with asyncio.timeout(SECONDS):
                 while True:
