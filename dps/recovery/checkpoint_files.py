@@ -30,7 +30,7 @@ from dps.core.tables.table import Level, SparseTable
 from dps.errors import CheckpointCorrupt, DpsError, StaleEpoch, StoreUnavailable
 from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed, unsealed
 
-FORMAT = 1
+FORMAT = 3
 
 _NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?(?:-[0-9a-f]{8})?\.(json|safetensors)(\.\w+\.tmp)?")
 

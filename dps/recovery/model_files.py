@@ -53,6 +53,8 @@ class SavedModel:
     def __post_init__(self) -> None:
         if not all(map(_NAME.fullmatch, self.files)):
             raise ValueError("it names other files than those of a saved model")
+        if not len(self.files) == len(self.digests) == len(self.layout.shards):
+            raise ValueError("it does not name one file for each shard")
 
 
 class Model(dict[str, np.ndarray]):

@@ -434,8 +434,7 @@ class Client:
             # Calls have numbers of their own: under BSP they are part of no round.
             number = UpdateId(f"{self.worker or DRIVER}{CALLS}", self.incarnation, self._calls)
         op = Operation("apply", number, call=call)
-        calls = (shard_client.call(op) for shard_client in self._shard_clients)
-        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        outcomes = await self._at_once([_outcome(shard.call(op)) for shard in self._shard_clients])
         self.may_go_on()
         return [unpack(result) for result in all_succeeded(outcomes)]
 
@@ -505,6 +504,14 @@ class Client:
         if len(self._shards) == 1 and not self.group.restores_together:
             return [await request for request in requests]
         return list(await asyncio.gather(*requests))
+
+
+async def _outcome(request: Awaitable[T]) -> T | Exception:
+    """Return the result of a request, or its error, to be raised when all have ended."""
+    try:
+        return await request
+    except Exception as error:  # noqa: BLE001 - raised by `all_succeeded`
+        return error
 
 
 async def _either(*works: Coroutine[Any, Any, Any]) -> None:

@@ -51,6 +51,8 @@ OnAck = Callable[[int, UpdateId, int, Outcome], None]
 # Sends a request to a shard in this view; None: it is to be repeated.
 Attempt = Callable[[msg.View], Awaitable[T | None]]
 
+# The shard may be served again soon.
+TEMPORARY = (TransportError, StaleEpoch, NotServing, MailboxClosed, StoreUnavailable)
 BUFFERED = msg.Pushed("buffered", 0, 0, None)  # no shard has replied
 
 
@@ -317,9 +319,13 @@ class ShardClient:
                     view = (await self._router.table()).views[self._shard]
                     if view.serving:
                         await self._send_earlier(view)
-            except (GroupClosed, RemoteError):
+            except GroupClosed:
                 return
-            except (DpsError, TimeoutError):
+            except (DpsError, TimeoutError) as error:
+                if self._held and not isinstance(error, (*TEMPORARY, Evicted, TimeoutError)):
+                    raise  # others may wait for what is buffered, and nothing else sends it
+                if isinstance(error, RemoteError):
+                    return
                 version = -1
                 await asyncio.sleep(self._timings.retry)
 
@@ -410,7 +416,7 @@ class ShardClient:
             return result
         except TimeoutError:
             return None
-        except (TransportError, StaleEpoch, NotServing, MailboxClosed, StoreUnavailable):
+        except TEMPORARY:
             await self._until_replaced(view, self._timings.retry)
             return None
 

@@ -124,7 +124,8 @@ class Coordinator:
         cut = self.members.leases.answered_for(m.host) > m.seconds
         if cut and m.epoch == controller.view.epoch:
             if m.host in controller.view.chain[1:]:
-                self.members[m.host].excluded = True
+                if m.host in self.members:
+                    self.members[m.host].excluded = True
             elif controller.do_without(m.host) or self._do_without_mailbox(m.host):
                 await self.publish()
         return self._table()

@@ -291,7 +291,10 @@ class ShardServer:
             await self._take_mail(replica, epoch)
 
     async def _take_mail(self, replica: Replica, epoch: int) -> None:
-        """Apply what workers left in the mailbox; it stays there until the shard is served."""
+        """Apply what workers left in the mailbox.
+
+        It stays there until the shard is served: until then another server may have to restart.
+        """
         if not self._group.recovery.uses_mailbox:
             return
         mailboxes = self._keepers_of(replica.shard).mailboxes

@@ -45,7 +45,9 @@ class SnapshotBarrier:
             self.close()
             self._last = m.cut
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(m.patience, lambda: self._tasks.start(self._release()))
+            self._timer = loop.call_later(
+                m.patience, lambda: self._tasks.start(self._expire(m.cut))
+            )
             workers = self._replica.state.workers.items()
             return {name: (p.incarnation, p.clock) for name, p in workers if p.active}
 
@@ -83,6 +85,10 @@ class SnapshotBarrier:
             name in known and (known[name].incarnation, known[name].clock) == at
             for name, at in upto.items()
         )
+
+    async def _expire(self, cut: int) -> None:
+        if cut == self._last:  # otherwise gradients are held for a later one
+            await self._release()
 
     async def _release(self) -> None:
         self.close()

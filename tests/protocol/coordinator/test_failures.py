@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 
-from dps.events import Detected, LossReported, TaskFailed
+from dps.core.consistency import BSP
+from dps.core.replay import Continue
+from dps.core.updates import Operation
+from dps.errors import RemoteError
+from dps.events import Detected, LossReported, TaskFailed, WorkerLeft
 from dps.protocol.messages import RenewLease
+from dps.protocol.server.replica import Replica
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.strategy import Recovery
 from tests.simulator.network import Unforeseen
 from tests.support.worlds import Setting, happened, in_world, until
 
@@ -61,3 +70,31 @@ def test_a_shard_whose_controller_keeps_failing_holds_up_no_other() -> None:
         assert len(happened(s, TaskFailed)) < 20
 
     in_world(scenario, shards=2, servers=2)
+
+
+def test_a_worker_whose_buffered_gradients_cannot_be_replayed_fails_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replay = Replica.replay
+
+    async def failing(
+        self: Replica, epoch: int, buffered: Sequence[Operation], late: bool = False
+    ) -> None:
+        if any(op.id.worker == "a" for op in buffered):
+            raise RemoteError("a defect")
+        await replay(self, epoch, buffered, late)
+
+    monkeypatch.setattr(Replica, "replay", failing)
+
+    async def scenario(s: Setting) -> None:
+        (process, client), (other, neighbour) = await s.enter("a"), await s.enter("b")
+        first = process.run(client.push(ONES, pull=True))
+        await s.all_of(first, other.run(neighbour.push(ONES, pull=True)), within=5.0)
+        s.world.crash("server-0", back_after=2.0)
+        await asyncio.sleep(0.5)
+        await client.push(ONES)
+        await s.all_of(other.run(neighbour.push(ONES, pull=True)), within=10.0)
+        assert [(e.worker, e.reason) for e in happened(s, WorkerLeft)] == [("a", "failed")]
+
+    recovery = Recovery(Checkpoint(every=1, mode="sync"), Continue(buffer="worker"))
+    in_world(scenario, shards=1, recovery=recovery, consistency=BSP())

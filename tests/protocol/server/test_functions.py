@@ -61,6 +61,17 @@ def test_a_call_sees_what_its_worker_has_pushed_before() -> None:
         in_world(scenario, seed=seed, recovery=CHAIN, functions=FUNCTIONS)
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_later_push_does_not_overtake_a_call(shards: int) -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        calling, pushing = process.run(client.apply("total", [])), process.run(client.push(ONES))
+        results, _ = await s.all_of(calling, pushing, within=5.0)
+        assert sum(results) == 0
+
+    in_world(scenario, shards=shards, recovery=CHAIN, functions=FUNCTIONS)
+
+
 @pytest.mark.parametrize("model", [BSP(), SSP(0)], ids=str)
 def test_a_call_waits_for_no_round_and_moves_no_clock_on(model: Consistency) -> None:
     async def scenario(s: Setting) -> None:
