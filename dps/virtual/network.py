@@ -224,14 +224,19 @@ class Network(Generic[P]):
         except (DpsError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
             return error
 
-    async def refuses(self, host: str, port: int) -> bool:
-        """Whether no process listens there, as seen by the current process."""
-        target, source = self._processes.get(f"tcp://{host}:{port}"), here.get()
-        if target is None or source is None:
-            return True
+    async def probe(self, source: P, address: str) -> bool:
+        """Whether a connection from `source` to the process at an address would be refused."""
+        target = self._processes[address]
         there, back = (source.name, target.name), (target.name, source.name)
         await asyncio.sleep(self._link(*there).delay() + self._link(*back).delay())
         return not target.alive
+
+    async def refuses(self, host: str, port: int) -> bool:
+        """Whether no process listens there, as seen by the current process."""
+        address, source = f"tcp://{host}:{port}", here.get()
+        if address not in self._processes or source is None:
+            return True
+        return await self.probe(self._processes[source.address], address)
 
     def later(self, delay: float, callback: Callable[..., None], *args: Any) -> None:
         """Call a function after some seconds, whatever the current process does until then."""
