@@ -96,5 +96,6 @@ def test_a_worker_whose_buffered_gradients_cannot_be_replayed_fails_alone(
         await s.all_of(other.run(neighbour.push(ONES, pull=True)), within=10.0)
         assert [(e.worker, e.reason) for e in happened(s, WorkerLeft)] == [("a", "failed")]
 
-    recovery = Recovery(Checkpoint(every=1, mode="sync"), Continue(buffer="worker"))
+    kept = Checkpoint(every=1, mode="sync", path="memory://failing")
+    recovery = Recovery(kept, Continue(buffer="worker"))
     in_world(scenario, shards=1, recovery=recovery, consistency=BSP())
