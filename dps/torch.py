@@ -25,8 +25,8 @@ try:
     import torch
 except ImportError as error:
     raise ImportError(
-        "dps.torch needs torch, which is not installed: in a clone of dps, "
-        "pip install -e '.[torch]'"
+        "dps.torch needs torch, which is not installed: in a clone of dps, `make torch` "
+        "or pip install -e '.[torch]'"
     ) from error
 
 Module = Any  # an `nn.Module`
