@@ -494,6 +494,11 @@ class Loss(Message):
         name that another durability gives it), and how many updates that has.
     cause
         Why the shard had to be restored.
+
+    Examples
+    --------
+    >>> print(Loss(0, 0.0, updates=3, exact=True, source="checkpoint", version=120, epoch=2))
+    shard 0 has lost 3 acknowledged updates: it was restored from its checkpoint at version 120
     """
 
     shard: int

@@ -31,6 +31,11 @@ class Chain(Durability):
         aggregation, OSDI 2014, 3.5). Fewer are, when no more come within `linger` seconds.
     linger
         How long an update waits for others to be summed with, in seconds.
+
+    Examples
+    --------
+    >>> Recovery(Chain(3), outage=Continue()).durability.replicas
+    3
     """
 
     replicas: Annotated[int, whole_from(1, "nodes")] = 2

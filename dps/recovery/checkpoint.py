@@ -93,6 +93,11 @@ class Checkpoint(Durability):
     mtbf
         With `every="auto"`, the mean time between failures of a shard in seconds, if it is known.
         It counts as much as one observed failure.
+
+    Examples
+    --------
+    >>> Recovery(Checkpoint(every=50, path="s3://bucket/runs")).path
+    's3://bucket/runs'
     """
 
     every: int | Literal["auto"] | None = None

@@ -280,6 +280,9 @@ class NoDurability(Durability):
     """Shard state survives nothing; a lost shard restarts from its initial values.
 
     dps waits for a silent server, which may have the only copy.
+
+    >>> Recovery().durability
+    NoDurability()
     """
 
     kind: ClassVar[str] = "none"

@@ -39,6 +39,11 @@ class Layered(Durability):
     below
         When and where checkpoints are written: asynchronous ones, of each shard separately, every N
         updates or seconds.
+
+    Examples
+    --------
+    >>> Recovery(Layered(Chain(2), Checkpoint(every=1000, path="/data/runs"))).path
+    '/data/runs'
     """
 
     # `field()`: the property of `Durability` would be its default.

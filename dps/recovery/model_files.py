@@ -69,6 +69,14 @@ class Model(dict[str, np.ndarray]):
         `spec.initial.keys`.
     versions
         How many updates each shard had applied.
+
+    Examples
+    --------
+    >>> from dps.testing import VirtualCluster
+    >>> with VirtualCluster() as cluster, ParameterServer(cluster, {"w": np.ones(2)}) as ps:
+    ...     ps.save("memory://model")
+    >>> load("memory://model")["w"]
+    array([1., 1.])
     """
 
     def __init__(

@@ -72,6 +72,11 @@ class PartialCheckpoint(Durability):
         Any fsspec path that all server nodes can reach. None: a folder of the run's own.
     keep
         How often all blocks are kept, besides what those need.
+
+    Examples
+    --------
+    >>> PartialCheckpoint(every=100, share=0.25).at_risk
+    25
     """
 
     every: Annotated[int, whole_from(1, "updates")] = CHECKPOINT_EVERY

@@ -47,6 +47,11 @@ class SharedStore(Durability):
         How many updates share a write at most.
     stores
         How many stores keep each state, and each buffered gradient: every one is a node.
+
+    Examples
+    --------
+    >>> Recovery(SharedStore(stores=2), outage=Continue()).stores
+    2
     """
 
     every: Annotated[int, whole_from(1, "updates")] = 16

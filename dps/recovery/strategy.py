@@ -24,7 +24,11 @@ _AXES = (
 @message
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One choice on each axis: where state survives, what workers do meanwhile, and afterwards."""
+    """One choice on each axis: where state survives, what workers do meanwhile, and afterwards.
+
+    >>> Recovery(Checkpoint(every=50), Continue(buffer="mailbox"), Replay("mean")).uses_mailbox
+    True
+    """
 
     durability: Durability = NoDurability()
     outage: Outage = Wait()

@@ -64,6 +64,9 @@ class WorkerCache(Durability):
 
     Updates that no worker has read since are lost, and the optimizer's state restarts. If no active
     worker holds a copy, the shard restarts from its initial values.
+
+    >>> Recovery(WorkerCache(), outage=Continue()).durability
+    WorkerCache()
     """
 
     refusals = _REFUSALS

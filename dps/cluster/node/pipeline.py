@@ -60,6 +60,19 @@ class Pipeline(Closing):
     ConfigurationError
         `ahead` is negative, no whole number, or more than the consistency model allows: 0 under
         BSP, tau under SSP.
+
+    Examples
+    --------
+    >>> from dps.testing import VirtualCluster
+    >>> def train(worker):
+    ...     with Pipeline(worker, ahead=1) as pipeline:
+    ...         for _ in range(10):
+    ...             pipeline.push_pull({"w": np.ones(2)})
+    ...     return worker.pull()["w"]
+    >>> with VirtualCluster() as cluster:
+    ...     with ParameterServer(cluster, {"w": np.zeros(2)}, optimizer=SGD(1.0)) as ps:
+    ...         ps.run(train, workers=1)[0].result()
+    array([-10., -10.])
     """
 
     def __init__(self, worker: Worker, ahead: int = 1, into: FlatArrays | None = None) -> None:

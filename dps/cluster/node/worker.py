@@ -135,6 +135,19 @@ class Worker:
         The parameters, and how they are placed on shards.
     consistency
         The consistency model of the parameter server.
+
+    Examples
+    --------
+    >>> from dps.testing import VirtualCluster
+    >>> def train(worker):
+    ...     weights = worker.pull()
+    ...     for _ in range(3):
+    ...         weights = worker.push_pull({"w": weights["w"]})
+    ...     return worker.name, weights["w"]
+    >>> with VirtualCluster() as cluster:
+    ...     with ParameterServer(cluster, {"w": np.ones(2)}, optimizer=SGD(0.5)) as ps:
+    ...         ps.run(train, workers=1)[0].result()
+    ('worker-0', array([0.125, 0.125]))
     """
 
     def __init__(
