@@ -22,7 +22,7 @@ from distributed.core import ConnectionPool
 
 from dps.cluster.platform import made_once, split_address
 from dps.cluster.transport.connection import Connection, Handler
-from dps.cluster.transport.memory import Pool, here
+from dps.cluster.transport.memory import Pool, few_left, here
 from dps.cluster.transport.stream import Line, greeted, to_tcp
 from dps.protocol.transport import TransportChoice
 
@@ -36,6 +36,7 @@ GREETING_SECONDS = 5.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a transport that did not work is tried again
 REST_SECONDS = 1.0  # after a connection could not be accepted, for lack of descriptors
+MOST_GREETING = 64  # connections that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
 
@@ -96,6 +97,9 @@ class Port:
         self._connections: dict[Connection, tuple[str, Kind] | None] = {}
         self._listeners: dict[Kind, socket.socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._tested: set[Connection] = set()
+        self._warned: set[Kind] = set()
         self._ways: dict[tuple[str, TransportChoice, bool], Way] = {}
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
         # Kinds that do not work to a peer, why, and until when they are not tried again.
@@ -144,7 +148,9 @@ class Port:
         except _Impassable:
             return None
         except OSError as error:
-            _log.warning("no %s to this process: %s", kind, error)
+            if kind not in self._warned:  # peers ask again and again
+                self._warned.add(kind)
+                _log.warning("no %s to this process: %s", kind, error)
             return None
 
     def _listening(self, kind: Kind) -> socket.socket:
@@ -171,7 +177,15 @@ class Port:
                 _log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(REST_SECONDS)  # it stays pending
                 continue
-            self._start(self._welcome(sock))
+            if self._greeting and (len(self._greeting) >= MOST_GREETING or few_left(sock.fileno())):
+                # A greeting takes a moment: the oldest is the least likely to come from a peer.
+                oldest = next(iter(self._greeting))
+                del self._greeting[oldest]
+                oldest.cancel()
+            task = self._start(self._welcome(sock))
+            self._greeting[task] = None
+            task.add_done_callback(lambda task: self._greeting.pop(task, None))
+            await asyncio.sleep(0)  # so that it starts, and others have their turn
 
     async def _welcome(self, sock: socket.socket) -> None:
         assert self._address is not None
