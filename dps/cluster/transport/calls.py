@@ -9,8 +9,6 @@ it may never return when the node dies. Every call has a deadline.
 from __future__ import annotations
 
 import asyncio
-import logging
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
 from dps.cluster.platform import made_once, split_address, state_of
-from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey
+from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey, log_failure
 from dps.cluster.transport.port import AS_CHOSEN, Port
 from dps.errors import (
     CoordinatorGone,
@@ -43,8 +41,6 @@ PROBE_SECONDS = 0.25
 LATE_SECONDS = 10.0  # after which a connection without the coordinator's late reply is given up
 METER = "dps-meter"
 SHARING: tuple[TransportChoice, ...] = ("auto", "shared_memory")
-
-_log = logging.getLogger("dps.transport")
 
 
 @dataclass
@@ -339,8 +335,6 @@ async def answer(handle: Any, meter: Meter, link: str, frames: wire.Frames) -> w
     except DpsError as error:
         reply = wire.encode(error)
     except Exception as error:  # noqa: BLE001 - a defect: the caller must not retry
-        # As text: a log that keeps the traceback would keep the arrays, and their memory.
-        _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
-        reply = wire.encode(RemoteError(f"{type(error).__name__}: {error}"))
+        reply = wire.encode(RemoteError(log_failure(error)))
     meter.sent[link] += wire.size(reply)
     return reply

@@ -11,7 +11,9 @@ Received messages are not unpickled, and cannot name code.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +38,7 @@ from dps.cluster.transport.stream import (
     dtype_of,
     packed,
 )
+from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.tasks import Tasks
@@ -50,6 +53,8 @@ Handler = Callable[..., Awaitable[wire.Frames]]
 Place = tuple[Held, int]  # a segment, and the offset of a frame in it
 
 
+_log = logging.getLogger("dps.transport")
+
 class Lost(ConnectionError):
     """The connection ended before the reply came."""
 
@@ -59,6 +64,13 @@ class NoSuchKey(LookupError):
 
 
 @dataclass(slots=True, eq=False)
+def log_failure(error: Exception) -> str:
+    """Log the exception of a request; return it as text for the caller, which must not retry."""
+    # As text: a log that keeps the traceback would keep the arrays, and their segments.
+    _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
+    return f"{type(error).__name__}: {error}"
+
+
 class _Outgoing:
     """A message that is being sent; if `begun`, some of it may have left."""
 
@@ -99,7 +111,7 @@ class Connection:
         self._writing = False
         self._requests = count(1)
         self._waiting: dict[int, asyncio.Future[wire.Frames]] = {}
-        self._replies = Tasks(lambda error: self.close(f"a request failed: {error!r}"))
+        self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error!r}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
         self.lost = False  # whether it is unusable
@@ -108,8 +120,8 @@ class Connection:
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         """Send a request and return the frames of its reply, which are read-only.
 
-        `NoSuchKey` if the other end does not serve the key; `Lost` if the connection ended, as when
-        the handler raised an exception: the request may have been carried out.
+        `NoSuchKey` if the other end does not serve the key; `RemoteError` if the handler raised an
+        exception; `Lost` if the connection ended, so that the request may have been carried out.
         """
         number = next(self._requests)
         reply: asyncio.Future[wire.Frames] = self._loop.create_future()
@@ -303,18 +315,26 @@ class Connection:
         waiting = self._waiting.get(message.number)
         if waiting is None or waiting.done():
             return  # its caller has given up
-        if message.kind is Kind.REPLY:
-            waiting.set_result(frames)
-        else:
-            waiting.set_exception(NoSuchKey(about.text))
+        match message.kind:
+            case Kind.REPLY:
+                waiting.set_result(frames)
+            case Kind.NOBODY:
+                waiting.set_exception(NoSuchKey(about.text))
+            case Kind.FAILED:
+                waiting.set_exception(RemoteError(about.text))
 
     async def _reply(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
-        working = handler(link, *frames)
-        frames.clear()
-        reply = await working
-        places = await self._places(reply)
-        if not self.lost:
-            self._sent(Kind.REPLY, number, Description(), reply, places)
+        try:
+            working = handler(link, *frames)
+            frames.clear()
+            reply = await working
+            places = await self._places(reply)
+            if not self.lost:
+                self._sent(Kind.REPLY, number, Description(), reply, places)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            text = log_failure(error)
+            if not self.lost:
+                self._sent(Kind.FAILED, number, Description(text))
 
     def _send_news(self) -> None:
         """Report the ends of loans, if no other message has; repeat while there are loans."""

@@ -224,6 +224,7 @@ class Kind(IntEnum):
 
     REQUEST = 1
     REPLY = 2
+    FAILED = 6  # the request raised an exception, or its reply could not be sent
     NOBODY = 3  # the key is not served here
     NOTE = 4  # only reports ended loans and segments
     NO_MEMORY = 5  # this end cannot map a segment, and closes the connection

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from dps.cluster.backends.tls import temporary
-from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler, Lost
+from dps.cluster.transport.connection import LARGE_BYTES, Connection, Handler
 from dps.cluster.transport.memory import Pool
 from dps.cluster.transport.stream import (
     DIRECT_BYTES,
@@ -34,6 +34,7 @@ from dps.cluster.transport.stream import (
     to_tcp,
 )
 from dps.cluster.transport.stream import Kind as MessageKind
+from dps.errors import RemoteError
 from dps.protocol import wire
 
 SECONDS = 20.0
@@ -374,7 +375,9 @@ def test_a_message_may_be_of_more_segments_than_it_can_bring() -> None:
     carry_out(scenario)
 
 
-def test_arrays_of_objects_are_refused_by_who_sends_them() -> None:
+def test_arrays_of_objects_are_refused_by_who_sends_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def wrong(link: str, *frames: np.ndarray) -> Frames:
         return [np.array([object()])]
 
@@ -383,9 +386,9 @@ def test_arrays_of_objects_are_refused_by_who_sends_them() -> None:
             with pytest.raises(TypeError, match="object cannot cross"):
                 await line.ask(np.ones(LARGE), np.array([object()]))
             assert not line.here._loans._lent
-            assert await line.ask() == []
-            with pytest.raises(Lost):
+            with pytest.raises(RemoteError, match="TypeError: arrays of object cannot cross"):
                 await line.ask(key="wrong")
-            assert "arrays of object cannot cross" in line.why[0]
+            assert "in described\n" in caplog.messages[0]  # the traceback
+            assert await line.ask() == []
 
     carry_out(scenario)
