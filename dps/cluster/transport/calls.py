@@ -185,7 +185,7 @@ class ClusterTransport:
                 if to.key.startswith(COORDINATOR_PREFIX):
                     reply = await self._ask_coordinator(to, link, frames, scope)
                 else:
-                    reply = await self._send(to, link, frames, type(message))
+                    reply = await self._send(to, link, frames, type(message), scope)
                 if self._links.disturbed:
                     await self._links.passage("in")
         except (OSError, ValueError) as error:
@@ -242,7 +242,9 @@ class ClusterTransport:
                 self._port.pool.complain(error)
         return np.empty(shape, dtype)
 
-    async def _send(self, to: Endpoint, link: str, frames: wire.Frames, kind: type) -> wire.Frames:
+    async def _send(
+        self, to: Endpoint, link: str, frames: wire.Frames, kind: type, scope: asyncio.Timeout
+    ) -> wire.Frames:
         asked = to.key, kind
         large = asked in self._large or _is_large(frames)
         way = AS_CHOSEN
@@ -254,7 +256,12 @@ class ClusterTransport:
                 self._on_connected(to.address, way.transport, way.why)
         if way.connection is None:
             return await self._send_by_dask(to, link, frames)
-        reply = await way.connection.call(to.key, link, frames)
+        try:
+            reply = await way.connection.call(to.key, link, frames)
+        except asyncio.CancelledError:
+            if scope.expired() and self._port is not None:
+                self._port.doubt(way.connection)
+            raise
         if not large and _is_large(reply):
             self._large.add(asked)
         return reply

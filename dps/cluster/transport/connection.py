@@ -47,13 +47,14 @@ LARGE_BYTES = 1 << 16  # a frame of this size costs less in a segment than throu
 JOIN_BYTES = 1 << 14  # copying a message of this size costs less than sending it in parts
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
+NO_KEY = ""  # that no handler has, so a request for it is refused at once
 NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
 Place = tuple[Held, int]  # a segment, and the offset of a frame in it
 
-
 _log = logging.getLogger("dps.transport")
+
 
 class Lost(ConnectionError):
     """The connection ended before the reply came."""
@@ -63,7 +64,6 @@ class NoSuchKey(LookupError):
     """The process at the other end does not serve the key."""
 
 
-@dataclass(slots=True, eq=False)
 def log_failure(error: Exception) -> str:
     """Log the exception of a request; return it as text for the caller, which must not retry."""
     # As text: a log that keeps the traceback would keep the arrays, and their segments.
@@ -71,6 +71,7 @@ def log_failure(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+@dataclass(slots=True, eq=False)
 class _Outgoing:
     """A message that is being sent; if `begun`, some of it may have left."""
 
@@ -90,7 +91,7 @@ class Connection:
     """One end of a connection between two processes. Used from its event loop.
 
     `handlers` carry out requests, by key. `pool` provides segments for large frames. `on_lost` is
-    called once with this connection, the reason, and whether either end lacked memory.
+    called once with this connection, the reason, and whether to avoid such connections for a while.
     """
 
     def __init__(
@@ -114,6 +115,8 @@ class Connection:
         self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error!r}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
+        self._received_bytes = self._sent_bytes = 0
+        self._retired = False
         self.lost = False  # whether it is unusable
         self._loop.add_reader(self._fd, self._readable)
 
@@ -140,8 +143,28 @@ class Connection:
             self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
                 reply.exception()  # asyncio would log one that came too late to be raised
+            if self._retired and not self._waiting:
+                self.close()
 
-    def close(self, why: str = "closed here", no_memory: bool = False) -> None:
+    async def is_alive(self, within: float) -> bool:
+        """Return whether the other end answers, or receives some of a large message, in time."""
+        received, sent = self._received_bytes, self._sent_bytes
+        try:
+            async with asyncio.timeout(within):
+                await self.call(NO_KEY, "", [])
+        except (Lost, TimeoutError):
+            return self._received_bytes > received or self._sent_bytes - sent > JOIN_BYTES
+        except NoSuchKey:
+            pass
+        return True
+
+    def retire(self) -> None:
+        """Close it once no request that was made here waits for its reply."""
+        self._retired = True
+        if not self._waiting:
+            self.close()
+
+    def close(self, why: str = "closed here", avoid: bool = False) -> None:
         """Close it: pending calls raise `Lost`."""
         if self.lost:
             return
@@ -157,7 +180,7 @@ class Connection:
         for reply in waiting.values():
             if not reply.done():
                 reply.set_exception(Lost(why))
-        self._on_lost(self, why, no_memory)
+        self._on_lost(self, why, avoid)
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -229,6 +252,7 @@ class Connection:
                 message.begun = True  # TLS may have taken some of it even if it reports otherwise
                 done = self._line.send(message.buffers[:PARTS], message.descriptors)
                 sent += done
+                self._sent_bytes += done
                 message.advance(done)
                 if not message.buffers:
                     self._queue.popleft()
@@ -270,6 +294,7 @@ class Connection:
                     self.close("the other end has closed the connection, or has ended")
                     return
                 received += done
+                self._received_bytes += done
                 self._reader.received(done)
                 while (message := self._reader.take()) is not None:
                     self._take(message)
@@ -297,7 +322,7 @@ class Connection:
             self._loans.accept(message, self._line)
         except OSError as error:
             self._sent(Kind.NO_MEMORY, 0, Description(f"it cannot map memory: {error}"))
-            self.close(f"memory cannot be mapped here: {error}", no_memory=True)
+            self.close(f"memory cannot be mapped here: {error}", avoid=True)
             return
         if about.loans and self._news is None:
             self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
@@ -311,7 +336,7 @@ class Connection:
                 self._replies.start(self._reply(message.number, handler, about.link, frames))
             return
         if message.kind is Kind.NO_MEMORY:
-            self.close(about.text, no_memory=True)
+            self.close(about.text, avoid=True)
         waiting = self._waiting.get(message.number)
         if waiting is None or waiting.done():
             return  # its caller has given up

@@ -65,7 +65,7 @@ class Pair:
             for end, pool in zip(ends, self.pools, strict=True)
         )
 
-    def _lost(self, connection: Connection, why: str, no_memory: bool) -> None:
+    def _lost(self, connection: Connection, why: str, avoid: bool) -> None:
         self.why.append(why)
 
     async def ask(self, *frames: np.ndarray, key: str = "echo", seconds: float = SECONDS) -> Frames:
@@ -302,6 +302,27 @@ def test_what_is_on_loan_when_a_connection_is_lost_is_never_filled_again() -> No
         for _ in range(3):
             pool.filled([np.zeros(LARGE)])
         assert (kept == 1).all()
+
+    carry_out(scenario)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_is_retired_still_gets_the_replies_that_it_waits_for(kind: str) -> None:
+    async def scenario() -> None:
+        go = asyncio.Event()
+
+        async def late(link: str, *frames: np.ndarray) -> Frames:
+            await go.wait()
+            return list(frames)
+
+        async with pair(kind, {"late": late}) as line:
+            asking = [asyncio.ensure_future(line.ask(np.ones(3), key="late")) for _ in range(2)]
+            await asyncio.sleep(0)
+            line.here.retire()
+            assert not line.here.lost
+            go.set()
+            assert [float(came.sum()) for (came,) in await asyncio.gather(*asking)] == [3.0, 3.0]
+            assert line.here.lost
 
     carry_out(scenario)
 
