@@ -12,7 +12,7 @@ import pytest
 
 from dps.cluster.node.worker_task import _Task
 from dps.errors import UpdatesDropped
-from dps.protocol.group import Timings
+from dps.protocol.timings import Timings
 
 
 def test_updates_that_are_dropped_while_the_worker_leaves_count() -> None:

@@ -353,7 +353,7 @@ def test_a_look_that_fails_when_no_caller_waits_any_more_is_not_logged() -> None
             await asyncio.sleep(0.1)
             raise OSError("no route to host")
 
-        caller.port._asked = unreachable  # type: ignore[method-assign, assignment]
+        caller.port._asked = unreachable  # type: ignore[method-assign]
         with pytest.raises(DeadlineExceeded):
             await caller.echo(peer, deadline=0.01)
         while caller.port._looking:
