@@ -120,6 +120,7 @@ class MonitorProcess:
         self._coordinators: dict[StreamWriter, Signed] = {}
         self._gone: dict[int, float] = {}
         self._servers: dict[str, asyncio.Server] = {}
+        self._starting = asyncio.Lock()  # of a server: members register at the same time
         self._secret = secrets.token_hex(32)
         self._reported = -REPORT_SECONDS
         self._last: list[Sighting] = []
@@ -165,10 +166,11 @@ class MonitorProcess:
             self._monitor.allow(member.number, may_be_killed)
             return
         host = str(request["host"])
-        if host not in self._servers:
-            self._servers[host] = await asyncio.start_server(
-                self._serve_coordinator, host, 0, limit=LINE_BYTES
-            )
+        async with self._starting:
+            if host not in self._servers:
+                self._servers[host] = await asyncio.start_server(
+                    self._serve_coordinator, host, 0, limit=LINE_BYTES
+                )
         port = self._servers[host].sockets[0].getsockname()[1]
         number = member.number = self._monitor.add(may_be_killed)
         self._members[number] = member

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -116,6 +116,14 @@ def followed(watched: Watched, act: object = None) -> list[tuple[str, float]]:
 
 def unforeseen(error: Exception) -> None:
     raise error
+
+
+def test_nodes_that_register_at_the_same_time_share_one_address_of_the_monitor(name: str) -> None:
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(connected(name)) for _ in range(8)]
+        for sock in nodes:
+            sock.sendall(b'{"host": "127.0.0.1", "may_be_killed": true}\n')
+        assert len({json.loads(sock.makefile().readline())[0] for sock in nodes}) == 1
 
 
 def test_a_process_that_runs_stops_and_ends_is_seen_so(name: str) -> None:

@@ -301,9 +301,11 @@ class Network(network.Network[Process]):
 
     async def probe(self, source: Process, address: str) -> bool:
         """Whether a connection from `source` to the process at an address would be refused."""
-        refused, target = await super().probe(source, address), self._processes[address]
+        target = self._processes[address]
         there, back = (source.name, target.name), (target.name, source.name)
-        return refused and not (target.silent or self.is_cut(*there) or self.is_cut(*back))
+        await asyncio.sleep(self._link(*there).delay() + self._link(*back).delay())
+        shut = target.silent or self.is_cut(*there) or self.is_cut(*back)
+        return not (target.alive or shut)
 
     def _send(
         self,

@@ -129,6 +129,7 @@ class Recorder:
         self._topic = topic("events", group.name)
         self._log_event = log_event
         self._failures = Counter[str]()
+        self._refused = 0
         self._buffer: list[Event] = []
         self._lock = threading.Lock()
 
@@ -144,11 +145,16 @@ class Recorder:
                 self._buffer.append(event)
 
     def send(self) -> None:
-        """Send the events since the last time."""
+        """Send the events since the last time, except those that Dask refuses."""
         with self._lock:
             batch, self._buffer = self._buffer, []
-        if batch:
+        if not batch:
+            return
+        try:
             self._log_event(self._topic, [to_dict(event) for event in batch])
+        except TypeError:
+            for event in batch:
+                self._send_alone(event)
 
     async def send_forever(
         self, every: float, measure: Callable[[], Event], flush: Callable[[], None] = lambda: None
@@ -161,6 +167,15 @@ class Recorder:
             flush()
             self.send()
             await asyncio.sleep(every)
+
+    def _send_alone(self, event: Event) -> None:
+        try:
+            self._log_event(self._topic, [to_dict(event)])
+        except TypeError as error:
+            self._refused += 1
+            if is_logged(self._refused):
+                kind, times = type(event).__name__, self._refused
+                worker_log.warning("dps: %s is not recorded (%d until now): %s", kind, times, error)
 
 
 def sample(

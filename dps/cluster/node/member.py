@@ -83,7 +83,7 @@ class Leave:
             return
         if self._timer is not None:
             self._timer.cancel()
-        for number, before in self._handlers.items():
+        for number, before in list(self._handlers.items()):  # a signal may remove one
             signal.signal(number, before)
         self._handlers.clear()
 

@@ -33,6 +33,7 @@ Keys = Sequence[int] | np.ndarray
 Report = Callable[[Mapping[str, float], ReadPoint | None], None]
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+MOST_LAYOUTS = 64  # that `gradients` keeps: names that are chosen at random leave others behind
 
 
 class Handle(Generic[T]):
@@ -247,6 +248,8 @@ class Worker:
         if not all(isinstance(name, str) for name in wanted):
             raise ShapeMismatch(f"names={shown(names)}, expected a list of names of parameters")
         if wanted not in self._flat:
+            if len(self._flat) >= MOST_LAYOUTS:
+                self._flat.clear()
             self._flat[wanted] = self.layout.flat(wanted or None)
         if wanted not in self._computing:
             flat, empty = self._flat[wanted], self._client.router.transport.empty

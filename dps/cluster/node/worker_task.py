@@ -101,8 +101,7 @@ class _Task:
             result = train(worker)
             check_returned("the training function", result)
             reason = "finished"
-            mostly_dropped = worker.dropped > worker.pushed / 2
-            if not mostly_dropped:  # otherwise the task fails, and may be started again
+            if not _mostly_dropped(worker):  # otherwise the task fails, and may be started again
                 returned = Returned(self._key, _packed(result))
         except BaseException as error:
             if isinstance(error, (Exception, *self._member.platform.kills)):
@@ -114,7 +113,7 @@ class _Task:
             raise failure.with_traceback(error.__traceback__) from None
         finally:
             begin(self._end(reason, returned)).result()
-        if mostly_dropped:
+        if _mostly_dropped(worker):  # the last updates were acknowledged only as it left
             raise UpdatesDropped(
                 f"{worker.dropped} of the {worker.pushed} updates of {self._name} were dropped, "
                 f"not applied: {why_dropped(self._group)}"
@@ -232,6 +231,10 @@ class _Task:
             if all(r is not None and r.applied.keys() >= set(expected) for r in replies):
                 return [r.applied for r in replies if r is not None]
             await asyncio.sleep(self._group.timings.retry)
+
+
+def _mostly_dropped(worker: Worker) -> bool:
+    return worker.dropped > worker.pushed / 2
 
 
 def _packed(result: Any) -> np.ndarray | None:

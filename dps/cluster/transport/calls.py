@@ -9,8 +9,6 @@ it may never return when the node dies. Every call has a deadline.
 from __future__ import annotations
 
 import asyncio
-import logging
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from distributed.protocol import to_serialize
 from distributed.protocol.serialize import Serialize, Serialized, merge_and_deserialize
 
 from dps.cluster.platform import made_once, split_address, state_of
-from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey
+from dps.cluster.transport.connection import LARGE_BYTES, NoSuchKey, log_failure
 from dps.cluster.transport.port import AS_CHOSEN, Port
 from dps.errors import (
     CoordinatorGone,
@@ -43,8 +41,6 @@ PROBE_SECONDS = 0.25
 LATE_SECONDS = 10.0  # after which a connection without the coordinator's late reply is given up
 METER = "dps-meter"
 SHARING: tuple[TransportChoice, ...] = ("auto", "shared_memory")
-
-_log = logging.getLogger("dps.transport")
 
 
 @dataclass
@@ -189,7 +185,7 @@ class ClusterTransport:
                 if to.key.startswith(COORDINATOR_PREFIX):
                     reply = await self._ask_coordinator(to, link, frames, scope)
                 else:
-                    reply = await self._send(to, link, frames, type(message))
+                    reply = await self._send(to, link, frames, type(message), scope)
                 if self._links.disturbed:
                     await self._links.passage("in")
         except (OSError, ValueError) as error:
@@ -246,7 +242,9 @@ class ClusterTransport:
                 self._port.pool.complain(error)
         return np.empty(shape, dtype)
 
-    async def _send(self, to: Endpoint, link: str, frames: wire.Frames, kind: type) -> wire.Frames:
+    async def _send(
+        self, to: Endpoint, link: str, frames: wire.Frames, kind: type, scope: asyncio.Timeout
+    ) -> wire.Frames:
         asked = to.key, kind
         large = asked in self._large or _is_large(frames)
         way = AS_CHOSEN
@@ -258,7 +256,12 @@ class ClusterTransport:
                 self._on_connected(to.address, way.transport, way.why)
         if way.connection is None:
             return await self._send_by_dask(to, link, frames)
-        reply = await way.connection.call(to.key, link, frames)
+        try:
+            reply = await way.connection.call(to.key, link, frames)
+        except asyncio.CancelledError:
+            if scope.expired() and self._port is not None:
+                self._port.doubt(way.connection)
+            raise
         if not large and _is_large(reply):
             self._large.add(asked)
         return reply
@@ -339,8 +342,6 @@ async def answer(handle: Any, meter: Meter, link: str, frames: wire.Frames) -> w
     except DpsError as error:
         reply = wire.encode(error)
     except Exception as error:  # noqa: BLE001 - a defect: the caller must not retry
-        # As text: a log that keeps the traceback would keep the arrays, and their memory.
-        _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
-        reply = wire.encode(RemoteError(f"{type(error).__name__}: {error}"))
+        reply = wire.encode(RemoteError(log_failure(error)))
     meter.sent[link] += wire.size(reply)
     return reply

@@ -11,7 +11,9 @@ Received messages are not unpickled, and cannot name code.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import traceback
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +38,7 @@ from dps.cluster.transport.stream import (
     dtype_of,
     packed,
 )
+from dps.errors import RemoteError
 from dps.protocol import wire
 from dps.protocol.executor import INLINE_BYTES, offload
 from dps.protocol.tasks import Tasks
@@ -44,10 +47,13 @@ LARGE_BYTES = 1 << 16  # a frame of this size costs less in a segment than throu
 JOIN_BYTES = 1 << 14  # copying a message of this size costs less than sending it in parts
 BUDGET_BYTES = 4 << 20  # received or sent before the event loop has its turn
 PARTS = 64
+NO_KEY = ""  # that no handler has, so a request for it is refused at once
 NEWS_SECONDS = 0.5  # after which the end of a loan is reported by a message of its own
 
 Handler = Callable[..., Awaitable[wire.Frames]]
 Place = tuple[Held, int]  # a segment, and the offset of a frame in it
+
+_log = logging.getLogger("dps.transport")
 
 
 class Lost(ConnectionError):
@@ -56,6 +62,13 @@ class Lost(ConnectionError):
 
 class NoSuchKey(LookupError):
     """The process at the other end does not serve the key."""
+
+
+def log_failure(error: Exception) -> str:
+    """Log the exception of a request; return it as text for the caller, which must not retry."""
+    # As text: a log that keeps the traceback would keep the arrays, and their segments.
+    _log.error("a request failed:\n%s", "".join(traceback.format_exception(error)))
+    return f"{type(error).__name__}: {error}"
 
 
 @dataclass(slots=True, eq=False)
@@ -78,7 +91,7 @@ class Connection:
     """One end of a connection between two processes. Used from its event loop.
 
     `handlers` carry out requests, by key. `pool` provides segments for large frames. `on_lost` is
-    called once with this connection, the reason, and whether either end lacked memory.
+    called once with this connection, the reason, and whether to avoid such connections for a while.
     """
 
     def __init__(
@@ -99,17 +112,19 @@ class Connection:
         self._writing = False
         self._requests = count(1)
         self._waiting: dict[int, asyncio.Future[wire.Frames]] = {}
-        self._replies = Tasks(lambda error: self.close(f"a request failed: {error!r}"))
+        self._replies = Tasks(lambda error: self.close(f"a reply could not be sent: {error!r}"))
         self._loans = _Loans()
         self._news: asyncio.TimerHandle | None = None
+        self._received_bytes = self._sent_bytes = 0
+        self._retired = False
         self.lost = False  # whether it is unusable
         self._loop.add_reader(self._fd, self._readable)
 
     async def call(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         """Send a request and return the frames of its reply, which are read-only.
 
-        `NoSuchKey` if the other end does not serve the key; `Lost` if the connection ended, as when
-        the handler raised an exception: the request may have been carried out.
+        `NoSuchKey` if the other end does not serve the key; `RemoteError` if the handler raised an
+        exception; `Lost` if the connection ended, so that the request may have been carried out.
         """
         number = next(self._requests)
         reply: asyncio.Future[wire.Frames] = self._loop.create_future()
@@ -128,8 +143,28 @@ class Connection:
             self._waiting.pop(number, None)
             if reply.done() and not reply.cancelled():
                 reply.exception()  # asyncio would log one that came too late to be raised
+            if self._retired and not self._waiting:
+                self.close()
 
-    def close(self, why: str = "closed here", no_memory: bool = False) -> None:
+    async def is_alive(self, within: float) -> bool:
+        """Return whether the other end answers, or receives some of a large message, in time."""
+        received, sent = self._received_bytes, self._sent_bytes
+        try:
+            async with asyncio.timeout(within):
+                await self.call(NO_KEY, "", [])
+        except (Lost, TimeoutError):
+            return self._received_bytes > received or self._sent_bytes - sent > JOIN_BYTES
+        except NoSuchKey:
+            pass
+        return True
+
+    def retire(self) -> None:
+        """Close it once no request that was made here waits for its reply."""
+        self._retired = True
+        if not self._waiting:
+            self.close()
+
+    def close(self, why: str = "closed here", avoid: bool = False) -> None:
         """Close it: pending calls raise `Lost`."""
         if self.lost:
             return
@@ -145,7 +180,7 @@ class Connection:
         for reply in waiting.values():
             if not reply.done():
                 reply.set_exception(Lost(why))
-        self._on_lost(self, why, no_memory)
+        self._on_lost(self, why, avoid)
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -217,6 +252,7 @@ class Connection:
                 message.begun = True  # TLS may have taken some of it even if it reports otherwise
                 done = self._line.send(message.buffers[:PARTS], message.descriptors)
                 sent += done
+                self._sent_bytes += done
                 message.advance(done)
                 if not message.buffers:
                     self._queue.popleft()
@@ -258,6 +294,7 @@ class Connection:
                     self.close("the other end has closed the connection, or has ended")
                     return
                 received += done
+                self._received_bytes += done
                 self._reader.received(done)
                 while (message := self._reader.take()) is not None:
                     self._take(message)
@@ -285,7 +322,7 @@ class Connection:
             self._loans.accept(message, self._line)
         except OSError as error:
             self._sent(Kind.NO_MEMORY, 0, Description(f"it cannot map memory: {error}"))
-            self.close(f"memory cannot be mapped here: {error}", no_memory=True)
+            self.close(f"memory cannot be mapped here: {error}", avoid=True)
             return
         if about.loans and self._news is None:
             self._news = self._loop.call_later(NEWS_SECONDS, self._send_news)
@@ -299,22 +336,30 @@ class Connection:
                 self._replies.start(self._reply(message.number, handler, about.link, frames))
             return
         if message.kind is Kind.NO_MEMORY:
-            self.close(about.text, no_memory=True)
+            self.close(about.text, avoid=True)
         waiting = self._waiting.get(message.number)
         if waiting is None or waiting.done():
             return  # its caller has given up
-        if message.kind is Kind.REPLY:
-            waiting.set_result(frames)
-        else:
-            waiting.set_exception(NoSuchKey(about.text))
+        match message.kind:
+            case Kind.REPLY:
+                waiting.set_result(frames)
+            case Kind.NOBODY:
+                waiting.set_exception(NoSuchKey(about.text))
+            case Kind.FAILED:
+                waiting.set_exception(RemoteError(about.text))
 
     async def _reply(self, number: int, handler: Handler, link: str, frames: wire.Frames) -> None:
-        working = handler(link, *frames)
-        frames.clear()
-        reply = await working
-        places = await self._places(reply)
-        if not self.lost:
-            self._sent(Kind.REPLY, number, Description(), reply, places)
+        try:
+            working = handler(link, *frames)
+            frames.clear()
+            reply = await working
+            places = await self._places(reply)
+            if not self.lost:
+                self._sent(Kind.REPLY, number, Description(), reply, places)
+        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+            text = log_failure(error)
+            if not self.lost:
+                self._sent(Kind.FAILED, number, Description(text))
 
     def _send_news(self) -> None:
         """Report the ends of loans, if no other message has; repeat while there are loans."""

@@ -33,6 +33,7 @@ BYTE = np.dtype(np.uint8)
 ALIGNMENT = 64  # of arrays in a segment: a line of the processor's cache
 SMALLEST = 1 << 16
 IDLE_BYTES = 512 << 20  # that a pool keeps for later
+MOST_SEGMENTS = 256  # of a pool: each takes a descriptor here, and in each process that maps it
 _CLOEXEC_SEALABLE = 0x0001 | 0x0002  # MFD_CLOEXEC | MFD_ALLOW_SEALING
 _NOEXEC = 0x0008  # MFD_NOEXEC_SEAL; Linux 6.3
 # Numbers, because this module is also imported on systems without these constants.
@@ -227,6 +228,9 @@ class Pool:
     def _take(self, size: int) -> Mapping:
         step = 1 << max(0, (size - 1).bit_length() - 3)
         wanted = max(SMALLEST, -(-size // step) * step)  # at most a quarter more
+        return self._reused(wanted) or self._created(wanted)
+
+    def _reused(self, size: int) -> Mapping | None:
         with self._lock:
             while self._ended:
                 ended, spoiled = self._ended.popleft()
@@ -236,13 +240,27 @@ class Pool:
             while idle > IDLE_BYTES:
                 idle -= self._idle.popleft().size
             for mapping in reversed(self._idle):  # the warmest first
-                if mapping.size == wanted:
+                if mapping.size == size:
                     self._idle.remove(mapping)
                     return mapping
-        made = create(wanted)
-        with self._lock:
-            self._all.add(made)
-        return made
+        return None
+
+    def _created(self, size: int) -> Mapping:
+        """Make a segment; give up idle ones of other sizes while there are too many."""
+        while True:
+            try:
+                if len(self._all) >= MOST_SEGMENTS:
+                    raise OSError(errno.EMFILE, f"{MOST_SEGMENTS} segments are in use")
+                made = create(size)
+            except OSError as error:
+                with self._lock:
+                    if error.errno != errno.EMFILE or not self._idle:
+                        raise
+                    self._idle.popleft()
+            else:
+                with self._lock:
+                    self._all.add(made)
+                return made
 
 
 def few_left(fd: int) -> bool:

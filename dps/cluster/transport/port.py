@@ -22,7 +22,7 @@ from distributed.core import ConnectionPool
 
 from dps.cluster.platform import made_once, split_address
 from dps.cluster.transport.connection import Connection, Handler
-from dps.cluster.transport.memory import Pool, here
+from dps.cluster.transport.memory import Pool, few_left, here
 from dps.cluster.transport.stream import Line, greeted, to_tcp
 from dps.protocol.transport import TransportChoice
 
@@ -36,6 +36,7 @@ GREETING_SECONDS = 5.0
 ASK_SECONDS = 10.0
 AGAIN_SECONDS = 30.0  # until a transport that did not work is tried again
 REST_SECONDS = 1.0  # after a connection could not be accepted, for lack of descriptors
+MOST_GREETING = 64  # connections that have not proven yet that they know the secret
 
 Kind = Literal["shared_memory", "stream"]
 
@@ -96,6 +97,9 @@ class Port:
         self._connections: dict[Connection, tuple[str, Kind] | None] = {}
         self._listeners: dict[Kind, socket.socket] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._greeting: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._tested: set[Connection] = set()
+        self._warned: set[Kind] = set()
         self._ways: dict[tuple[str, TransportChoice, bool], Way] = {}
         self._looking: dict[tuple[str, TransportChoice, bool], asyncio.Task[Way]] = {}
         # Kinds that do not work to a peer, why, and until when they are not tried again.
@@ -144,7 +148,9 @@ class Port:
         except _Impassable:
             return None
         except OSError as error:
-            _log.warning("no %s to this process: %s", kind, error)
+            if kind not in self._warned:  # peers ask again and again
+                self._warned.add(kind)
+                _log.warning("no %s to this process: %s", kind, error)
             return None
 
     def _listening(self, kind: Kind) -> socket.socket:
@@ -171,7 +177,15 @@ class Port:
                 _log.warning("a connection could not be accepted: %s", error)
                 await asyncio.sleep(REST_SECONDS)  # it stays pending
                 continue
-            self._start(self._welcome(sock))
+            if self._greeting and (len(self._greeting) >= MOST_GREETING or few_left(sock.fileno())):
+                # A greeting takes a moment: the oldest is the least likely to come from a peer.
+                oldest = next(iter(self._greeting))
+                del self._greeting[oldest]
+                oldest.cancel()
+            task = self._start(self._welcome(sock))
+            self._greeting[task] = None
+            task.add_done_callback(lambda task: self._greeting.pop(task, None))
+            await asyncio.sleep(0)  # so that it starts, and others have their turn
 
     async def _welcome(self, sock: socket.socket) -> None:
         assert self._address is not None
@@ -199,8 +213,33 @@ class Port:
         looking = self._looking.get(key)
         if looking is None:
             looking = self._looking[key] = self._start(self._look(*key))
-            looking.add_done_callback(lambda _: self._looking.pop(key))
+            looking.add_done_callback(lambda task: self._looked(key, task))
         return await asyncio.shield(looking)  # others may wait for it too
+
+    def doubt(self, connection: Connection) -> None:
+        """Test a connection on which a reply is late.
+
+        If nothing arrives on it although the peer answers by Dask, it is closed, and messages use
+        another transport for a while.
+        """
+        peer = self._connections.get(connection)
+        if peer is not None and connection not in self._tested:
+            self._tested.add(connection)
+            test = self._start(self._test(connection, *peer))
+            test.add_done_callback(lambda _: self._tested.discard(connection))
+
+    async def _test(self, connection: Connection, address: str, kind: Kind) -> None:
+        try:
+            await self._asked(address, kind)
+        except OSError:
+            return  # the peer does not answer on any connection
+        if not connection.lost and not await connection.is_alive(ASK_SECONDS):
+            connection.close(f"nothing came by {kind}", avoid=True)
+
+    def _looked(self, key: tuple[str, TransportChoice, bool], looking: asyncio.Task[Way]) -> None:
+        del self._looking[key]
+        if not looking.cancelled():
+            looking.exception()  # asyncio would log it if no caller waits any more
 
     async def _look(self, address: str, wanted: TransportChoice, large: bool) -> Way:
         """Find the best way that works, and keep it; a connection that is in use is kept."""
@@ -217,6 +256,8 @@ class Port:
                 reasons.append(reason)
             except TimeoutError:  # the peer is busy, and would not answer about another kind either
                 reasons.append(_Impassable(f"no answer about {kind} in {ASK_SECONDS:g} s"))
+                if before.connection is not None and not before.connection.lost:
+                    way = before
                 break
             else:
                 way = Way(kind, _WHY[kind], connection)
@@ -227,7 +268,7 @@ class Port:
             way = Way(way.transport, "; ".join(map(str, reasons)), way.connection, until)
         self._ways[key] = way
         if before.connection is not None and before.connection is not way.connection:
-            before.connection.close("another transport is used now")
+            before.connection.retire()
         return way
 
     async def _line(self, address: str, kind: Kind) -> Line:
@@ -236,8 +277,7 @@ class Port:
         if time.monotonic() < until:
             raise _Impassable(refusal)
         place = self._here() if kind == "shared_memory" else {}
-        async with asyncio.timeout(ASK_SECONDS):
-            offer = await getattr(self._rpc(address), HANDLER)(kind=kind)
+        offer = await self._asked(address, kind)
         if offer is None:
             raise _Impassable(f"{address} offers no {kind}")
         try:
@@ -259,6 +299,12 @@ class Port:
         _log.warning("to %s: %s", address, why)
         raise _Impassable(why)
 
+    async def _asked(self, address: str, kind: Kind) -> dict[str, Any] | None:
+        """Ask a peer for its offer; `TimeoutError` if it does not answer in time."""
+        async with asyncio.timeout(ASK_SECONDS):
+            offer: dict[str, Any] | None = await getattr(self._rpc(address), HANDLER)(kind=kind)
+        return offer
+
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -270,11 +316,11 @@ class Port:
         self._connections[connection] = peer
         return connection
 
-    def _lost(self, connection: Connection, why: str, no_memory: bool) -> None:
+    def _lost(self, connection: Connection, why: str, avoid: bool) -> None:
         peer = self._connections.pop(connection)
         # There may never be another call of this peer, so nothing is kept for it.
         self._ways = {key: way for key, way in self._ways.items() if way.connection != connection}
-        if no_memory and peer is not None:
+        if avoid and peer is not None:
             _log.warning("to %s: %s", peer[0], why)
             self._avoided[peer] = why, time.monotonic() + AGAIN_SECONDS
 

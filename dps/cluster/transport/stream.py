@@ -18,7 +18,6 @@ import secrets
 import socket
 import ssl
 import struct
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ import numpy as np
 from dps.cluster.monitor import peer_of
 
 MAGIC = b"dps transport 3\n"
-LOST_MILLISECONDS = 30_000  # as on Dask's connections
 NONCE_BYTES, PROOF_BYTES = 16, 32
 ENCRYPT_BYTES = 1 << 20  # that TLS encrypts before others have their turn
 MOST_DESCRIPTORS = 64  # per message
@@ -66,10 +64,9 @@ class Line:
         self.truncated = False  # some were not received, because this process has none left
         if not self.passes_memory:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Without TCP_USER_TIMEOUT, which also ends a stream to a peer that is busy and does not
+            # read: `Port.doubt` finds those over which nothing passes.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            if sys.platform.startswith("linux"):
-                # A peer whose host acknowledges nothing for this long is lost.
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_MILLISECONDS)
 
     def receive(self, room: memoryview) -> int:
         """Receive into `room`; return the number of bytes, 0 at the end of the stream.
@@ -227,6 +224,7 @@ class Kind(IntEnum):
     NOBODY = 3  # the key is not served here
     NOTE = 4  # only reports ended loans and segments
     NO_MEMORY = 5  # this end cannot map a segment, and closes the connection
+    FAILED = 6  # the request raised an exception, or its reply could not be sent
 
 
 @dataclass(slots=True)

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from dps.cluster.node.logs import Recorder
-from dps.events import TaskFailed
+from dps.events import Evaluated, Event, TaskFailed, from_dict
+
+
+def test_events_that_dask_refuses_are_left_out_and_counted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sent: list[Event] = []
+
+    def log_event(topic: str, batch: list[dict[str, Any]]) -> None:
+        if any(isinstance(record["loss"], complex) for record in batch):
+            raise TypeError("Message must be msgpack serializable")
+        sent.extend(map(from_dict, batch))
+
+    group: Any = SimpleNamespace(name="g", labels={}, recorded=True)
+    recorder = Recorder(group, log_event)
+    good = [Evaluated(float(number), number, 0.5, 0.9) for number in range(120)]
+    with caplog.at_level(logging.WARNING, "distributed.worker"):
+        for each in good:
+            recorder(each)
+            recorder(Evaluated(each.t, each.updates, 1j, 0.9))  # type: ignore[arg-type]
+            recorder.send()
+    assert sent == good
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3
+    for times, text in zip((1, 10, 100), told, strict=True):
+        assert f"Evaluated is not recorded ({times} until now)" in text
 
 
 def test_a_task_that_fails_is_in_the_log_of_the_node_whether_events_are_recorded_or_not(

@@ -102,6 +102,24 @@ def test_threads_that_fill_and_let_go_at_once_never_share_a_segment() -> None:
     assert len(pool) <= 8
 
 
+@pytest.mark.parametrize("lacking", ["segments", "descriptors"])
+def test_idle_segments_are_given_up_for_others(
+    lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, large = Pool(), np.zeros(4 * SMALLEST, np.uint8)
+    burst = [pool.filled([np.zeros(8)]) for _ in range(3)]
+    if lacking == "segments":
+        monkeypatch.setattr(module, "MOST_SEGMENTS", 3)
+    else:
+        monkeypatch.setattr(module, "few_left", lambda _: len(pool) >= 3)
+    with pytest.raises(OSError, match=lacking):
+        pool.filled([large])  # all are in use
+    del burst
+    held, _ = pool.filled([large])
+    assert held.mapping.size == large.nbytes
+    assert len(pool) == 3
+
+
 KILLED = """
 import numpy, os, sys
 from dps.cluster.transport.memory import Pool

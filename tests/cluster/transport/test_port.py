@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import resource
 from collections.abc import Awaitable, Callable
@@ -16,7 +18,7 @@ from dps.cluster.transport import memory
 from dps.cluster.transport import port as module
 from dps.cluster.transport.calls import ClusterTransport, Links, Meter
 from dps.cluster.transport.port import HANDLER, Port
-from dps.errors import Unreachable
+from dps.errors import DeadlineExceeded, Unreachable
 from dps.protocol import wire
 from dps.protocol.messages import Weights
 from dps.protocol.transport import Endpoint, TransportChoice
@@ -240,6 +242,159 @@ def test_a_peer_that_does_not_say_how_it_is_reached_is_called_by_dask(
         assert "in 0.1 s" in caller.told[0][1]
 
     carry_out(scenario)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ways"),
+    [("auto", ["shared_memory", "stream", "dask"]), ("stream", ["stream", "dask"])],
+)
+def test_what_is_sent_again_leaves_a_connection_over_which_nothing_comes(
+    wanted: TransportChoice, ways: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.5)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller(wanted)
+        loop = asyncio.get_running_loop()
+        await caller.echo(peer, LARGE)
+        for by in ways[:-1]:
+            assert caller.told[-1][0] == by
+            for connection in peer.port._connections:  # as if the network dropped all packets
+                loop.remove_reader(connection._fd)
+            async with asyncio.timeout(SECONDS):
+                while caller.told[-1][0] == by:
+                    with contextlib.suppress(DeadlineExceeded, Unreachable):
+                        await caller.echo(peer, LARGE, deadline=0.1)
+        await caller.echo(peer, LARGE)
+        assert [by for by, _ in caller.told] == ways
+        assert "nothing came by stream" in caller.told[-1][1]
+
+    carry_out(scenario)
+
+
+def test_a_connection_is_kept_when_the_reply_alone_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server may hold a request for long; and a peer that is paused answers by no connection."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.2)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+        go = asyncio.Event()
+
+        async def late(link: str, *frames: np.ndarray) -> wire.Frames:
+            await go.wait()
+            return list(frames)
+
+        async def silent(kind: module.Kind) -> object:
+            await asyncio.sleep(SECONDS)
+            return None
+
+        for handler in (peer.port.offer, silent):
+            peer.port.handlers["echo"] = late
+            await caller.port.way(peer.address, "auto", False)
+            kept = set(caller.port._connections)
+            peer.server.handlers[HANDLER] = handler
+            with pytest.raises(DeadlineExceeded):
+                await caller.echo(peer, deadline=0.05)
+            while caller.port._tested:
+                await asyncio.sleep(0.01)
+            go.set()
+            await caller.echo(peer)
+            assert caller.port._connections.keys() == kept
+            go.clear()
+
+    carry_out(scenario)
+
+
+@pytest.mark.parametrize("in_use", ["stream", "shared_memory"])
+def test_a_connection_in_use_outlives_a_look_for_a_better_one(
+    in_use: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the peer is too busy to be asked, or another transport is found."""
+    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+        go = asyncio.Event()
+
+        async def late(link: str, *frames: np.ndarray) -> wire.Frames:
+            await go.wait()
+            return list(frames)
+
+        async def silent(kind: module.Kind) -> object:
+            await asyncio.sleep(SECONDS)
+            return None
+
+        peer.port._place = module._Impassable("no memory here")
+        peer.port.handlers["echo"] = late
+        waiting = asyncio.ensure_future(caller.echo(peer))
+        await asyncio.sleep(0.1)
+        peer.port._place = None
+        if in_use == "stream":
+            peer.server.handlers[HANDLER] = silent
+        way = await caller.port.way(peer.address, "auto", False)
+        assert way.transport == in_use
+        go.set()
+        await waiting
+        assert list(caller.port._connections) == [way.connection]
+
+    carry_out(scenario)
+
+
+def test_a_look_that_fails_when_no_caller_waits_any_more_is_not_logged() -> None:
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller()
+        logged: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, what: logged.append(what))
+
+        async def unreachable(address: str, kind: module.Kind) -> None:
+            await asyncio.sleep(0.1)
+            raise OSError("no route to host")
+
+        caller.port._asked = unreachable  # type: ignore[method-assign]
+        with pytest.raises(DeadlineExceeded):
+            await caller.echo(peer, deadline=0.01)
+        while caller.port._looking:
+            await asyncio.sleep(0.01)
+        gc.collect()
+        assert logged == []
+
+    carry_out(scenario)
+
+
+def test_few_strangers_are_greeted_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_GREETING", 2)
+
+    async def scenario(places: Places) -> None:
+        peer, caller = await places.peer(), await places.caller("stream")
+        offer = await peer.port.offer("stream")
+        assert offer is not None
+        strangers = [await asyncio.open_connection(offer["host"], offer["port"]) for _ in range(5)]
+        async with asyncio.timeout(module.GREETING_SECONDS / 2):
+            for reader, _ in strangers[:3]:  # the oldest
+                await reader.read()
+            await caller.echo(peer, LARGE)
+        assert [by for by, _ in caller.told] == ["stream"]
+        assert len(peer.port._greeting) <= 2
+        for _, writer in strangers:
+            writer.close()
+
+    carry_out(scenario)
+
+
+def test_a_peer_that_asks_again_and_again_causes_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario(places: Places) -> None:
+        peer = await places.peer()
+        peer.port._address = lambda: "tcp://192.0.2.1:1"  # no address of this host
+        for _ in range(3):
+            assert await peer.port.offer("stream") is None
+
+    carry_out(scenario)
+    assert len([r for r in caplog.records if r.name == "dps.transport"]) == 1
 
 
 @pytest.mark.parametrize("wanted", ["shared_memory", "stream", "dask"])
