@@ -73,7 +73,8 @@ def waiting(monkeypatch: pytest.MonkeyPatch) -> Waiting:
 def test_only_jobs_that_have_just_started_are_moved(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, cancelled = [], []
+    asked: list[tuple[str, ...]] = []
+    cancelled: list[tuple[str, ...]] = []
 
     def command(*words: str, check: bool = True) -> str:
         (asked if words[0] == "sinfo" else cancelled).append(words)
