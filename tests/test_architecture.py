@@ -37,8 +37,8 @@ ORDER = [
     f"{CLUSTER} dps.faults dps.virtual dps.testing",
     f"{CLUSTER} dps.torch dps.tree dps",
     f"{CLUSTER} dps.torch dps.tree dps dps.faults dps.virtual flows flows.readers "
-    "flows.workloads flows.records.record flows.metrics flows.config flows.records "
-    "flows.statistics flows.monitor flows.report flows.tracking flows.execution "
+    "flows.workloads flows.records.events flows.records.record flows.metrics flows.config "
+    "flows.records flows.statistics flows.monitor flows.report flows.tracking flows.execution "
     "flows.advice flows.cli",
 ]
 

@@ -330,10 +330,8 @@ class Fault(Checked):
         return ", ".join(self.target) if isinstance(self.target, tuple) else str(self.target)
 
     def effect(self, hit: Hit) -> Effect:
-        """Return the effect on a node."""
-        from dps.faults.effects import effect_of
-
-        return effect_of(self, hit)
+        """Return the effect on a node: your own kinds define it."""
+        raise LookupError(f"{type(self).__name__} has no effect(hit)")
 
 
 @dataclass(frozen=True)

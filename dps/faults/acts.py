@@ -28,7 +28,7 @@ from dps.events import (
     Undisturbed,
 )
 from dps.faults import Fault, Kill, Lasting, Pause, Way
-from dps.faults.effects import PROOF_SECONDS, Effect, Hit, Seen, hide
+from dps.faults.effects import PROOF_SECONDS, Effect, Hit, Seen, effect_of, hide
 
 if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
@@ -246,7 +246,7 @@ class Acts(Striker):
         """Begin a fault on one node; return whether it had its effect."""
         began = self._clock.now()
         try:
-            effect = fault.effect(self._hit_of(number, node))
+            effect = effect_of(fault, self._hit_of(number, node))
             evidence, effective = effect.begin()
         except (LookupError, OSError, DpsError) as error:
             return self.miss(number, node, _reason(error))

@@ -152,7 +152,9 @@ class Hit:
 
 
 def effect_of(fault: Fault, hit: Hit) -> Effect:
-    """Return the effect of a fault of dps, except of a kill or a pause."""
+    """Return the effect of a fault, except of a kill or a pause."""
+    if type(fault).effect is not Fault.effect:
+        return fault.effect(hit)  # of a kind of another package
     match fault:
         case Slow():
             return _Slowdown(hit, fault.factor, fault.seconds)
@@ -165,7 +167,7 @@ def effect_of(fault: Fault, hit: Hit) -> Effect:
             return _FullDisk(hit)
         case Corrupt(target=int(shard)):
             return _Damage(hit, shard)
-    raise LookupError(f"{type(fault).__name__} has no effect(hit)")
+    return fault.effect(hit)  # which raises `LookupError`
 
 
 # -- links -------------------------------------------------------------------------------------

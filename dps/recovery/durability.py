@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from dps.core.blocks import ShardLayout
 from dps.core.checkpoint_interval import FailureHistory
 from dps.core.ranges import Checked
+from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Sink
@@ -23,10 +24,6 @@ from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
 from dps.protocol.wire import message
-
-if TYPE_CHECKING:
-    from dps.protocol.client.client import Client
-    from dps.protocol.coordinator.coordinator import Coordinator
 
 Feature = Literal["buffered gradients", "filtered pulls", "functions", "moves", "tables"]
 
@@ -135,6 +132,38 @@ class ServerContext:
     whole_stores: Callable[[], tuple[Endpoint, ...]]
     ask_store: Callable[[Endpoint, Any, float], Awaitable[Any]]
     from_below: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What a worker's part works with.
+
+    `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator until
+    it is answered; `tasks` are closed when the worker leaves; `held` returns the `Weights` of a
+    shard that were read last, or None.
+    """
+
+    name: str
+    rule: UpdateRule
+    timings: Timings
+    transport: Transport
+    ask: Callable[[Any], Awaitable[Any]]
+    tasks: Tasks
+    held: Callable[[int], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorContext:
+    """What the coordinator's part works with.
+
+    `workers` returns the names of the active incarnations; `publish` sends a table with what is
+    `wanted` now.
+    """
+
+    workers: Callable[[], set[str]]
+    publish: Callable[[], Awaitable[None]]
+    clock: Clock
+    emit: Sink
 
 
 class CoordinatorPart(Protocol):
@@ -262,14 +291,11 @@ class Durability(Checked):
         """Return what workers get to know of a shard's state besides its weights, or None."""
         return None
 
-    def worker_part(self, client: Client, tasks: Tasks) -> Callable[[Any], None] | None:
-        """Return what a worker does with each new `Table` of the coordinator's, if anything.
-
-        `tasks` are closed when the worker leaves.
-        """
+    def worker_part(self, context: WorkerContext) -> Callable[[Any], None] | None:
+        """Return what a worker does with each new `Table` of the coordinator's, if anything."""
         return None
 
-    def coordinator_part(self, coordinator: Coordinator) -> CoordinatorPart | None:
+    def coordinator_part(self, context: CoordinatorContext) -> CoordinatorPart | None:
         """Return how the coordinator restores lost shards, if it has to."""
         return None
 

@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -30,16 +30,10 @@ from dps.protocol.messages import (
     Table,
     Weights,
     brought,
-    donor_name,
 )
-from dps.protocol.tasks import Tasks
 from dps.protocol.transport import Endpoint
 from dps.protocol.wire import message
-from dps.recovery.durability import Durability, Feature
-
-if TYPE_CHECKING:
-    from dps.protocol.client.client import Client
-    from dps.protocol.coordinator.coordinator import Coordinator
+from dps.recovery.durability import CoordinatorContext, Durability, Feature, WorkerContext
 
 ATTEMPTS = 3  # after which a host counts as out of a worker's reach
 OFFER_SECONDS = 0.2  # how long to wait for a fresher copy than those that are offered
@@ -75,13 +69,13 @@ class WorkerCache(Durability):
         """Return what makes a copy of the weights a whole state, but for the optimizer's part."""
         return ShardMetadata(epoch, state.index, state.steps, state.workers, state.results)
 
-    def worker_part(self, client: Client, tasks: Tasks) -> Callable[[Table], None]:
+    def worker_part(self, context: WorkerContext) -> Callable[[Table], None]:
         """Return what offers a worker's copies."""
-        return Copies(client, tasks).heard
+        return Copies(context).heard
 
-    def coordinator_part(self, coordinator: Coordinator) -> CopyOffers:
+    def coordinator_part(self, context: CoordinatorContext) -> CopyOffers:
         """Return what takes the freshest copy that is offered."""
-        return CopyOffers(coordinator)
+        return CopyOffers(context)
 
 
 @message
@@ -129,9 +123,8 @@ class Copies:
     Used from one event loop.
     """
 
-    def __init__(self, client: Client, tasks: Tasks) -> None:
-        self._client, self._tasks = client, tasks
-        self._name = donor_name(client.worker, client.incarnation)
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
         self._offered: dict[int, tuple[int, Weights | None]] = {}  # of which epoch, by shard
         self._accepted: set[Seed] = set()
         self._failures: Counter[Endpoint] = Counter()
@@ -140,12 +133,12 @@ class Copies:
         """Offer the copies that a table asks for, and install those that were accepted."""
         for wanted in table.wanted:
             if self._offered.get(wanted.shard, (0, None))[0] < wanted.epoch:
-                self._offered[wanted.shard] = (wanted.epoch, self._client.copy_of(wanted.shard))
-                self._tasks.start(self._offer(wanted.shard, wanted.host))
+                self._offered[wanted.shard] = (wanted.epoch, self._context.held(wanted.shard))
+                self._context.tasks.start(self._offer(wanted.shard, wanted.host))
         for seed in table.seeds:
-            if seed.donor == self._name and seed not in self._accepted:
+            if seed.donor == self._context.name and seed not in self._accepted:
                 self._accepted.add(seed)
-                self._tasks.start(self._install(seed))
+                self._context.tasks.start(self._install(seed))
 
     async def _offer(self, shard: int, host: Endpoint) -> None:
         epoch, copy = self._offered[shard]
@@ -153,22 +146,22 @@ class Copies:
         if copy is not None and copy.metadata is not None:
             based_on, version, at = copy.metadata.epoch, copy.version, copy.at
         failures = self._failures[host]
-        offer = Offer(shard, epoch, self._name, based_on, version, at, failures)
-        await self._client.router.ask(offer)
+        offer = Offer(shard, epoch, self._context.name, based_on, version, at, failures)
+        await self._context.ask(offer)
 
     async def _install(self, seed: Seed) -> None:
         epoch, copy = self._offered[seed.shard]
         if epoch != seed.epoch or copy is None:
             return  # that was long ago
         assert copy.metadata is not None
-        state = rebuilt(copy, self._client.group.rule)
+        state = rebuilt(copy, self._context.rule)
         request = Install(seed.shard, epoch, (seed.host,), state, "worker", keepers=seed.keepers)
         done = Seeded(seed.shard, epoch, brought("worker", state, copy.metadata.epoch))
-        router, timings = self._client.router, self._client.group.timings
+        timings = self._context.timings
         for _ in range(ATTEMPTS):
             try:
-                await router.transport.call(seed.host, request, timings.copy, "replicate")
-                await router.ask(done)
+                await self._context.transport.call(seed.host, request, timings.copy, "replicate")
+                await self._context.ask(done)
             except DpsError:
                 await asyncio.sleep(timings.retry)
             else:
@@ -183,8 +176,8 @@ class CopyOffers:
     Used from one event loop.
     """
 
-    def __init__(self, coordinator: Coordinator) -> None:
-        self._coordinator = coordinator
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
         self._wanted: dict[int, Wanted] = {}
         self._made: dict[int, dict[str, Offer]] = {}
         self._news = asyncio.Condition()
@@ -201,7 +194,7 @@ class CopyOffers:
         """Make the worker with the freshest copy install it; without any, use initial values."""
         self._wanted[shard], self._made[shard] = Wanted(shard, epoch, host), {}
         try:
-            await self._coordinator.publish()
+            await self._context.publish()
             offer = await self.best(shard)
             if offer is None:
                 return await install()
@@ -209,9 +202,9 @@ class CopyOffers:
         finally:
             self._wanted.pop(shard, None)
             self._made.pop(shard, None)
-        now = self._coordinator.clock.now()
+        now = self._context.clock.now()
         rebuilt = Rebuilt(now, shard, epoch, offer.donor, offer.version, now - offer.at)
-        self._coordinator.emit(rebuilt)
+        self._context.emit(rebuilt)
         return installed
 
     async def take(self, offer: Offer) -> None:
@@ -230,7 +223,7 @@ class CopyOffers:
         """
 
         def answered() -> bool:
-            return self._coordinator.workers.donors <= self._made[shard].keys()
+            return self._context.workers() <= self._made[shard].keys()
 
         patience = OFFER_SECONDS
         while True:
@@ -247,5 +240,6 @@ class CopyOffers:
                 return None
 
     def _offers(self, shard: int) -> list[Offer]:
+        """The offers of workers that are still active."""
         made = self._made.get(shard, {}).values()
-        return [offer for offer in made if offer.donor in self._coordinator.workers.donors]
+        return [offer for offer in made if offer.donor in self._context.workers()]

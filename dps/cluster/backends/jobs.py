@@ -184,7 +184,8 @@ def lifetime_options(kind: str, walltime: str | None) -> tuple[str, ...]:
     numbers = clock.split(":")
     if len(numbers) > 3 or not all(n.isdecimal() for n in (*numbers, days or "0")):
         return ()
-    in_minutes = kind == "lsf" or (kind == "slurm" and len(numbers) == 1)  # the last number
+    # The last number: LSF has no seconds, unless three numbers are given.
+    in_minutes = len(numbers) < {"lsf": 3, "slurm": 2}.get(kind, 0)
     first = 3600 if dash else 60 ** (len(numbers) - 1 + in_minutes)
     clock_seconds = sum(int(number) * first / 60**place for place, number in enumerate(numbers))
     seconds = 86400 * int(days or 0) + clock_seconds

@@ -54,7 +54,6 @@ from dps.errors import CapacityError, SchedulerLost
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
-CONNECT_SECONDS = 30.0
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.1
 MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
@@ -164,7 +163,9 @@ class LocalCluster(Cluster):
                     self.start(node)
                 self.client = self._connected()
                 stack.callback(self._disconnect)
-                with dask.config.set(dashboard_settings(self.security, "scheduler")):
+                link = {"distributed.dashboard.link": f"{{scheme}}://{LOOPBACK}:{{port}}/status"}
+                settings = {**dashboard_settings(self.security, "scheduler"), **link}
+                with dask.config.set(settings):
                     self.dashboard = self.client.dashboard_link if shown else None
                 if nodes:
                     self.client.wait_for_workers(len(nodes), timeout=START_SECONDS)
@@ -190,7 +191,7 @@ class LocalCluster(Cluster):
         connecting: Future[Client] = Future()
 
         def connect() -> None:
-            choices = {"security": self.security, "timeout": CONNECT_SECONDS}
+            choices = {"security": self.security, "timeout": START_SECONDS}
             try:
                 connecting.set_result(Client(self.address, set_as_default=False, **choices))
             except BaseException as error:  # noqa: BLE001 - raised below

@@ -45,15 +45,8 @@ class SlurmCluster(JobCluster):
     # The nodes whose jobs were submitted a second time.
     _again: set[str] = field(init=False, default_factory=set)
     _down: dict[str, _HostDown] = field(init=False, default_factory=dict)
+    _spreading: list[threading.Timer] = field(init=False, default_factory=list)
     _taking: threading.Lock = field(init=False, default_factory=threading.Lock)
-
-    def close(self) -> None:
-        """End what was started, and then give back hosts that were taken away."""
-        try:
-            super().close()
-        finally:
-            for host in list(self._down):
-                self._give_back(host)
 
     def start(self, node: NodeSpec) -> None:
         """Submit a job for one more node; if it replaces one whose host is down, give that back."""
@@ -138,6 +131,17 @@ class SlurmCluster(JobCluster):
             timer = threading.Timer(SPREAD_SECONDS, run_command, update, {"check": False})
             timer.daemon = True
             timer.start()
+            self._spreading.append(timer)
+
+    def _cancel(self) -> None:
+        """Cancel all jobs, and then give back hosts that were taken away."""
+        for timer in self._spreading:
+            timer.cancel()
+        try:
+            super()._cancel()
+        finally:
+            for host in list(self._down):
+                self._give_back(host)
 
     def _to_avoid(self, node: NodeSpec) -> list[str]:
         """Return the hosts of nodes that must not fail with this one, if it can start elsewhere."""
@@ -175,7 +179,10 @@ class SlurmCluster(JobCluster):
                         f"the job of {name} (job {job}) has ended, as the one before, before it "
                         f"could become a node: it is {state}; look at its log"
                     )
-            elif state in _OVER or host in self._to_avoid(self._specs[name]):
+            # Only a job that has just started is worth an `sinfo`.
+            elif state in _OVER or (
+                state == "RUNNING" and host in self._to_avoid(self._specs[name])
+            ):
                 run_command("scancel", job, check=False)
                 with self._lock:
                     self._processes.pop(name, None)

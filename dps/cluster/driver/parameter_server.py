@@ -568,6 +568,11 @@ class ParameterServer:
             first pull), `value`, `report` (number of the worker's report in its incarnation, from
             1; 0 of evaluators) and `learning_rate` of an update of these weights, without the
             effect of staleness; NaN if arrays have different ones, and before the first pull.
+
+        Raises
+        ------
+        ImportError
+            The package pandas is not installed.
         """
         self._ask(self._driver.catch_up)
         self._driver.news.deliver()
@@ -590,6 +595,9 @@ class ParameterServer:
             argument_above_zero("total", total)
         platform, training = platform_of(self._client), self._driver.training
         names = training.latest()
+        since = None  # how long those of the last run took is not known
+        if training.pending(names):
+            since = min(training.started[name].at for name in names)
         with display() as show:
             while True:
                 futures = training.pending(names)
@@ -597,7 +605,7 @@ class ParameterServer:
                     self._ask(self._driver.catch_up)
                 self._ask(training.look)
                 self._driver.news.deliver()
-                show(training.progress(names, total))
+                show(training.progress(names, total, since))
                 if not futures:
                     return
                 platform.wait(self._client, futures, LOOK_SECONDS, every=True)

@@ -232,14 +232,15 @@ class Training:
         state, done = "closed" if closed else "running", min(versions, default=None)
         return self._view(self.workers(), done, notes, state=state, shards=self.shards())
 
-    def progress(self, names: Sequence[str], total: int | None) -> TrainingView:
-        """Return the progress of the named workers, out of `total` gradients."""
+    def progress(
+        self, names: Sequence[str], total: int | None, since: float | None
+    ) -> TrainingView:
+        """Return the progress of the named workers, out of `total` gradients, `since` a start."""
         workers = Listing(worker for worker in self.workers() if worker.worker in names)
         failed = [each.worker for each in workers if each.status == "failed"]
         notes = [f"{n} failed: {_brief_error(self.started[n].future)}" for n in failed[:1]]
         notes += map(str, self._incidents.failovers[-1:])
         done = sum(each.updates - self.started[each.worker].before for each in workers)
-        since = min((self.started[name].at for name in names), default=None)
         seconds = None if since is None else self._clock.monotonic() - since
         scores = self._history.last(EVALUATOR)
         return self._view(workers, done, notes, total=total, seconds=seconds, scores=scores)

@@ -22,7 +22,7 @@ from dps.cluster.driver.group_driver import SchedulerConnection
 from dps.cluster.driver.parameter_server import ParameterServer
 from dps.cluster.driver.setup import Options, check_client, checked_recovery
 from dps.cluster.platform import platform_of
-from dps.cluster.supervision.supervisor import ClusterLost, Finished, Past, Raised, Serving
+from dps.cluster.supervision.messages import ClusterLost, Finished, Past, Raised, Serving
 from dps.cluster.transport.memory import machine
 from dps.core.shard import Progress, ShardState
 from dps.errors import CapacityError, ConfigurationError, DeadlineExceeded, SchedulerLost
@@ -147,15 +147,15 @@ class Session:
             if not cause and self.returns and not self._is_up and _is_no_cluster(error):
                 # A scheduler that is not part of the program may be restarting.
                 cause = f"the program found no cluster ({type(error).__name__}: {error})"
-        if cause:
-            self._send(ClusterLost(cause))
-            return
         try:
             ForkingPickler.loads(ForkingPickler.dumps(message))
         except Exception:  # noqa: BLE001 (an object of the program may raise anything)
             trace = message.trace if isinstance(message, Raised) else traceback.format_exc()
             message = Raised(None, trace)
-        self._send(message)
+        if cause and isinstance(message, Raised):
+            self._send(ClusterLost(cause, message))
+        else:
+            self._send(message)
 
     def _settle(self, client: distributed.Client, known: Serving, timings: Timings) -> None:
         """Wait until the earlier incarnation can neither acknowledge nor write."""

@@ -32,6 +32,7 @@ from dps.cluster.backends.processes import (
     scratch_prefix,
     without_interrupts,
 )
+from dps.cluster.supervision.messages import ClusterLost, Finished, Past, Raised, Serving
 from dps.core.arguments import check_function
 from dps.core.ranges import argument_above_zero, refused, whole_argument
 from dps.errors import DeadlineExceeded, ProgramFailed, ReturnedWarning, TooManyReturns
@@ -44,49 +45,6 @@ GRACE_SECONDS = 3.0  # for nodes of a `LocalCluster`, which end and clean up aft
 INTERRUPT_SECONDS = 5.0
 END_SECONDS = 30.0  # for killed processes, on a busy machine
 LOOK_SECONDS = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """A parameter server is up, or has made progress."""
-
-    call: int  # the number of the program's call that started it
-    folder: str  # of its checkpoints
-    versions: tuple[int, ...] = ()  # of the shards; empty before the first report
-    contained: bool = False  # whether all its nodes are of the program's session, and end with it
-    returned: Returned | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """The earlier incarnations of a program, as the supervisor sends them to the next one."""
-
-    returns: int = 0
-    cause: str = ""
-    noticed: float = 0.0  # on `time.monotonic`, which all processes of a machine share
-    known: dict[int, Serving] = field(default_factory=dict)  # the last message of each call
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The program has returned."""
-
-    result: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Raised:
-    """The program has raised an error; None if that cannot be sent."""
-
-    error: BaseException | None
-    trace: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterLost:
-    """The program has lost its Dask cluster, or does not find it after a return."""
-
-    cause: str
 
 
 def supervise(
@@ -202,10 +160,7 @@ class _Supervisor:
                 for each in self.alive:
                     ends.callback(each.end)
         if isinstance(last, Raised):
-            if (error := last.error) is None:
-                error = ProgramFailed(f"its result or error cannot be sent:\n{last.trace}")
-            else:
-                error.__cause__ = ProgramFailed(f"in the program:\n{last.trace}")
+            error = _error_of(last)
             for failure in self.failures:
                 error.add_note(f"on_return has raised as well: {failure!r}")
             raise error
@@ -225,7 +180,10 @@ class _Supervisor:
         if not self.limit.allows(noticed):
             folders = ", ".join(known.folder for known in self.past.known.values())
             advice = f"; ParameterServer.resume continues from {folders}" if folders else ""
-            raise TooManyReturns(f"{cause}, and it is not started again after {self.limit}{advice}")
+            raised = last.raised if last is not None else None
+            raise TooManyReturns(
+                f"{cause}, and it is not started again after {self.limit}{advice}"
+            ) from (_error_of(raised) if raised is not None else None)
         if len(self.alive) < 2:
             self._start()  # it imports Dask while the other one ends
         incarnation.end()
@@ -244,6 +202,14 @@ class _Supervisor:
                 self.on_return(returned)
             except Exception as error:  # noqa: BLE001 (raised when the program has ended)
                 self.failures.append(error)
+
+
+def _error_of(raised: Raised) -> BaseException:
+    """Return what a program has raised, with its traceback there as the cause."""
+    if raised.error is None:
+        return ProgramFailed(f"its result or error cannot be sent:\n{raised.trace}")
+    raised.error.__cause__ = ProgramFailed(f"in the program:\n{raised.trace}")
+    return raised.error
 
 
 class Incarnation:

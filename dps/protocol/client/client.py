@@ -37,6 +37,7 @@ from dps.protocol.client.shard_client import OnAck, Outcome, ShardClient
 from dps.protocol.group import Group
 from dps.protocol.tasks import Tasks, internal_error
 from dps.protocol.transport import Transport, Watched
+from dps.recovery.durability import WorkerContext
 
 T = TypeVar("T")
 
@@ -195,14 +196,19 @@ class Client:
 
     def _start_part(self) -> None:
         tasks = Tasks(self._fail)
-        on_table = self.group.recovery.durability.worker_part(self, tasks)
+        context = WorkerContext(
+            name=msg.donor_name(self.worker, self.incarnation),
+            rule=self.group.rule,
+            timings=self.group.timings,
+            transport=self.router.transport,
+            ask=self.router.ask,
+            tasks=tasks,
+            held=lambda shard: self._shard_clients[shard].read.weights,
+        )
+        on_table = self.group.recovery.durability.worker_part(context)
         if on_table is not None:
             self._part = on_table, tasks
             self.router.listen(on_table)
-
-    def copy_of(self, shard: int) -> msg.Weights | None:
-        """Return the weights of a shard that were read last, if any were."""
-        return self._shard_clients[shard].read.weights
 
     async def _close_part(self) -> None:
         part, self._part = self._part, None  # once, also if this is cancelled half-way

@@ -25,6 +25,7 @@ from dps.protocol.coordinator.workers import Workers
 from dps.protocol.group import Group
 from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
+from dps.recovery.durability import CoordinatorContext
 
 # Requests that are repeated anyway: one failed reply must not end the process that sends them.
 REPEATED = (msg.GetTable, msg.RenewLease, msg.RenewWorker, msg.Sighted)
@@ -50,7 +51,9 @@ class Coordinator:
         self.mailboxes: tuple[Endpoint, ...] = ()
         self.version = 0
         self.members = Membership(self)
-        self.part = group.recovery.durability.coordinator_part(self)
+        self.part = group.recovery.durability.coordinator_part(
+            CoordinatorContext(lambda: self.workers.donors, self.publish, clock, emit)
+        )
         self.controllers = [ShardController(s, self) for s in range(len(group.layout.shards))]
         self.rebalancer = Rebalancer(self)
         self.cuts = Snapshots(self) if group.restores_together else None

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dps.cluster.backends.slurm import hosts_with_room
+from dps.cluster.backends import jobs, slurm
+from dps.cluster.backends.base import Cluster
+from dps.cluster.backends.jobs import Jobs
+from dps.cluster.backends.slurm import SlurmCluster, hosts_with_room
+from dps.cluster.names import NodeSpec
 
 ROWS = """\
 ps idle idle 0/8/0/8 16000 0
@@ -41,3 +46,51 @@ def test_hosts_have_room_by_their_cores_and_memory_whatever_they_are_doing() -> 
 
 def test_the_default_partition_is_the_one_with_a_star() -> None:
     assert hosts_with_room(None, 1, 500.0) == hosts_with_room("compute", 1, 500.0) == {"other"}
+
+
+class Waiting(SlurmCluster):
+    """A head that has a host, and its replica, whose job waits."""
+
+    def __post_init__(self) -> None:
+        Cluster.__init__(self)
+        self._at["server-0"] = "mixed"
+        self._specs = {name: NodeSpec(name, "server") for name in ("server-0", "replica-0-1")}
+        self._job_of = {"replica-0-1": SimpleNamespace(job_id="7")}
+        self._submitted = []
+        self._submit(self._specs["replica-0-1"])
+
+    waiting = SlurmCluster._waiting
+    cancel = SlurmCluster._cancel
+
+
+@pytest.fixture
+def waiting(monkeypatch: pytest.MonkeyPatch) -> Waiting:
+    monkeypatch.setattr(jobs.JobCluster, "_submit", lambda *_: None)
+    group = {"cores": 2, "memory": "500MB", "queue": "ps"}
+    return Waiting(Jobs("slurm", {"server": group}), [], None, 1.0, print)
+
+
+def test_only_jobs_that_have_just_started_are_moved(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+    cancelled: list[tuple[str, ...]] = []
+
+    def command(*words: str, check: bool = True) -> str:
+        (asked if words[0] == "sinfo" else cancelled).append(words)
+        return "".join(f"{' '.join(row.split())}\n" for row in ROWS.splitlines())
+
+    monkeypatch.setattr(slurm, "run_command", command)
+    monkeypatch.setattr(slurm, "job_states", lambda _: {"7": ("PENDING", "")})
+    assert "replica-0-1" in waiting.waiting()
+    assert not asked
+    monkeypatch.setattr(slurm, "job_states", lambda _: {"7": ("RUNNING", "mixed")})
+    assert "replica-0-1" in waiting.waiting()
+    assert asked
+    assert cancelled == [("scancel", "7")]
+
+
+def test_no_timer_runs_on_after_the_end(waiting: Waiting) -> None:
+    (timer,) = waiting._spreading
+    waiting.cancel()
+    assert timer.finished.is_set()

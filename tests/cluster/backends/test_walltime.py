@@ -25,6 +25,7 @@ HOUR = 3600.0
         ("sge", "00:30:00", HOUR / 2),
         ("lsf", "60", HOUR),
         ("lsf", "01:00", HOUR),
+        ("lsf", "01:00:00", HOUR),
     ],
 )
 def test_walltimes_are_read_as_the_queueing_system_does(

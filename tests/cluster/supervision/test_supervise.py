@@ -201,6 +201,10 @@ def test_a_scheduler_that_is_lost_before_anything_is_up_is_a_loss(tmp_path: Path
 def test_a_cluster_that_is_not_back_yet_is_looked_for_again() -> None:
     cause = dps.supervise(supervised.no_cluster_at_first, returns=2)
     assert re.match(r"the program found no cluster \(OSError: Timed out trying to connect", cause)
+    with pytest.raises(TooManyReturns, match="found no cluster") as raised:
+        dps.supervise(supervised.no_cluster_at_first, returns=1)
+    assert isinstance(error := raised.value.__cause__, OSError)
+    assert "in no_cluster_at_first" in str(error.__cause__)
 
 
 @pytest.mark.slow
