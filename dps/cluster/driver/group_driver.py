@@ -131,11 +131,10 @@ class GroupDriver:
         if not self.connection.can_break:
             return  # on virtual time workers end with their node
         places = {
-            each.future.key: [
+            each.key: [
                 node.address for node in self.hosts.for_workers if each.only_on in (None, node.name)
             ]
             for each in self.training.started.values()
-            if each.future is not None
         }
         await self._client.run_on_scheduler(widen, places)
 

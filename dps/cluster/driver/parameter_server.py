@@ -674,12 +674,14 @@ class ParameterServer:
         its next request. If the recovery writes checkpoints, the last state is written, unless
         `checkpoint` is false, or ``with`` is left by an error; a warning reports if that fails.
         """
-        gone = self.closed or self._driver.connection.closed_here
-        if gone and not self._client.asynchronous:
+        if self._client.asynchronous:
+            return self._client.sync(self._close, checkpoint)
+        if self.closed or self._driver.connection.closed_here:
             self._driver.let_go(checkpoint)
-            self._driver.news.close()
-            return None
-        return self._client.sync(self._close, checkpoint)
+        else:
+            self._client.sync(self._driver.close, checkpoint)
+        self._driver.news.close()  # its warnings appear in the thread of the user
+        return None
 
     async def _close(self, checkpoint: bool) -> None:
         await self._driver.close(checkpoint)

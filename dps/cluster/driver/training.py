@@ -42,6 +42,7 @@ ERROR_TEXT = 200  # characters of an error that are shown
 class Started:
     """A worker that the driver started."""
 
+    key: str  # of its task, which Dask runs again if the result is lost with its node
     at: float
     stops: int  # how often the training had been stopped
     before: int  # updates that it had
@@ -181,7 +182,9 @@ class Training:
             again.look(self.stops)
             if not again.ended:
                 self._replaced.add(again.future)
-        self.started[name] = each = Started(at, self.stops, before, future, share, only_on)
+        self.started[name] = each = Started(
+            future.key, at, self.stops, before, future, share, only_on
+        )
         # At once, because a closed client treats every future as cancelled.
         future.add_done_callback(lambda _: each.look(self.stops))
         return future

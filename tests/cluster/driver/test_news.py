@@ -72,7 +72,7 @@ def test_a_failover_is_shown_wherever_a_user_looks(
         eventually(lambda: ps.failovers and any(w.category is missing for w in caught), SECONDS)
         assert "1 of 2" in repr(ps.shards)
         for shown in (repr(ps), ps._repr_html_()):
-            assert "there was a failover: see ps.failovers" in shown
+            assert "failovers: 1, see ps.failovers" in shown
             assert "shard 0 has 1 of 2 copies" in shown
         flag.touch()
         ps.progress()
