@@ -23,7 +23,7 @@ ITEMS_OF_A_CORE = 8
 
 async def offload(work: Callable[[], T], nbytes: int) -> T:
     """Return what `work` returns, which reads and writes about `nbytes`."""
-    if nbytes < INLINE_BYTES:
+    if not nbytes or nbytes < INLINE_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)
 

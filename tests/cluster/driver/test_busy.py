@@ -242,7 +242,9 @@ def monitors_of(cluster: LocalCluster) -> set[int]:
 
 def monitor_of(dask_worker: distributed.Worker) -> int:
     writer = getattr(presence_of(dask_worker), "_writer", None)
-    return peer_of(writer.get_extra_info("socket"))[0] if writer is not None else 0
+    if writer is None or writer.is_closing():
+        return 0
+    return peer_of(writer.get_extra_info("socket"))[0]
 
 
 async def watched_in_turn(dask_worker: distributed.Worker) -> list[Watched | None]:

@@ -54,13 +54,14 @@ from dps.protocol.tasks import Tasks, task_failed
 from dps.recovery import checkpoint_files, files, worker_cache
 from dps.recovery import manifest as runs
 from dps.recovery import partial as parts
+from dps.recovery.chain import Chain
 from dps.recovery.checkpoint import CheckpointPersistence
 from dps.recovery.checkpoint_files import CheckpointFiles
 from dps.recovery.durability import NoDurability
-from dps.recovery.layered import Layered, LayeredPersistence
+from dps.recovery.layered import LayeredPersistence
 from dps.recovery.manifest import Saved
 from dps.recovery.partial import NEVER
-from dps.recovery.shared_store import Mailboxes, StateStore, StorePersistence
+from dps.recovery.shared_store import Mailboxes, SharedStore, StateStore, StorePersistence
 from dps.recovery.worker_cache import CopyOffers
 from tests.simulator.broken.variant import VARIANTS, always, instead_of
 
@@ -90,8 +91,10 @@ always(StorePersistence, "begin", None, "new store counted before its copy is th
 always(ShardController, "do_without", False, "store out of reach waited for", "two_stores wide")
 always(Coordinator, "_not_replaced_by", [], "drained store let go too early", "stores wide")
 always(LayeredPersistence, "note", None, "layer written once", "layered")
-always(Layered, "is_last_copy", False, "layer restored while a replica is silent", "layered chains")
-always(Layered, "is_restorable", False, "layer restored although the store lives", "layered stores")
+always(Chain, "is_last_copy", False, "layer restored while a replica is silent", "layered chains")
+always(
+    SharedStore, "is_restorable", False, "layer restored although the store lives", "layered stores"
+)
 
 # -- what a newcomer is not given ------------------------------------------------------------------
 
@@ -325,11 +328,6 @@ def _(right, self, every):
 @instead_of(checkpoint_files, "digest_of", "torn checkpoint accepted", "checkpoints")
 def _(right, data):
     return ""
-
-
-@instead_of(checkpoint_files, "unsealed", "torn manifest accepted", "checkpoints")
-def _(right, data):
-    return data.rpartition(b',"crc":')[0] + b"}"
 
 
 @instead_of(checkpoint_files, "publish", "non-atomic publish", "checkpoints")
