@@ -144,8 +144,8 @@ def test_a_deployment_over_tls_lets_nobody_in_without_its_certificate(
     other = files_of(temporary(), tmp_path / "other")
     for address, tls, told in (
         (over_tls, "off", "asks for certificates, and none are given"),
-        (over_tls, other, "both must have certificates of the same authority"),
-        (plainly, "off", "with TLS has an address that begins with tls://"),
+        (over_tls, other, "both sides need certificates of the same authority"),
+        (plainly, "off", "With TLS it begins with tls://"),
     ):
         cluster = {"kind": "existing", "address": address, "tls": tls}
         done = dps(tmp_path, None, "run", "there.yaml", cluster=cluster)
