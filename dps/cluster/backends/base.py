@@ -63,7 +63,7 @@ class Cluster(ABC):
     client: distributed.Client
     dashboard: str | None = None  # the address of Dask's dashboard, if there is one
     seats: NodeAssignment | None = None  # None: Dask's own names and resources define the nodes
-    notes: tuple[str, ...] = ()  # sentences to show to whoever runs an experiment here
+    notes: tuple[str, ...] = ()  # sentences for the user of an experiment on this cluster
 
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()  # what `close` undoes

@@ -116,7 +116,7 @@ def environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Start processes that ignore Ctrl-C; one that arrives meanwhile is handled afterwards.
+    """Start processes that ignore Ctrl-C; handle one that arrives during the start afterwards.
 
     They inherit the signal mask. The signal is blocked, not ignored, so that it reaches the driver
     in the end. The mask is this thread's alone: where numpy has threads, the system gives the

@@ -131,7 +131,7 @@ class Evaluators:
             await _end(evaluation)
 
     async def _make(self, evaluation: Evaluation, node: Node) -> None:
-        """Make one on a node; if the node is lost meanwhile, it waits for another one."""
+        """Make an evaluator on a node; if the node is lost before that, wait for another one."""
         args = evaluation.score, evaluation.every, node.name
         with must_be_sent("score", "weights"):
             hosted = Hosted.start(self._client, self._group, node, EvaluatorActor, *args)
@@ -144,7 +144,7 @@ class Evaluators:
                 evaluation.hosted = None
             if not isinstance(error, KilledWorker):
                 raise
-        if node.address in self._left:  # it had to leave meanwhile
+        if node.address in self._left:  # it has left since it was chosen
             await _end(evaluation)
 
 

@@ -193,7 +193,7 @@ class GroupDriver:
                 while self._markers[marker] <= len(sent):
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            return  # a node was lost meanwhile; its last events are lost with it
+            return  # a node was lost, and its last events with it
         finally:
             del self._markers[marker]
 

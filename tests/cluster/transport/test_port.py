@@ -111,6 +111,23 @@ def carry_out(scenario: Scenario) -> None:
         asyncio.run(main())
 
 
+async def silent(kind: module.Kind) -> object:
+    """Answer no question of another process before it gives up."""
+    await asyncio.Event().wait()
+    return None
+
+
+def late(asked: asyncio.Event, go: asyncio.Event) -> Callable[..., Awaitable[wire.Frames]]:
+    """Return a service that sets `asked`, and replies with what it gets once `go` is set."""
+
+    async def reply(link: str, *frames: np.ndarray) -> wire.Frames:
+        asked.set()
+        await go.wait()
+        return list(frames)
+
+    return reply
+
+
 @pytest.mark.parametrize(
     ("wanted", "by", "why"),
     [
@@ -232,10 +249,6 @@ def test_a_peer_that_does_not_say_how_it_is_reached_is_called_by_dask(
     async def scenario(places: Places) -> None:
         peer, caller = await places.peer(), await places.caller(wanted)
 
-        async def silent(kind: module.Kind) -> object:
-            await asyncio.sleep(SECONDS)
-            return None
-
         peer.server.handlers[HANDLER] = silent
         await caller.echo(peer, LARGE, deadline=SECONDS / 2)
         assert [by for by, _ in caller.told] == ["dask"]
@@ -280,18 +293,9 @@ def test_a_connection_is_kept_when_the_reply_alone_is_late(
 
     async def scenario(places: Places) -> None:
         peer, caller = await places.peer(), await places.caller()
-        go = asyncio.Event()
-
-        async def late(link: str, *frames: np.ndarray) -> wire.Frames:
-            await go.wait()
-            return list(frames)
-
-        async def silent(kind: module.Kind) -> object:
-            await asyncio.sleep(SECONDS)
-            return None
-
+        asked, go = asyncio.Event(), asyncio.Event()
         for handler in (peer.port.offer, silent):
-            peer.port.handlers["echo"] = late
+            peer.port.handlers["echo"] = late(asked, go)
             await caller.port.way(peer.address, "auto", False)
             kept = set(caller.port._connections)
             peer.server.handlers[HANDLER] = handler
@@ -313,24 +317,15 @@ def test_a_connection_in_use_outlives_a_look_for_a_better_one(
 ) -> None:
     """Whether the peer is too busy to be asked, or another transport is found."""
     monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
-    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(module, "AGAIN_SECONDS", 0.0)  # each call looks again
 
     async def scenario(places: Places) -> None:
         peer, caller = await places.peer(), await places.caller()
-        go = asyncio.Event()
-
-        async def late(link: str, *frames: np.ndarray) -> wire.Frames:
-            await go.wait()
-            return list(frames)
-
-        async def silent(kind: module.Kind) -> object:
-            await asyncio.sleep(SECONDS)
-            return None
-
+        asked, go = asyncio.Event(), asyncio.Event()
         peer.port._place = module._Impassable("no memory here")
-        peer.port.handlers["echo"] = late
+        peer.port.handlers["echo"] = late(asked, go)
         waiting = asyncio.ensure_future(caller.echo(peer))
-        await asyncio.sleep(0.1)
+        await asked.wait()
         peer.port._place = None
         if in_use == "stream":
             peer.server.handlers[HANDLER] = silent
