@@ -181,7 +181,8 @@ def state_of(dask_worker: distributed.Worker) -> dict[str, Any]:
     It is not among Dask's `extensions`: Dask goes through those for each heartbeat, and gives a
     worker up whose extensions change meanwhile, as they do when an actor is made in a thread.
     """
-    return vars(dask_worker).setdefault("dps_state", {})  # type: ignore[no-any-return]
+    state: dict[str, Any] = vars(dask_worker).setdefault("dps_state", {})
+    return state
 
 
 def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T]) -> T:
@@ -190,7 +191,8 @@ def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T])
     with _making:
         if name not in state:
             state[name] = make()
-        return state[name]  # type: ignore[no-any-return]
+        made: T = state[name]
+        return made
 
 
 def weakly(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
