@@ -18,7 +18,8 @@ from dps.protocol.client.shard_client import Outcome
 from dps.protocol.messages import Pull, View
 from dps.protocol.transport import Endpoint
 from tests.simulator.network import Process
-from tests.support.worlds import TIMINGS, Setting, happened, in_world, until
+from tests.simulator.schedules.strategies import TIMINGS
+from tests.support.worlds import Setting, happened, in_world, until
 
 ONES = {"w": np.ones(40)}
 CHAIN = Recovery(Chain(2))
