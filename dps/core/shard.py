@@ -265,7 +265,7 @@ class StateMachine:
     def _stepped_tables(
         self, state: ShardState, op: Operation, scale_of: Scale
     ) -> dict[str, SparseTable]:
-        """Return the tables after a step; rows that are not pushed stay, whatever the rule is."""
+        """Return the tables after a step; rows that are not pushed stay, under any rule."""
         _check_rows(self.layout, op)
         after = dict(state.tables)
         for rows in op.rows:

@@ -274,7 +274,7 @@ class Acts(Striker):
             seen = Seen(f"it could not be taken back: {_reason(error)}", False)
             if self._nodes.gone(node, 0.0):
                 unseen = "" if effect.proven else ", and no effect was seen before"
-                seen = Seen(f"its process has ended meanwhile{unseen}", effect.proven)
+                seen = Seen(f"its process has ended by then{unseen}", effect.proven)
         self._emit(Undisturbed(self._clock.now(), number, node, seen.evidence))
         return seen
 

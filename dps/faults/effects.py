@@ -302,7 +302,7 @@ class _Slowdown:
         self._running.join()
         evidence, effective = self._seen()
         if self._nodes.gone(self._node, 0.0):
-            return Seen(f"{evidence}; it has ended meanwhile", True)
+            return Seen(f"{evidence}; it has ended by then", True)
         if not self._nodes.running(self._node, PROOF_SECONDS):
             return Seen(f"{evidence}; it did not go on within {PROOF_SECONDS:g} s", False)
         return Seen(evidence, effective)
@@ -316,7 +316,7 @@ class _Slowdown:
                 owed += (self._now() - running_since) * (self._factor - 1)
                 owed -= self._stay_stopped(min(owed, self._longest_stop))
                 running_since = self._now()
-        except ProcessLookupError:  # it was killed meanwhile
+        except ProcessLookupError:  # it has been killed
             return
 
     def _stay_stopped(self, seconds: float) -> float:
@@ -384,7 +384,7 @@ class _FullDisk:
             self._process.rlimit(psutil.RLIMIT_FSIZE, (self._before, hard))
             state = "the limit is lifted"
         except psutil.NoSuchProcess:
-            state = "the process has ended meanwhile"
+            state = "the process has ended by then"
         failed = self._failed(self._served | self._hit.shards())
         if not failed:
             return Seen(f"no write was tried; {state}", False)

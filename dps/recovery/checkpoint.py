@@ -185,7 +185,7 @@ class CheckpointPersistence(Persistence):
         self._latest: tuple[int, ShardState] | None = None
         self._newest = 0  # the newest version that is acked, or about to be
         self._unsaved = asyncio.Event()
-        self._since = 0.0  # whatever is acked and not saved was acked after this moment
+        self._since = 0.0  # all that is acked and not saved was acked after this moment
         self._failure = ""  # why the last write failed
         self._failed_at = -math.inf
         self._refused = 0  # up to this epoch, the files belong to a server that came later

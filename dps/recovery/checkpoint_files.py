@@ -120,7 +120,7 @@ class CheckpointFiles:
     def _prune(self, epoch: int) -> None:
         """Remove what is older than the last `keep`, and what dead writers left there.
 
-        The files of later epochs stay, whatever they are.
+        Files of later epochs stay.
         """
         kept = self.published()[: self._keep]
         oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))

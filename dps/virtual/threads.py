@@ -144,7 +144,7 @@ def settle(future: AnyFuture, ended: AnyFuture) -> None:
 class VirtualThread(greenlet):
     """A function that runs as if in a thread of a process; it starts at once.
 
-    `future` has its result or error, and is cancelled if it was killed. Whatever a `killed` one
+    `future` has its result or error, and is cancelled if it was killed. What a `killed` one
     does while it ends has no effect.
     """
 
@@ -202,7 +202,7 @@ class VirtualThread(greenlet):
         return not self.future.done()
 
     def kill(self) -> None:
-        """Make it end soon, wherever it is: its process is gone."""
+        """Make it end soon, at any point: its process is gone."""
         if not self.killed:
             self.killed = True
             self._turn = None

@@ -205,7 +205,7 @@ class Cluster(ABC):
 
 
 async def look_at(client: distributed.Client, address: str) -> Process | None:
-    """Return the process of a Dask worker; None if that is lost meanwhile.
+    """Return the process of a Dask worker; None if that is lost by then.
 
     `ConfigurationError`: dps is not installed there, or another version is. `TimeoutError`: it does
     not answer.
@@ -221,7 +221,7 @@ def check_scheduler(client: distributed.Client) -> None:
     """Refuse a scheduler that cannot run the coordinator; raises `ConfigurationError`."""
     try:
         answer: Any = client.run_on_scheduler(_describe)
-    except Exception as error:  # noqa: BLE001 - reported whatever it is
+    except Exception as error:  # noqa: BLE001 - any error is reported
         answer = error
     _process(answer, client.scheduler.address, "scheduler")
 

@@ -2,7 +2,7 @@
 
 Its Dask workers become nodes while the cluster is open. None is started or ended here: a node that
 was killed is replaced by an idle Dask worker, or by the next one that joins. That may be the same
-one, restarted by its nanny or by whatever manages the deployment.
+one, restarted by its nanny or by what manages the deployment.
 """
 
 from __future__ import annotations

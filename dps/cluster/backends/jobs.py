@@ -275,7 +275,7 @@ class JobCluster(Cluster):
         try:
             run_command(*KILL[self.jobs.kind], self._job_of[name].job_id)
         except (OSError, subprocess.SubprocessError) as error:
-            self._living(name)  # if it has ended meanwhile, that is why
+            self._living(name)  # if it has ended, that is why
             reason = getattr(error, "stderr", None) or error
             raise ConfigurationError(f"the job of {name} could not be killed: {reason}") from error
         return process.pid

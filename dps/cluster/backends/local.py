@@ -91,7 +91,7 @@ class LocalCluster(Cluster):
         The certificates of all processes; connections without them are refused. None: those of
         Dask's own configuration if it requires encryption, otherwise temporary ones of this
         cluster. "off": what Dask's own configuration defines, which is no TLS unless it requires
-        encryption; whoever reaches a port, as every user of this machine does, can then run code
+        encryption; anyone who reaches a port, and every user of this machine does, can run code
         as you.
     scratch
         The folder in which the cluster creates its own, for certificates and other temporary

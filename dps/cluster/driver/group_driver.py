@@ -293,7 +293,7 @@ class GroupDriver:
                 await self._take_down()
 
     async def _stop(self, *parts: Awaitable[None]) -> None:
-        """Install no more initial values, and stop some parts, whatever they raise."""
+        """Install no more initial values, and stop some parts, even if one raises."""
         for task in self._seeding:
             task.cancel()
         await asyncio.gather(*self._seeding, *parts, return_exceptions=True)
@@ -366,7 +366,7 @@ class SchedulerConnection:
 
     @property
     def broken(self) -> bool:
-        """Whether it has ended, for whatever reason."""
+        """Whether it has ended, for any reason."""
         return self._was_replaced or (self._stream is not None and self._stream.comm.closed())
 
     @property

@@ -378,7 +378,7 @@ class ParameterServer:
         return self._read(lambda reader: reader.pull_range(table, start, stop))
 
     def apply(self, function: str, *args: Any) -> list[Any]:
-        """Run a registered function on every shard, exactly once on each, whatever fails meanwhile.
+        """Run a registered function on every shard, exactly once on each, even if nodes fail.
 
         Parameters
         ----------

@@ -258,7 +258,7 @@ class EvaluatorActor:
         def events() -> list[Event]:
             try:
                 return scored(self._score(weights), read, sum(versions) / len(versions))
-            except BaseException as error:  # noqa: BLE001 - whatever the user's code raises
+            except BaseException as error:  # noqa: BLE001 - any error of the user's code
                 return [EvaluationMissed(read, f"the score raised {error!r}", score_failed=True)]
 
         for event in await asyncio.get_running_loop().run_in_executor(None, events):

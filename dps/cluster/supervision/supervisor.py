@@ -91,7 +91,7 @@ def supervise(
     ProgramFailed
         Its process has exited by itself, or what it returned or raised cannot be sent.
     Exception
-        Whatever the program raises, with its traceback; it is not restarted then.
+        Any error that the program raises, with its traceback; it is not restarted then.
     ExceptionGroup
         The program has returned, and `on_return` has raised these.
     DeadlineExceeded
@@ -229,7 +229,7 @@ class Incarnation:
         self._scratch: str | None = None  # its folder for files, which stay if it is killed
 
     def begin(self, past: Past) -> None:
-        """Start the program, unless its process has ended meanwhile."""
+        """Start the program, unless its process has ended."""
         with suppress(EOFError, OSError):
             if self._link in wait([self._link, self._ended]):
                 self._scratch = self._link.recv()

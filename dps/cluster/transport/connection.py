@@ -356,7 +356,7 @@ class Connection:
             places = await self._places(reply)
             if not self.lost:
                 self._sent(Kind.REPLY, number, Description(), reply, places)
-        except Exception as error:  # noqa: BLE001 - the caller gets it, whatever it is
+        except Exception as error:  # noqa: BLE001 - the caller gets any error
             text = log_failure(error)
             if not self.lost:
                 self._sent(Kind.FAILED, number, Description(text))

@@ -206,7 +206,7 @@ class AdaGrad(Checked):
     Parameters
     ----------
     learning_rate
-        η, 0 or above: how far an element goes in its first step, whatever the size of its gradient.
+        η, 0 or above: how far an element goes in its first step, for a gradient of any size.
     eps
         ε, 1.2e-38 or above, in the unit of the gradient: keeps elements in place that had none yet.
 

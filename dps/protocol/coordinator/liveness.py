@@ -147,7 +147,7 @@ class Membership:
         if member.silent:
             member.silent = False
             await self._coordinator.use_hosts()
-        return host not in self._ended  # it may have been seen to end meanwhile
+        return host not in self._ended  # its end may have been seen since
 
     async def sighted(self, watched: Watched, sighting: Sighting) -> None:
         """Process a monitor's report on a process."""
@@ -234,7 +234,7 @@ class Membership:
             self._killed.discard(watched)
 
     async def _check(self, host: Endpoint) -> None:
-        """Find out whether a host runs: it answers, or its monitor sees it running meanwhile."""
+        """Find out whether a host runs: it answers, or its monitor sees it running."""
         if await self._end_if_gone(host.address, "coordinator"):
             return
         began = self._clock.monotonic()

@@ -145,7 +145,7 @@ class ShardController:
         return whole and not self._lacks_store and not self.is_avoided(host)
 
     def move(self, move: Move[Endpoint]) -> None:
-        """Move a replica, unless something that this needs is lost meanwhile."""
+        """Move a replica, unless something that this needs is lost by then."""
         self.moving, self._began_moving = move, asyncio.get_running_loop().time()
         self.wake()
 

@@ -49,7 +49,7 @@ class CommitLog:
         self.configure()
 
     def close(self) -> None:
-        """Commit nothing more, and refuse whatever waits for a commit."""
+        """Commit nothing more, and refuse everything that waits for a commit."""
         self.closed = True
         self.interrupt()
         self._replica.wake(self._waiting)
@@ -122,7 +122,7 @@ class CommitLog:
                     self.failure = ""
                 except (DpsError, OSError) as error:
                     self.failure = str(error)
-                    # The successor or the store does not answer. Nothing is acked meanwhile; the
+                    # The successor or the store does not answer. Nothing is acked until then; the
                     # coordinator changes the chain or the stores, or they come back.
                     await asyncio.sleep(self._timings.retry)
 
