@@ -96,7 +96,10 @@ class ReportFailure(Message):
 
 
 class ReportLink(OfShard):
-    """A successor, store or mailbox was out of reach for `seconds`, over a lease. Reply: Table."""
+    """`host` was out of reach for `seconds`, longer than a lease. Reply: Table.
+
+    It is a successor, a store or a mailbox.
+    """
 
     host: Endpoint
     seconds: float
@@ -267,7 +270,7 @@ class Restore(OfShard):
 
 
 class Configure(OfShard):
-    """Enter the epoch as a member of `chain`, or stop serving as none."""
+    """Enter the epoch; a host that is not in `chain` stops serving the shard."""
 
     chain: tuple[Endpoint, ...]
     kept: bool = False  # all that may have been acked is durable already

@@ -1,7 +1,7 @@
 """Chain replication: shard state lives on several nodes.
 
 - Written: each update goes down the chain, and is acked when the tail has it. Every kind of
-  durability has this (`dps.protocol.server.replica`); this one only sets the number of replicas.
+  durability has this (`dps.protocol.server.commit_log`); this one only sets how many replicas.
 - Restored: the next replica continues, and a new one gets a copy of its state.
 - Promised: no acked update is lost while one replica lives.
 """

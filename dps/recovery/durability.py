@@ -49,16 +49,16 @@ class Persistence:
 
     @property
     def saved(self) -> int:
-        """The version that survives the loss of the server, if it may not be the last acked one."""
+        """The version that is saved, if acked updates may be newer than that; else 0."""
         return 0
 
     def take_over(self, saved: int, version: int) -> None:
         """Continue for another replica, which had `saved` and sent its state of `version`."""
 
     def enter(self, epoch: int, state: ShardState | None) -> None:
-        """Enter an epoch in which this replica commits, after `state`, which is committed.
+        """Enter an epoch, as the tail of the chain if there is a `state`, which is committed.
 
-        None: another replica commits, and keeps what is not kept yet.
+        None: another replica is the tail, and keeps what this one has not kept.
         """
 
     async def begin(self, epoch: int, state: ShardState) -> None:

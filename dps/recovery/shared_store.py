@@ -41,6 +41,9 @@ class SharedStore(Durability):
     other one until a second store has a copy again. Servers send that copy, so a shard without a
     server gets none; its buffered gradients are then only in the remaining store.
 
+    The loss of the only store costs nothing while the server lives: updates are applied, but acked
+    only when another node is the store. If the server is lost before, the shard begins again.
+
     Parameters
     ----------
     every
@@ -102,8 +105,8 @@ class StorePersistence(Persistence):
     async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the newest state of those reachable stores that have all that was acked.
 
-        A replaced server may still put states of its epoch to other stores, but can ack no update:
-        an ack takes all of them.
+        A replaced server may still put states of its epoch to stores that are not asked here. It
+        can ack no update: an ack takes all stores, and those that are asked refuse its epoch.
         """
         calls = [self._index(store, epoch) for store in self._whole_stores()]
         indices = await answers_of(calls, self._timings.lease)

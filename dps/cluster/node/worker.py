@@ -271,6 +271,8 @@ class Worker:
     ) -> None:
         """Push gradients and wait until they are as durable as the recovery strategy promises.
 
+        With `Continue`, those for a shard that is down are buffered until it is served again.
+
         If the consistency model refuses them as too stale, they are counted in `dropped`.
 
         Parameters

@@ -248,7 +248,7 @@ class Coordinator:
         self.failovers.lost(view.shard, info.node, by)
 
     def holds_only_copy(self, host: Endpoint) -> bool:
-        """Whether a host must be waited for, because it has something that no other host has."""
+        """Whether a host must be waited for: it alone has something, or can be a store."""
         if host in self.keepers:
             roles = ("store",) if host in self.stores else STORE_ROLES
             able = [h for h, info in self.rebalancer.usable.items() if info.role in roles]
@@ -284,10 +284,11 @@ class Coordinator:
         """Whether a shard is down, so that it may need what the stores and mailboxes have."""
         return any(each.begun and not each.view.serving for each in self.controllers)
 
-    def _appoint_keepers(self, changed: bool = False) -> bool:
-        """Choose the stores and mailboxes; return whether that changes them.
+    def _appoint_keepers(self, one_was_lost: bool = False) -> bool:
+        """Choose the stores and mailboxes; return whether they are others, or empty again.
 
-        Then the shards enter a new epoch: their servers fill a new store, and close a new mailbox.
+        Then the shards enter a new epoch, in which their servers fill every store and close the
+        mailboxes. Without a store the shards stay as they are until there is one.
         While a shard is down no mailbox is added that lacks what is in the others, and none that is
         in use is dropped, because nothing would read it again.
         """
@@ -303,7 +304,7 @@ class Coordinator:
             able = (*kept, *_of_role(hosts, "mailbox"), *self.stores)
             boxes = list(dict.fromkeys(able))[:number]
         self.mailboxes = tuple(boxes)
-        changed = changed or (self.stores, self.mailboxes) != before
+        changed = one_was_lost or (self.stores, self.mailboxes) != before
         if changed and self.stores and boxes and self.group.recovery.stores:
             self._begin_epochs()
         return changed

@@ -19,6 +19,10 @@ monitor sees its process, and for `Timings.last_copy` seconds if it is unreachab
 
 A host that was given up, but lives, learns that when it renews its lease. Then it drops all that it
 held and starts over in a new *life*, as an empty host.
+
+A server that was paused and goes on is harmless for five reasons. Its own lease is over before the
+coordinator's is, and is checked before each reply; it may have been killed; its successors serve in
+a later epoch; members of the chain refuse its operations; stores refuse its states.
 """
 
 from __future__ import annotations
@@ -48,8 +52,8 @@ LAST_PROBE = 0.05
 class Member:
     """A host that has sent a message; one that is `silent` is waited for, beyond its lease.
 
-    `info` is None until its role is known. It was `given_up` for good, or is `excluded` in its
-    present life. Its monitor has last `seen` its process alive, or has seen it `halted` since.
+    `info` is None until its role is known. In its present life it was `given_up`, or is
+    `excluded`. Its monitor has last `seen` its process alive, or has seen it `halted` since.
     """
 
     life: int

@@ -47,8 +47,8 @@ class ShardController:
     """One shard's members, and the task that looks after them. Used from one event loop.
 
     The shard has `begun` once it was served: its state is more than the initial values. The host
-    that is `reserved` is about to become a replica. The hosts in `stored` keep the state that was
-    acked; the shard is served without the stores that are `unreached`.
+    that is `reserved` is about to become a replica. The stores in `stored` have all that was acked.
+    Its server does without those that are `unreached`, until it reaches them.
     """
 
     def __init__(self, shard: int, coordinator: Coordinator) -> None:
@@ -129,7 +129,7 @@ class ShardController:
         return self._durability.stores == 0 or set(self.stored) == {*self._coordinator.stores}
 
     def is_last_copy(self, host: Endpoint) -> bool:
-        """Whether a host has the only copy of a state that must not be lost with one host.
+        """Whether a host may have the only copy of a state that must not be lost with one host.
 
         A replica does not count that is stopped, or that was silent lately.
         """
@@ -312,6 +312,11 @@ class ShardController:
         return msg.Configure(self.view.shard, epoch, chain, keepers=self._keepers)
 
     async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
+        """Give a host the shard's state, from the best source that there is.
+
+        In this order: workers' copies; the newest cut; a store; the host itself, if an earlier
+        attempt brought it the state; checkpoints below; the initial values, and all is lost.
+        """
         part, cuts, brought = self._coordinator.part, self._coordinator.cuts, None
         restore = msg.Restore(view.shard, view.epoch, host, self._keepers)
         if self.begun and part is not None:

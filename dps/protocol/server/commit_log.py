@@ -1,4 +1,7 @@
-"""How a replica's operations become durable: acknowledged by its successor, or kept after it.
+"""When a replica's operations are durable, so that they may be acked.
+
+They are when its successor has acknowledged them or, at the tail, when the `Persistence` keeps the
+state that contains them.
 
 Operations that are applied while one commit is under way share the next. The loss of a replica
 never takes a commit back, so only committed states are shown to workers.
@@ -30,13 +33,13 @@ Waiters = dict[asyncio.Future[None], Callable[[], bool]]
 class CommitLog:
     """The commits of one replica. Used from one event loop.
 
-    `successor` is the next member of the chain, None for the tail; `visible` is the last committed
-    state; `failure` is why the last attempt to commit failed, "" if it did not.
+    `successor` is the next member of the chain, None for the tail; `committed` is the last state
+    that is; `failure` is why the last attempt to commit failed, "" if it did not.
     """
 
     def __init__(self, replica: Replica) -> None:
         self.successor: Endpoint | None = None
-        self.visible = replica.state
+        self.committed = replica.state
         self.failure = ""
         self.closed = False
         self._replica = replica
@@ -54,17 +57,22 @@ class CommitLog:
         self.interrupt()
         self._replica.wake(self._waiting)
 
-    def add(self, op: Operation) -> None:
-        """Commit an operation, which has just made the replica's state."""
+    def append(self, op: Operation) -> None:
+        """Commit an operation that was just applied, now if that needs no wait, else in `run`."""
         self._log.append((self._replica.state.index, op))
         self._proceed()
 
-    async def reached(self, index: int, until: float) -> bool:
+    async def until_committed(self, index: int, until: float) -> bool:
         """Wait until an operation is committed; False if it is not by the loop's time `until`."""
-        return await self._replica.until(lambda: self.visible.index >= index, until, self._waiting)
+        return await self._replica.until(
+            lambda: self.committed.index >= index, until, self._waiting
+        )
 
     def configure(self) -> None:
-        """Continue in another epoch; a replica outside its chain keeps its successor."""
+        """Take the successor from the chain of the new epoch.
+
+        A replica outside that chain keeps the old one, so that it does not commit as a tail does.
+        """
         me, chain = self._replica.node.me, self._replica.chain
         if me in chain:
             self.successor = next(iter(chain[chain.index(me) + 1 :]), None)
@@ -103,7 +111,8 @@ class CommitLog:
     async def pass_on(self, successor: Endpoint, after: int, committed: int = -1) -> None:
         """Return when the successor has acknowledged all operations later than index `after`.
 
-        A newcomer, which is told which ones are `committed`, acknowledges before it commits them.
+        A newcomer is told which index is the last `committed` one, and need not commit later ones
+        before it acknowledges them.
         """
         later = tuple(op for index, op in self._log if index > after)
         if later:
@@ -128,8 +137,8 @@ class CommitLog:
 
     def set_committed(self, state: ShardState) -> None:
         """Record that everything in a state is committed."""
-        if state.index > self.visible.index:
-            self.visible = state
+        if state.index > self.committed.index:
+            self.committed = state
             self._replica.wake(self._waiting)
         self._trim()
 
@@ -143,7 +152,7 @@ class CommitLog:
     async def _commit(self) -> None:
         state, epoch, successor = self._replica.state, self._replica.epoch, self.successor
         if successor is not None:
-            await self.pass_on(successor, self.visible.index)
+            await self.pass_on(successor, self.committed.index)
         else:
             await self._replica.persistence.commit(epoch, state)
         if (epoch, successor) == (self._replica.epoch, self.successor):
@@ -151,6 +160,6 @@ class CommitLog:
             self._replica.notify()
 
     def _trim(self) -> None:
-        needed_after = min([self.visible.index, *self._copied])
+        needed_after = min([self.committed.index, *self._copied])
         while self._log and self._log[0][0] <= needed_after:
             self._log.popleft()

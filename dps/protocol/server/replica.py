@@ -50,7 +50,8 @@ STALENESS_BOUNDS = (0, 1, 2, 4, 8, 16, 32, 64, 128)
 class Replica:
     """A replica of one shard. Used from one event loop.
 
-    A request may end in another epoch, after a wait: the server answers only in its own.
+    The replica may enter another epoch while a request waits. A method may then return as if all
+    were done: `ShardServer.handle` sends no reply of an earlier epoch.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Replica:
         # A cut may need what others send only after this worker has joined, so a join does not
         # wait for one. Present workers enter again when the shards are restored.
         target = 0 if op.kind == "join" and self.cutter is not None else step.state.index
-        if not await self._commits.reached(target, until):
+        if not await self._commits.until_committed(target, until):
             return msg.Waiting(self._commits.failure)
         if step.outcome == "duplicate" and op.kind == "gradient":
             self.ledger.duplicates += 1
@@ -131,7 +132,7 @@ class Replica:
         self._must_be_active(reader)
         until = _now() + m.patience
         seen = min(m.seen, self.state.version)
-        if not await self.until(lambda: self._commits.visible.version >= seen, until):
+        if not await self.until(lambda: self._commits.committed.version >= seen, until):
             return msg.Waiting()
         read: msg.Weights | msg.RowsRead | None = None
         if m.rows is None:
@@ -168,7 +169,7 @@ class Replica:
             await self._batching.finish()
             target = self.state.index
         self.notify()
-        if not await self._commits.reached(target, _now() + self._group.timings.copy):
+        if not await self._commits.until_committed(target, _now() + self._group.timings.copy):
             raise NotServing(f"shard {self.shard}: replayed gradients did not become durable")
         now, same, version = self.node.clock.now(), len(gradients) - new, self.state.version
         counts = {"count": new - dropped, "steps": steps, "duplicates": same, "dropped": dropped}
@@ -214,7 +215,7 @@ class Replica:
             if op.kind == "leave":
                 self._copies.forget(op.id.worker)
             self.ledger.add(step.updates)
-            self._commits.add(step.operation)  # a call, with its result
+            self._commits.append(step.operation)  # a call, with its result
         return step
 
     async def settle(self, complete: bool = False) -> None:
@@ -239,7 +240,7 @@ class Replica:
     # -- requests of other replicas and of the coordinator ---------------------------------------
 
     async def replicate(self, m: msg.Replicate) -> None:
-        """Apply the predecessor's operations; reply when they are committed from here on too.
+        """Apply the predecessor's operations; return when all later replicas have them too.
 
         It replies before the call's deadline in any case: then the predecessor knows that the delay
         is in the work here or behind it, not in the link.
@@ -255,7 +256,7 @@ class Replica:
             return
         last, commits = m.first + len(m.operations) - 1, self._commits
         if not await self.until(
-            lambda: commits.visible.index >= last or m.epoch != self.epoch, limit
+            lambda: commits.committed.index >= last or m.epoch != self.epoch, limit
         ):
             raise NotServing(f"shard {self.shard}: the successor does not acknowledge")
 
@@ -274,9 +275,13 @@ class Replica:
         self.notify()
 
     async def extend(self, m: msg.Extend) -> None:
-        """Make a newcomer the successor, with what is committed, and the rest under the lock."""
+        """Make a newcomer the successor.
+
+        It gets the committed state while pushes go on, and then the later operations, while the
+        lock holds pushes back.
+        """
         self.must_be_in(m.epoch)
-        chain, commits, state = (*self.chain, m.host), self._commits, self._commits.visible
+        chain, commits, state = (*self.chain, m.host), self._commits, self._commits.committed
         with commits.keeping_later_than(state):
             saved, deadline = self.persistence.saved, self._group.timings.copy
             install = msg.Install(self.shard, m.epoch, chain, state, "replica", saved, m.keepers)
@@ -285,11 +290,13 @@ class Replica:
             async with self.lock:
                 self.must_be_in(m.epoch)
                 commits.successor = m.host  # from now on nothing is committed without it
-                rest = commits.pass_on(m.host, state.index, commits.visible.index)
+                rest = commits.pass_on(m.host, state.index, commits.committed.index)
                 await commits.until_interrupted(rest)
 
     async def configure(self, m: msg.Configure) -> None:
-        """Enter a new epoch with a new chain; outside of it, serve no request and commit nothing.
+        """Enter a new epoch with a new chain.
+
+        A replica that is not in the chain serves no request and commits nothing from then on.
 
         A repeated request changes nothing: the chain may be about to be extended since.
         """
@@ -302,7 +309,7 @@ class Replica:
             self.ledger.flush()
             self.epoch, self.chain = m.epoch, m.chain
             self._commits.configure()
-            self.persistence.enter(m.epoch, self._commits.visible if self._is_tail else None)
+            self.persistence.enter(m.epoch, self._commits.committed if self._is_tail else None)
         now, version = self.node.clock.now(), self.state.version
         if self.is_head and not was_head:
             self.node.emit(Promoted(now, self.shard, m.epoch, self.node.name, version))
@@ -311,7 +318,7 @@ class Replica:
         self.notify()
 
     async def make_durable(self, epoch: int) -> None:
-        """Keep the state that this replica serves in a new epoch, if it is the tail."""
+        """If this replica is the tail, make the state durable with which the epoch begins."""
         if self._is_tail:
             await self._commits.until_interrupted(self.persistence.begin(epoch, self.state))
 
@@ -322,7 +329,7 @@ class Replica:
             op = Operation("leave", worker)
             if isinstance(await self.apply(op, m.epoch, until), msg.Waiting):
                 raise NotServing(f"shard {self.shard}: there is no room for leave {op.id}")
-        known, counts = self._commits.visible.workers, dict[str, int]()
+        known, counts = self._commits.committed.workers, dict[str, int]()
         for worker in m.workers:
             for name in names_of(worker.worker):
                 there = known.get(name)
@@ -333,7 +340,7 @@ class Replica:
     async def save(self, m: msg.Save) -> int:
         """Write what is acknowledged by now to the checkpoint; return its version."""
         self.must_be_in(m.epoch)
-        state = self._commits.visible
+        state = self._commits.committed
         await self.persistence.save(m.epoch, state)
         return state.version
 
@@ -354,7 +361,7 @@ class Replica:
     @property
     def uncommitted(self) -> int:
         """Number of operations that are applied here, but not committed."""
-        return self.state.index - self._commits.visible.index
+        return self.state.index - self._commits.committed.index
 
     @property
     def is_head(self) -> bool:
@@ -372,7 +379,8 @@ class Replica:
     ) -> msg.Weights | None:
         if not await self.until(lambda: self._may_read(reader.worker), until):
             return None
-        state, left, now = self._commits.visible, self._slack(reader.worker), self.node.clock.now()
+        state, left = self._commits.committed, self._slack(reader.worker)
+        now = self.node.clock.now()
         metadata = self._group.recovery.durability.metadata(self.epoch, state)
         steps = -1 if left == math.inf else int(left)
         weights = msg.Weights(state.version, now, steps, state.values, metadata)
@@ -380,7 +388,7 @@ class Replica:
 
     async def _rows(self, m: msg.RowsAsked) -> msg.RowsRead:
         """Read from a committed state, which never changes, so that no push has to wait."""
-        state, now = self._commits.visible, self.node.clock.now()
+        state, now = self._commits.committed, self.node.clock.now()
         spec, table = self._layout.table(m.table), table_of(state.tables, m.table)
         if m.keys is not None:
             nbytes = len(m.keys) * (spec.row_nbytes + m.keys.itemsize)
@@ -393,7 +401,7 @@ class Replica:
         return self._slack(worker) >= 0
 
     def _slack(self, worker: str) -> float:
-        left = slack(self._group.consistency, self._commits.visible.workers, worker)
+        left = slack(self._group.consistency, self._commits.committed.workers, worker)
         return math.inf if left is None else left
 
     # -- waiting and refusing --------------------------------------------------------------------

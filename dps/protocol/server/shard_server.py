@@ -30,7 +30,7 @@ from dps.recovery.durability import Persistence, ServerContext
 from dps.recovery.shared_store import Mailboxes, StateStore
 
 # Requests of clients, which carry arguments of users.
-OF_CLIENTS = (*(msg.Push, msg.Pull, msg.ReplayBuffered, msg.Deposit, msg.Save, msg.Describe),)
+OF_CLIENTS = (msg.Push, msg.Pull, msg.ReplayBuffered, msg.Deposit, msg.Save, msg.Describe)
 
 FORGIVEN = 6  # leases after which an earlier failure counts no more
 MOST_DOUBLINGS = 20
@@ -98,7 +98,8 @@ class ShardServer:
     async def handle(self, message: Any) -> Any:
         """Carry out one message and return its reply; raises `DpsError` to be sent back.
 
-        The process may be paused anywhere, so lease and epoch are checked again before the reply.
+        The process may be paused anywhere, so lease and epoch are checked again before the reply. A
+        pause after that only delays a reply that was right while the lease lasted.
         """
         try:
             self._must_hold_lease(message)
@@ -293,7 +294,7 @@ class ShardServer:
     async def _take_mail(self, replica: Replica, epoch: int) -> None:
         """Apply what workers left in the mailbox.
 
-        It stays there until the shard is served: until then another server may have to restart.
+        It stays there until the shard is served: another server may have to restore it before.
         """
         if not self._group.recovery.uses_mailbox:
             return

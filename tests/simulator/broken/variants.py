@@ -548,7 +548,7 @@ async def _(right, self, m):
             self.must_be_in(m.epoch)
             commits.successor = m.host
             await commits.until_interrupted(
-                commits.pass_on(m.host, state.index, commits.visible.index)
+                commits.pass_on(m.host, state.index, commits.committed.index)
             )
 
 

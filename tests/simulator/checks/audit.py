@@ -753,7 +753,7 @@ class Auditor:
         for store in table.stores if wanted else ():
             shard, states = view.shard, self._world.hosts[store.address]._states._states
             committed = (
-                self._world.hosts[view.chain[-1].address].replica(shard)._commits.visible.index
+                self._world.hosts[view.chain[-1].address].replica(shard)._commits.committed.index
             )
             index = states[shard][1].index if shard in states else -1
             text = f"shard {shard}: {store.address} has {index} operations of {committed}"
