@@ -4,6 +4,9 @@ A `Durability` is what a user chose: a frozen dataclass of settings. It answers 
 has to know of its kind, and makes the objects that carry it out: a `Persistence` beside each
 replica that keeps the state and, where workers and the coordinator take part in a recovery, one
 object beside each of them. A kind is one module of this package.
+
+An update is *applied* in a server's memory, *committed* when it is as durable as the kind promises,
+and *acked* when its worker is told. A store *keeps* a state; a checkpoint is *saved*.
 """
 
 from __future__ import annotations
