@@ -1,8 +1,8 @@
 """Chain replication: shard state lives on several nodes.
 
-- Written: each update goes down the chain, and is acked when the tail has it. Every kind of
-  durability has this (`dps.protocol.server.commit_log`); this one only sets how many replicas.
-- Restored: the next replica continues, and a new one gets a copy of its state.
+- Written: each update goes down the chain, and is acked when the tail has it. This module only sets
+  the number of replicas; `dps.protocol.server.commit_log` is the same for every durability.
+- Restored: the next replica takes over, and a new replica gets a copy of its state.
 - Promised: no acked update is lost while one replica lives.
 """
 
@@ -24,13 +24,13 @@ class Chain(Durability):
     Parameters
     ----------
     reads
-        Who serves pulls: the "tail", or "any" replica, which then answers with what it knows to be
-        committed, and with nothing older than that worker has seen.
+        The replica that serves pulls: the "tail", or "any". It answers from the newest state that
+        it knows to be committed, and never from an older one than that worker has seen.
     aggregate
         How many updates are summed into one before they go down the chain (replication after
-        aggregation, OSDI 2014, 3.5). Fewer are, when no more come within `linger` seconds.
+        aggregation, OSDI 2014, 3.5). Fewer are summed if no more arrive in `linger` seconds.
     linger
-        How long an update waits for others to be summed with, in seconds.
+        Seconds for which an update waits for others before they are summed.
 
     Examples
     --------
@@ -44,5 +44,5 @@ class Chain(Durability):
     linger: Positive = 0.01
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
-        """Whether a host is the only replica: one that is merely silent may come back with it."""
+        """Return whether a host is the only replica: a silent one may still have the state."""
         return alone

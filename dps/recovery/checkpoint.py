@@ -1,6 +1,6 @@
 """Checkpoints: shard state is written to files, for each shard separately or for all together.
 
-- Written: the state, early enough that the promise is kept; acks wait only for a late write.
+- Written: the state, early enough to keep the promise; acks wait only if a write is late.
 - Restored: the lost shard from its newest whole checkpoint (`scope="shard"`), or all shards from
   their newest consistent cut (`scope="all"`).
 - Promised: at most `every` acked updates, or those of `seconds`, are lost.
@@ -39,7 +39,7 @@ P = ParamSpec("P")
 
 CHECKPOINT_EVERY = 100
 
-# The limits of an interval that is chosen, unless others are given.
+# The default limits of the interval with `every="auto"`.
 LEAST = 10
 MOST = 10_000
 
@@ -47,16 +47,16 @@ MOST = 10_000
 _REFUSALS: dict[Feature, str] = {
     "buffered gradients": (
         "checkpoint with scope='all' does not go with outage=continue: gradients buffered for "
-        "the lost shard would follow on its cut, but not on those of the others; use "
+        "the lost shard would be applied to its cut, but not to the other shards; use "
         "outage=wait, or scope='shard'"
     ),
     "functions": (
         "functions do not go with checkpoint's scope='all': a cut of all shards would have to "
-        "hold a call on each of them or on none; use scope='shard'"
+        "contain a call on every shard or on none; use scope='shard'"
     ),
     "moves": (
-        "shards cannot move under Checkpoint(scope='all'), where all of them go back together; "
-        "take scope='shard', or another durability, to choose or change the number of servers"
+        "shards cannot move under Checkpoint(scope='all'), which restores all of them together; "
+        "use scope='shard', or another durability, to choose or change the number of servers"
     ),
 }
 
@@ -72,18 +72,18 @@ class Checkpoint(Durability):
         The promise, in updates: no more than `every` acked updates are ever at risk. If neither
         this nor `seconds` is given, it is 100. "auto" chooses the interval again after each write,
         from the cost of writes and the rate of failures (`dps.core.checkpoint_interval`); the
-        promise is that of `most`.
+        promise then is `most` updates.
     mode
-        "sync": acks wait for every write that is due. "async": a write starts when half of the
-        interval is over, and acks wait only if the promise would be broken.
+        "sync": acks wait for every write that is due. "async": a write starts after half of
+        the interval, and acks wait only if the promise would be broken.
     path
-        Any fsspec path that all server nodes can reach. None: a folder of the run's own.
+        Any fsspec path that all server nodes can reach. None: in `dps run`, a folder of the trial.
     keep
         How many checkpoints of each shard to keep.
     seconds
         The promise, in time: an acked update is saved within `seconds`, by a timer if no other
-        update follows. While the path cannot be written to, only updates that came within that time
-        are acked.
+        update follows. While the path cannot be written to, acks stop when the oldest unsaved
+        update reaches this age.
     scope
         What is restored when a shard is lost: that "shard", or "all" of them from the newest
         consistent cut, in which all shards hold the same updates. The promise then counts from that
@@ -126,7 +126,7 @@ class Checkpoint(Durability):
 
     @property
     def at_risk(self) -> int | None:
-        """How many acked updates are ever at risk at most; None: any number."""
+        """The largest number of acked updates ever at risk; None: unlimited."""
         return self.most if isinstance(self.every, str) else self.every
 
     def refusal(self, feature: Feature) -> str | None:
@@ -138,30 +138,30 @@ class Checkpoint(Durability):
         return replace(self, path=path)
 
     def persistence(self, context: ServerContext) -> Persistence:
-        """Return what writes one shard's checkpoints."""
+        """Return the writer of one shard's checkpoints."""
         return (CutPersistence if self.scope == "all" else CheckpointPersistence)(self, context)
 
 
 # -- writing them, and reading them back -------------------------------------------------------
 
 RETRY_SECONDS = 0.05
-TICK_SECONDS = 0.001  # clocks may differ by less than the time can advance
-SLOW_SECONDS = 30.0  # a write that takes longer is recorded as failed while it goes on
-FILE_THREADS = 2  # of each shard: a write that hangs does not keep the next epoch's waiting
-FIRST = 0  # the cut of the states with which a group starts
+TICK_SECONDS = 0.001  # a shorter sleep may not advance the clock
+SLOW_SECONDS = 30.0  # a longer write is recorded as failed, but continues
+FILE_THREADS = 2  # of each shard: a write that hangs does not block that of the next epoch
+FIRST = 0  # the number of the cut of a group's first states
 
 
 class CheckpointPersistence(Persistence):
     """Writes one shard's checkpoints so that the promise of a `Checkpoint` is kept.
 
     The updates beyond the last complete checkpoint stay within the interval. A write starts early
-    enough to be done in time, with a reference to the state, so updates continue meanwhile; when it
-    is not done in time, acks wait for it. Used from one event loop.
+    enough to finish in time. It uses a reference to the state, so updates continue meanwhile; if it
+    is late, acks wait for it. Used from one event loop.
     """
 
     source = "checkpoint"
     immediate = False
-    _save_attempts = 1  # a disk that refused a write is not asked again at once
+    _save_attempts = 1  # no immediate retry on a disk that refused a write
     _retry_seconds = RETRY_SECONDS
 
     def __init__(
@@ -174,10 +174,10 @@ class CheckpointPersistence(Persistence):
             raise ConfigurationError("checkpoint: no path was given")
         self._shard, self._wanted = context.shard, wanted
         self._clock, self._emit, self._tasks = context.clock, context.emit, context.tasks
-        # A folder for each group: epochs start anew, and another run's must not be taken for ours.
+        # A folder for each group: epochs start again at 1, and would mix with those of other runs.
         folder = f"{wanted.path.rstrip('/')}/{context.name}"
         self._files = files(folder, context.shard, wanted.keep)
-        # Not the event loop's own threads, which apply updates: files may hang for ever.
+        # Not the event loop's own threads, which apply updates: file access may hang for ever.
         self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
         self._complete = 0
         self._writing: asyncio.Task[None] | None = None
@@ -185,10 +185,10 @@ class CheckpointPersistence(Persistence):
         self._latest: tuple[int, ShardState] | None = None
         self._newest = 0  # the newest version that is acked, or about to be
         self._unsaved = asyncio.Event()
-        self._since = 0.0  # all that is acked and not saved was acked after this moment
+        self._since = 0.0  # every unsaved acked update was acked after this moment
         self._failure = ""  # why the last write failed
         self._failed_at = -math.inf
-        self._refused = 0  # up to this epoch, the files belong to a server that came later
+        self._refused = 0  # a later server has the files: epochs up to this one must not write
         self._sync = wanted.mode == "sync"
         self._due, self._allowed = math.inf, math.inf
         self._costs = WriteCosts()
@@ -208,10 +208,10 @@ class CheckpointPersistence(Persistence):
         return self._complete
 
     def take_over(self, saved: int, version: int) -> None:
-        """Continue for another replica, which had `saved` and sent its state of `version`.
+        """Continue for a replica that had saved version `saved` and sent its state of `version`.
 
-        When what is not saved was acked is not known here, so with a promise in seconds a new tail
-        begins with a write (`dps.protocol.coordinator.shard_controller`).
+        This replica does not know when unsaved updates were acked. With a promise in seconds, a new
+        tail therefore begins with a write (`dps.protocol.coordinator.shard_controller`).
         """
         self._complete, self._newest = saved, version
         if self._wanted.seconds is not None:
@@ -222,7 +222,7 @@ class CheckpointPersistence(Persistence):
         await self._publish(epoch, state, self._clock.monotonic())
 
     async def commit(self, epoch: int, state: ShardState) -> None:
-        """Start a write when one is due; wait for it only where the promise asks for it."""
+        """Start a write if one is due; wait for it only if the promise requires that."""
         self._must_not_be_refused(epoch)
         self._note(epoch, state)
         if self._costs.came(self._clock.monotonic(), state.version):
@@ -237,7 +237,7 @@ class CheckpointPersistence(Persistence):
                 )
 
     async def save(self, epoch: int, state: ShardState) -> None:
-        """Return when a checkpoint holds a committed state; otherwise the one before it stays."""
+        """Return when a checkpoint holds a committed state; after an error, the last one stays."""
         attempts = 0
         while self._complete < state.version:
             attempts += not await self._has_written(epoch, state)
@@ -248,7 +248,7 @@ class CheckpointPersistence(Persistence):
                 )
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the newest checkpoint that is whole, recording those that are not."""
+        """Return the state of the newest whole checkpoint; record damaged ones."""
         for checkpoint in await self._in_thread(self._files.published):
             if (state := await self._read(epoch, checkpoint)) is not None:
                 return state
@@ -276,12 +276,12 @@ class CheckpointPersistence(Persistence):
 
     def _promise(self, every: int | None) -> None:
         if every is not None:
-            # Half the interval is for the updates that come while a write is under way.
+            # The other half of the interval is for the updates that arrive during a write.
             self._due = every if self._sync else max(1, every // 2)
             self._allowed = every - 1 if self._sync else every
 
     def _choose(self, epoch: int) -> None:
-        """Choose the interval by what is known now, if it is not given."""
+        """Choose the interval from present estimates, if `every` is "auto"."""
         known = self._costs.estimate
         if self._auto is None or known is None:
             return
@@ -293,7 +293,7 @@ class CheckpointPersistence(Persistence):
             self._emit(IntervalChosen(self._clock.now(), self._shard, epoch, every, *by))
 
     def _note(self, epoch: int, state: ShardState) -> None:
-        """Take note of a state that is about to be acked."""
+        """Note a state that is about to be acked."""
         if self._newest <= self._complete:
             self._since = self._clock.monotonic()  # until now nothing was at risk
         self._latest, self._newest = (epoch, state), state.version
@@ -306,7 +306,7 @@ class CheckpointPersistence(Persistence):
         return unsaved > self._allowed or (unsaved > 0 and age >= self._allowed_for)
 
     def _start_timer(self) -> None:
-        # It may have ended, when a server that came later had the files for a while.
+        # The timer ends while a later server has the files.
         if self._wanted.seconds is not None and (self._timer is None or self._timer.done()):
             self._timer = self._tasks.start(self._write_in_time())
 
@@ -321,7 +321,7 @@ class CheckpointPersistence(Persistence):
                 return
 
     async def _write_latest(self) -> bool:
-        """Write the latest state, pause if that fails; False: a later epoch has the files."""
+        """Write the latest state, pause if that fails; False if a later server has the files."""
         assert self._latest is not None
         epoch, state = self._latest
         if epoch <= self._refused:
@@ -368,7 +368,7 @@ class CheckpointPersistence(Persistence):
         self._emit(CheckpointFailed(self._clock.now(), self._shard, epoch, reason))
 
     async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
-        """Write a state that held all that was acked up to the moment `noted`."""
+        """Write a state that holds every update acked until the monotonic time `noted`."""
         await self._write(epoch, state)
         self._saved(state.version, noted)
 
@@ -389,25 +389,25 @@ class CheckpointPersistence(Persistence):
 
     def _saved(self, version: int, noted: float) -> None:
         self._complete = version
-        self._since = noted  # what is unsaved now came while the write was under way
+        self._since = noted  # updates that are unsaved now were acked during the write
         if self._latest is not None and self._latest[1].version <= version:
             self._unsaved.clear()
 
     async def _in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do work with files, which may block, without stopping the event loop."""
+        """Run file access, which may block, outside of the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
 
 
 class CutPersistence(CheckpointPersistence):
-    """Writes one shard's checkpoints where all shards go back together (`scope="all"`).
+    """Writes one shard's checkpoints if all shards are restored together (`scope="all"`).
 
-    A checkpoint that is due is asked of the coordinator, which takes a cut of all shards
-    (`dps.protocol.coordinator.snapshots`). What is acked counts as saved when that cut is complete
-    on all of them.
+    When a checkpoint is due, the coordinator is asked to take a cut of all shards
+    (`dps.protocol.coordinator.snapshots`). Acked updates count as saved when that cut is complete
+    on all shards.
     """
 
-    window = 1 << 30  # a cut may need any update that is under way, and each worker has but one
+    window = 1 << 30  # a cut may need any update that is under way; each worker has only one
     _save_attempts = 10  # shards may be too busy for a cut, or change their servers
 
     def __init__(self, wanted: Checkpoint, context: ServerContext) -> None:
@@ -417,7 +417,7 @@ class CutPersistence(CheckpointPersistence):
         self._ended = asyncio.Condition()
 
     async def begin(self, epoch: int, state: ShardState) -> None:
-        """Write the first state of the shard, once; any other one is in its cut already."""
+        """Write the first state of the shard, once; a restored one is in its cut already."""
         if self._begun:
             return
         there = await self._in_thread(self._files.published)
@@ -427,7 +427,7 @@ class CutPersistence(CheckpointPersistence):
         self._begun = True
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the shard's state in a cut; without it, an earlier cut is used on all shards."""
+        """Return the shard's state in a cut; if it is damaged, all shards use an earlier cut."""
         for checkpoint in await self._in_thread(self._files.published):
             state = await self._read(epoch, checkpoint) if checkpoint.cut == cut else None
             if state is not None:
@@ -447,7 +447,7 @@ class CutPersistence(CheckpointPersistence):
         self._taken[cut] = (state.version, noted)
 
     async def end_cut(self, epoch: int, cut: int, oldest: int) -> None:
-        """Take note that a cut is complete on all shards, and remove those before `oldest`."""
+        """Note that a cut is complete on all shards, and remove cuts before `oldest`."""
         taken = self._taken.pop(cut, None)
         if taken is not None and taken[0] > self._complete:
             self._saved(*taken)

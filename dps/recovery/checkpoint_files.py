@@ -1,12 +1,11 @@
 """Checkpoints on disk: writing a shard's state to files, and finding, checking and reading it.
 
 A checkpoint is a safetensors file with *units* of the state (a block of the buffer or rows of a
-table, with their optimizer state) and a JSON manifest. The manifest has the state's numbers, names
-the file of each unit, and has the checksum of every file and of itself. A whole checkpoint has all
-units in its own file; a partial one has some of them (`dps.recovery.partial`). The manifest is
-published last, so a checkpoint is there whole or not at all; one whose bytes do not match its
-manifest is skipped. A server that was replaced neither outranks nor removes what its successor
-wrote.
+table, with their optimizer state) and a JSON manifest. The manifest holds the state's counters, the
+file of each unit, and the checksums of every file and of itself. A whole checkpoint has all units
+in its own file; a partial one has some of them (`dps.recovery.partial`). The manifest is published
+last, so a checkpoint exists whole or not at all; one whose bytes do not match its manifest is
+skipped. A server that was replaced neither outranks nor removes what its successor wrote.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ FORMAT = 3
 
 _NAME = re.compile(r"e(\d+)-i(\d+)(?:-c(\d+))?(?:-[0-9a-f]{8})?\.(json|safetensors)(\.\w+\.tmp)?")
 
-# The arrays of a unit: `values`, `slot.<name>`, and of rows `keys`.
+# The arrays of a unit: `values`, `slot.<name>` and, for rows, `keys`.
 Unit = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published checkpoint: the path of its manifest, and the state that it holds.
+    """A published checkpoint: the path of its manifest, and its state's epoch and index.
 
     `cut` is the number of its consistent cut, if it belongs to one.
     """
@@ -75,7 +74,7 @@ class CheckpointFiles:
     def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
         """Publish a checkpoint and remove those beyond the last `keep`; return the bytes written.
 
-        One of a cut stays until `prune_cuts`: whether it is needed depends on the other shards.
+        A checkpoint of a `cut` stays until `prune_cuts`, as other shards may need that cut.
 
         Raises
         ------
@@ -106,7 +105,7 @@ class CheckpointFiles:
         except DpsError:
             raise
         except Exception as error:
-            with suppress(Exception):  # the failure to write is what is raised
+            with suppress(Exception):  # the failure to write is raised instead
                 if not self._fs.exists(posixpath.join(self._folder, f"{name}.json")):
                     self._fs.rm(posixpath.join(self._folder, manifest["file"]))
             raise StoreUnavailable(f"checkpoint to {self._folder}: {error}") from error
@@ -118,13 +117,13 @@ class CheckpointFiles:
             raise StaleEpoch(f"checkpoints in {self._folder} are in epoch {newest}, not {epoch}")
 
     def _prune(self, epoch: int) -> None:
-        """Remove what is older than the last `keep`, and what dead writers left there.
+        """Remove files older than the last `keep` checkpoints, also those of dead writers.
 
         Files of later epochs stay.
         """
         kept = self.published()[: self._keep]
         oldest = min(((f.epoch, f.index) for f in kept), default=(0, 0))
-        # By name, the manifest goes first: without it the data file is no checkpoint.
+        # In order of names, the manifest goes first: a data file alone is no checkpoint.
         for path, number in self._files().items():
             if number[:2] < oldest and number[0] <= epoch:
                 with suppress(FileNotFoundError):
@@ -173,7 +172,7 @@ class CheckpointFiles:
         Raises
         ------
         CheckpointCorrupt
-            Its bytes are not whole; an older one may be.
+            The checkpoint is damaged; an older one may be whole.
         StoreUnavailable
             The path cannot be read now; the checkpoint may well be whole.
         """
@@ -202,7 +201,7 @@ class CheckpointFiles:
         return self._path(self.manifest(checkpoint)["file"])
 
     def _path(self, file: str) -> str:
-        """The path of a data file that a manifest names, which may be none but those here."""
+        """The path of a data file that a manifest names; refuses files of other folders."""
         name = _NAME.fullmatch(file)
         if name is None or (name[4], name[5]) != ("safetensors", None):
             raise CheckpointCorrupt(f"{self._folder}: {file!r} is no file of a checkpoint")
@@ -210,7 +209,7 @@ class CheckpointFiles:
 
     @contextmanager
     def _reading(self, path: str) -> Iterator[None]:
-        """Raise errors in reading a checkpoint with this manifest as those of `read`."""
+        """Turn errors while the checkpoint of this manifest is read into those of `read`."""
         try:
             yield
         except DpsError:
@@ -255,7 +254,7 @@ class CheckpointFiles:
 
 
 def name_of(epoch: int, index: int) -> str:
-    """Return what the names of a checkpoint's files begin with."""
+    """Return the prefix of the names of a checkpoint's files."""
     return f"e{epoch:06d}-i{index:012d}"
 
 
@@ -276,13 +275,13 @@ def whole_units(state: ShardState) -> dict[str, Unit]:
 def unit_of(
     values: np.ndarray, slots: Mapping[str, np.ndarray], keys: np.ndarray | None = None
 ) -> Unit:
-    """Return the arrays of a block as a unit, or with `keys` those of rows."""
+    """Return a unit with the arrays of a block or, with `keys`, of rows."""
     unit = {"values": values, **{f"slot.{name}": slot for name, slot in slots.items()}}
     return unit if keys is None else {"keys": keys, **unit}
 
 
 def packed(units: Mapping[str, Unit], state: ShardState) -> bytes:
-    """Return the data file of some units, with the results of calls."""
+    """Return the bytes of a data file: some units, and the results of calls in the state."""
     arrays = {f"{at}/{name}": array for at, unit in units.items() for name, array in unit.items()}
     return save(arrays | {f"result/{caller}": result for caller, result in state.results.items()})
 
@@ -296,7 +295,7 @@ def manifest_of(
 ) -> dict[str, Any]:
     """Return the manifest of a checkpoint with its own data file and the copy of each unit.
 
-    `tables` has the numbers of tables in the names of units; None: they are numbered in order.
+    `tables` has the tables' numbers in the names of units; None: tables are numbered in order.
     """
     return {
         "format": FORMAT,

@@ -1,9 +1,9 @@
 """Where a shard's state survives: the base classes of every kind of durability.
 
-A `Durability` is what a user chose: a frozen dataclass of settings. It answers what the rest of dps
-has to know of its kind, and makes the objects that carry it out: a `Persistence` beside each
-replica that keeps the state and, where workers and the coordinator take part in a recovery, one
-object beside each of them. A kind is one module of this package.
+A `Durability` is a frozen dataclass with the user's settings. It tells the rest of dps what its
+kind supports, and makes the objects that implement it: a `Persistence` beside each replica, which
+keeps the state, and a part in each worker and in the coordinator if they contribute to recoveries.
+Each kind is a module of this package.
 
 An update is *applied* in a server's memory, *committed* when it is as durable as the kind promises,
 and *acked* when its worker is told. A store *keeps* a state; a checkpoint is *saved*.
@@ -39,9 +39,9 @@ class Persistence:
     Attributes
     ----------
     source
-        The name of what `restore` reads, for events.
+        The name of the source that `restore` reads, for events.
     immediate
-        Whether `commit` never has to wait.
+        Whether `commit` never waits.
     window
         How many operations may be applied but not yet committed.
     """
@@ -52,32 +52,32 @@ class Persistence:
 
     @property
     def saved(self) -> int:
-        """The version that is saved, if acked updates may be newer than that; else 0."""
+        """The saved version, if acked updates may be newer; otherwise 0."""
         return 0
 
     def take_over(self, saved: int, version: int) -> None:
-        """Continue for another replica, which had `saved` and sent its state of `version`."""
+        """Continue for a replica that had saved version `saved` and sent its state of `version`."""
 
     def enter(self, epoch: int, state: ShardState | None) -> None:
-        """Enter an epoch, as the tail of the chain if there is a `state`, which is committed.
+        """Enter an epoch; if this replica is the tail of the chain, `state` is committed.
 
-        None: another replica is the tail, and keeps what this one has not kept.
+        If it is None, another replica is the tail, and keeps what this one has not kept.
         """
 
     async def begin(self, epoch: int, state: ShardState) -> None:
-        """Make the state durable with which a server starts."""
+        """Make durable the state with which a server starts."""
 
     async def commit(self, epoch: int, state: ShardState) -> None:
         """Return when the updates in `state` may be acked."""
 
     async def save(self, epoch: int, state: ShardState) -> None:
-        """Return when a checkpoint holds a committed state."""
+        """Return when a checkpoint holds `state`, which is committed."""
         raise ConfigurationError("this recovery writes no checkpoints")
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
         """Return the state to continue from, and fence servers of earlier epochs.
 
-        `cut` is the one to go back to, where all shards are restored together.
+        If all shards are restored together, `cut` is the number of the cut to restore.
         """
         raise StoreUnavailable("this durability keeps no state to restore from")
 
@@ -86,7 +86,7 @@ class Persistence:
         raise ConfigurationError("this recovery takes no cuts")
 
     async def end_cut(self, epoch: int, cut: int, oldest: int) -> None:
-        """Take note that a cut is complete on all shards, and remove those before `oldest`."""
+        """Note that a cut is complete on all shards, and remove cuts before `oldest`."""
         raise ConfigurationError("this recovery takes no cuts")
 
     async def close(self) -> None:
@@ -104,20 +104,20 @@ class ServerContext:
     name
         The group's name for users, which on virtual time is the same in every run.
     tasks
-        Those of the server: an exception that one of them does not handle ends the server.
+        The server's background tasks; after an unhandled exception it starts over, empty.
     stores
         Returns the nodes that keep states; raises `NotServing` if there is none.
     whole_stores
-        Returns the stores that have all that was acked before.
+        Returns the stores that have every update acked in earlier epochs.
     ask_store
         Sends a request to a store, with a deadline in seconds, and reports to the coordinator if
         the store is unreachable.
     history
-        Returns the group's failures, as far as this host was told.
+        Returns the history of the group's failures, as of this host's last lease renewal.
     layout
         The places of blocks in the shard's buffer.
     from_below
-        Every copy above a layer is lost: restore what the layer has.
+        Whether every copy above the layer is lost, so that `restore` reads the layer.
     """
 
     shard: int
@@ -139,7 +139,7 @@ class ServerContext:
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What a worker's part works with.
+    """The services for a worker's part.
 
     `name` is that of this incarnation of the worker; `ask` sends a request to the coordinator until
     it is answered; `tasks` are closed when the worker leaves; `held` returns the `Weights` of a
@@ -157,10 +157,10 @@ class WorkerContext:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorContext:
-    """What the coordinator's part works with.
+    """The services for the coordinator's part.
 
-    `workers` returns the names of the active incarnations; `publish` sends a table with what is
-    `wanted` now.
+    `workers` returns the names of the active incarnations; `publish` publishes a table
+    with what the part has as `wanted` now.
     """
 
     workers: Callable[[], set[str]]
@@ -172,25 +172,25 @@ class CoordinatorContext:
 class CoordinatorPart(Protocol):
     """How the coordinator restores a lost shard whose state no server and no store has.
 
-    `services` has the handlers of requests from workers' parts, by type.
+    `services` has the handlers of requests from workers' parts, by request type.
     """
 
     services: Mapping[type, Callable[[Any], Awaitable[Any]]]
 
     @property
     def wanted(self) -> tuple[Any, ...]:
-        """What the table asks of all workers."""
+        """What the table asks all workers for."""
         ...
 
     async def restore(
         self, shard: int, epoch: int, host: Endpoint, install: Callable[..., Awaitable[Any]]
     ) -> Any:
-        """Restore a shard that was served before on a host; return what `install` returned.
+        """Restore on `host` a shard that was served before; return what `install` returned.
 
         Called without arguments, `install` gives the host the initial values. Called with a
         worker's name and a function, it makes that worker install its copy, and waits while the
-        function returns True. It returns what the host received, and raises `DpsError` if nothing
-        arrives.
+        function returns True. `install` returns what the host received, and raises `DpsError` if
+        nothing arrives.
         """
         ...
 
@@ -198,8 +198,8 @@ class CoordinatorPart(Protocol):
 class Durability(Checked):
     """One choice of where shard state survives.
 
-    A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. What it does not
-    override is as if state survived nothing. The attributes may be its fields.
+    A subclass is a frozen dataclass, registered with `dps.protocol.wire.message`. By default, state
+    survives nothing. A subclass may have some of the attributes as fields.
 
     Attributes
     ----------
@@ -208,24 +208,24 @@ class Durability(Checked):
     reads
         The replica that serves pulls: the "tail", or "any".
     aggregate, linger
-        How many updates are summed into one, and for how many seconds one waits for others.
+        How many updates are summed into one, and how many seconds an update waits for others.
     stores
         The number of state stores that keep each state.
     writes_checkpoints
-        Whether there are files to resume from when the whole group is gone, below `path`.
+        Whether files below `path` let a group resume after all its processes have ended.
     path
-        The folder of the checkpoints; None: not chosen yet, or there are none.
+        The folder of the checkpoints; None if it is not chosen yet, or none are written.
     keep
         The number of checkpoints of each shard that are kept.
     seconds
-        Within how many seconds an acked update is saved; None: that is not promised.
+        The promised time in which an acked update is saved; None: no such promise.
     scope
         What is restored when a shard is lost: that "shard", or "all".
     restores_in_parts
-        Whether blocks of a restored shard may be of different versions. Some of them may lack
-        updates then, which are not applied again.
+        Whether blocks of a restored shard may have different versions. Some blocks may then lack
+        acked updates, which are not applied again.
     has_layer_below
-        Whether there are checkpoints for when every copy that acks have waited for is lost.
+        Whether checkpoints are restored if every copy that acks have waited for is lost.
     refusals
         The features that it does not support, each with the reason.
     """
@@ -257,7 +257,7 @@ class Durability(Checked):
         return self
 
     def refusal(self, feature: Feature) -> str | None:
-        """Return why a feature is not supported; None: it is."""
+        """Return why a feature is not supported; None if it is supported."""
         return self.refusals.get(feature)
 
     def at(self, path: str) -> Durability:
@@ -267,39 +267,39 @@ class Durability(Checked):
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
         """Return whether a `Persistence` can restore a shard that was served before.
 
-        By default it can if it writes checkpoints: there is one before a shard is served. `stored`
-        are the stores that are known to have its state, and `stores` the present ones.
+        By default it can if it writes checkpoints, as it writes one before a shard is served.
+        `stored` are the stores that are known to have the state, and `stores` the present ones.
         """
         return self.writes_checkpoints
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
-        """Return whether a silent host is waited for, as no other one may have the state.
+        """Return whether to wait for a silent host, as it may have the only copy of the state.
 
         Parameters
         ----------
         alone
-            It is the only replica.
+            The host is the only replica.
         tried
-            It was to get the state since the shard was lost, and may have it.
+            The host was asked to restore the state since the shard was lost, and may have it.
         restorable
             The shard has not been served yet, or can be restored without the host.
         """
         return False
 
     def persistence(self, context: ServerContext) -> Persistence:
-        """Return what keeps one shard's state."""
+        """Return the object that keeps one shard's state."""
         return Persistence()
 
     def metadata(self, epoch: int, state: ShardState) -> Any:
-        """Return what workers get to know of a shard's state besides its weights, or None."""
+        """Return what workers receive of a shard's state besides its weights, or None."""
         return None
 
     def worker_part(self, context: WorkerContext) -> Callable[[Any], None] | None:
-        """Return what a worker does with each new `Table` of the coordinator's, if anything."""
+        """Return the function that a worker calls with each new `Table`, or None."""
         return None
 
     def coordinator_part(self, context: CoordinatorContext) -> CoordinatorPart | None:
-        """Return how the coordinator restores lost shards, if it has to."""
+        """Return the coordinator's part, which restores lost shards, or None."""
         return None
 
 

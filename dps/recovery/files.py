@@ -50,7 +50,7 @@ def contents(fs: Any, path: str) -> bytes:
 
 
 def publish(fs: Any, folder: str, name: str, data: bytes) -> None:
-    """Write a file that is there whole, or not at all."""
+    """Write a file, which then exists whole or not at all."""
     target = posixpath.join(folder, name)
     scratch = f"{target}.{uuid.uuid4().hex}.tmp"
     try:
@@ -96,7 +96,7 @@ def in_memory(path: str) -> bool:
 def _kinds(path: str) -> list[Any]:
     """The classes of a path's file systems: one, or caches and archives in front of another one.
 
-    None is instantiated: that may ask a server that does not answer.
+    No file system is instantiated: that may wait for a server that does not answer.
     """
     parts = path.split("::")
     kinds = []
@@ -112,7 +112,7 @@ def _kinds(path: str) -> list[Any]:
     return kinds
 
 
-# A file system with a cache that it can write to the disk has `sync_file` and `sync_folder`.
+# A file system that can write its cache to the disk has `sync_file` and `sync_folder`.
 
 
 def _sync(fs: Any, file: Any) -> None:
@@ -138,12 +138,12 @@ def _sync_folder(fs: Any, folder: str) -> None:
 
 
 def sealed(text: str) -> str:
-    """Return a JSON object, as text, with its checksum as last key: for damage, not forgery."""
+    """Return a JSON object, as text, with a checksum as last key: it detects damage only."""
     return f'{text[:-1]},"crc":"{crc32(text.encode()):08x}"}}'
 
 
 def unsealed(data: bytes) -> bytes:
-    """Return the bytes of a text without its checksum; raises `ValueError` if that is wrong."""
+    """Return the bytes of a text without its checksum; raises `ValueError` unless it fits."""
     found = re.fullmatch(rb'(.+),"crc":"([0-9a-f]{8})"\}', data, re.DOTALL)
     if found is None:
         raise ValueError("has no checksum: it was not written by dps, or was cut short")

@@ -1,8 +1,8 @@
 """Layers: acks wait for memory, and checkpoints are written below it in the background.
 
-- Written: what the durability above writes; and checkpoints, for which no ack waits.
-- Restored: from above; from the newest complete checkpoint when every copy above is lost. The
-  coordinator decides that: a server cannot know which other process has the state.
+- Written: what the durability above writes, and checkpoints, for which no ack waits.
+- Restored: from above or, if every copy above is lost, from the newest complete checkpoint. The
+  coordinator decides which: a server cannot know which other process has the state.
 - Promised: what the durability above promises. If all its copies are lost, acked updates since the
   newest complete checkpoint are lost.
 """
@@ -25,19 +25,19 @@ from dps.recovery.shared_store import SharedStore
 @message
 @dataclass(frozen=True, slots=True)
 class Layered(Durability):
-    """Shard state lives as `above` says, and checkpoints of it are written in the background.
+    """Shard state lives in `above`, and checkpoints of it are written in the background.
 
-    While one copy above lives, nothing acked is lost. When all are lost (every replica of a chain;
-    every state store, and the server with it), the shard is restored from the newest complete
-    checkpoint, and acked updates since then are lost. No ack waits for the layer: `below.every`
-    sets how often a write begins, and does not bound the loss while files are slow.
+    While a copy above lives, no acked update is lost. If all are lost (every replica of a chain, or
+    every state store and the server), the shard is restored from the newest complete checkpoint,
+    and acked updates since then are lost. No ack waits for the layer below: `below.every` sets how
+    often a write begins, and does not bound the loss if files are slow.
 
     Parameters
     ----------
     above
         What acks wait for: a `Chain` or a `SharedStore`.
     below
-        When and where checkpoints are written: asynchronous ones, of each shard separately, every N
+        When and where checkpoints are written: asynchronously, for each shard separately, every N
         updates or seconds.
 
     Examples
@@ -46,7 +46,7 @@ class Layered(Durability):
     '/data/runs'
     """
 
-    # `field()`: the property of `Durability` would be its default.
+    # Without `field()`, the property of `Durability` would be the default.
     above: Chain | SharedStore = field()
     below: Checkpoint = field(default_factory=Checkpoint)
     has_layer_below = True
@@ -64,12 +64,12 @@ class Layered(Durability):
         )
         require(
             below.scope == "shard",
-            "Layered: below has scope='all', expected 'shard': only what is lost goes back",
+            "Layered: below has scope='all', expected 'shard': only the lost shard is restored",
         )
         require(
             below.every != "auto",
-            "Layered: below has every='auto', expected a number of updates: that interval is "
-            "chosen for checkpoints that every lost server goes back to",
+            "Layered: below has every='auto', expected a number of updates: the choice of "
+            "that interval assumes that every lost server is restored from its checkpoints",
         )
 
     def at(self, path: str) -> Layered:
@@ -77,15 +77,15 @@ class Layered(Durability):
         return replace(self, below=self.below.at(path))
 
     def persistence(self, context: ServerContext) -> Persistence:
-        """Return what keeps one shard's state above, and writes its checkpoints."""
+        """Return the object that keeps one shard's state above and writes its checkpoints."""
         return LayeredPersistence(self.above.persistence(context), self.below, context)
 
 
 class LayeredPersistence(CheckpointPersistence):
     """Keeps one shard's state above, and writes its checkpoints beside the updates.
 
-    Writes begin as for checkpoints that are promised, but no ack waits for one: after a failure it
-    is tried again. Used from one event loop.
+    Writes begin on the same schedule as those of `Checkpoint`, but no ack waits for them. A failed
+    write is retried. Used from one event loop.
     """
 
     _retry_seconds = 0.5
@@ -97,17 +97,17 @@ class LayeredPersistence(CheckpointPersistence):
         if not self._from_below:
             self.source = above.source
         self.window = above.window
-        self._begun = False  # whether there is a checkpoint, and of this epoch if it is restored
+        self._begun = False  # there is a checkpoint; after a restore from below, of this epoch
         self._writer: asyncio.Task[None] | None = None
 
     def take_over(self, saved: int, version: int) -> None:
-        """Continue for another replica, which had `saved` and sent its state of `version`."""
+        """Continue for a replica that had saved version `saved` and sent its state of `version`."""
         self._above.take_over(saved, version)
         super().take_over(saved, version)
         self._begun = True
 
     def enter(self, epoch: int, state: ShardState | None) -> None:
-        """Continue with what is not written yet, or leave it to another replica."""
+        """Continue to write unsaved updates, or leave them to another replica."""
         self._above.enter(epoch, state)
         if state is not None:
             self.note(epoch, state)
@@ -115,11 +115,11 @@ class LayeredPersistence(CheckpointPersistence):
             self._forget()
 
     async def begin(self, epoch: int, state: ShardState) -> None:
-        """Make the state durable with which a server starts.
+        """Make durable the state with which a server starts.
 
-        There is a checkpoint before a shard is served for the first time; and before it is served
-        from one, there is one of its epoch, which outranks what a replaced server may still write.
-        Otherwise nothing waits for the layer below here either.
+        This waits for a checkpoint before a shard is first served, and before it is served from a
+        checkpoint: the new one has the present epoch, and outranks those that a replaced server may
+        still write. Otherwise it does not wait for the layer below.
         """
         published = self._files.published
         if not self._begun and (self._from_below or not await self._in_thread(published)):
@@ -130,13 +130,13 @@ class LayeredPersistence(CheckpointPersistence):
         await self._above.begin(epoch, state)
 
     async def commit(self, epoch: int, state: ShardState) -> None:
-        """Return when the state is kept above; the layer below only takes note of it."""
+        """Return when the state is kept above; the layer below only notes it."""
         await self._above.commit(epoch, state)
         self.note(epoch, state)
         self._begun = True
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the state above, or the newest below."""
+        """Return the state above or, if every copy is lost, the newest below."""
         if self._from_below:
             return await super().restore(epoch, cut)
         state = await self._above.restore(epoch, cut)
@@ -149,7 +149,7 @@ class LayeredPersistence(CheckpointPersistence):
         self._forget()
 
     def note(self, epoch: int, state: ShardState) -> None:
-        """Take note of a state that is acked, and start to write it when that is due."""
+        """Note an acked state, and start to write it if a write is due."""
         self._note(epoch, state)
         if epoch <= self._refused:
             return

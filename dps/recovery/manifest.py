@@ -1,7 +1,7 @@
 """Resuming a group from its checkpoints alone, also on another number of shards.
 
 A small file beside the checkpoints has the layout of the parameters and the group's choices. It is
-written before the first checkpoint, with a checksum, as all later computation depends on it. A
+written before the first checkpoint, with a checksum, because resuming depends on it. A
 group that resumes from another one's checkpoints writes to a folder of its own, as a later
 generation, so processes of the earlier group change nothing there.
 """
@@ -34,9 +34,7 @@ from dps.recovery.files import NotAFile, contents, make_folder, publish, sealed,
 from dps.recovery.strategy import Recovery
 
 FILE = "run.json"
-DAMAGED = (
-    ". Cannot resume from its folder; remove that folder to resume from what there is beside it"
-)
+DAMAGED = ". Cannot resume from its folder; remove that folder to resume from another one beside it"
 
 M = TypeVar("M")
 
@@ -73,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A damaged checkpoint of a shard, in place of which an older one is used."""
+    """A damaged checkpoint of a shard; an older one is used instead."""
 
     shard: int
     path: str
@@ -90,12 +88,12 @@ class Saved:
 
     @property
     def updates(self) -> int:
-        """The updates that every shard has."""
+        """Number of updates that every shard has."""
         return min(state.version for state in self.states)
 
     @property
     def applied(self) -> dict[str, int]:
-        """How many updates of each worker are in the shard that has most of them."""
+        """Number of each worker's updates, in the shard that has most of them."""
         return most({n: p.applied for n, p in s.workers.items()} for s in self.states)
 
     def __repr__(self) -> str:
@@ -108,10 +106,10 @@ class Saved:
 
     @property
     def incarnations(self) -> dict[str, int]:
-        """The last incarnation of each worker that any shard knows, if only from a call."""
+        """The last incarnation of each worker that any shard knows, even if only from a call."""
         workers = (item for state in self.states for item in state.workers.items())
         known = most({name.removesuffix(CALLS): p.incarnation} for name, p in workers)
-        known.pop(DRIVER, None)  # it calls functions, and is no worker
+        known.pop(DRIVER, None)  # the driver calls functions, but is no worker
         return known
 
 
@@ -121,7 +119,7 @@ def as_text(value: object) -> bytes:
 
 
 def from_text(data: bytes, path: str, kind: type[M], hint: str = "") -> M:
-    """Return the message of a file's text; raises `CheckpointCorrupt`, with a hint what to do."""
+    """Return the message of a file's text; raises `CheckpointCorrupt`, with a hint."""
     try:
         value = decode([np.frombuffer(unsealed(data), np.uint8)])
         if not isinstance(value, kind):
@@ -137,7 +135,7 @@ def from_text(data: bytes, path: str, kind: type[M], hint: str = "") -> M:
 
 
 def must_be_known(what: str, choice: object) -> None:
-    """Refuse an update rule or filters that are not registered: they could not be written."""
+    """Raise `ConfigurationError` if an update rule or filters are not registered for the wire."""
     try:
         encode(choice)
     except TypeError as error:
@@ -161,16 +159,16 @@ def write_run(run: Run) -> None:
 def find_saved(path: str) -> Saved:
     """Return what to resume from below a path: a group's folder, or the one above.
 
-    Of several groups, the last generation is used that has a whole checkpoint of every shard.
+    Of several groups, it is the last generation with a whole checkpoint of every shard.
 
     Raises
     ------
     StoreUnavailable
-        There is nothing, or nothing whole.
+        There are no checkpoints, or no whole checkpoint of every shard.
     CheckpointCorrupt
-        The description of a group is damaged: the other groups may be older.
+        The description of a group is damaged; the other groups may be older.
     ConfigurationError
-        It names something unknown, such as an update rule that is not registered.
+        The description names something unknown, such as an unregistered update rule.
     """
     runs = sorted(_runs(path), key=lambda each: (each[0].generation, each[0].started), reverse=True)
     refused: list[Refused] = []
@@ -200,8 +198,8 @@ def _runs(path: str) -> Iterator[tuple[Run, str]]:
         except NotAFile as error:
             raise CheckpointCorrupt(f"{file}: {error.strerror}; remove it") from error
         except OSError:
-            continue  # there is none
-        # The folder may have been moved, or be reached by another path than it was then.
+            continue  # no group's folder
+        # The folder may have been moved, or have another path from here.
         root = path.rstrip("/")
         if place == folder:
             above, own = posixpath.dirname(root), root
@@ -212,7 +210,7 @@ def _runs(path: str) -> Iterator[tuple[Run, str]]:
 
 
 def _states(run: Run, folder: str, refused: list[Refused]) -> tuple[ShardState, ...] | None:
-    """A whole state for each shard, of one cut if they go back together; adds to `refused`."""
+    """A whole state of each shard, all of one cut for `scope="all"`; adds to `refused`."""
     files = [CheckpointFiles(folder, shard, 1) for shard in range(len(run.layout.shards))]
     shards = list(zip(files, run.layout.shards, strict=True))
     cuts: Sequence[int | None] = [None]
@@ -246,10 +244,10 @@ def _newest(
 def resharded(saved: Saved, shards: int) -> Saved:
     """Return what was saved, on another number of shards.
 
-    Weights, optimizer state and rows of tables are redistributed. A shard's numbers (version,
-    steps, how far each worker is) cannot be: each new shard has those of the old shard that lacks
-    most updates, as the whole model certainly has no more. Raises `ConfigurationError` if the
-    parameters cannot be divided into this number of shards.
+    Weights, optimizer state and rows of tables are redistributed. A shard's counters (version,
+    steps, each worker's progress) cannot be: each new shard takes those of the old shard with the
+    lowest version, as the whole model has no more updates than that. Raises `ConfigurationError` if
+    the parameters cannot be divided into this number of shards.
     """
     run, states = saved.run, saved.states
     names = run.rule.slots

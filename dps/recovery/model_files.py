@@ -2,7 +2,7 @@
 
 A saved model is a folder with one safetensors file for each shard and a manifest, which has the
 layout, the names of the files and their checksums. The manifest is published last, so a folder that
-is saved to again holds the old model or the new one, whole, whenever saving ends.
+is saved to again holds either the old or the new model, whole, even if saving is interrupted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _Rows = Mapping[str, tuple[np.ndarray, np.ndarray]]
 @message
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """The manifest: the layout, and of each shard its file, the file's SHA-256 and its version."""
+    """The manifest: the layout and, for each shard, the version, the file and its SHA-256."""
 
     layout: Layout
     files: tuple[str, ...]
@@ -98,7 +98,7 @@ class Model(dict[str, np.ndarray]):
         return f"<Model {listed([*arrays, *tables])}>"
 
     def rows(self, table: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of a table, sorted, and the row of each; `KeyError`: there is none."""
+        """Return a table's sorted keys and their rows; raises `KeyError` without such a table."""
         initial = {spec.name: spec.initial for spec in self.tables}[table]
         assert isinstance(initial, Given)
         return np.asarray(initial.keys), np.asarray(initial.rows)
@@ -118,7 +118,7 @@ def save(
     Raises
     ------
     StoreUnavailable
-        It cannot be written. An earlier model there is whole.
+        The model cannot be written. An earlier model in the folder stays whole.
     ConfigurationError
         fsspec does not know the path's protocol, or the folder has another kind of manifest.
     """
@@ -190,7 +190,7 @@ def _names(
     taken = {"__metadata__"}
 
     def unused(name: str) -> str:
-        while name in taken:  # a user's name may be like one that is made here
+        while name in taken:  # a user's name may equal one that is made here
             name += "_"
         taken.add(name)
         return name

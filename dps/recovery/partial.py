@@ -2,11 +2,11 @@
 
 - Written: in turn, some units of the shard, first those that have changed most since they were
   saved (SCAR: Qiao et al. 2019; CPR: Maeng et al. 2021). A unit is a block of the shard's buffer,
-  or the rows of a table whose keys hash to one page. Each part is a checkpoint like another, on the
-  same schedule; its manifest names, for every unit, the data file with the newest copy. Everything
-  else (numbers, the dedupe table, the results of calls) goes into every part.
+  or the rows of a table whose keys hash to one page. Each part is a checkpoint like any other, on
+  the same schedule; its manifest names, for every unit, the data file with the newest copy.
+  Everything else (counters, the dedupe table, the results of calls) goes into every part.
 - Restored: from the newest whole part, and the files that it names.
-- Promised: at most `every * share` acked updates are lost as a whole; some blocks may lack more.
+- Promised: at most `every * share` acked updates are lost entirely; some blocks may lack more.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ _REFUSALS: dict[Feature, str] = {
 class PartialCheckpoint(Durability):
     """Parts of a shard's state are written to files in turn, those that change most more often.
 
-    A lost shard is put together from the newest copy of each block, or page of rows. The copies are
-    of different versions, so some blocks may lack an acked update that others have; it is never
-    applied again, to any.
+    A lost shard is assembled from the newest copy of each block, or page of rows. The copies have
+    different versions, so some blocks may lack an acked update that others have. That update is
+    not applied again.
 
     Parameters
     ----------
     every
-        The number of updates in which as many bytes are written as the shard has.
+        The number of updates after which as many bytes have been written as the shard has.
     share
-        The fraction of the shard's bytes that a checkpoint holds: one is written every
+        The fraction of the shard's bytes that a checkpoint holds. One is written every
         `every * share` updates, and no more acked updates than that are ever at risk of being lost
-        as a whole. Half of it is what differs most from its saved copy, the other half what was
-        saved the longest ago, so each block is written once in 2 / share checkpoints.
+        entirely. Half of these bytes are blocks that differ most from their saved copies, the
+        other half those saved longest ago, so 2 / share checkpoints write each block at least once.
     mode
         "sync": acks wait for every write that is due; "async" as for `Checkpoint`.
     path
-        Any fsspec path that all server nodes can reach. None: a folder of the run's own.
+        Any fsspec path that all server nodes can reach. None: in `dps run`, a folder of the trial.
     keep
-        How often all blocks are kept, besides what those need.
+        How many copies of all blocks to keep, besides older files that these copies need.
 
     Examples
     --------
@@ -90,7 +90,7 @@ class PartialCheckpoint(Durability):
 
     @property
     def at_risk(self) -> int:
-        """How many acked updates are ever at risk of being lost as a whole."""
+        """The largest number of acked updates ever at risk of being lost entirely."""
         return max(1, round(self.every * self.share))
 
     def at(self, path: str) -> PartialCheckpoint:
@@ -98,12 +98,12 @@ class PartialCheckpoint(Durability):
         return replace(self, path=path)
 
     def persistence(self, context: ServerContext) -> Persistence:
-        """Return what writes one shard's partial checkpoints."""
+        """Return the writer of one shard's partial checkpoints."""
         return PartialPersistence(self, context)
 
 
 class PartialPersistence(CheckpointPersistence):
-    """Writes one shard's partial checkpoints, as whole ones with the promise of `at_risk`."""
+    """Writes one shard's partial checkpoints, with the promise of `at_risk`."""
 
     def __init__(self, wanted: PartialCheckpoint, context: ServerContext) -> None:
         promise = Checkpoint(wanted.at_risk, wanted.mode, wanted.path, wanted.keep)
@@ -132,12 +132,12 @@ class _Saved(Copy):
 class PartialFiles(CheckpointFiles):
     """The partial checkpoints of one shard below a path. One write at a time; others wait for it.
 
-    The first part of an epoch holds all units, so that none is from an earlier server's. All units
-    are kept `keep` times; a checkpoint holds a `share` of the shard's bytes.
+    The first part of an epoch holds all units, so that it needs no file of an earlier server. All
+    units are kept `keep` times; a checkpoint holds a `share` of the shard's bytes.
     """
 
     def __init__(self, path: str, shard: int, keep: int, share: float, layout: ShardLayout) -> None:
-        # A part needs those that were written since each unit was, and the oldest kept does too.
+        # A part, also the oldest kept, needs the earlier parts that hold its units.
         super().__init__(path, shard, (keep + 1) * parts_until_all(share) + 1)
         self._share = share
         self._layout = layout
@@ -154,7 +154,7 @@ class PartialFiles(CheckpointFiles):
             chosen = self._chosen(units, saved)
             data = packed(chosen, state)
             name, number = name_of(epoch, state.index), self._number + 1
-            # By what is in it: a part of the same state may hold other units, and be named already.
+            # Named by content: another part of the same state may hold other units.
             digest = digest_of(data)
             own = Copy(f"{name}-{digest[:8]}.safetensors", digest, state.version)
             copy = partial(_Saved, own.file, own.sha256, own.version, number)
@@ -178,7 +178,7 @@ class PartialFiles(CheckpointFiles):
 
 
 def _weights(unit: Unit) -> Unit:
-    """A copy of a unit's weights, without which the whole state would stay in memory."""
+    """A copy of a unit's weights: a view would keep the whole state in memory."""
     return {name: unit[name].copy() for name in ("keys", "values") if name in unit}
 
 
@@ -215,7 +215,7 @@ def distance(unit: Unit, saved: Unit) -> float:
     """
     values = unit["values"].astype(np.float64)
     if "keys" in unit:
-        at = unit["keys"].searchsorted(saved["keys"])  # rows are never taken away
+        at = unit["keys"].searchsorted(saved["keys"])  # rows are never removed
         values[at] -= saved["values"]
     else:
         values -= saved["values"]
@@ -224,7 +224,7 @@ def distance(unit: Unit, saved: Unit) -> float:
 
 # -- the choice of units ---------------------------------------------------------------------------
 
-NEVER = -1  # the number of the last part with a unit, if no part holds it
+NEVER = -1  # instead of the number of the last part with a unit, if no part holds it
 
 
 def parts_until_all(share: float) -> int:
@@ -245,10 +245,10 @@ def choose(
     nbytes
         (units,), the size of each, more than 0.
     saved_in
-        (units,), the number of the last part that holds it, or `NEVER`: these are always written,
-        besides the share.
+        (units,), the number of the last part that holds each, or `NEVER`: those units are always
+        written, in addition to the share.
     distances
-        (units,), the squared Euclidean distance of its weights from their saved copies.
+        (units,), the squared Euclidean distance of each one's weights from their saved copies.
     """
     taken = saved_in == NEVER
     budget = share * float(nbytes.sum())
@@ -261,7 +261,7 @@ def choose(
 def _take(
     taken: np.ndarray, order: np.ndarray, nbytes: np.ndarray, written: float, budget: float
 ) -> float:
-    """Mark units as taken, in order, until `budget` bytes are; return how many are then."""
+    """Mark units as taken, in order, up to `budget` bytes; return the number of bytes taken."""
     rest = order[~taken[order]]
     after = written + nbytes[rest].cumsum(dtype=float)
     chosen = rest[after - nbytes[rest] < budget]

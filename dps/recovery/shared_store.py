@@ -5,7 +5,7 @@
 - Restored: from the newest state of the stores.
 - Promised: no acked update is lost while the server lives, or a store that has its state.
 
-Store nodes also have the `Mailboxes` of any durability.
+Store nodes also hold the `Mailboxes`, whatever the durability.
 """
 
 from __future__ import annotations
@@ -38,18 +38,19 @@ class SharedStore(Durability):
 
     With two stores the loss of one costs nothing: each state is put to both, and acks wait for
     both. When one is lost, or a server has not reached it for a lease, acks wait only for the
-    other one until a second store has a copy again. Servers send that copy, so a shard without a
-    server gets none; its buffered gradients are then only in the remaining store.
+    other one until a second store has a copy again. Servers send that copy, so a shard that is
+    down gets none; its buffered gradients are then only in the remaining store.
 
-    The loss of the only store costs nothing while the server lives: updates are applied, but acked
-    only when another node is the store. If the server is lost before, the shard begins again.
+    If the only store is lost, nothing is lost while the server lives: it applies updates, but acks
+    them only when another node is the store. If the server is lost before that, the shard restarts
+    from its initial values.
 
     Parameters
     ----------
     every
-        How many updates share a write at most.
+        The largest number of updates that share a write.
     stores
-        How many stores keep each state, and each buffered gradient: every one is a node.
+        How many stores, each on its own node, keep each state and each buffered gradient.
 
     Examples
     --------
@@ -61,15 +62,15 @@ class SharedStore(Durability):
     stores: Annotated[int, whole_from(1, "nodes")] = 1
 
     def is_restorable(self, stored: Collection[Endpoint], stores: Collection[Endpoint]) -> bool:
-        """Return whether a present store has the state: a later one may be empty."""
+        """Return whether a present store has the state: a newly chosen one may be empty."""
         return any(store in stored for store in stores)
 
     def is_last_copy(self, alone: bool, tried: bool, restorable: bool) -> bool:
-        """Return whether a host has, or may have got, the state of stores that were lost."""
+        """Return whether a host has, or may have received, the state of lost stores."""
         return (alone or tried) and not restorable
 
     def persistence(self, context: ServerContext) -> Persistence:
-        """Return what writes one shard's state to the stores."""
+        """Return the object that writes one shard's state to the stores."""
         return StorePersistence(self.every, context)
 
 
@@ -103,10 +104,10 @@ class StorePersistence(Persistence):
                 raise failed
 
     async def restore(self, epoch: int, cut: int) -> ShardState:
-        """Return the newest state of those reachable stores that have all that was acked.
+        """Return the newest state in those reachable stores that have every acked update.
 
         A replaced server may still put states of its epoch to stores that are not asked here. It
-        can ack no update: an ack takes all stores, and those that are asked refuse its epoch.
+        can ack no update: an ack needs all stores, and those that are asked refuse its epoch.
         """
         calls = [self._index(store, epoch) for store in self._whole_stores()]
         indices = await answers_of(calls, self._timings.lease)
@@ -116,17 +117,17 @@ class StorePersistence(Persistence):
                 state = await self._ask(store, request, self._timings.copy)
                 if isinstance(state, ShardState):
                     return state
-        raise StoreUnavailable(f"shard {self._shard}: its state cannot be had of any store")
+        raise StoreUnavailable(f"shard {self._shard}: no store returned its state")
 
     async def _index(self, store: Endpoint, epoch: int) -> tuple[int, Endpoint]:
-        """Have a store refuse earlier epochs; return the index of its state."""
+        """Make a store refuse earlier epochs; return the index of its state."""
         stored: int = await self._ask(store, LookUp(self._shard, epoch), self._timings.call)
         return stored, store
 
     async def _keep(self, store: Endpoint, epoch: int, state: ShardState) -> None:
         there = self._there.get(store)
         if there is not None and (there[0].index, there[1]) == (state.index, epoch):
-            return  # the put to another one had failed
+            return  # this store has it: the put to another one had failed
         self._there.pop(store, None)
         if there is None or not state.tables or there[1] != epoch:
             await self._put(store, PutState(self._shard, epoch, state))
@@ -158,7 +159,7 @@ class StateStore:
     def put(self, m: PutState) -> None:
         """Keep a state; raises `StaleEpoch` if a later server has used the store.
 
-        An older state of the same server was overtaken on the way: what is here contains it.
+        An older state of the same server is ignored: the one that is here contains its updates.
         """
         self._fence(m.shard, m.epoch)
         epoch, held = self._states.get(m.shard, (0, m.state))
@@ -202,7 +203,7 @@ class StateStore:
 
 
 def without(base: ShardState, state: ShardState) -> tuple[ShardState, dict[str, int]]:
-    """Return a state without the levels that it shares with `base`, and how many of each table."""
+    """Return a state without the levels that it shares with `base`, and their number by table."""
     kept = {name: _shared(base, name, table) for name, table in state.tables.items()}
     tables = {
         name: SparseTable(table.levels[: len(table.levels) - kept[name]])
@@ -212,7 +213,7 @@ def without(base: ShardState, state: ShardState) -> tuple[ShardState, dict[str, 
 
 
 def _shared(base: ShardState, name: str, table: SparseTable) -> int:
-    """How many of the oldest levels of a table are those that it has in `base`."""
+    """How many of a table's oldest levels are also in `base`."""
     before = reversed(table_of(base.tables, name).levels)
     both = zip(before, reversed(table.levels), strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], both))
@@ -231,8 +232,8 @@ class Mailboxes:
     """Gradients that workers push to shards that are down, in order. Used from one event loop.
 
     A mailbox takes deposits while its shard is down and is closed by the server that takes over.
-    What was taken stays until the shard is served with it. Epochs fence mailboxes: a server that
-    was replaced cannot empty that of its successor.
+    Gradients that it took stay until the shard is served with them. Epochs fence mailboxes: a
+    server that was replaced cannot empty its successor's mailbox.
     """
 
     def __init__(self) -> None:
@@ -245,9 +246,9 @@ class Mailboxes:
         return sum(op.nbytes for mail in self._mail.values() for _, op in mail)
 
     def clear_all(self) -> None:
-        """Forget all mail, but not until when each mailbox is closed.
+        """Forget all mail, but not the epoch up to which each mailbox is closed.
 
-        A client with an old table leaves nothing here that nobody would look for.
+        So a client with an old table cannot leave gradients that no server would take.
         """
         self._mail.clear()
 
@@ -256,7 +257,7 @@ class Mailboxes:
         if m.epoch <= self._closed.get(m.shard, 0):
             raise MailboxClosed(f"shard {m.shard} is served again (epoch {m.epoch})")
         mail = self._mail.setdefault(m.shard, [])
-        # A client that was not told that its gradient is here deposits it again.
+        # A client that received no reply deposits its gradient again.
         if all(op.id != m.operation.id for _, op in mail):
             mail.append((m.epoch, m.operation))
 
@@ -273,6 +274,6 @@ class Mailboxes:
         closed = self._closed.get(m.shard, 0)
         if m.epoch < closed:
             raise StaleEpoch(f"mailbox of shard {m.shard}: epoch {m.epoch} is over")
-        if m.epoch == closed:  # else it was taken from another mailbox
+        if m.epoch == closed:  # otherwise it was taken from another mailbox
             mail = self._mail.get(m.shard, ())
             self._mail[m.shard] = [kept for kept in mail if kept[0] > m.epoch]

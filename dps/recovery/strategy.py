@@ -24,7 +24,7 @@ _AXES = (
 @message
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """One choice on each axis: where state survives, what workers do meanwhile, and afterwards.
+    """Where state survives, what workers do during an outage, and how its gradients are replayed.
 
     >>> Recovery(Checkpoint(every=50), Continue(buffer="mailbox"), Replay("mean")).uses_mailbox
     True
@@ -53,11 +53,11 @@ class Recovery:
 
     @property
     def path(self) -> str | None:
-        """The folder of the checkpoints; None: not chosen yet, or there are none."""
+        """The folder of the checkpoints; None if it is not chosen yet, or none are written."""
         return self.durability.below.path
 
     def must_allow(self, feature: Feature) -> None:
-        """Raise `ConfigurationError` if the durability does not go with something."""
+        """Raise `ConfigurationError` if the durability does not support a feature."""
         if refusal := self.durability.refusal(feature):
             raise ConfigurationError(refusal)
 
@@ -75,7 +75,7 @@ PRESETS: dict[str, Recovery] = {
 
 
 def preset(name: str) -> Recovery:
-    """Return the strategy of that name; raises `ConfigurationError` with the nearest name."""
+    """Return a strategy by its name; the `ConfigurationError` for others has the nearest name."""
     try:
         return PRESETS[name]
     except KeyError:
@@ -93,10 +93,10 @@ def with_checkpoint_path(recovery: Recovery, path: str) -> Recovery:
 
 
 def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
-    """Return a number of servers over which the shards can be spread, as a plain one.
+    """Return `servers` as an int, if the shards can be spread over that many servers.
 
-    Raises `ConfigurationError` if it is no whole number, less than the replicas of one shard or
-    more than those of all, or if shards cannot move.
+    Raises `ConfigurationError` if it is not a whole number, is less than the replicas of one shard
+    or more than those of all shards, or if shards cannot move.
     """
     recovery.must_allow("moves")
     number = whole(servers)
@@ -107,6 +107,6 @@ def as_servers(servers: object, shards: int, recovery: Recovery) -> int:
         each = "one replica" if replicas == 1 else f"{replicas} replicas"
         raise ConfigurationError(
             f"servers={number}: {shards} shards with {each} each can be spread over {replicas} to "
-            f"{shards * replicas} servers; ask for so many, or for more shards at the start"
+            f"{shards * replicas} servers; choose a number in this range, or start with more shards"
         )
     return number

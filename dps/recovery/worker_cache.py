@@ -1,10 +1,10 @@
 """Worker caches: a lost shard is rebuilt from the copies of its weights that workers hold.
 
-- Written: nothing. Workers get weights with their dedupe table, so a copy is a whole state but for
+- Written: nothing. Workers get weights with their dedupe table, so a copy is a whole state, except
   the optimizer's part.
 - Restored: the coordinator's table asks for copies, each worker offers its own, and the one with
-  the freshest installs it. If it cannot, the shard is down in another epoch and all workers are
-  asked again.
+  the freshest installs it. If that fails, all workers are asked again, in another epoch of the
+  shard.
 - Promised: nothing; updates after the freshest copy are lost.
 """
 
@@ -41,12 +41,12 @@ NOTHING = -1  # the version in the offer of a worker that holds no copy
 
 _REFUSALS: dict[Feature, str] = {
     "tables": (
-        "worker_cache cannot bring sparse tables back: no worker holds all rows of one; use "
+        "worker_cache cannot restore sparse tables: no worker holds all rows of one; use "
         "chain, checkpoint or shared_store"
     ),
     "filtered pulls": (
-        "worker_cache brings a shard back from what workers have read of it, which pull_filters "
-        "leave less exact; use another durability, or leave the filters out"
+        "worker_cache restores a shard from the weights that workers have read, which pull_filters "
+        "make less exact; use another durability, or leave the filters out"
     ),
 }
 
@@ -54,7 +54,7 @@ _REFUSALS: dict[Feature, str] = {
 @message
 @dataclass(frozen=True, slots=True)
 class WorkerCache(Durability):
-    """Shard state lives on in what workers read of it; a lost shard is rebuilt from the freshest.
+    """Shard state lives in the copies that workers read; a lost shard is rebuilt from the freshest.
 
     Updates that no worker has read since are lost, and the optimizer's state restarts. If no active
     worker holds a copy, the shard restarts from its initial values.
@@ -66,15 +66,15 @@ class WorkerCache(Durability):
     refusals = _REFUSALS
 
     def metadata(self, epoch: int, state: ShardState) -> ShardMetadata:
-        """Return what makes a copy of the weights a whole state, but for the optimizer's part."""
+        """Return what makes a copy of the weights a whole state, except the optimizer's part."""
         return ShardMetadata(epoch, state.index, state.steps, state.workers, state.results)
 
     def worker_part(self, context: WorkerContext) -> Callable[[Table], None]:
-        """Return what offers a worker's copies."""
+        """Return the function that offers a worker's copies."""
         return Copies(context).heard
 
     def coordinator_part(self, context: CoordinatorContext) -> CopyOffers:
-        """Return what takes the freshest copy that is offered."""
+        """Return the part that chooses the freshest copy on offer."""
         return CopyOffers(context)
 
 
@@ -93,8 +93,8 @@ class Wanted:
 class Offer:
     """A worker's copy of a lost shard: its `version`, read at `at` in epoch `based_on`.
 
-    The version is -1 if the worker holds none; `failures` is how often it was to give one to this
-    host and could not.
+    The version is -1 if the worker holds none; `failures` is how often the worker failed to send a
+    copy to this host.
     """
 
     shard: int
@@ -107,7 +107,7 @@ class Offer:
 
 
 def rebuilt(copy: Weights, rule: UpdateRule) -> ShardState:
-    """Return the state that a copy was read from, with its optimizer state as at the start."""
+    """Return the state that a copy was read from, with the initial optimizer state."""
     assert copy.metadata is not None
     metadata = copy.metadata
     slots = {name: np.zeros_like(copy.values) for name in rule.slots}
@@ -125,7 +125,7 @@ class Copies:
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
-        self._offered: dict[int, tuple[int, Weights | None]] = {}  # of which epoch, by shard
+        self._offered: dict[int, tuple[int, Weights | None]] = {}  # by shard, with the epoch
         self._accepted: set[Seed] = set()
         self._failures: Counter[Endpoint] = Counter()
 
@@ -152,7 +152,7 @@ class Copies:
     async def _install(self, seed: Seed) -> None:
         epoch, copy = self._offered[seed.shard]
         if epoch != seed.epoch or copy is None:
-            return  # that was long ago
+            return  # an outdated request
         assert copy.metadata is not None
         state = rebuilt(copy, self._context.rule)
         request = Install(seed.shard, epoch, (seed.host,), state, "worker", keepers=seed.keepers)
@@ -166,7 +166,7 @@ class Copies:
                 await asyncio.sleep(timings.retry)
             else:
                 return
-        self._failures[seed.host] += 1  # another worker's copy may have to do
+        self._failures[seed.host] += 1  # the coordinator may choose another worker's copy
         await self._offer(seed.shard, seed.host)
 
 
@@ -233,8 +233,8 @@ class CopyOffers:
             except TimeoutError:
                 pass
             if copies := [o for o in self._offers(shard) if o.version != NOTHING]:
-                # It must reach the host. A copy that was read in a later epoch is of the history
-                # that others continued, whatever its version.
+                # Workers that reach the host come first. A copy of a later epoch is of the history
+                # that other workers continued, whatever its version.
                 return max(copies, key=lambda o: (-o.failures, o.based_on, o.version, o.donor))
             if answered():
                 return None

@@ -117,7 +117,7 @@ def test_what_cannot_work_is_refused_before_anything_starts(with_roles: Client) 
     with pytest.raises(ConfigurationError, match="no such array; there are: w, b"):
         patient_server(with_roles, INITIAL, filters={"v": [dps.TopK(0.1)]})
     chain, recovery = {"w": [dps.TopK(0.1)]}, dps.Recovery(dps.WorkerCache())
-    with pytest.raises(ConfigurationError, match="worker_cache brings a shard back"):
+    with pytest.raises(ConfigurationError, match="worker_cache restores a shard"):
         patient_server(with_roles, INITIAL, recovery=recovery, pull_filters=chain)
 
 

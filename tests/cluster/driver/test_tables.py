@@ -115,7 +115,7 @@ def _push_times(steps: int, worker: Worker) -> None:
 
 def test_tables_that_cannot_work_are_refused(with_roles: Client) -> None:
     start = partial(ParameterServer, with_roles, {"w": np.zeros(5)})
-    with pytest.raises(ConfigurationError, match="worker_cache cannot bring sparse tables back"):
+    with pytest.raises(ConfigurationError, match="worker_cache cannot restore sparse tables"):
         start(tables=TABLES, recovery=Recovery(WorkerCache()))
     with pytest.raises(ConfigurationError, match="expected a list of SparseSpec"):
         start(tables=TABLES[0])
