@@ -27,15 +27,15 @@ from dps.protocol.tasks import Tasks, task_failed
 from dps.protocol.transport import Clock, Endpoint, Monitors, Transport, Watched
 from dps.recovery.durability import CoordinatorContext
 
-# Requests that are repeated anyway: one failed reply must not end the process that sends them.
+# Requests that senders repeat anyway: one failed reply must not end the sender.
 REPEATED = (msg.GetTable, msg.RenewLease, msg.RenewWorker, msg.Sighted)
 
 
 class Coordinator:
     """Decides which hosts serve what. All calls come from one event loop.
 
-    Its parts reach each other by its attributes. `version` is that of the table; `part` is the
-    durability's part in the coordinator.
+    Its parts reach each other through its attributes. `version` is the version of the table; `part`
+    is the durability's `CoordinatorPart`, or None.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Coordinator:
     async def lose(self, address: str, by: str) -> None:
         """Stop waiting for the workers of a process that seems to be gone.
 
-        Its hosts may live on, so they are given up when that is proven, or their lease is over.
+        Its hosts are given up only when their end is proven or their lease is over.
         """
         self.members.suspect(address, by)
         await self.workers.lose(address)
@@ -123,7 +123,7 @@ class Coordinator:
 
     async def _report_link(self, m: msg.ReportLink) -> msg.Table:
         controller = self.controllers[m.shard]
-        # A host that did not answer the coordinator either was busy, or is unreachable for all.
+        # A host that is silent to the coordinator too is busy, or unreachable for all.
         cut = self.members.leases.answered_for(m.host) > m.seconds
         if cut and m.epoch == controller.view.epoch:
             if m.host in controller.view.chain[1:]:
@@ -194,7 +194,7 @@ class Coordinator:
             self._published.notify_all()
 
     async def came_to_rest(self) -> None:
-        """Use new mailboxes that had to wait, and begin the next move, if there is one."""
+        """After a shard settles, use new mailboxes that had to wait, and begin the next move."""
         changed = self._appoint_keepers()
         self.rebalancer.consider()
         if self.rebalancer.look() or changed:
@@ -203,14 +203,14 @@ class Coordinator:
     # -- hosts that join and are lost --------------------------------------------------------------
 
     async def use_hosts(self) -> None:
-        """Use the hosts that may be used now: they are not those of before."""
+        """Use the present hosts, after their set has changed."""
         self._appoint_keepers()
         for controller in self.controllers:
             controller.wake()
         await self.publish()
 
     async def lose_host(self, info: msg.HostInfo, by: str) -> None:
-        """Continue without a host, which serves no more."""
+        """Continue without a host, which no longer serves."""
         was_keeper = info.host in self.keepers
         self.stores = tuple(store for store in self.stores if store != info.host)
         self.mailboxes = tuple(box for box in self.mailboxes if box != info.host)
@@ -222,7 +222,7 @@ class Coordinator:
             if was_keeper or info.host == controller.reserved:
                 controller.look_again()
             if info.host == controller.reserved:
-                controller.reserved = None  # it may be used again at once, but has nothing
+                controller.reserved = None  # it may be used again at once, but is empty
             controller.store_lost(info.host)
             controller.wake()
         gone = [each.view.shard for each in theirs if each.begun and not each.view.chain]
@@ -232,7 +232,7 @@ class Coordinator:
         await self.publish()
 
     async def suspend_host(self, info: msg.HostInfo, by: str) -> None:
-        """Make the shards wait all of whose replicas are silent."""
+        """Stop serving the shards whose replicas are all silent."""
         for controller in self.controllers:
             chain = controller.view.chain
             if info.host in chain and all(self.members[each].silent for each in chain):
@@ -248,7 +248,7 @@ class Coordinator:
         self.failovers.lost(view.shard, info.node, by)
 
     def holds_only_copy(self, host: Endpoint) -> bool:
-        """Whether a host must be waited for: it alone has something, or can be a store."""
+        """Whether to wait for a host: only it has some state or mail, or can be a store."""
         if host in self.keepers:
             roles = ("store",) if host in self.stores else STORE_ROLES
             able = [h for h, info in self.rebalancer.usable.items() if info.role in roles]
@@ -257,7 +257,7 @@ class Coordinator:
         return any(controller.is_last_copy(host) for controller in self.controllers)
 
     def _is_kept_without(self, host: Endpoint) -> bool:
-        """Whether hosts that can be heard have every state, and all mail, that a host has."""
+        """Whether other reachable hosts have every state, and all mail, that a host has."""
         heard_after = self.members.leases.is_heard_after
 
         def heard(others: Iterable[Endpoint]) -> list[Endpoint]:
@@ -285,16 +285,16 @@ class Coordinator:
         return any(each.begun and not each.view.serving for each in self.controllers)
 
     def _appoint_keepers(self, one_was_lost: bool = False) -> bool:
-        """Choose the stores and mailboxes; return whether they are others, or empty again.
+        """Choose the stores and mailboxes; return whether they have changed, or one is empty again.
 
-        Then the shards enter a new epoch, in which their servers fill every store and close the
-        mailboxes. Without a store the shards stay as they are until there is one.
-        While a shard is down no mailbox is added that lacks what is in the others, and none that is
-        in use is dropped, because nothing would read it again.
+        If so, the shards enter a new epoch, in which their servers fill every store and close the
+        mailboxes. Without a store, the shards stay as they are until there is one.
+        While a shard is down, no mailbox is added, as it would lack the gradients in the others,
+        and none that is in use is dropped, as no server would read it again.
         """
         before, hosts = (self.stores, self.mailboxes), self.rebalancer.usable
         number = self.group.recovery.stores
-        # Drained ones come first, and are dropped last; then come those that keep states already.
+        # Drained stores come first and are dropped last; then come stores that are in use.
         kept = [store for store in self.stores if store in hosts]
         stores = list(dict.fromkeys((*kept, *_of_role(hosts, "store"))))[:number]
         self.stores = (*self._not_replaced_by(stores), *stores)
@@ -318,7 +318,7 @@ class Coordinator:
     def _do_without_mailbox(self, box: Endpoint) -> bool:
         """Drop a mailbox that a worker cannot reach, until every shard is served.
 
-        Another one must have all that is in it, and be reachable for the shards' servers.
+        Another mailbox, which has the same gradients, must be in reach of the shards' servers.
         """
         others = [other for other in self.mailboxes if other != box]
         usable = any(
@@ -334,7 +334,7 @@ class Coordinator:
         return True
 
     def _not_replaced_by(self, stores: Sequence[Endpoint]) -> list[Endpoint]:
-        """The drained stores that have a state, until these are enough and have all states."""
+        """The drained stores that have a state, until `stores` are enough and have all states."""
         begun = [controller for controller in self.controllers if controller.begun]
         copied = all(store in each.stored for each in begun for store in stores)
         if copied and len(stores) == self.group.recovery.stores:

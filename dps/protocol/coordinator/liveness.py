@@ -1,4 +1,4 @@
-"""Who is alive: the state of every process, the evidence for it, and what follows.
+"""Liveness: the state of every process, the evidence for it, and what follows.
 
 ==============  ==========================================  ========================================
 state           evidence                                    what follows
@@ -12,17 +12,18 @@ busy            it does not answer, and the monitor sees    its lease is extende
 unreachable     neither it nor its monitor answers          it is given up when its lease is over
 ==============  ==========================================  ========================================
 
-A host is given up only when its end is proven or its lease is over, so it never serves beside its
-replacement (`dps.protocol.lease` is the lease on both sides, `dps.protocol.monitor` what a monitor
-sees). A host that holds the only copy of a state is never killed. It is waited for as long as its
-monitor sees its process, and for `Timings.last_copy` seconds if it is unreachable.
+A host that holds anything is given up only when its end is proven or its lease is over, so it never
+serves beside its replacement (see `dps.protocol.lease` and `dps.protocol.monitor`). A host that
+holds the only copy of a state is never killed. The coordinator waits for it as long as its monitor
+sees its process, and for `Timings.last_copy` seconds if it is unreachable.
 
-A host that was given up, but lives, learns that when it renews its lease. Then it drops all that it
-held and starts over in a new *life*, as an empty host.
+A live host that was given up learns that when it renews its lease. Then it drops all that it held
+and starts over in a new *life*, as an empty host.
 
-A server that was paused and goes on is harmless for five reasons. Its own lease is over before the
-coordinator's is, and is checked before each reply; it may have been killed; its successors serve in
-a later epoch; members of the chain refuse its operations; stores refuse its states.
+A paused server that resumes is harmless for five reasons. Its own lease ends before the
+coordinator's, and it checks the lease before each reply; its monitor may have killed it; its
+successors serve in a later epoch; members of the chain refuse its operations; stores refuse its
+states.
 """
 
 from __future__ import annotations
@@ -50,10 +51,11 @@ LAST_PROBE = 0.05
 
 @dataclass(slots=True)
 class Member:
-    """A host that has sent a message; one that is `silent` is waited for, beyond its lease.
+    """A known host; the coordinator waits for one that is `silent`, beyond its lease.
 
-    `info` is None until its role is known. In its present life it was `given_up`, or is
-    `excluded`. Its monitor has last `seen` its process alive, or has seen it `halted` since.
+    `info` is None until its role is known. In its present life it was `given_up`, or is `excluded`
+    as out of reach for its predecessor. Its monitor saw its process last at the monotonic time
+    `seen`, and `halted` if it was stopped then and has not renewed its lease since.
     """
 
     life: int
@@ -116,7 +118,7 @@ class Membership:
     async def add(self, infos: Iterable[HostInfo]) -> None:
         """Add hosts, except those that are known to have ended.
 
-        A host at the address of an ended process either is new, or belonged to that process.
+        A host at the address of an ended process is checked: it is new, or has ended too.
         """
         for info in infos:
             if info.host.address in self._ended_at:
@@ -146,7 +148,7 @@ class Membership:
         elif member.excluded:
             if not self._coordinator.holds_only_copy(host):
                 return False
-            member.excluded = False  # the others were lost before it knew
+            member.excluded = False  # the others were lost before it learned of this
         self.leases.grant(host)
         if member.silent:
             member.silent = False
@@ -179,7 +181,7 @@ class Membership:
     async def _probe(self, address: str, by: str) -> None:
         pause = FIRST_PROBE
         try:
-            while pause < self._timings.lease:  # later it answers, or its lease ends
+            while pause < self._timings.lease:  # after that, it has answered or its lease is over
                 if await self._end_if_gone(address, by):
                     return
                 await asyncio.sleep(min(pause, LAST_PROBE))
@@ -217,14 +219,14 @@ class Membership:
                 self._coordinator.tasks.start(self._kill(watched, listed))
         else:
             for host in listed:
-                # It may have changed while another one was given up.
+                # This may have changed while another host was given up.
                 if host in self and not self._holds_anything(host):
                     await self._give_up(host, "monitor")
 
     async def _kill(self, watched: Watched, hosts: Collection[Endpoint]) -> None:
         """Kill a process, unless its hosts turn out to have the only copy of a state.
 
-        If the coordinator was paused, others may have ended unnoticed, so each is called first.
+        If the coordinator was paused, other hosts may have ended unnoticed: it calls them first.
         """
         chains = [view.chain for view in self._coordinator.views if {*view.chain} & {*hosts}]
         others = {host for chain in (*chains, self._coordinator.stores) for host in chain}

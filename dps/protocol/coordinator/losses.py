@@ -31,7 +31,7 @@ _Unknown = set[tuple[str, int]]
 
 @dataclass(slots=True)
 class Inquiry:
-    """A restoration, and what was `acked` before it, but after the one before that, by name."""
+    """A restoration, and the updates `acked` between the previous one and it, by name."""
 
     restoration: Restoration
     after: int  # the last version of the table without it
@@ -42,7 +42,7 @@ class Inquiry:
 
 @dataclass(slots=True)
 class _Book:
-    """The restorations of one shard; `acked` and `unknown` are since and as of the last one."""
+    """One shard's restorations; `acked` is since the last one, `unknown` is as of the last one."""
 
     acked: dict[str, int] = field(default_factory=dict)
     unknown: _Unknown = field(default_factory=set)
@@ -74,7 +74,7 @@ class _Book:
         return before
 
     def cost(self, inquiry: Inquiry) -> Loss | None:
-        """What a restoration has cost; None: nothing."""
+        """The loss of a restoration; None if nothing was lost."""
         restoration = inquiry.restoration
         there = restoration.applied
         lacks = {name: n - there.get(name, 0) for name, n in self.acked_before(inquiry).items()}
@@ -87,10 +87,10 @@ class _Book:
 
 
 class Losses:
-    """Asks workers what was acknowledged to them, and compares. Used from one event loop.
+    """Asks workers what was acknowledged to them, and finds losses. Used from one event loop.
 
-    Losses are recorded when they become known, or known better. The `revision` grows with every
-    change of `found`.
+    A loss is recorded when it becomes known, and again when it becomes known more exactly. The
+    `revision` grows with every change of `found`.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -107,12 +107,12 @@ class Losses:
 
     @property
     def restorations(self) -> tuple[Restoration, ...]:
-        """The last restoration of each shard that was restored: what clients compare with."""
+        """The last restoration of each restored shard, which clients compare with their acks."""
         return tuple(book.inquiries[-1].restoration for book in self._books if book.inquiries)
 
     @property
     def is_settled(self) -> bool:
-        """Whether no worker has to state what was acknowledged to it."""
+        """Whether no active worker still has to state what was acknowledged to it."""
         return not any(self._is_open(i) for book in self._books for i in book.inquiries)
 
     def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> Inquiry:
@@ -163,7 +163,7 @@ class Losses:
         await self._publish(touched)
 
     async def left(self, worker: str, incarnation: int) -> None:
-        """Note that a worker was lost, or another process took its name: it states no more."""
+        """Note that a worker was lost, or another took its name: it makes no more statements."""
         unknown = self._named(worker, [incarnation])
         for book in self._books:
             book.unknown |= unknown
@@ -171,7 +171,7 @@ class Losses:
         await self._publish([inquiry for inquiry in every if inquiry.unknown & unknown])
 
     async def has(self, view: View, incarnation: int, counts: Mapping[str, int]) -> None:
-        """Note what a shard has of a lost worker: no more than that was acknowledged to it."""
+        """Note how many updates of a lost worker a shard has: no more were acknowledged to it."""
         shard, epoch, later = view.shard, view.epoch, incarnation + 1
         accounts = (Account(shard, name, epoch, n, later) for name, n in counts.items())
         await self._publish(self._enter(accounts))
@@ -200,7 +200,7 @@ class Losses:
                 continue
             self.revision += 1
             inquiry.loss = loss
-            if loss is None:  # there only might have been one
+            if loss is None:  # a possible loss was none
                 continue
             known = True
             event = LossReported(
@@ -219,7 +219,7 @@ class Losses:
 
 @dataclass(slots=True)
 class _Outage:
-    """A shard that has lost replicas: since when, and what has happened since."""
+    """A shard that has lost replicas: when it lost the first, and what has happened since."""
 
     began: float
     by: str
@@ -230,7 +230,7 @@ class _Outage:
 
 
 class Failovers:
-    """The `count` of all failovers, and the last ones. Used from one event loop."""
+    """The `count` of all failovers, and the last `KEPT`. Used from one event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         self.found: tuple[Failover, ...] = ()
@@ -244,15 +244,15 @@ class Failovers:
 
     @property
     def history(self) -> FailureHistory:
-        """The restorations, and the seconds for which shards were served, over all shards.
+        """The number of restorations and the seconds of service, summed over all shards.
 
-        Servers choose by them how often to write checkpoints: what strikes one may strike others.
+        Servers derive from it how often to write checkpoints: what strikes one may strike others.
         """
         return FailureHistory(self._restorations, self._exposure_at(self._clock.monotonic()))
 
     @property
     def await_cost(self) -> bool:
-        """Whether a shard is served again, but the cost is not known yet."""
+        """Whether a shard is served again, but the cost of its failover is not known yet."""
         return any(outage.served is not None for outage in self._outages.values())
 
     def lost(self, shard: int, node: str, by: str) -> None:

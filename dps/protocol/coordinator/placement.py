@@ -1,13 +1,13 @@
 """Which hosts hold which shards: where a replica is placed, and which one is moved next.
 
-Until a number of servers is asked for, hosts are meant for certain shards (their home) and nothing
-is moved. From then on replicas are kept evenly spread over that many hosts, by one move at a time
-(`dps.core.placement`). A host that is drained is emptied, and no longer used.
+Until a user asks for a number of servers, a host is meant for one shard (its `home`) or for any,
+and nothing is moved. After that, replicas are kept evenly spread over that many hosts, one move at
+a time (`dps.core.placement`). A host that is drained is emptied, and no longer used.
 
-With consistent hashing, a host is on the ring by the name of its node, so that a lost node's
-successor gets what that one had. A shard's replicas go to the hosts that follow it, on machines of
-their own where there are enough. Hosts that were on the ring when all shards were last served stay
-as long as they can be used, even if another host holds more.
+With consistent hashing, a host's place on the ring follows from its node's original name, so that
+a lost node's replacement gets the same shards. A shard's replicas go to the next hosts on the ring,
+on different machines if there are enough. Hosts that were on the ring when all shards were last
+served stay on it as long as they can be used, even if another host holds more.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 class Rebalancer:
     """Which hosts hold shards, and what is to move. All calls come from one event loop.
 
-    `servers` is how many hosts are to hold shards; None: any number. Something is still to be moved
-    from the hosts that are `leaving`.
+    `servers` is how many hosts are to hold shards; None: any number. `leaving` are the hosts from
+    which something is still to be moved.
     """
 
     def __init__(self, coordinator: Coordinator) -> None:
@@ -46,12 +46,12 @@ class Rebalancer:
         self._drained: dict[Endpoint, int] = {}
         self._on_ring: Collection[Endpoint] = ()
 
-    # -- what is asked for -----------------------------------------------------------------------
+    # -- requests --------------------------------------------------------------------------------
 
     def scale(self, servers: int) -> None:
         """Keep the shards on this many hosts from now on.
 
-        Raises `ConfigurationError` for an impossible number, `CapacityError` if there are fewer.
+        Raises `ConfigurationError` for an impossible number, `CapacityError` for too few hosts.
         """
         servers = as_servers(servers, len(self._controllers), self._group.recovery)
         able = self._able()
@@ -73,13 +73,13 @@ class Rebalancer:
         if info is None or host in self._drained:
             return
         if info.role not in STORE_ROLES:
-            # A node may be here twice: as what it was before it was lost, and as it is now.
+            # A node may be listed twice: as it was before it was lost, and as it is now.
             others = {other.node for other in self._able()} - {info.node}
             if len(others) < self._group.replicas:
                 raise CapacityError(
                     f"{info.node} cannot be drained: that would leave {len(others)} nodes to hold "
                     f"shards, and {self._group.replicas} are needed; start another one for servers "
-                    "before"
+                    "first"
                 )
             if self.servers is None:  # during an outage, fewer may hold shards than are needed
                 loaded = sum(load > 0 for load in self.loads.values())
@@ -89,7 +89,7 @@ class Rebalancer:
             if info.role == "store" and len(stores) < self._group.recovery.stores:
                 raise CapacityError(
                     f"{info.node} cannot be drained: it keeps the shards' states, and there is no "
-                    "other node for a store; start one with the Dask resource 'store' before"
+                    "other node for a store; start one with the Dask resource 'store' first"
                 )
             if self._coordinator.any_down:
                 raise NotServing(
@@ -102,7 +102,7 @@ class Rebalancer:
 
     @property
     def usable(self) -> dict[Endpoint, HostInfo]:
-        """The hosts that are not to be emptied."""
+        """The hosts that may be used and are not drained."""
         return {h: i for h, i in self._members.hosts.items() if h not in self._drained}
 
     def may_hold(self, info: HostInfo, shard: int) -> bool:
@@ -117,7 +117,7 @@ class Rebalancer:
         return [info for info in infos if not members[info.host].silent]
 
     def _in_use(self) -> dict[Endpoint, HostInfo]:
-        """The hosts that are to hold shards: those on the ring, then those that hold most."""
+        """The hosts that are to hold shards: those on the ring, then those with most replicas."""
         loads = self.loads
 
         def rank(info: HostInfo) -> tuple[bool, int, str]:
@@ -151,11 +151,11 @@ class Rebalancer:
     def best(
         self, shard: int, chain: tuple[Endpoint, ...], last: Endpoint | None
     ) -> Endpoint | None:
-        """Return the best host for one more replica of a shard; None: there is none.
+        """Return the best host for one more replica of a shard, or None.
 
-        It is the next on the ring, if there is one; else one meant for this shard, else the one
-        with the fewest replicas. Of equals, it is on another machine than the members of `chain`.
-        `last` is where the shard was before.
+        In this order, hosts are preferred that are not avoided, answer, are to hold shards, were
+        the `last` holder, are next on the ring, are meant for this shard, hold the fewest replicas,
+        or are on another machine than the members of `chain`.
         """
         members, is_avoided = self._members, self._controllers[shard].is_avoided
         hosts, loads, in_use = members.hosts, self.loads, self._in_use()
@@ -187,7 +187,7 @@ class Rebalancer:
     # -- moves -----------------------------------------------------------------------------------
 
     def consider(self) -> None:
-        """Begin the next move, if it is time for one."""
+        """Begin the next move, if every shard is served and none is moving."""
         if all(each.view.serving and each.moving is None for each in self._controllers):
             self._on_ring = self._in_use().keys() if self._group.placement else ()
             for move in self._plan():

@@ -1,9 +1,9 @@
-"""How one shard gets what is wanted: a chain of the wanted length that serves it.
+"""Keeps one shard served, by a chain with the wanted number of replicas.
 
 A task takes one step at a time. It makes what is left of a chain enter a new epoch; or it restores
 the shard on a free host; or it lengthens the chain; or it continues a move: the newcomer is added
-at the tail, then the old holder leaves. A step that fails is retried with what is known then. Every
-change of a shard's members begins a new epoch.
+at the tail, then the old holder leaves. After a failed step, the task chooses again by what is
+known then. Every change of a shard's members begins a new epoch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DONOR_SECONDS = 0.05  # how often to look whether a donor is still active
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    """A move whose source has left the epoch: `fence`, at `at`."""
+    """A move whose source has left the chain, in epoch `fence`, at the loop's time `at`."""
 
     move: Move[Endpoint]
     fence: int
@@ -46,9 +46,9 @@ class _Stopped:
 class ShardController:
     """One shard's members, and the task that looks after them. Used from one event loop.
 
-    The shard has `begun` once it was served: its state is more than the initial values. The host
-    that is `reserved` is about to become a replica. The stores in `stored` have all that was acked.
-    Its server does without those that are `unreached`, until it reaches them.
+    The shard has `begun` once it was served: its state may be more than the initial values. The
+    host that is `reserved` is about to become a replica. The stores in `stored` have every acked
+    update. The server does without the stores that are `unreached`, until it reaches them.
     """
 
     def __init__(self, shard: int, coordinator: Coordinator) -> None:
@@ -56,7 +56,7 @@ class ShardController:
         self.begun = False
         self.reserved: Endpoint | None = None
         self.moving: Move[Endpoint] | None = None
-        self.seed: msg.Seed | None = None  # of what a host must be given
+        self.seed: msg.Seed | None = None  # the state that a host must be given
         self._coordinator = coordinator
         self._members = coordinator.members
         self._group = coordinator.group
@@ -66,7 +66,7 @@ class ShardController:
         self._forsaken: tuple[Endpoint, ...] = ()
         self.stored: tuple[Endpoint, ...] = ()
         self.unreached: set[Endpoint] = set()
-        # Hosts that may have got the state from a store since the shard was lost, from which epoch.
+        # Hosts that may have received the state from a store since the shard was lost, since when.
         self._tried: dict[Endpoint, int] = {}
         self._avoided: dict[Endpoint, float] = {}
         self._awake = asyncio.Event()
@@ -78,11 +78,11 @@ class ShardController:
         coordinator.tasks.keep(self._tend, self._timings.retry)
 
     def wake(self) -> None:
-        """Look whether there is something to do."""
+        """Make the task look for a step to take."""
         self._awake.set()
 
     def look_again(self) -> None:
-        """Give up the step that is under way, which relies on what has changed; choose another."""
+        """Abandon the present step, whose conditions have changed, and choose another."""
         if self._step is not None and not self._step.expired():
             self._step.reschedule(asyncio.get_running_loop().time())
         self.wake()
@@ -93,19 +93,19 @@ class ShardController:
         self.look_again()
 
     def forsake(self) -> None:
-        """Give the shard's present state up, though its replicas live."""
+        """Discard the shard's present state, although its replicas live."""
         self._forsaken = self.view.chain or self._forsaken
         self._begin_epoch(())
         self.look_again()
 
     def seeded(self, epoch: int, brought: msg.Brought) -> None:
-        """Note that the initial values are installed, or a worker's copy."""
+        """Note that initial values or a worker's copy are installed."""
         installed = self._seeded
         if installed is not None and not installed.done() and epoch == self.view.epoch:
             installed.set_result(brought)
 
     def store_lost(self, host: Endpoint) -> None:
-        """Note that no state is kept on a host: it may come back, but empty."""
+        """Note that a store is lost: it may return, but is empty then."""
         self.stored = tuple(store for store in self.stored if store != host)
         self.unreached.discard(host)
 
@@ -123,15 +123,15 @@ class ShardController:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the shard is served, with as many copies as it is to have."""
+        """Whether the shard is served, with the wanted number of copies."""
         if not self.view.serving or len(self.view.chain) < self._group.replicas:
             return False
         return self._durability.stores == 0 or set(self.stored) == {*self._coordinator.stores}
 
     def is_last_copy(self, host: Endpoint) -> bool:
-        """Whether a host may have the only copy of a state that must not be lost with one host.
+        """Whether the durability makes this shard wait for a host, as its copy may be the only one.
 
-        A replica does not count that is stopped, or that was silent lately.
+        Replicas that are stopped, or were recently silent, do not count.
         """
         chain = self.view.chain
         others = [m for m in chain if m != host and self._members.is_live(m)]
@@ -145,7 +145,7 @@ class ShardController:
         return whole and not self._lacks_store and not self.is_avoided(host)
 
     def move(self, move: Move[Endpoint]) -> None:
-        """Move a replica, unless something that this needs is lost by then."""
+        """Move a replica soon, unless a host that the move needs is lost before."""
         self.moving, self._began_moving = move, asyncio.get_running_loop().time()
         self.wake()
 
@@ -169,7 +169,7 @@ class ShardController:
     # -- step by step ----------------------------------------------------------------------------
 
     async def _tend(self) -> None:
-        # A task before this one may have failed between a decision and its announcement.
+        # The last run of this task may have failed between a decision and its publication.
         await self._coordinator.publish()
         self.wake()
         while True:
@@ -180,7 +180,7 @@ class ShardController:
             except TimeoutError:
                 self.wake()
             except DpsError:
-                # A host did not do as asked: it is going, or is not ready. Look again soon.
+                # A host did not carry out a request: it is ending or not ready. Retry soon.
                 await asyncio.sleep(self._timings.retry)
                 self.wake()
 
@@ -210,8 +210,8 @@ class ShardController:
         return await self._move_on(view)
 
     async def _reconfigure(self, view: msg.View) -> bool:
-        # One that stopped for a move may lack what the others have committed since, so it comes
-        # back only if they are all lost.
+        # A source that stopped for a move may lack later commits of the others, so it returns only
+        # if they are all lost.
         stopped = self._stopped.move.source if self._stopped is not None else None
         chain = tuple(member for member in view.chain if member != stopped) or view.chain
         served = replace(view, chain=chain, serving=True)
@@ -229,7 +229,7 @@ class ShardController:
         return True
 
     async def _restore(self) -> bool:
-        # Hosts that may have got the state from a store that was lost before they served.
+        # Hosts that may have received the state from a store that was lost before they served.
         tried = [host for host in self._tried if host in self._members and not self._is_kept]
         host = min(tried, key=self.is_avoided) if tried else self._free_host
         if host is None or self._lacks_store:
@@ -250,7 +250,7 @@ class ShardController:
         try:
             brought = await self._bring_back(view, host)
             await self._coordinator.workers.admit_active(view, host)
-            # A server that was told of lost keepers uses them for as long as the epoch lasts.
+            # A server uses the keepers that it was given, even lost ones, until the epoch ends.
             served = (self.view, self._keepers) == (view, keepers) and self._is_coming(host)
         except DpsError:
             self._avoid(host)
@@ -259,14 +259,14 @@ class ShardController:
             if served:
                 self._serve(msg.View(view.shard, view.epoch, (host,), serving=True))
                 if self.begun:
-                    # An earlier attempt may have applied mail to what is now taken for what it was.
+                    # A failed attempt may have applied unacked mail to the state that is restored.
                     certain = not (self._was_tried and self._group.recovery.uses_mailbox)
                     self._coordinator.failovers.restored(self.view, brought, certain=certain)
                 self._note_stored(keepers)
                 self.begun, self._was_tried = True, False
                 self._forsaken, self._stopped, self._tried = (), None, {}
             else:
-                self._begin_epoch(self.view.chain)  # the host may have closed the mailbox for it
+                self._begin_epoch(self.view.chain)  # the host may have closed this epoch's mailbox
                 self._was_tried = True
             await self._coordinator.publish()
 
@@ -275,7 +275,7 @@ class ShardController:
         self._coordinator.emit(Decided(now, view.shard, view.epoch, node, how))
 
     def _serve(self, view: msg.View) -> None:
-        """Let clients use the shard, which has what was in its mailbox, and clear that."""
+        """Let clients use the shard, and clear its mailbox, whose gradients it has."""
         self.view = view
         if not self._group.recovery.uses_mailbox:
             return
@@ -293,16 +293,16 @@ class ShardController:
         return self._coordinator.rebalancer.best(self.view.shard, chain, last)
 
     async def _fence_forsaken(self, host: Endpoint) -> None:
-        """Before another host has the shard, take those out that live, and would go on to answer.
+        """Fence live former replicas, which would still answer, before a host has the shard.
 
-        The host itself is out when it restores the shard; if it does not, the next one fences it.
+        The host itself is fenced when it restores the shard or, if it fails, by the next attempt.
         """
         for forsaken in self._forsaken:
             if forsaken != host and forsaken in self._members:
                 try:
                     await self._call(forsaken, self._fence((forsaken,)))
                 except LeaseExpired:
-                    raise  # it may renew its lease, and serve on
+                    raise  # it may renew its lease and continue to serve
                 except NotServing:
                     continue  # it has nothing of the shard
         self._forsaken = tuple(forsaken for forsaken in self._forsaken if forsaken == host)
@@ -312,10 +312,10 @@ class ShardController:
         return msg.Configure(self.view.shard, epoch, chain, keepers=self._keepers)
 
     async def _bring_back(self, view: msg.View, host: Endpoint) -> msg.Brought:
-        """Give a host the shard's state, from the best source that there is.
+        """Give a host the shard's state, from the best source available.
 
-        In this order: workers' copies; the newest cut; a store; the host itself, if an earlier
-        attempt brought it the state; checkpoints below; the initial values, and all is lost.
+        In this order: workers' copies; the newest cut; a store or checkpoint; the host itself, if
+        an earlier attempt gave it the state; checkpoints below; initial values.
         """
         part, cuts, brought = self._coordinator.part, self._coordinator.cuts, None
         restore = msg.Restore(view.shard, view.epoch, host, self._keepers)
@@ -326,7 +326,7 @@ class ShardController:
             cut = cuts.newest
             try:
                 brought = await self._call(host, replace(restore, cut=cut))
-            except CheckpointCorrupt:  # all shards have to do with the one before
+            except CheckpointCorrupt:  # all shards must use the cut before it
                 cuts.refuse(view.shard, cut)
                 raise
         elif self._is_kept:
@@ -335,7 +335,7 @@ class ShardController:
         elif host in self._tried:
             try:
                 brought = await self._call(host, replace(restore, since=self._tried[host]))
-            except StaleEpoch:  # the earlier attempt has brought nothing to it
+            except StaleEpoch:  # the earlier attempt gave it nothing
                 del self._tried[host]
                 raise
         elif self.begun and self._group.recovery.durability.has_layer_below:
@@ -348,7 +348,7 @@ class ShardController:
 
     @property
     def _stores(self) -> tuple[Endpoint, ...]:
-        """The stores to use: those that the server reaches, if any of them has the state."""
+        """The stores to use: those in reach, if they or the chain have the state; otherwise all."""
         stores = self._coordinator.stores
         reached = tuple(store for store in stores if store not in self.unreached)
         has_state = bool(self.view.chain) or any(store in self.stored for store in reached)
@@ -360,7 +360,7 @@ class ShardController:
 
     async def _use_again(self, view: msg.View, store: Endpoint) -> bool:
         """Use a store again that was out of reach, if the shard's server reaches it now."""
-        self._avoid(store)  # else it is asked again after a while
+        self._avoid(store)  # if this fails, the next attempt comes a lease later
         request = msg.CanReach(view.shard, view.epoch, store)
         await self._coordinator.transport.call(view.chain[-1], request, self._timings.call)
         self.unreached.discard(store)
@@ -371,7 +371,7 @@ class ShardController:
 
     @property
     def _stays_durable(self) -> bool:
-        """Whether a new tail can continue without anything being written."""
+        """Whether a new tail can continue without writing the state first."""
         same = set(self.stored) == set(self._stores)
         return same and self._durability.seconds is None
 
@@ -393,7 +393,7 @@ class ShardController:
         donor: str = "",
         stands: Callable[[], bool] | None = None,
     ) -> msg.Brought:
-        """Have a host given the state, by a worker whose copy `stands` or the driver."""
+        """Make a worker install its copy on a host, while its offer `stands`, or the driver."""
         installed: asyncio.Future[msg.Brought] = asyncio.get_running_loop().create_future()
         self._seeded = installed
         self.seed = msg.Seed(view.shard, view.epoch, host, self._keepers, donor)
@@ -430,8 +430,8 @@ class ShardController:
             if joined:
                 self._serve(longer)
             else:
-                # Some members may count on the newcomer, or be in its epoch. Nothing is acked any
-                # more that it does not have: it may be the last one that has it.
+                # Some members may wait for the newcomer's acks, or be in its epoch. It has all that
+                # they ack from now on, and may become the last one that has it.
                 self._begin_epoch((*self.view.chain, host) if there else self.view.chain)
             await self._coordinator.publish()
         return True
@@ -457,14 +457,14 @@ class ShardController:
         return True
 
     async def _switch(self, view: msg.View, move: Move[Endpoint], source: Endpoint) -> bool:
-        """Remove the old holder: the others have acknowledged all that it has.
+        """Remove the old holder: the other replicas have acknowledged all that it has.
 
-        It stops before they serve, so that both never answer, but has to come back if they are lost
-        before that: so it is let go only then. Once it has stopped there is no way back, because
-        the others may commit something without it at any time.
+        It stops before they serve, so that both never answer. It is released only when they serve,
+        because it returns if they are all lost before that. While any of them lives, it does not
+        return once it has stopped, because they may commit updates without it.
         """
         left = tuple(member for member in view.chain if member != source)
-        out = self._fence(left)  # nothing that it still passes on is of their epoch
+        out = self._fence(left)  # operations that it still passes on are of an older epoch
         stopped = _Stopped(move, out.epoch, asyncio.get_running_loop().time())
         switched = False
         try:
@@ -502,14 +502,14 @@ class ShardController:
                 pause_seconds=now - stopped.at,
             )
             self._coordinator.emit(moved)
-        # Until the host does it, that only costs memory.
+        # Until the host releases its replica, that only costs memory.
         release = msg.Release(self.view.shard, stopped.fence)
         self._send(source, release, lambda: source in self._members)
 
     # -- requests --------------------------------------------------------------------------------
 
     async def _configure(self, view: msg.View, kept: bool = False) -> None:
-        """Make the members of a view enter its epoch: the tail first, so that each can pass on."""
+        """Make a view's members enter its epoch, the tail first: each successor is then ready."""
         for member in reversed(view.chain):
             enter = msg.Configure(view.shard, view.epoch, view.chain, kept, self._keepers)
             await self._call(member, enter)
@@ -530,6 +530,6 @@ class ShardController:
         try:
             return await self._coordinator.transport.call(host, request, self._timings.copy)
         except TransportError:
-            # If it was lost before it was added, nothing else will report that.
+            # Nothing else reports a host that was lost before it was added.
             self._members.suspect(host.address, "coordinator")
             raise

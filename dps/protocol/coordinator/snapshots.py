@@ -1,9 +1,9 @@
 """Consistent cuts: checkpoints of all shards that hold the same updates of every worker.
 
 The coordinator takes a cut in two steps. First every head stops admitting gradients and returns how
-far each worker is. Then each admits only those that another shard has already, keeps a reference to
-its state, resumes, and writes the state. The cut is complete when all have written. When a shard is
-lost, all of them go back to the newest complete cut.
+far each worker is. Then each admits only gradients that another shard has already, keeps a
+reference to its state, resumes, and writes the state. The cut is complete when all have written.
+When a shard is lost, all of them go back to the newest complete cut.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Snapshots:
         self._keep = coordinator.group.recovery.durability.keep
         self._shortest = min(self._timings.lease, self._timings.call)
         self._patience = self._shortest
-        self._complete = [0]  # the initial states of all shards are one
+        self._complete = [0]  # the initial states of all shards are a cut
         self._last = 0
-        self._versions: dict[int, int] = {}  # what a cut is to hold, by shard
+        self._versions: dict[int, int] = {}  # which the next cut has to hold, by shard
         self._wanted = asyncio.Event()
         coordinator.tasks.keep(self._take_forever, self._timings.retry)
 
@@ -43,7 +43,7 @@ class Snapshots:
         return self._complete[-1]
 
     def want(self, m: WantCut) -> None:
-        """Take a cut soon that holds a version of a shard; one will do for several shards."""
+        """Take a cut soon that holds a version of a shard; one cut may serve several shards."""
         self._versions[m.shard] = m.version
         self._wanted.set()
 
@@ -55,7 +55,7 @@ class Snapshots:
             self.roll_back(shard)
 
     def roll_back(self, shard: int) -> None:
-        """Make all shards go back to the newest cut, because this one was lost."""
+        """Make all shards go back to the newest cut, because `shard` was lost."""
         self._versions = {}
         self._coordinator.emit(RolledBack(self._clock.now(), shard, self.newest))
         for controller in self._coordinator.controllers:
@@ -70,7 +70,7 @@ class Snapshots:
                 await self._take()
                 self._patience = self._shortest
             except (DpsError, TimeoutError):
-                # The shards may be too busy to hold in so short a time.
+                # The shards may be too busy to hold within this time.
                 self._patience = min(2 * self._patience, self._timings.copy)
                 await asyncio.sleep(self._timings.retry)
                 self._wanted.set()

@@ -1,9 +1,9 @@
-"""The workers of a group: which are active, and how shards learn that one is not any more.
+"""The workers of a group: which are active, and how shards learn that one no longer is.
 
 Shards wait for a worker as long as it is in their clock table. It enters there with its first
 request, and is evicted from all shards when it leaves or is given up (see the table in
-`dps.protocol.coordinator.liveness`). A worker that was given up, but lives, learns that when it
-renews its lease, and enters again as a new *incarnation*.
+`dps.protocol.coordinator.liveness`). A live worker that was given up learns that when it renews its
+lease, and enters again as a new *incarnation*.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Worker:
 
 
 class Workers:
-    """The workers so far, and the `stops` of the training. All calls come from one event loop."""
+    """All workers so far; `stops` counts stops of the training. Used from one event loop."""
 
     def __init__(self, coordinator: Coordinator) -> None:
         group = coordinator.group
@@ -66,7 +66,7 @@ class Workers:
 
     @property
     def places(self) -> dict[str, tuple[str, bool]]:
-        """The address of each worker that there has been, and whether it is active."""
+        """The address of each worker so far, and whether it is active."""
         return {name: (worker.address, worker.active) for name, worker in self._known.items()}
 
     @property
@@ -119,7 +119,7 @@ class Workers:
         losses = self._coordinator.losses
         await losses.stated(m.worker, m.incarnation, m.statement, final=True)
         await self._remove(m.worker, m.incarnation, m.reason)
-        if m.called:  # it asks for no result again, as one might that is only silent
+        if m.called:  # unlike a silent worker, it asks for no result again
             await self._evict_from_all(UpdateId(f"{m.worker}{CALLS}", m.incarnation, 0))
 
     def _dismiss(self, m: msg.Dismiss) -> None:
@@ -142,13 +142,13 @@ class Workers:
     # -- liveness --------------------------------------------------------------------------------
 
     async def lose(self, address: str) -> None:
-        """Give up the workers at an address: they are not waited for any more."""
+        """Give up the workers at an address, so that shards no longer wait for them."""
         for name, worker in list(self._known.items()):
             if worker.address == address and worker.active:
                 await self._remove(name, worker.incarnation, "lost")
 
     async def sighted(self, m: msg.Sighted) -> None:
-        """Process a monitor's reports, unless another process has a worker's name since."""
+        """Process a monitor's reports on the processes that are workers now."""
         sightings = {Watched(m.monitor, each.number): each for each in m.sightings}
         for name in list(self._known):
             worker = self._known[name]
@@ -226,8 +226,8 @@ class Workers:
         for gone in workers:
             worker = self._known.get(gone.worker)
             silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
-            # Of a worker that was only silent, shards take further asynchronous updates. What they
-            # have of the others is what these were told, or would have been.
+            # Shards accept further asynchronous updates of a worker that was only silent. Of other
+            # workers, they have what was acknowledged, or would have been.
             if not (silent and isinstance(self._group.consistency, ASP)):
                 counts = {name: known[name] for name in names_of(gone.worker) if name in known}
                 await self._coordinator.losses.has(view, gone.incarnation, counts)
