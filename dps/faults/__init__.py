@@ -51,7 +51,7 @@ LEAST_SHAPE = 0.01  # below it, gaps between failures overflow
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """The node in the place of the first node of a name: that node or its replacement.
+    """The node that started with this name, or its latest replacement.
 
     >>> print(Kill(Seat("server-0"), AtUpdates(100)).describe())
     kill server-0 or its replacement at 100 updates, replaced after 1 s
@@ -87,10 +87,10 @@ class InChain:
 
 @dataclass(frozen=True, slots=True)
 class Among:
-    """One node at random, or all, of the living nodes of a role, of a shard's chain, or of all.
+    """A random one, or all, of the living nodes of a role, of a shard's chain, or of the cluster.
 
-    The draw depends on the seed and the number of the fault. With "each", every node of the role
-    has its own faults at its own moments: see `Every`.
+    The draw depends on the seed, the number of the fault and the living nodes. With "each", every
+    node of the role has its own faults at its own moments: see `Every`.
 
     >>> print(Kill(Among("random", role="server"), AtUpdates(100), back_after=None).describe())
     kill a random server node at 100 updates, for good
@@ -123,8 +123,8 @@ Target = str | tuple[str, ...] | Seat | InChain | Among | int
 class AtUpdates(Checked):
     """As soon as every shard has applied this number of updates.
 
-    An `optional` fault, as of a random process, is skipped if the training ends before, or if there
-    is no such node.
+    An `optional` fault, as of a random process, is skipped if the training ends before it is due,
+    or if no such node is up.
 
     >>> print(AtUpdates(100))
     at 100 updates
@@ -170,7 +170,7 @@ class During(Checked):
 
 @dataclass(frozen=True, slots=True)
 class After(Checked):
-    """Some seconds after another fault of the plan, given by its number, took effect.
+    """Some seconds after another fault, given by its number in the plan, took effect.
 
     >>> print(Kill("server-1", After(fault=0, seconds=0.5)))
     kill server-1, 0.5 s after fault 0
@@ -274,23 +274,23 @@ class Fault(Checked):
     """Base of all kinds of faults; derive your own from `Lasting`.
 
     A kind is a frozen dataclass with its settings as further fields, which have defaults. The keys
-    and types of configurations and the text of reports follow from it.
+    and types of configurations and the text of reports are derived from it.
 
     Parameters
     ----------
     target, when
-        The nodes that it hits, and the moment.
+        The nodes that the fault hits, and the moment.
 
     Attributes
     ----------
     kind
         Its name in configurations, records and reports.
     lasts
-        The end of `describe`, with fields in braces.
+        The end of the text of `describe`, with fields in braces.
     hits
         The kind of target: a node, or a shard, whose checkpoints are hit.
     needs
-        The acts on a node's process that it needs; a trial where one is impossible does not begin.
+        The acts on a node's process that it needs; without one of them, a trial does not begin.
     """
 
     target: Target
@@ -330,7 +330,7 @@ class Fault(Checked):
         return ", ".join(self.target) if isinstance(self.target, tuple) else str(self.target)
 
     def effect(self, hit: Hit) -> Effect:
-        """Return the effect on a node: your own kinds define it."""
+        """Return the effect on a node; kinds of your own override this."""
         raise LookupError(f"{type(self).__name__} has no effect(hit)")
 
 
@@ -361,8 +361,8 @@ class Kill(Fault):
     Parameters
     ----------
     back_after
-        Seconds until a fresh, empty node takes its place; None: never. The queueing system restarts
-        a requeued job.
+        Seconds until a fresh, empty node takes its place; None: never. With `by="requeue"`, the
+        queueing system restarts the job instead.
     by
         "signal": SIGKILL to the process. "requeue": its job ends and is queued again. "host": its
         host is taken away with all its nodes, until they are replaced or the plan ends. The last
@@ -409,8 +409,8 @@ class Pause(Lasting):
     Parameters
     ----------
     host
-        Whether the whole host seems to hang: the monitor does not report it, so only its lease
-        ends.
+        Whether the whole host seems to hang: its monitor does not report the process, which is
+        therefore given up only when its lease ends.
 
     Examples
     --------
@@ -432,7 +432,7 @@ class Pause(Lasting):
 class Slow(Lasting):
     """The process runs `factor` times slower, for `seconds`: it is stopped and resumed in turns.
 
-    Waiting, as by `worker.sleep`, does not take longer.
+    Waits, such as `worker.sleep`, do not take longer.
 
     >>> print(Slow("worker-0", AtSeconds(2), factor=3).describe())
     slow worker-0 at 2 s, 3 times slower for 2 s
@@ -451,7 +451,7 @@ class Cut(Lasting):
     Parameters
     ----------
     direction
-        Of the messages: "in", to the node; "out", from the node; or "both".
+        The messages that are cut: "in", to the node; "out", from the node; or "both".
 
     Examples
     --------
@@ -483,7 +483,7 @@ class Delay(Lasting):
 
 @dataclass(frozen=True)
 class DiskFull(Lasting):
-    """Every disk write of a node fails, as if no space were left, for `seconds`.
+    """Every write of a node's process to a file fails, as on a full disk, for `seconds`.
 
     >>> print(DiskFull("server-0", AtSeconds(2), seconds=5).describe())
     disk_full server-0 at 2 s, for 5 s

@@ -1,4 +1,4 @@
-"""Faults from their begin to their end, on one node or several at once."""
+"""Faults from their start to their end, on one node or several at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOLD_SECONDS = 0.5
 
 
 class Striker:
-    """Kills, pauses and resumes nodes by name. Thread-safe as far as `nodes` is.
+    """Kills, pauses and resumes nodes by name. Thread-safe if `nodes` is.
 
     Every method takes the number of the fault in its plan, and returns whether the fault had its
     effect; if not, `FaultMissed` is recorded with the reason.
@@ -97,10 +97,10 @@ class Striker:
 
 
 class Acts(Striker):
-    """Carries faults out and reverts them in time. Used by one thread, and timers.
+    """Carries faults out, and reverts them after their duration. Used by one thread and its timers.
 
     Kills and pauses are done when `strike` returns. The proof of other faults takes a while, so
-    they begin in a thread of their own. `took` has the times at which faults took effect.
+    they begin in threads of their own. `took` has the times at which faults took effect.
     """
 
     def __init__(self, cluster: Cluster, ps: ParameterServer, emit: Sink) -> None:
@@ -109,10 +109,10 @@ class Acts(Striker):
         self._failures: list[CheckpointFailed] = []
         self.took: dict[int, float] = {}
         self._beginning: dict[int, Running] = {}
-        self._awaited: dict[str, int] = {}  # nodes that are to join, each for a fault
+        self._awaited: dict[str, int] = {}  # nodes that are to join, and for which fault
         self._paused: set[tuple[int, str]] = set()
         self._current: dict[int, list[tuple[str, Effect]]] = {}
-        self._lock = threading.Lock()  # of what has begun
+        self._lock = threading.Lock()  # guards `_current`
         self._over = self._platform.flag()
         self._timers: list[Running] = []
         self._starting = threading.Lock()
@@ -123,7 +123,7 @@ class Acts(Striker):
             beginning.join()
         self._over.set()
         for timer in self._timers:
-            timer.join()  # one that has begun to start a node ends first
+            timer.join()  # wait for one that has begun to start a node
         for number, node in sorted(self._paused):
             self._go_on(number, node)
         for number in sorted(self._current):
@@ -137,15 +137,15 @@ class Acts(Striker):
             self._failures.append(event)
 
     def is_beginning(self, number: int) -> bool:
-        """Whether a fault was begun, and its effect is not proven yet."""
+        """Whether a fault has begun, and its effect is not proven yet."""
         return number in self._beginning and self._beginning[number].is_alive()
 
     def strike(
         self, number: int, fault: Fault, names: Sequence[str], updates: int, held: bool = False
     ) -> None:
-        """Carry a fault out on nodes, which `hold` may have stopped, after a number of updates.
+        """Carry a fault out on nodes after a number of updates; `held`: `hold` has stopped them.
 
-        An optional fault skips nodes that are down, and a pause those that are stopped.
+        An optional fault skips nodes that are down, and an optional pause stopped ones too.
         """
         if fault.when.optional and fault.hits == "node":
             nodes, pauses = self._nodes, isinstance(fault, Pause)

@@ -154,7 +154,7 @@ class Hit:
 def effect_of(fault: Fault, hit: Hit) -> Effect:
     """Return the effect of a fault, except of a kill or a pause."""
     if type(fault).effect is not Fault.effect:
-        return fault.effect(hit)  # of a kind of another package
+        return fault.effect(hit)  # a kind from another package
     match fault:
         case Slow():
             return _Slowdown(hit, fault.factor, fault.seconds)
@@ -195,7 +195,7 @@ class _Interference:
             deadline = min(max(PROBE_OF_CLOSED, 2 * (before or 0)), self._seconds / 2)
             during = hit.probe(deadline)
             held = hit.run(_affected, hit.number) > 0
-            # It did not just take long: the same time was enough for it before.
+            # The probe was not just slow: the same deadline was enough before.
             effective = before is not None and before < deadline and during is None and held
         return Seen(
             "a probe from the node to the coordinator and back took "
@@ -225,7 +225,7 @@ async def _impose(
 ) -> None:
     links = links_of(dask_worker)
     links.impose(number, condition, seconds)
-    if links.cut_off:  # else its monitor would vouch for it over a link that is not cut
+    if links.cut_off:  # otherwise its monitor would still vouch for it
         presence_of(dask_worker).silence(seconds)
 
 
@@ -264,7 +264,7 @@ async def hide(seconds: float, dask_worker: distributed.Worker) -> None:
 
 
 class _Slowdown:
-    """Stops and resumes a process in turns, so that it runs for one part in `factor` of the time.
+    """Stops and resumes a process in turns, so that it runs for 1 / `factor` of the time.
 
     A turn is far shorter than a lease, and than the stop after which a monitor kills a process. The
     length of a stop follows from the time that the process ran, also on a busy machine.
@@ -356,7 +356,7 @@ class _Slowdown:
 class _FullDisk:
     """Makes every write of a process to a file fail, by a limit of file sizes of 0.
 
-    Sockets and existing files are not affected.
+    Sockets are not affected, and existing files keep their contents.
     """
 
     proven = False  # only a failed checkpoint proves it, and `end` looks for one
@@ -425,7 +425,7 @@ def damage(folder: str, shard: int, together: Iterable[int] = ()) -> Seen:
 
     The folder has the checkpoints of one parameter server. If shards are restored `together`, a
     checkpoint is complete when all of them have written one of the same cut. Raises `LookupError`
-    if there is none.
+    if no checkpoint is complete.
     """
     files = CheckpointFiles(folder, shard, keep=1)
     others = [CheckpointFiles(folder, other, keep=1) for other in together if other != shard]

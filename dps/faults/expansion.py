@@ -1,7 +1,7 @@
 """The expansion of random and recurring faults into a plan of single faults.
 
-Draws depend only on the seed and the place of the entry, so all strategies of a seed have the same
-moments, however long each takes to recover.
+Draws depend only on the seed and the position of the entry, so all strategies of a seed have the
+same moments, however long each takes to recover.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from dps.faults import (
 
 MOST_FAULTS = 1000
 
-# A plan as an entry is a recorded trace, each of whose faults hits the node in the place of its
-# target. The number in an `After` counts entries here, and faults in a plan.
+# An entry that is a plan is a recorded trace; each of its faults hits its target or the target's
+# replacement. The number in an `After` is that of an entry here, and of a fault in a plan.
 Entry = Fault | FaultPlan
 
 
@@ -64,8 +64,7 @@ def expand(entries: Sequence[Entry], seed: int, names: Sequence[str] = ()) -> Fa
     first = [0, *accumulate(map(len, parts))]
     if first[-1] > MOST_FAULTS:
         raise ConfigurationError(
-            f"there are {first[-1]:,} faults in all, with all that recur; expected {MOST_FAULTS:,} "
-            "at most"
+            f"there are {first[-1]:,} faults with all recurrences; expected {MOST_FAULTS:,} at most"
         )
     return tuple(_renumbered(fault, first) for part in parts for fault in part)
 
@@ -94,7 +93,7 @@ def _faults(entry: Entry, names: Sequence[str], rng: random.Random) -> Iterator[
 
 
 def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fault]:
-    # A kill of another node than the last one is possible while that one is still down.
+    # A kill may hit another node while the last one is still down.
     another = isinstance(fault, Kill) and isinstance(fault.target, Among | InChain)
     lasts = 0.0
     if every.unit == "seconds" and not another:
@@ -122,7 +121,7 @@ def _recurrences(fault: Fault, every: Every, rng: random.Random) -> Iterator[Fau
 
 
 def _at_place(fault: Fault) -> Fault:
-    """Hit replacements too, which have other names."""
+    """Make a fault on a named node hit its replacements too, which have other names."""
     return replace(fault, target=Seat(fault.target)) if isinstance(fault.target, str) else fault
 
 

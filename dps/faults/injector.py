@@ -40,13 +40,13 @@ if TYPE_CHECKING:
     from dps.cluster.driver.parameter_server import ParameterServer
 
 RECOVERY_WAIT = 0.005  # each look asks the coordinator
-AIM_SECONDS = 0.2  # an aim is valid for so long while a checkpoint is awaited
+AIM_SECONDS = 0.2  # how long an aim is valid while a checkpoint is awaited
 SHORTEST_WAIT = 0.002
 LONGEST_WAIT = 0.1
 
 
 class Injector:
-    """Carries out a fault plan during a `with` statement, whose begin is second 0.
+    """Carries out a fault plan during a `with` statement, whose start is second 0.
 
     A node that is paused or disturbed at the end resumes at once.
 
@@ -160,7 +160,7 @@ class Injector:
             return True
         if isinstance(when, After):
             ended = when.fault not in self._left and not self._acts.is_beginning(when.fault)
-            # Its thread may just have ended, so ask again.
+            # The other fault may have taken effect since the first look, so look again.
             if ended and when.fault not in self._acts.took:
                 reason = f"fault {when.fault}, after which it was to come, had no effect"
                 self._acts.miss(number, fault.whom, reason)
@@ -213,7 +213,7 @@ class Injector:
                 self._acts.release(names)
             return False
         if isinstance(fault, Kill) and sight.phase == "checkpoint":
-            self._spent.add(sight)  # files of a dead writer are no write
+            self._spent.add(sight)  # files of a dead writer are not a write
         self._strike(number, fault, names, holds)
         self._emit(PhaseMet(self._clock.now(), number, sight.phase, sight.evidence))
         return True
@@ -282,7 +282,7 @@ Audit = Callable[[], Sequence[Description | None]]  # None: the shard is down
 class Progress:
     """The number of applied updates, which a thread of its own asks the shards for.
 
-    A shard that is down or stopped answers late, and faults at seconds must not wait for it.
+    A shard that is down or stopped answers late, and other faults must not wait for it.
     """
 
     def __init__(self, audit: Audit, platform: Platform) -> None:

@@ -30,7 +30,7 @@ class Targets:
         self._seed = seed
 
     def of(self, number: int, fault: Fault, table: Table | None = None) -> tuple[str, ...]:
-        """Return the names of the nodes to hit, perhaps none; a known `table` saves a request."""
+        """Return the names of the nodes to hit, if any; a known `table` saves a request."""
         match fault.target:
             case int(shard):
                 return (f"shard-{shard}",)
@@ -81,8 +81,8 @@ class Targets:
 def obstacles(plan: FaultPlan, cluster: Cluster, names: Sequence[str]) -> Iterator[tuple[int, str]]:
     """Yield the number of each fault that is impossible on the nodes of a cluster, and why.
 
-    Signals reach only processes of this machine, for example. Every node that a fault might hit
-    counts, of those with these `names` at the begin of the plan.
+    For example, signals reach only processes of this machine. `names` are the nodes at the start of
+    the plan; every one that a fault might hit counts.
     """
     for number, fault in enumerate(plan):
         needed = ((name, act) for name in _may_be_hit(fault, names) for act in _acts(fault))
