@@ -26,7 +26,8 @@ class Number(NamedTuple):
     """One number of the history.
 
     `t` is in seconds since the Unix epoch; `step` is the mean version of the weights over the
-    shards, or -1 without weights; `report` counts those of a worker's incarnation from 1, else 0.
+    shards, or -1 without weights; `report` numbers the reports of a worker's incarnation from 1; it
+    is 0 for evaluators.
     """
 
     t: float
@@ -61,8 +62,8 @@ class _Series:
 class History:
     """The history of one training. Thread-safe.
 
-    The update `rule` is for learning rates. At most `limit` numbers are kept, besides the last one
-    of each series.
+    `frame` takes learning rates from the update `rule`. At most `limit` numbers are kept, besides
+    the last one of each series.
     """
 
     def __init__(self, rule: UpdateRule | None = None, limit: int = LIMIT) -> None:
@@ -88,7 +89,7 @@ class History:
                 listener(numbers)
 
     def listen(self, listener: Callable[[Sequence[Number]], None]) -> None:
-        """Pass known numbers and new ones to a function that must not block."""
+        """Pass the present and all new numbers to a function, which must not block."""
         with self._lock:
             self._listeners.append(listener)
             if known := self._numbers():

@@ -1,7 +1,7 @@
 """MLflow: a writer of runs, and a run that a training streams to.
 
 `dps run` writes recorded trials with `Writer`, and `ParameterServer.log_to_mlflow` streams a
-training with `MlflowRun`. MLflow is imported only when one of them is made: that takes seconds.
+training with `MlflowRun`. MLflow is imported when one of them is made, because that takes seconds.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Writer:
 
     Without a `uri`, the tracking store is that of `mlflow.set_tracking_uri` or the environment.
     `artifacts` is the URI for artifacts of a new experiment. `StoreUnavailable` is raised if the
-    store cannot be used, or does not answer within 30 s.
+    store cannot be used, or does not answer within 30 s (SQLite: 180 s).
     """
 
     def __init__(self, experiment: str, uri: str | None = None, artifacts: str | None = None):
@@ -106,7 +106,7 @@ class Writer:
         self.client.log_batch(run, params=params, tags=entries)
 
     def log(self, run: str, points: Iterable[Point]) -> None:
-        """Log metrics, with names as of `as_name`."""
+        """Log metrics, whose names `as_name` must have returned."""
         from mlflow.entities import Metric
 
         metrics = [Metric(p.name, p.value, round(1000 * p.t), p.step) for p in points]
@@ -155,7 +155,7 @@ def flat(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_name(name: str) -> str:
-    """Return a name with "_" for characters that MLflow refuses."""
+    """Return a name, cut to 250 characters, with "_" for those that MLflow refuses."""
     return _NOT_TAKEN.sub("_", name)[:_LONGEST]
 
 
@@ -205,7 +205,7 @@ def check_sqlite(uri: str) -> None:
             connection.rollback()
     except sqlite3.OperationalError as error:
         missing = "unable to open" in str(error) and not os.path.exists(path)
-        # MLflow creates it.
+        # MLflow creates a missing database.
         if not (missing and os.access(os.path.dirname(path) or ".", os.W_OK)):
             raise
 
@@ -219,7 +219,7 @@ def _reach(uri: str) -> None:
         try:
             parts = urlsplit(uri)
             place = parts.hostname or "", parts.port or _PORTS[kind]
-        except ValueError:  # it quotes what it took for the port, perhaps a part of the password
+        except ValueError:  # its text quotes the supposed port, perhaps a part of the password
             reason = "it is no address; in a password, / is written as %2F, and @ as %40"
             raise ValueError(reason) from None
         proxies = getproxies().keys() & {kind, "all"} if kind in ("http", "https") else ()
@@ -228,7 +228,7 @@ def _reach(uri: str) -> None:
 
 
 def in_time(work: Callable[[], None], seconds: float = ANSWER_SECONDS) -> None:
-    """Call a function in another thread; raise `TimeoutError` if it takes longer."""
+    """Call a function in another thread; raise `TimeoutError` after `seconds`."""
     done: Future[None] = Future()
 
     def do() -> None:
@@ -252,9 +252,9 @@ class MlflowRun:
     """An MLflow run that a training streams to until `close`. Thread-safe.
 
     A thread sends the numbers of the `history` in batches, so a slow or unreachable tracking server
-    delays nothing. If the training of parameter server `group` resumes from checkpoints of another
-    one, `before`, the newest run of that one in the experiment, of this name, is continued. `warn`
-    is called at most once, in any thread, if numbers are missing, and if a metric is renamed.
+    delays nothing. If parameter server `group` resumes from checkpoints of another one, `before`,
+    the newest run of `before` with this name is continued. `warn` is called, in any thread, at most
+    once for missing numbers and once for renamed metrics.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The state of a training, as every live view shows it: as text and HTML, in terminals, notebooks.
+"""The state of a training, as live views show it: text and HTML, in terminals and notebooks.
 
 A parameter server collects it from its shards, `dps top` from a Dask scheduler or a growing record,
 and `dps run` from the events of its trials.
@@ -43,7 +43,7 @@ class ShardView:
     node
         The node that clients push to; "" if the shard is down.
     replicas
-        The nodes that hold the shard, that one first.
+        The nodes that hold the shard, `node` first.
     version
         Number of applied updates; None if unknown.
     epoch
@@ -58,7 +58,7 @@ class ShardView:
     rate
         Updates per second, over at most the last ten seconds; None if unknown.
     staleness
-        Mean number of versions that updates missed; None if unknown.
+        Mean staleness of the shard's updates, in versions; None if unknown.
     """
 
     shard: int
@@ -91,7 +91,7 @@ class WorkerView:
         Number of its applied gradients, on the shard that has most of them, with those of earlier
         incarnations and before `ParameterServer.resume`.
     clock
-        Its clock for the consistency model, while it takes part; else None.
+        Its clock for the consistency model, while it is active; otherwise None.
     rate
         Applied gradients per second, over at most the last ten seconds; None if it is not running.
     reported
@@ -192,7 +192,7 @@ class TrainingView:
     state: str  # "running", "closed" for a parameter server, or the status of an ended trial
     t: float  # seconds since the Unix epoch
     done: int | None  # gradients that every shard has applied; None if unknown
-    total: int | None = None  # their number at the end
+    total: int | None = None  # their expected number at the end
     shards: Listing[ShardView] = field(default_factory=Listing)
     workers: Listing[WorkerView] = field(default_factory=Listing)
     lost: int = 0  # acknowledged updates, on all shards
@@ -313,7 +313,7 @@ class Pace:
     ) -> float | None:
         """Return the rate over about the last ten seconds; None without an earlier observation.
 
-        A known count `before`, at the time `began`, counts as the earliest one.
+        If `began` is given, the count `before` at that time replaces all earlier observations.
         """
         seen = [(t, counts[name]) for t, counts in self._looks if name in counts]
         since, first = seen[0] if seen and now - seen[0][0] >= _APART else (None, 0)
@@ -362,7 +362,7 @@ def progress(view: TrainingView) -> Any:
 
 
 def notebook() -> Any:
-    """Return IPython's shell if this program is the kernel of a notebook; else None."""
+    """Return IPython's shell if this process is the kernel of a notebook; otherwise None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell if hasattr(shell, "kernel") else None
