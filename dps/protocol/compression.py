@@ -1,12 +1,12 @@
-"""Encoded gradients and weights on their way: lossless compression, decoding, and key caching.
+"""Encoded gradients and weights in transit: lossless compression, decoding, and key caching.
 
-Decoding raises `ShapeMismatch` if a payload is not what its description says, or does not fit the
+Decoding raises `ShapeMismatch` if a payload differs from its description, or does not fit the
 shard.
 
-Key caching: a list of indices that the receiver has had before is sent by its digest. The lists are
-soft state of both ends. A node that does not have the named list refuses, and the operation is sent
-again with it, under the same number. What travels further, down a chain or to a mailbox, always
-carries its lists.
+Key caching: if the receiver already has a list of indices, its digest is sent instead. Both ends
+may forget lists at any time. A node that lacks the list refuses the operation, which is sent again
+with the list, under the same number. Operations that go further, down a chain or to a mailbox,
+always carry their lists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Array = np.ndarray
 
 WORTH = 64  # bytes: a shorter section would get longer
 WORTH_CACHING = 64  # bytes: a shorter list is sent as it is
-REMEMBERED = 256  # lists that a client takes a node to have
+REMEMBERED = 256  # lists that a client expects a node to have
 CACHE_BYTES = 1 << 26
 
 
@@ -57,7 +57,7 @@ def dense(layout: ShardLayout, op: Operation) -> Operation:
 
 
 def decoded_bytes(layout: ShardLayout, op: Operation) -> int:
-    """Estimate the bytes of an operation as numbers, and so how long decoding may take."""
+    """Estimate the bytes of a decoded operation, and so how long decoding may take."""
     return layout.nbytes if op.codec else op.nbytes
 
 
@@ -115,14 +115,14 @@ def _restored(op: Operation, section: Array, nbytes: int) -> Array:
 
 # -- key caching -----------------------------------------------------------------------------------
 def _digest_of(keys: Array) -> str:
-    """Return the name of a list, which depends on its content alone; "" if it is short."""
+    """Return the digest of a list; "" if the list is too short to be cached."""
     return blake2b(keys.data, digest_size=16).hexdigest() if keys.nbytes >= WORTH_CACHING else ""
 
 
 def without_lists(op: Operation, known: Collection[str]) -> tuple[Operation, tuple[str, ...]]:
-    """Replace lists whose digests are `known` to the receiver by these.
+    """Replace the lists whose digests are `known` to the receiver by their digests.
 
-    Returns the operation to send, and the digests of its lists, "" for those that are short.
+    Returns the operation to send, and the digests of its lists, "" for short ones.
     """
     sections = list(taken_apart(op))
     digests = tuple(_digest_of(section.keys) for section in sections)
@@ -157,9 +157,9 @@ def _filled(op: Operation, section: Section, keys: Array | None) -> Section:
 
 
 class KnownKeys:
-    """The lists that a client takes a node to have: those of acknowledged operations.
+    """The lists that a client expects a node to have: those of acknowledged operations.
 
-    Used from one event loop. `saved_bytes` is the length of all lists that were left out of them.
+    Used from one event loop. `saved_bytes` is the length of all lists that were not sent.
     """
 
     def __init__(self) -> None:
@@ -189,12 +189,12 @@ class KnownKeys:
             self._known.popitem(last=False)
 
     def forget(self) -> None:
-        """Take the node to have no list."""
+        """Expect the node to have no list."""
         self._known.clear()
 
 
 class KeyLists:
-    """The lists that a server node has had last, of all shards and workers. Thread-safe."""
+    """The lists that a server node received last, of all shards and workers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lists: OrderedDict[str, Array] = OrderedDict()
@@ -202,9 +202,9 @@ class KeyLists:
         self._lock = Lock()
 
     def completed(self, op: Operation) -> Operation:
-        """Return the operation with all its lists, and keep those that it came with.
+        """Return the operation with all its lists, and cache those that it carried.
 
-        Raises `KeysUnknown` if a list is not here (any more).
+        Raises `KeysUnknown` if a list is not cached (any more).
         """
         sections = [self._whole(op, section) for section in taken_apart(op)]
         return assembled(op, sections) if any(part.cached for part in op.codec) else op

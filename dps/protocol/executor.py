@@ -15,14 +15,14 @@ T = TypeVar("T")
 
 # Work on fewer bytes than this is quicker than handing it to a thread.
 INLINE_BYTES = 1 << 20
-# More cores would only wait for the memory in a step of a rule.
+# In a step of a rule, more cores would only wait for memory.
 MOST_CORES = 8
 # Fewer items are not worth another core, whose thread a busy machine may keep waiting.
 ITEMS_OF_A_CORE = 8
 
 
 async def offload(work: Callable[[], T], nbytes: int) -> T:
-    """Return what `work` returns, which reads and writes about `nbytes`."""
+    """Return the result of `work`, which reads and writes about `nbytes`."""
     if not nbytes or nbytes < INLINE_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)
@@ -43,7 +43,7 @@ class Cores:
         """Call `work` with every item; the items do not depend on one another.
 
         Raises the error of the first item that fails, as if they had been done in turn. No thread
-        is at work any more when this returns or raises.
+        is still at work when this returns or raises.
         """
         helpers = min(self.count, len(items) // ITEMS_OF_A_CORE) - 1
         if helpers < 1:

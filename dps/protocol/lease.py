@@ -1,13 +1,13 @@
 """Leases: the right to serve, or to be waited for, which lasts only while it is renewed.
 
-The holder counts four fifths of the lease from when it asked, on its own clock. The coordinator
-counts the whole lease from when it was asked. So the holder knows that its lease is over before the
-coordinator gives it up, if the rates of their clocks differ by less than a tenth, and the holder's
-clock stands still for at most a tenth of the lease. Clocks count the time in which a process is
-stopped or a machine is suspended, but not that in which a virtual machine is paused.
+The holder counts four fifths of the lease from its request, on its own clock. The coordinator
+counts the whole lease from when the request arrives. So the holder knows that its lease is over
+before the coordinator gives it up, if the rates of their clocks differ by less than a tenth, and
+the holder's clock stands still for at most a tenth of the lease. Clocks include the time in which a
+process is stopped or a machine is suspended, but not that in which a virtual machine is paused.
 
 The monitor of a host vouches for processes that run but do not answer. That only makes the
-coordinator wait longer: the holder does not count on it.
+coordinator wait longer: it does not extend the lease for the holder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dps.protocol.transport import Clock
 
 Holder = TypeVar("Holder", bound=Hashable)
 
-DRIFT = 0.1  # what a holder takes off, because clocks do not run at quite the same rate
-STANDSTILL = 0.1  # and because its clock stands still while its virtual machine is paused
+DRIFT = 0.1  # share that a holder takes off, because clocks run at different rates
+STANDSTILL = 0.1  # share for pauses of its virtual machine, in which its clock stands still
 
 
 class Lease:
@@ -37,7 +37,7 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        """Whether the lease lasts."""
+        """Whether the lease is valid."""
         return self._clock.monotonic() < self._until
 
     def end(self) -> None:
@@ -107,7 +107,7 @@ class Leases(Generic[Holder]):
     def is_heard_after(self, holder: Holder, other: Holder) -> bool:
         """Whether a holder has renewed its lease since the lease of another one ended.
 
-        While the other lease still lasts: whether the holder's lease lasts, too. So two holders
+        If the other lease is still valid: whether the holder's lease is valid too. So two holders
         that become silent at once cannot replace each other, in whatever order their leases end.
         """
         now = self._clock.monotonic()
@@ -133,6 +133,6 @@ class Leases(Generic[Holder]):
                     await on_over(holder)
 
     def _until_next(self, now: float) -> float:
-        """Seconds until a lease may be over; never so long that a standstill would go unnoticed."""
+        """Seconds until a lease may be over, but short enough to notice a standstill."""
         first = min(self._until.values(), default=math.inf) - now
         return min(max(first, self._seconds / 50), self._moment)

@@ -53,11 +53,11 @@ class Keepers(Message):
 
     stores: tuple[Endpoint, ...] = ()
     mailboxes: tuple[Endpoint, ...] = ()
-    whole: int = 0  # this number of the first stores have all that was acked before
+    whole: int = 0  # the number of first stores that have every update acked before
 
 
 class Seed(OfShard):
-    """A shard that `host` must be given: the copy of worker `donor`, or ("") initial values."""
+    """A state that `host` must be given: the copy of worker `donor`, or ("") initial values."""
 
     host: Endpoint
     keepers: Keepers
@@ -76,10 +76,10 @@ class Table(Message):
     closed: bool  # the group is closing
     wanted: tuple[Any, ...] = ()  # what the durability asks workers for
     leaving: tuple[Endpoint, ...] = ()  # hosts from which something is to be moved
-    restorations: tuple[Restoration, ...] = ()  # the last of each lost shard
-    losses: int = 0  # the revision of their cost
-    stops: int = 0  # workers that started before the last stop must end
-    failovers: int = 0  # their number
+    restorations: tuple[Restoration, ...] = ()  # the last one of each lost shard
+    losses: int = 0  # grows whenever a loss becomes known, or known more exactly
+    stops: int = 0  # number of stops; workers that started before the last one must end
+    failovers: int = 0  # number of failovers so far
 
 
 class GetTable(Message):
@@ -98,7 +98,7 @@ class ReportFailure(Message):
 class ReportLink(OfShard):
     """`host` was out of reach for `seconds`, longer than a lease. Reply: Table.
 
-    It is a successor, a store or a mailbox.
+    The host is a successor in the chain, a store or a mailbox.
     """
 
     host: Endpoint
@@ -117,7 +117,7 @@ class HostInfo(Message):
 
 
 class AddHosts(Message):
-    """Use these hosts. All those of the start come in one message."""
+    """Use these hosts. One message has all hosts with which a group starts."""
 
     hosts: tuple[HostInfo, ...]
 
@@ -163,14 +163,14 @@ class EnterWorker(Message):
 
 
 class Returned(Message):
-    """The training function of a Dask task has returned; `result` is packed, None: not kept."""
+    """A Dask task's training function has returned; `result` is packed, or None if not kept."""
 
     task: str
     result: np.ndarray | None
 
 
 class Entered(Message):
-    """How often a worker of that name has entered; it has not if its task has `returned` before."""
+    """How often a worker of this name has entered; it does not enter if its task `returned`."""
 
     incarnation: int
     returned: Returned | None = None
@@ -200,7 +200,7 @@ class Evict(OfShard):
     """Remove workers that are gone from a shard's clock table.
 
     Reply: how many updates of them the shard has durably, by the names of `names_of`. A name under
-    which a later incarnation has pushed is left out: that one states its own.
+    which a later incarnation has pushed is left out: that incarnation states its own.
     """
 
     workers: tuple[UpdateId, ...]
@@ -265,8 +265,8 @@ class Restore(OfShard):
     host: Endpoint
     keepers: Keepers
     cut: int = 0
-    since: int = 0  # no store has it; continue from what the host received in this epoch or later
-    from_below: bool = False  # no host received it either; continue from the checkpoints below
+    since: int = 0  # no store has it: use what the host received in this epoch or later
+    from_below: bool = False  # no host has it either: use the checkpoints below
 
 
 class Configure(OfShard):
@@ -293,7 +293,7 @@ class Replicate(OfShard):
 
 
 class CanReach(OfShard):
-    """Call a store that could not be reached; answered if that answers."""
+    """Call a store that could not be reached; answered if the store answers."""
 
     store: Endpoint
 
@@ -473,7 +473,7 @@ class TakeMail(OfShard):
 
 
 class ClearMail(OfShard):
-    """Forget what was taken from the shard's mailbox: it is served in this epoch, and has it."""
+    """Forget what was taken from the mailbox: the shard is served with it in this epoch."""
 
 
 # -- losses of acknowledged updates ----------------------------------------------------------------
@@ -487,14 +487,14 @@ class Loss(Message):
     time
         When it was restored, in seconds since the Unix epoch.
     updates, workers
-        How many updates are lost; in a worker's own losses, how many of its own. How many of each
+        How many updates are lost (in a worker's own losses, of its own), and how many of each
         worker, by its name.
     exact
-        Whether that is their number. If not, there are at least that many: a worker that had pushed
-        them was lost too, so its last acknowledgements are unknown.
+        Whether `updates` is exact. If not, at least that many are lost: a worker that had pushed
+        updates was lost too, so its last acknowledgements are unknown.
     source, version
         What the shard was restored from ("initial" values, "checkpoint", "store", "worker", or the
-        name that another durability gives it), and how many updates that has.
+        name that another durability gives it), and the number of updates in that state.
     cause
         Why the shard had to be restored.
 
@@ -567,14 +567,14 @@ class Account(Message):
 class Statement(Message):
     """All that was acknowledged to a client, as of version `known` of the table."""
 
-    known: int  # 0 while an ack from before a restoration may yet count
-    # Those that this client has been, and no others: another process may have the same name.
+    known: int  # 0 while an ack from before a restoration may still be entered
+    # Only the client's own incarnations: another process may have the same name.
     incarnations: tuple[int, ...]
     accounts: tuple[Account, ...]
 
 
 def brought(source: str, state: ShardState, based_on: int | None = None) -> Brought:
-    """Return what a shard is restored with that receives this state."""
+    """Return what a shard that receives this state is restored with."""
     applied = {name: p.applied for name, p in state.workers.items() if p.applied}
     return Brought(source, state.version, applied, based_on)
 
@@ -592,7 +592,7 @@ class Describe(OfShard):
 
 
 class Description(Message):
-    """How far a shard is, by the state of the replica on a node."""
+    """The progress of a shard, by the state of the replica on a node."""
 
     node: str
     version: int

@@ -1,7 +1,7 @@
 """The state of a host's monitor: the processes that it watches, and since when each is stopped.
 
-A monitor is a process of its own, which user code cannot block (`dps.cluster.monitor`). It starts
-in a few milliseconds, because it imports only this module and the standard library, as this module.
+A monitor is a process of its own, which user code cannot block (`dps.cluster.monitor`). It imports
+only the standard library and this module, which does the same, and so starts in milliseconds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STOPPED_AFTER: dict[Halted, float] = {"no": math.inf, "stopped": 0.0, "hung": HU
 
 
 class Sighting(NamedTuple):
-    """A report on the process with this `number`: its `state`, and for how long it was stopped."""
+    """A report on the process with this `number`: its `state`, and the `seconds` it is stopped."""
 
     number: int
     state: State

@@ -1,4 +1,4 @@
-"""Background tasks, and what happens when one ends: its exception never goes unnoticed.
+"""Background tasks whose exceptions are never lost.
 
 A task handles the errors that it foresees. Any other exception goes to the owner of the task. A
 server records it (`TaskFailed`), drops its shards and starts over, empty. The coordinator records
@@ -40,7 +40,7 @@ class Tasks:
     ) -> asyncio.Task[None]:
         """Run a coroutine, and rerun it `pause` seconds after an exception has ended it.
 
-        The pause doubles with each repeated failure, so that it does not slow down other tasks.
+        The pause doubles with each repeated failure, so that failures do not slow other tasks down.
         """
 
         async def kept() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dps.core.ranges import Checked, Positive
 from dps.errors import require
 
-RENEWAL = 0.5  # at most: replies to renewals also carry news for hosts and workers, like `leaving`
+RENEWAL = 0.5  # at most, in seconds: replies also carry news for hosts and workers, like `leaving`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,6 @@ class Timings(Checked):
         Checked.__post_init__(self)
         require(
             self.hold < self.call,
-            f"Timings: hold={self.hold:g}, expected less than call={self.call:g}: a request that "
-            "is held for longer than a call may take would be taken for lost",
+            f"Timings: hold={self.hold:g}, expected less than call={self.call:g}: otherwise a "
+            "request that is held would exceed the deadline of its call",
         )

@@ -15,14 +15,14 @@ from dps.errors import NotServing, TransportError
 
 T = TypeVar("T")
 
-# How processes of a group call each other: the best way that works, or a chosen one, where that
-# works; "dask" always does.
+# How processes of a group call each other: the best transport that works, or a chosen one where it
+# works; "dask" always works.
 TransportChoice = Literal["auto", "shared_memory", "stream", "dask"]
 TRANSPORTS: tuple[TransportChoice, ...] = get_args(TransportChoice)
 
 
 class Endpoint(NamedTuple):
-    """Where a party can be called: the address of its process and its key in that process."""
+    """The address of a process, and the key of what is called in that process."""
 
     address: str
     key: str
@@ -42,13 +42,13 @@ class Transport(Protocol):
     async def gone(self, address: str) -> bool:
         """Whether it is proven that the process at `address` has ended: its port is closed.
 
-        False proves nothing: the process may be cut off, paused, or alive. Takes a moment at most.
+        False proves nothing: the process may be cut off, paused, or alive. Returns promptly.
         """
 
     def empty(self, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-        """Return an array that can be sent without a copy, if there is such memory; not filled.
+        """Return an uninitialized array, in memory that is sent without a copy if possible.
 
-        Thread-safe. It must not be written to after it was sent.
+        Thread-safe. The array must not be written to after it was sent.
         """
 
 
@@ -87,7 +87,7 @@ class Clock(Protocol):
 
 
 class Watched(NamedTuple):
-    """A process as the monitor of its host knows it: where the monitor is asked, and the number."""
+    """A process that a monitor watches: the monitor's address, and the process's number there."""
 
     monitor: str
     number: int
@@ -96,7 +96,7 @@ class Watched(NamedTuple):
 class Monitors(Protocol):
     """The monitors of the hosts that a group runs on, as the coordinator reaches them.
 
-    What they see comes to the coordinator as `dps.protocol.messages.Sighted`.
+    Their reports reach the coordinator as `dps.protocol.messages.Sighted`.
     """
 
     def follow(self, monitor: str) -> None:
@@ -105,5 +105,5 @@ class Monitors(Protocol):
     async def kill(self, watched: Watched, stopped: float) -> None:
         """Make a monitor kill a process that has been stopped for `stopped` seconds, and still is.
 
-        Raises `DpsError` if it cannot be reached. A process that it does not kill is no error.
+        Raises `DpsError` if the monitor cannot be reached, but not if it does not kill the process.
         """

@@ -2,8 +2,8 @@
 
 A message is a frozen dataclass of plain values, tuples, dicts, arrays and other such dataclasses.
 It is sent as a list of numpy arrays: first the header as bytes, then each array as it is, so that
-large gradients are neither copied nor interpreted. A class must be registered, here or by an entry
-point of an installed package.
+large gradients are neither copied nor interpreted. A class must be registered with `message`, or by
+an entry point of an installed package.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Frames = list[np.ndarray]
 GROUPS = ("dps.durabilities", "dps.filters", "dps.rules")
 
 _TYPES: dict[str, type] = {}
-# Returns the values of a message of a type, in the order of its fields.
+# Functions that return a message's values in the order of its fields, by type.
 _VALUES: dict[type, Callable[[Any], tuple[Any, ...]]] = {}
 _NBYTES = attrgetter("nbytes")
 _PLAIN = (str, int, float, bool, type(None))
 _EXACTLY_PLAIN = frozenset(_PLAIN)
-# Made once: `json.dumps` makes an encoder for each call that does not use its defaults.
+# Made once: `json.dumps` makes an encoder for each call with other options than its defaults.
 _JSON = json.JSONEncoder(separators=(",", ":"), check_circular=False)
 
 
