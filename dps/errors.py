@@ -74,7 +74,7 @@ class StaleEpoch(DpsError):
 
 
 class NotServing(DpsError):
-    """The node does not serve the shard, or not yet or any more; fetch the new table."""
+    """The node does not serve the shard (yet, or any more); fetch the new table."""
 
 
 class LeaseExpired(NotServing):
@@ -82,7 +82,7 @@ class LeaseExpired(NotServing):
 
 
 class Evicted(DpsError):
-    """The worker was silent for too long, and others do not wait for it; it must enter again.
+    """The worker was silent for too long, so others do not wait for it; it must enter again.
 
     Its gradients since then may be too stale for the consistency model.
     """
@@ -170,6 +170,6 @@ class StoreUnavailable(DpsError):
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """Raise `ConfigurationError` with a text unless a condition holds."""
+    """Raise `ConfigurationError` with the text `otherwise` unless a condition holds."""
     if not holds:
         raise ConfigurationError(otherwise)

@@ -165,7 +165,7 @@ class VirtualCluster(VirtualClient):
 
 
 class _Observed:
-    """What the injector asks of a `ParameterServer`, as another client of the group finds it."""
+    """The part of `ParameterServer` that the injector uses, for another client of the group."""
 
     def __init__(self, cluster: VirtualCluster, group: Group) -> None:
         self.group = group

@@ -1,1 +1,1 @@
-"""The only code that knows Dask: actors, transport, scheduler plugin, facade and worker loop."""
+"""The code that runs on Dask: actors, transport, scheduler plugin, facade and worker loop."""

@@ -1,4 +1,4 @@
-"""Requests to the heads of shards: how far each of them is, for workers, users and observers."""
+"""Requests to the heads of shards for their status, for workers, users and observers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def shard_view(
     nodes = tuple(map(name_of, chain))
     head, address = (nodes[0], chain[0].address) if chain else ("", "")
     version, missed = None, None
-    nbytes = group.layout.shards[view.shard].nbytes * (1 + len(group.rule.slots))  # at least
+    nbytes = group.layout.shards[view.shard].nbytes * (1 + len(group.rule.slots))  # a lower bound
     if answer is not None:
         version, nbytes = answer.version, answer.nbytes
         missed = answer.missed / answer.updates if answer.updates else None

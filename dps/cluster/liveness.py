@@ -1,4 +1,4 @@
-"""Who is alive: how a coordinator learns whether a silent process is dead, stopped or busy.
+"""Liveness: how a coordinator learns whether a silent process is dead, stopped or busy.
 
 Each host has a monitor, a process that user code cannot block (`dps.cluster.monitor`). The process
 of each node registers there (`NodePresence`) and passes the monitor's address to the coordinator,
@@ -43,9 +43,9 @@ START_SECONDS = 10.0  # until a monitor that was started must answer
 LOOK_SECONDS = 0.02
 CONNECT_SECONDS = 5.0
 SILENT_SECONDS = 10.0  # after which a silent monitor is connected to again
-AGAIN_SECONDS = 1.0  # until the next attempt; of a node, doubled by each failure
+AGAIN_SECONDS = 1.0  # until the next attempt; for a node, doubled by each failure
 MOST_AGAIN_SECONDS = 30.0
-ATTEMPTS = 10  # of a coordinator
+ATTEMPTS = 10  # of a coordinator, before it gives a monitor up
 
 _node_log = logging.getLogger("distributed.worker.dps")
 _scheduler_log = logging.getLogger("distributed.scheduler.dps")
@@ -92,7 +92,7 @@ class NodePresence:
             self._staying = self.watched = None
 
     def silence(self, seconds: float) -> None:
-        """Make the monitor not report this process for a while, as if both were cut off."""
+        """Make the monitor not report this process for `seconds`, as if both were cut off."""
         self._send({"silent": seconds})
 
     @property
@@ -128,7 +128,7 @@ class NodePresence:
         """Register, and return when the monitor has ended."""
         try:
             async with asyncio.timeout(START_SECONDS):
-                for _ in range(2):  # one may be about to end, with the last process of before
+                for _ in range(2):  # a monitor may be about to end with the last process on it
                     reader, self._writer = await _connected_to_own()
                     _, user = peer_of(self._writer.get_extra_info("socket"))
                     if user != os.getuid():
@@ -193,7 +193,7 @@ class MonitorLinks:
         self._on_report = on_report
         self._tasks = Tasks(on_failure)
         self._on_failure = on_failure
-        self._failures: dict[str, int] = {}  # in a row, of each monitor that is followed
+        self._failures: dict[str, int] = {}  # consecutive ones, of each monitor that is followed
         self._asked: set[Watched] = set()
         self._links: dict[str, tuple[asyncio.StreamWriter, Signed]] = {}
 
@@ -208,11 +208,11 @@ class MonitorLinks:
         if watched.monitor not in self._links:
             raise Unreachable(f"the monitor at {_place(watched.monitor)} is not connected")
         writer, signed = self._links[watched.monitor]
-        if watched not in self._asked:  # the request is repeated where it may not be killed
+        if watched not in self._asked:  # the request is repeated while the process lives
             self._asked.add(watched)
             _scheduler_log.warning(
-                "dps: process %d at the monitor %s is stopped, and is killed if it is for %g s and "
-                "nothing but one group uses it: others take over what it has",
+                "dps: process %d of the monitor at %s is stopped. It is killed after %g s if only "
+                "one group uses it, so that others can take over",
                 watched.number,
                 _place(watched.monitor),
                 stopped,
@@ -224,7 +224,7 @@ class MonitorLinks:
         await self._tasks.close()
 
     async def _follow(self, monitor: str) -> None:
-        """Stay connected; give up a monitor that has ended. It may be named again."""
+        """Stay connected; give up a monitor that has ended. It may be followed again later."""
         while self._failures[monitor] < ATTEMPTS:
             try:
                 await self._listen(monitor)

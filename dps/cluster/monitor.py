@@ -1,6 +1,6 @@
 """The monitor of a host: a small process that sees which processes of dps run, stop and end.
 
-`dps.cluster.liveness` has the other ends of its connections, and states what it is for. The first
+`dps.cluster.liveness` has the other ends of its connections, and states its purpose. The first
 node on a host starts it, all nodes there register with it, and it ends with the last. It imports
 only the standard library and `dps.protocol.monitor`, so it is small and starts at once. Nodes
 connect by a unix socket, where the system identifies both ends. Coordinators connect by TCP, from
@@ -107,7 +107,7 @@ class _Member:
         self.pid = pid
         self.pidfd = os.pidfd_open(pid)
         self.writer = writer
-        self.number = 0  # until it has registered
+        self.number = 0  # 0 until it has registered
         self.left_at: float | None = None
 
 
@@ -120,7 +120,7 @@ class MonitorProcess:
         self._coordinators: dict[StreamWriter, Signed] = {}
         self._gone: dict[int, float] = {}
         self._servers: dict[str, asyncio.Server] = {}
-        self._starting = asyncio.Lock()  # of a server: members register at the same time
+        self._starting = asyncio.Lock()  # only one server at a time: members register concurrently
         self._secret = secrets.token_hex(32)
         self._reported = -REPORT_SECONDS
         self._last: list[Sighting] = []
@@ -150,7 +150,7 @@ class MonitorProcess:
         except (OSError, ValueError, KeyError, TypeError):
             pass
         finally:
-            # It is about to end, or needs no monitor.
+            # The process is about to end, or does not need the monitor any more.
             member.left_at = time.monotonic()
             writer.close()
             if not member.number:
@@ -200,7 +200,7 @@ class MonitorProcess:
         try:
             nonces = nonce + (await reader.readline()).rstrip(b"\n")
             signed = self._coordinators[writer] = Signed(self._secret.encode(), nonces, "monitor")
-            self._reported = -REPORT_SECONDS  # so that it gets a report soon
+            self._reported = -REPORT_SECONDS  # so that the next look is reported
             async for line in reader:
                 number, seconds = signed.value(line)
                 member = self._members.get(number)
@@ -239,7 +239,7 @@ class MonitorProcess:
 
 
 def main(name: str) -> None:
-    """Run the monitor, unless there is one by now."""
+    """Run the monitor, unless another one is running by now."""
     with suppress(OSError):  # two nodes have started one at the same time
         asyncio.run(MonitorProcess().run(name))
 

@@ -49,7 +49,7 @@ class NodeSpec:
         The Dask resource of its role: "server" for servers and replicas, "store", "mailbox",
         "worker" or "evaluator".
     threads
-        The number of its threads, and of its units of the resource: so many workers can run on it.
+        The number of its threads, and of units of its resource. Each worker takes one of each.
 
     Examples
     --------
@@ -68,7 +68,7 @@ class Offer:
 
     address: str
     name: str
-    host: str  # what fails as a whole
+    host: str  # nodes of one host fail together
     threads: int
     resource: str | None  # the role that it was started for
 

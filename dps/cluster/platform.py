@@ -1,7 +1,7 @@
 """The platform of a process: its clock and threads, and what the system reports of it.
 
-`dps.cluster` and `dps.faults` use it, and nothing else, for time, for background work and for
-unique names. So they run unchanged on virtual time, on another platform (`dps.virtual`).
+`dps.cluster` and `dps.faults` use only the platform for time, for background work and for unique
+names. So they run unchanged on virtual time, which is another platform (`dps.virtual`).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Platform:
         return _started(self.pid)
 
     def usage(self) -> tuple[float, int]:
-        """Return what the process has used since it started: seconds of cores, peak bytes."""
+        """Return what the process has used since it started: CPU seconds, peak memory in bytes."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
 
@@ -97,11 +97,11 @@ class Platform:
         return None
 
     def way(self, chosen: TransportChoice) -> TransportChoice:
-        """Return the transport of arrays, if a user has chosen `chosen`."""
+        """Return the transport of arrays for the user's choice."""
         return chosen
 
     def place(self, path: str | None) -> str | None:
-        """Return where the files of a user's path are."""
+        """Return the path on this platform for a path of the user."""
         return path
 
     def begin(self, request: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> Future[T]:
@@ -109,7 +109,7 @@ class Platform:
         return asyncio.run_coroutine_threadsafe(request, loop)
 
     def sleep(self, seconds: float) -> None:
-        """Wait for some seconds."""
+        """Wait for `seconds`."""
         time.sleep(seconds)
 
     def flag(self) -> Any:
@@ -125,7 +125,7 @@ class Platform:
     def wait(
         self, client: Any, futures: Sequence[Any], timeout: float, every: bool = False
     ) -> bool:
-        """Wait for the first of some Dask futures, or `every` one; False after `timeout` s."""
+        """Wait for the first of some Dask futures, or for `every` one; false after `timeout` s."""
         when = "ALL_COMPLETED" if every else "FIRST_COMPLETED"
         try:
             with client.as_current():
@@ -135,7 +135,7 @@ class Platform:
         return True
 
     def at_once(self, work: Callable[[str], T], names: Sequence[str]) -> list[T]:
-        """Call a function for several names at the same time."""
+        """Call a function for several names at the same time; return the results in order."""
         with ThreadPoolExecutor(len(names), thread_name_prefix="dps-at-once") as threads:
             return list(threads.map(work, names))
 
@@ -167,7 +167,7 @@ def keep_memory(platform: Platform) -> None:
 
 
 def split_address(address: str) -> tuple[str, str, int]:
-    """Return scheme, host and port of an address of Dask; no host: it has none in a network."""
+    """Return scheme, host and port of a Dask address; host "" if it is no network address."""
     scheme, location = parse_address(address)
     return (scheme, *parse_host_port(location)) if scheme in ("tcp", "tls") else (scheme, "", 0)
 
@@ -176,17 +176,17 @@ _making = Lock()
 
 
 def state_of(dask_worker: distributed.Worker) -> dict[str, Any]:
-    """Return what dps keeps on a Dask worker, by names. Thread-safe.
+    """Return the objects that dps keeps on a Dask worker, by name. Thread-safe.
 
-    It is not among Dask's `extensions`: Dask goes through those for each heartbeat, and gives a
-    worker up whose extensions change meanwhile, as they do when an actor is made in a thread.
+    They are not among Dask's `extensions`: Dask iterates over those for each heartbeat, and gives
+    up a worker whose extensions change meanwhile, as when an actor is made in a thread.
     """
     state: dict[str, Any] = vars(dask_worker).setdefault("dps_state", {})
     return state
 
 
 def made_once(dask_worker: distributed.Worker, name: str, make: Callable[[], T]) -> T:
-    """Return what is kept by this name, made if there is none. Thread-safe."""
+    """Return the object that is kept by this name; make it if there is none. Thread-safe."""
     state = state_of(dask_worker)
     with _making:
         if name not in state:

@@ -30,7 +30,7 @@ class NodeAssignment:
 
 
 def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offer]:
-    """Return the Dask worker of each node that there is one for, by the node's name."""
+    """Return a Dask worker for each node, by the node's name; leave out nodes without one."""
     taken: dict[str, Offer] = {}
     for spec in sorted(specs, key=_order):
         offer = best(spec, [o for o in able if o not in taken.values()], taken)
@@ -40,7 +40,7 @@ def assign(specs: Sequence[NodeSpec], able: Collection[Offer]) -> dict[str, Offe
 
 
 def capacity(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
-    """Return how many times all of these nodes find a place beside each other."""
+    """Return how many times the Dask workers have room for all of these nodes."""
     left, times = list(offers), 0
     while len(taken := assign(specs, left)) == len(specs):
         left = [offer for offer in left if offer not in taken.values()]
@@ -51,9 +51,9 @@ def capacity(specs: Sequence[NodeSpec], offers: Collection[Offer]) -> int:
 def best(spec: NodeSpec, free: Collection[Offer], taken: Mapping[str, Offer]) -> Offer | None:
     """Return the best free Dask worker for a node, given where other nodes are; None without one.
 
-    It is the one of the node's own name, otherwise one away from the nodes that the node must not
-    fail with. Servers go to the host with the most free workers, so that the next chain finds
-    room as well; the store goes to the one with the fewest.
+    A Dask worker of the node's own name comes first, then one on another host than the nodes that
+    must not fail with this one. Servers go to the host with the most free Dask workers, so that the
+    next chain finds room as well; the store goes to the host with the fewest.
     """
     fitting = [o for o in free if o.resource in (None, spec.resource) and o.threads >= spec.threads]
     room = Counter(offer.host for offer in free)
@@ -75,7 +75,7 @@ def failing_together(hosts: Mapping[str, str]) -> tuple[str, ...]:
             if name < other and host == there and must_be_apart(name, other):
                 together[host] |= {name, other}
     return tuple(
-        f"{', '.join(sorted(names))} share a host, for there are too few hosts: recovery from the "
+        f"{', '.join(sorted(names))} share a host, because there are too few: recovery from the "
         "loss of that host as a whole is not possible"
         for names in together.values()
     )

@@ -1,4 +1,4 @@
-"""What every kind of cluster does: start nodes with names and roles, and break them.
+"""The interface of all kinds of clusters: start nodes with names and roles, and break them.
 
 A kind is a subclass of `Cluster` that passes `tests/contracts/test_clusters.py`.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from dps.cluster.backends.assignment import NodeAssignment
 
-# What is done to the process of a node, besides sending it messages.
+# What a fault does to the process of a node, besides disturbing its messages.
 Act = Literal["kill", "requeue", "host", "pause", "limit"]
 
 ANSWER_SECONDS = 15.0
@@ -40,8 +40,8 @@ class Process:
     """The process of a node."""
 
     pid: int
-    own: psutil.Process | None  # it, if signals from this process reach it
-    address: str = ""  # its Dask address, if that is known
+    own: psutil.Process | None  # None if this process cannot send it signals
+    address: str = ""  # its Dask address, or "" if unknown
     host: str = ""
     machine: str = ""  # the same for all processes of a machine
 
@@ -51,11 +51,11 @@ class Cluster(ABC):
 
     Nodes are known by their names, such as "server-0". Methods that take a name raise `KeyError` if
     no such node was started, and those that signal a process raise `ProcessLookupError` if it has
-    ended. `start`, and what breaks nodes, may be called from another thread than the one that uses
-    `client`.
+    ended. `start`, and the methods that break nodes, may be called from another thread than the one
+    that uses `client`.
     """
 
-    # Why no job can be requeued and no host taken away; None if that is possible.
+    # Why requeueing a job or taking a host away is impossible; None if it is possible.
     NO_QUEUE: str | None = (
         "to requeue a job or take a host away, nodes must be jobs of Slurm, which these are not; "
         "plan a kill by signal"
@@ -104,7 +104,7 @@ class Cluster(ABC):
         """Requeue a node's job; return the pid of the process that this ends.
 
         The job starts again by itself, as the node `dps.core.names.replacement(name)`.
-        `ConfigurationError`: that is not possible here.
+        `ConfigurationError`: the nodes of this cluster are not jobs of Slurm.
         """
         raise ConfigurationError(self.NO_QUEUE)
 
@@ -112,7 +112,7 @@ class Cluster(ABC):
         """Take the host of a node away, with all nodes on it; return the node's pid.
 
         It is given back when a node replaces one that was on it, and when the cluster closes.
-        `ConfigurationError`: that is not possible here.
+        `ConfigurationError`: as for `requeue`.
         """
         raise ConfigurationError(self.NO_QUEUE)
 
@@ -137,7 +137,7 @@ class Cluster(ABC):
         return holds(lambda: self._state(name) == "gone", deadline)
 
     def stopped(self, name: str, deadline: float) -> bool:
-        """Whether a node's process is stopped within `deadline` seconds; on another host: no."""
+        """Whether a node's process is stopped within `deadline` seconds; false on another host."""
         return holds(lambda: self._state(name) == "stopped", deadline)
 
     def running(self, name: str, deadline: float) -> bool:
@@ -185,7 +185,7 @@ class Cluster(ABC):
     def _living(self, name: str) -> Process:
         process = self._processes[name]
         if self.gone(name, 0.0):
-            raise ProcessLookupError(f"process {process.pid} of {name} is gone already")
+            raise ProcessLookupError(f"process {process.pid} of {name} has ended already")
         return process
 
     def _signal(self, name: str, number: int) -> int:
@@ -195,7 +195,7 @@ class Cluster(ABC):
         try:
             process.own.send_signal(number)
         except psutil.NoSuchProcess as error:
-            raise ProcessLookupError(f"the process of {name} is gone already") from error
+            raise ProcessLookupError(f"the process of {name} has ended already") from error
         return process.pid
 
     def _forget(self, address: str) -> None:
@@ -205,10 +205,10 @@ class Cluster(ABC):
 
 
 async def look_at(client: distributed.Client, address: str) -> Process | None:
-    """Return the process of a Dask worker; None if that is lost by then.
+    """Return the process of a Dask worker; None if the worker is lost meanwhile.
 
-    `ConfigurationError`: dps is not installed there, or another version is. `TimeoutError`: it does
-    not answer.
+    `ConfigurationError`: dps is not installed there, or in another version. `TimeoutError`: the
+    worker does not answer.
     """
     async with asyncio.timeout(ANSWER_SECONDS):
         answers = await client.run(_describe, workers=[address], on_error="return")
@@ -244,5 +244,5 @@ def _describe() -> tuple[str, int, int, str, str, str]:
     """Describe this process: its version of dps, its number and user, and its machine."""
     host, boot = socket.gethostname(), machine()
     namespace = os.readlink("/proc/self/ns/pid") if boot else host
-    version = import_module("dps").__version__  # below which this module is
+    version = import_module("dps").__version__  # which imports modules of this layer
     return version, os.getpid(), os.geteuid(), host, boot, namespace

@@ -58,9 +58,9 @@ class ExistingCluster(Cluster):
     The nodes are Dask workers with the Dask resource of their role if any worker has one. Otherwise
     dps chooses, with replicas on different hosts where it can.
 
-    `CapacityError`: no scheduler answers, or it has too few Dask workers, or others keep them for
-    too long. `ConfigurationError`: dps is not installed there, or another version is; or address
-    and certificates do not go together.
+    `CapacityError`: no scheduler answers, or it has too few Dask workers, or others use them for
+    longer than `patience`. `ConfigurationError`: dps is not installed there, or in another version;
+    or the address and the certificates do not match.
     """
 
     seats: NodeAssignment
@@ -70,14 +70,14 @@ class ExistingCluster(Cluster):
         address: str | None,  # of the scheduler; None: Dask's configuration (`scheduler-address`)
         nodes: Sequence[NodeSpec],
         security: Security | None = None,  # None: the certificates of Dask's configuration
-        patience: float = 0.0,  # how many seconds to wait for Dask workers that others have
+        patience: float = 0.0,  # seconds to wait for Dask workers that others use
         tell: Callable[[str], None] = logger.info,
     ) -> None:
         super().__init__()
-        self.room = 0  # for how many such clusters at once the deployment has Dask workers
+        self.room = 0  # how many such clusters fit on the deployment at once
         self.seats = NodeAssignment()
         self._tell = tell
-        # By address, each Dask worker that has answered; its host in an offer is its machine.
+        # The Dask workers that have answered, by address; the host of an offer is its machine.
         self._known: dict[str, tuple[Process, Offer]] = {}
         self._silent: set[str] = set()
         self._places: dict[str, Offer] = {}
@@ -107,7 +107,7 @@ class ExistingCluster(Cluster):
             self.client.loop.add_callback(self._fill_soon)
 
     def kill(self, name: str) -> int:
-        """Send SIGKILL to a node's process, which sends it to itself if it is on another host."""
+        """Kill a node's process by SIGKILL; one on another host sends the signal to itself."""
         process = self._living(name)
         if process.own is not None:
             return super().kill(name)
@@ -133,11 +133,11 @@ class ExistingCluster(Cluster):
             elif now - enough > JOIN_SECONDS:
                 raise too_few(nodes, able)
             if self.room > 0 and missing:
-                short = f"{missing} of {len(nodes)} nodes that other trials have, or wait for"
+                short = f"{missing} of {len(nodes)} nodes that other trials use or wait for"
                 if now - began > patience:
                     raise CapacityError(
-                        f"after {patience:g} s of waiting there are still {short}; start more Dask "
-                        "workers, run less at a time, or have cluster.patience longer"
+                        f"after {patience:g} s, still missing are {short}; start more Dask "
+                        "workers, run fewer trials at a time, or raise cluster.patience"
                     )
                 if now - reported > TELL_SECONDS:
                     reported = now
@@ -147,7 +147,7 @@ class ExistingCluster(Cluster):
     async def _look(self) -> tuple[list[Offer], list[Offer]]:
         """Return the Dask workers that may become nodes, and those of them that can do so now.
 
-        Of the latter the machines are known. Those that do not answer are left out.
+        The machines of the latter are known. Dask workers that do not answer are left out.
         """
         offers, free = await self.client.run_on_scheduler(reserve, "look", self.client.id)
         able = eligible([offer for offer in offers if offer.address not in self._silent])
@@ -155,7 +155,7 @@ class ExistingCluster(Cluster):
         return able, [offer for offer in await asyncio.gather(*answers) if offer is not None]
 
     async def _ask(self, offer: Offer) -> Offer | None:
-        """Return where a Dask worker runs; None if it is lost, silent or still occupied."""
+        """Return an offer with its machine; None if its Dask worker is lost, silent or occupied."""
         address = offer.address
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -225,8 +225,8 @@ class ExistingCluster(Cluster):
 def connected(address: str | None, security: Security | None) -> Client:
     """Return a client of an existing Dask scheduler; parameters as for `ExistingCluster`.
 
-    `CapacityError`: no scheduler answers. `ConfigurationError`: there is no address, or it and the
-    certificates do not go together.
+    `CapacityError`: no scheduler answers. `ConfigurationError`: there is no address, or it does not
+    match the certificates.
     """
     wanted = address or dask.config.get("scheduler-address", None)
     if wanted is None:
@@ -236,7 +236,7 @@ def connected(address: str | None, security: Security | None) -> Client:
         )
     certificates = security or Security()
     scheme, _ = parse_address(wanted)
-    # Dask would not even try such an address, and leave a client that cannot be closed.
+    # Dask would not try such an address, but leave a client that cannot be closed.
     try:
         get_backend(scheme)
         arguments = certificates.get_connection_args("client")
@@ -279,30 +279,30 @@ async def _end_at_once() -> None:
 class Reservations(SchedulerPlugin):
     """The Dask workers that each client uses: a table in the scheduler's process (`reserve`).
 
-    With it the trials of several drivers share a deployment. Each takes all nodes that it needs, or
-    none, in the order of arrival. They are free again when the client leaves, or its connection
-    ends. While any client has them, the scheduler does not restart tasks of lost workers.
+    With it the trials of several drivers share a deployment. Each client takes all nodes that it
+    needs, or none, in the order of arrival. They are free again when the client leaves, or its
+    connection ends. While any client has nodes, the scheduler does not restart tasks of lost ones.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.name = NAME
         self._scheduler = scheduler
         self._taken: dict[str, set[str]] = {}
-        # Clients that wait for the nodes that they need at first, in order.
+        # Clients that wait for their first nodes, in the order of arrival.
         self._waiting: dict[str, None] = {}
         self._allowed_failures = scheduler.allowed_failures
         scheduler.allowed_failures = 0
 
     def enter(self, client: str) -> None:
-        """Add a client, which waits its turn."""
+        """Add a client at the end of the queue."""
         self._taken[client] = set()
         self._waiting[client] = None
 
     def look(self, client: str) -> tuple[list[Offer], frozenset[str]]:
         """Return the Dask workers, and the addresses of those that a client may take.
 
-        These are none while other clients wait that came before. Of hosts only Dask's name is known
-        here.
+        There are none of the latter while earlier clients wait. Hosts have the names that Dask has
+        for them.
         """
         workers, free = self._scheduler.workers, frozenset[str]()
         if client not in self._waiting or client == next(iter(self._waiting)):
@@ -314,7 +314,7 @@ class Reservations(SchedulerPlugin):
         return offers, free
 
     def take(self, client: str, addresses: Collection[str]) -> bool:
-        """Take all of these for a client, or none if one is not free any more."""
+        """Take all of these for a client, or none if one is not free; return if it did."""
         if not self.look(client)[1].issuperset(addresses):
             return False
         self._taken[client] |= set(addresses)
@@ -342,7 +342,7 @@ class Reservations(SchedulerPlugin):
 
 
 def reserve(act: str, client: str, *arguments: Any, dask_scheduler: Scheduler) -> Any:
-    """Call a method of the table, such as "enter"; clients run this in the scheduler."""
+    """Call a method of `Reservations`, such as "enter"; clients run this in the scheduler."""
     if act == "enter" and NAME not in dask_scheduler.plugins:
         dask_scheduler.add_plugin(Reservations(dask_scheduler))
     table = dask_scheduler.plugins.get(NAME)

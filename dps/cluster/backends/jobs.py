@@ -2,7 +2,7 @@
 
 A Dask scheduler runs on this machine, and each node is a job of its own that may wait in the queue.
 Every node ends with the scheduler, however that ends. The settings of dask-jobqueue are the
-defaults. It is imported when it is needed, and the side effects of its import are undone.
+defaults. dask-jobqueue is imported on first use, and the side effects of its import are undone.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ COMMAND_SECONDS = 30.0
 LOOK_SECONDS = 0.2
 TELL_SECONDS = 10.0
 
-# The commands that kill a job at once, without its number.
+# The commands that kill a job at once; the job's number follows.
 KILL = {
-    # For a whole job, SIGKILL is a request to cancel it: SIGTERM would come first, and time.
+    # Without --batch, Slurm cancels the whole job: it sends SIGTERM first, and SIGKILL later.
     "slurm": ("scancel", "--signal=KILL", "--batch"),
     "pbs": ("qsig", "-s", "SIGKILL"),
     "lsf": ("bkill", "-s", "KILL"),
-    "sge": ("qdel",),  # it sends SIGKILL at once; -f is for managers
+    "sge": ("qdel",),  # sends SIGKILL at once; only managers may use -f
 }
 _NUMBERED = (
     "DPS_AGAIN=",
@@ -65,8 +65,8 @@ _NUMBERED = (
 class Jobs:
     """The jobs of a cluster: where they are submitted, and what they ask for.
 
-    `groups` are by the Dask resource of a role: "queue", "cores", "memory" and "walltime", where
-    they differ from `jobqueue.yaml`, and further "directives".
+    `groups` has settings for the Dask resource of each role: "queue", "cores", "memory" and
+    "walltime", where they differ from `jobqueue.yaml`, and further "directives".
     """
 
     kind: str  # a key of `KILL`, which is also the queueing system's name in `jobqueue.yaml`
@@ -74,7 +74,7 @@ class Jobs:
     interface: str | None = None  # of the scheduler and the nodes; None: see `host`
 
     def options(self, node: NodeSpec) -> dict[str, Any]:
-        """Return what the job of a node asks for, and what else `jobqueue.yaml` has."""
+        """Return the settings of a node's job, including those of `jobqueue.yaml`."""
         options = {**self.site(), **self.groups[node.resource]}
         options["cores"] = options.get("cores") or node.threads
         own = options.get("directives") or ()
@@ -97,7 +97,7 @@ class Jobs:
         options = self.options(node)
         if options.get("memory") is None:
             raise ConfigurationError(
-                f"how much memory is a job to have? Give cluster.memory, as in 2GB, or "
+                f"no memory is set for the jobs: give cluster.memory, as in 2GB, or "
                 f"jobqueue.{self.kind}.memory in Dask's configuration"
             )
         extra = options.get("worker-extra-args") or ()
@@ -106,7 +106,7 @@ class Jobs:
         logs = options.get("log-directory") or LOGS
         # dask-jobqueue fails if another trial creates the folder just before it does.
         os.makedirs(logs, exist_ok=True)
-        # These settings would take precedence over the cores and the memory that are asked for.
+        # These settings would take precedence over the cores and the memory of this group.
         own = not {"cores", "memory"}.isdisjoint(self.groups[node.resource])
         with dask.config.set({f"jobqueue.{self.kind}.{key}": None for key in AMOUNTS if own}):
             return create(
@@ -116,7 +116,7 @@ class Jobs:
                 name=f"{node.name}$DPS_AGAIN" if slurm else node.name,
                 job_name=f"dps-{node.name}",
                 processes=1,
-                # A signal to the script must reach the node: it replaces the shell.
+                # The node replaces the shell, so that a signal to the script reaches it.
                 python=f"exec {options.get('python') or sys.executable}",
                 nanny=False,  # a node that dies stays dead, so that its loss is seen and counted
                 interface=self.interface,
@@ -124,7 +124,7 @@ class Jobs:
                 worker_extra_args=[
                     *extra,
                     # A node has the threads of its role, however many cores its job has; its
-                    # memory is limited by the queueing system. The last options count.
+                    # memory is limited by the queueing system. The last value of an option counts.
                     *("--nthreads", str(node.threads), "--memory-limit", "0", "--no-dashboard"),
                     *("--resources", f"{node.resource}={node.threads}"),
                     *_tls_options(security),
@@ -143,9 +143,9 @@ class Jobs:
             )
 
     def host(self) -> str:
-        """Return this machine's address on the interface that is given here or in `jobqueue.yaml`.
+        """Return this machine's address on the interface that is set here or in `jobqueue.yaml`.
 
-        Without one, it is on the interface that reaches other machines.
+        If none is set, it is the address on the interface that reaches other machines.
         """
         interface = self.interface or self.site().get("interface")
         try:
@@ -154,9 +154,10 @@ class Jobs:
             raise ConfigurationError(f"cluster.interface: {error}") from error
 
     def job_class(self) -> Any:
-        """Import dask-jobqueue, for the first time in the main thread; return the class of a job.
+        """Import dask-jobqueue, at first in the main thread; return the class of a job.
 
-        Its import takes over SIGINT, and writes a file to the user's configuration.
+        The import replaces the handler of SIGINT, and writes to the user's configuration folder;
+        both are prevented.
         """
         before, place = signal.getsignal(signal.SIGINT), dask.config.PATH
         try:
@@ -178,29 +179,29 @@ class Jobs:
 def lifetime_options(kind: str, walltime: str | None) -> tuple[str, ...]:
     """Return the options of `dask worker` that end a node before its job.
 
-    The walltime is read as the queueing system reads it. In another form it sets no limit.
+    The walltime is read as the queueing system reads it. In an unknown form it sets no limit.
     """
     days, dash, clock = (walltime or "0").strip().rpartition("-")
     numbers = clock.split(":")
     if len(numbers) > 3 or not all(n.isdecimal() for n in (*numbers, days or "0")):
         return ()
-    # The last number: LSF has no seconds, unless three numbers are given.
+    # LSF has no seconds, unless three numbers are given. A single number of Slurm is in minutes.
     in_minutes = len(numbers) < {"lsf": 3, "slurm": 2}.get(kind, 0)
     first = 3600 if dash else 60 ** (len(numbers) - 1 + in_minutes)
     clock_seconds = sum(int(number) * first / 60**place for place, number in enumerate(numbers))
     seconds = 86400 * int(days or 0) + clock_seconds
-    # It is drawn from 85% to 95% of the walltime, or from 15 to 5 minutes less if that is longer.
+    # Dask draws it from 85% to 95% of the walltime, or from 15 to 5 min less if that is longer.
     spread = min(0.05 * seconds, 300.0)
     lifetime = f"{seconds - 2 * spread:.0f}s", "--lifetime-stagger", f"{spread:.0f}s"
     return ("--lifetime", *lifetime) if seconds else ()
 
 
 def _tls_options(security: Security) -> Sequence[str]:
-    """Return the options of a node for its certificates, quoted, which dask-jobqueue does not."""
+    """Return the options of a node for its certificates, quoted: dask-jobqueue does not quote."""
     if not security.require_encryption:
         return ()
     files = security.get_tls_config_for_role("worker")
-    key = files["key"] or files["cert"]  # it may be in the same file
+    key = files["key"] or files["cert"]  # one file may have both
     named = {"ca-file": files["ca_file"], "cert": files["cert"], "key": key}
     options = (word for n, path in named.items() for word in (f"--tls-{n}", shlex.quote(path)))
     return ("--protocol", "tls://", *options, "--worker-class", WORKER_CLASS)
@@ -231,7 +232,7 @@ class JobCluster(Cluster):
     # written to a folder that all machines see (`shared-temp-directory` in `jobqueue.yaml`,
     # otherwise the working directory).
     security: Security | None
-    patience: float  # how many seconds jobs may wait in the queue
+    patience: float  # seconds that jobs may wait in the queue
     tell: Callable[[str], None]  # called with a line of text while jobs are waited for
 
     def __post_init__(self) -> None:
@@ -256,7 +257,7 @@ class JobCluster(Cluster):
             self.client = self._head.client
             stack.callback(self._cancel)
             self.client.subscribe_topic("all", self._note)
-            # Before the jobs end: the scheduler would complain that its events reach no one.
+            # Before the jobs end: otherwise the scheduler logs that its events have no receiver.
             stack.callback(self.client.unsubscribe_topic, "all")
             for node in self.nodes:
                 self.start(node)
@@ -275,7 +276,7 @@ class JobCluster(Cluster):
         try:
             run_command(*KILL[self.jobs.kind], self._job_of[name].job_id)
         except (OSError, subprocess.SubprocessError) as error:
-            self._living(name)  # if it has ended, that is why
+            self._living(name)  # raises another error if it has ended
             reason = getattr(error, "stderr", None) or error
             raise ConfigurationError(f"the job of {name} could not be killed: {reason}") from error
         return process.pid
@@ -284,7 +285,7 @@ class JobCluster(Cluster):
 
     def _submit(self, node: NodeSpec, directives: Sequence[str] = ()) -> None:
         job = self.jobs.job(node, self._head.address, self._head.security, directives)
-        # An interrupt ends only the wait for it, so the number of a submitted job is not lost.
+        # An interrupt ends the wait, not the submission, so the number of the job is not lost.
         loop: Any = self.client.loop
         submitting = asyncio.run_coroutine_threadsafe(job.start(), loop.asyncio_loop)
         self._submitted.append((job, submitting))
@@ -307,7 +308,7 @@ class JobCluster(Cluster):
                 raise CapacityError(
                     f"after {self.patience:g} s these jobs have not started, or could not reach "
                     f"the scheduler at {self._head.address}: {jobs}. Look at the queue and at "
-                    "their logs, ask for less, or have cluster.patience longer."
+                    "their logs, ask for less, or raise cluster.patience."
                 )
             if now - reported > TELL_SECONDS:
                 reported, total = now, len(self._specs)
@@ -341,7 +342,7 @@ class JobCluster(Cluster):
                 self._processes[name] = process
 
     def _not_admitted(self, error: Exception) -> None:
-        message = f"a job has started, and cannot become a node: {error}"
+        message = f"a job has started, but cannot become a node: {error}"
         logger.warning(message)
         if not isinstance(error, OSError):  # otherwise the scheduler could not be asked
             self._unusable.append(message)

@@ -2,9 +2,9 @@
 
 Nodes are forked from a server process that has imported what they need, so one is up in a fraction
 of a second. There are no nannies: a process that dies stays dead until it is replaced. Everything
-listens on loopback only, and with TLS unless that is switched off, because other users of the
-machine reach loopback too. Every process ends with the driver, however that ends: the scheduler's
-process also ends paused nodes and removes all files.
+listens on loopback only (the scheduler on `host`, if given), and with TLS unless that is switched
+off: other users of the machine reach loopback too. Every process ends with the driver, however that
+ends: the scheduler's process also ends paused nodes and removes all files.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ logger = logging.getLogger(__name__)
 START_SECONDS = 60.0
 STOP_SECONDS = 5.0
 LOOK_SECONDS = 0.1
-MOMENT_SECONDS = 0.5  # until the end of a process shows whose connections broke
+MOMENT_SECONDS = 0.5  # from a broken connection until the end of its process shows
 
 DASK_SETTINGS = {
     # The attempt after a loss must not stall for the default 30 s.
@@ -90,12 +90,11 @@ class LocalCluster(Cluster):
     security
         The certificates of all processes; connections without them are refused. None: those of
         Dask's own configuration if it requires encryption, otherwise temporary ones of this
-        cluster. "off": what Dask's own configuration defines, which is no TLS unless it requires
-        encryption; anyone who reaches a port, and every user of this machine does, can run code
-        as you.
+        cluster. "off": as Dask's own configuration defines; without TLS, every user of this machine
+        and anyone else who reaches a port can run code as you.
     scratch
-        The folder in which the cluster creates its own, for certificates and other temporary
-        files; None: the system's for temporary files.
+        The folder in which the cluster creates a folder for certificates and temporary files;
+        None: the system's folder for temporary files.
     tell
         Called with a warning if the cluster has no TLS; by default a Python warning.
 
@@ -140,7 +139,7 @@ class LocalCluster(Cluster):
         if security is None and not known.require_encryption:
             known = temporary()
         if not known.require_encryption:
-            reached = "" if host == LOOPBACK else f"whoever reaches {host} and "
+            reached = "" if host == LOOPBACK else f"anyone who reaches {host} and "
             every = f"{reached}every user of this machine"
             tell(f"without TLS {every} can run code as you in this cluster")
         self._context = fork_context(preload)
@@ -151,9 +150,9 @@ class LocalCluster(Cluster):
                     prefix=scratch_prefix(os.getpid()), dir=scratch, ignore_cleanup_errors=True
                 )
             )
-            stack.callback(remove_keys, Path(self._scratch))  # that may be all that can be removed
+            stack.callback(remove_keys, Path(self._scratch))  # the rest may not be removable
             stack.callback(self._stop_processes)
-            # Dask's own default for a scheduler would listen plainly even if that is forbidden.
+            # By default, a Dask scheduler listens without TLS even if its configuration forbids it.
             self.security = kept_in(Path(self._scratch), known)
             stack.enter_context(dask.config.set(DASK_SETTINGS))
             shown = dashboard and find_spec("bokeh") is not None
@@ -187,7 +186,7 @@ class LocalCluster(Cluster):
             self._start_process(node.name, _run_node, arguments)
 
     def _connected(self) -> Client:
-        """Connect to the scheduler, but stop if it ends, which Dask does not notice."""
+        """Connect to the scheduler; raise if its process ends, which Dask does not notice."""
         connecting: Future[Client] = Future()
 
         def connect() -> None:
@@ -206,10 +205,10 @@ class LocalCluster(Cluster):
         try:
             self.client.close()
         except Exception:
-            # Dask raises what stopped its attempts to connect again, if the port went to others.
+            # Dask raises the error of its attempts to reconnect if another program has the port.
             if not self.gone("scheduler", MOMENT_SECONDS):
                 raise
-            logger.debug("the client of a scheduler that is gone was not closed", exc_info=True)
+            logger.debug("the client of a scheduler that has ended was not closed", exc_info=True)
 
     def _start_scheduler(self, dashboard: bool, host: str) -> str:
         receive, send = self._context.Pipe(duplex=False)
@@ -223,7 +222,7 @@ class LocalCluster(Cluster):
     def _start_process(self, name: str, target: Any, arguments: tuple[Any, ...]) -> None:
         child = self._context.Process(target=target, args=arguments, name=f"dps-{name}")
         child.start()
-        # One that has ended holds two open files.
+        # Forget children that have ended: each keeps two files open.
         self._children = {n: each for n, each in self._children.items() if each.is_alive()}
         self._children[name] = child
         pid = child.pid or 0
@@ -232,8 +231,8 @@ class LocalCluster(Cluster):
             self._lost.add(name)  # it has ended already
 
     def _stop_processes(self) -> None:
-        # What must last has been recorded or stored. The scheduler is killed last, so that no node
-        # has the time to complain of its loss.
+        # Everything that must last is recorded or stored by now. The scheduler is killed last, so
+        # that no node logs its loss.
         for child in reversed(self._children.values()):
             child.kill()
         for child in self._children.values():
@@ -248,7 +247,7 @@ def _run_scheduler(scratch: str, dashboard: bool, host: str, security: Security,
     os.setpgid(0, 0)
 
     async def run() -> None:
-        dask.config.set({"temporary-directory": scratch})  # it has no parameter for it
+        dask.config.set({"temporary-directory": scratch})  # a scheduler has no parameter for it
         dask.config.set(dashboard_settings(security, "scheduler"))
         async with SchedulerOfMembers(
             host=host,

@@ -15,8 +15,8 @@ from importlib import import_module
 gc.disable()
 os.register_at_fork(before=gc.freeze, after_in_child=gc.enable)
 
-# Dask's processes import the second if it is installed; those below only when they start, or send
-# the first array.
+# Dask's processes import prometheus_client if it is installed, and the modules below it only when
+# they start, or send the first array.
 for _name in (
     "dps.cluster.backends.local",
     "prometheus_client",

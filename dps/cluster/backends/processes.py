@@ -75,7 +75,7 @@ def holds(condition: Callable[[], bool], deadline: float, pause: float = 0.001) 
 
 
 def scratch_prefix(pid: int) -> str:
-    """Return the prefix of a process's temporary folders, by which another can remove them."""
+    """Return the prefix of a process's temporary folders, by which another process finds them."""
     return f"dps-{pid}-"
 
 
@@ -96,7 +96,7 @@ def fork_context(preload: Sequence[str]) -> ForkServerContext:
             where = os.environ.get("TMPDIR", "/tmp")
             raise ConfigurationError(
                 f"no processes can be started with temporary files in {where}: {error}. Set TMPDIR "
-                "to another folder, of a short name."
+                "to a folder with a shorter path."
             ) from error
     return context
 
@@ -119,10 +119,10 @@ def without_interrupts() -> Iterator[None]:
     """Start processes that ignore Ctrl-C; handle one that arrives during the start afterwards.
 
     They inherit the signal mask. The signal is blocked, not ignored, so that it reaches the driver
-    in the end. The mask is this thread's alone: where numpy has threads, the system gives the
-    signal to one of them, and Python would call the handler here at once. So that is replaced too.
+    in the end. The mask applies to this thread alone: if numpy has threads, the system delivers the
+    signal to one of them, and Python calls the handler at once. So the handler is replaced too.
     """
-    # It starts with the first process, and would undo the mask just before that does.
+    # Otherwise it starts with the first process, and resets the mask just before that starts.
     resource_tracker.ensure_running()
     held: list[int] = []
     handler = signal.getsignal(signal.SIGINT)

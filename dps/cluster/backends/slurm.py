@@ -24,7 +24,7 @@ from dps.cluster.names import NodeSpec
 from dps.core.names import predecessor, replacement
 from dps.errors import CapacityError, ConfigurationError
 
-SPREAD_SECONDS = 20.0  # how long a job is kept from hosts that have room, if others get none
+SPREAD_SECONDS = 20.0  # until a job may start on hosts that it avoids
 ACCOUNT_SECONDS = 2.0
 ANSWER_SECONDS = 2.0
 BACK_SECONDS = 10.0
@@ -32,7 +32,7 @@ LOOK_SECONDS = 0.1
 _CHOOSING = ("-x", "--exclude", "-w", "--nodelist")
 _OVER = ("CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "COMPLETED", "BOOT_FAIL")
 _UP = ("IDLE", "MIXED", "ALLOCATED", "IDLE+COMPLETING", "MIXED+COMPLETING")
-_OPEN = ("idle", "mix", "mix-", "alloc", "alloc+", "comp", "plnd")  # some planned by backfill
+_OPEN = ("idle", "mix", "mix-", "alloc", "alloc+", "comp", "plnd")  # "plnd": by backfill
 _COLUMNS = ("Partition", "NodeList", "StateCompact", "CPUsState", "Memory", "AllocMem")
 
 
@@ -62,7 +62,7 @@ class SlurmCluster(JobCluster):
         with self._claimed(again):
             self._job_of[again.name] = job
             self._end_without_notice([name])
-            # Jobs are submitted as ones that are not requeued.
+            # Jobs are submitted with --no-requeue.
             _scontrol("update", f"jobid={job.job_id}", "requeue=1")
             _scontrol("requeue", job.job_id)
         return process.pid
@@ -70,11 +70,11 @@ class SlurmCluster(JobCluster):
     def take_host(self, name: str) -> int:
         """Set a node's host down: as for `Cluster.take_host`.
 
-        Slurm allows this to its administrators. Hosts with jobs of others are refused.
+        Only administrators of Slurm may do this. Hosts with jobs of others are refused.
         """
         pid, host = self._processes[name].pid, self._host_of(name)
         with self._taking:
-            # Each node that is lost with a host is reported by a call of its own.
+            # This is called once for each node that is lost with the host.
             if host not in self._down:
                 self._living(name)
                 nodes = set(self.on_host_of(name))
@@ -108,7 +108,7 @@ class SlurmCluster(JobCluster):
         return f"{text}, host {host} is {_state_of(host)}" if host else text
 
     def _end_without_notice(self, names: Collection[str]) -> None:
-        """Make nodes end by the SIGTERM that Slurm sends first, instead of leaving in order."""
+        """Make nodes end at once on the SIGTERM that Slurm sends first, instead of leaving."""
         client, addresses = self.client, [self._processes[name].address for name in names]
         choices = {"workers": addresses, "on_error": "ignore", "callback_timeout": ANSWER_SECONDS}
         with contextlib.suppress(TimeoutError):  # one that does not answer cannot leave either
@@ -165,7 +165,7 @@ class SlurmCluster(JobCluster):
     def _waiting(self) -> set[str]:
         """Return the nodes that have not joined; resubmit jobs that ended or are on a wrong host.
 
-        Each is submitted again once.
+        Each job is resubmitted at most once.
         """
         jobs = {name: self._job_of[name].job_id for name in self._specs if name not in self._at}
         states = job_states(jobs.values()) if jobs else {}
@@ -176,8 +176,8 @@ class SlurmCluster(JobCluster):
             if name in self._again:
                 if state in _OVER:
                     raise CapacityError(
-                        f"the job of {name} (job {job}) has ended, as the one before, before it "
-                        f"could become a node: it is {state}; look at its log"
+                        f"the job of {name} (job {job}) ended before it became a node, as did "
+                        f"the first one: it is {state}; look at its log"
                     )
             # Only a job that has just started is worth an `sinfo`.
             elif state in _OVER or (
@@ -198,7 +198,7 @@ def job_states(jobs: Iterable[str]) -> dict[str, tuple[str, str]]:
     Jobs that Slurm has forgotten are left out.
     """
     wanted = ",".join(jobs)
-    # It fails if it knows none of them any more.
+    # squeue fails if it has forgotten all of them.
     shown = run_command("squeue", "-h", "-t", "all", "-j", wanted, "-o", "%i|%T|%N", check=False)
     rows = (line.split("|") for line in shown.splitlines())
     return {job: (state, host) for job, state, host in rows}
@@ -211,8 +211,8 @@ def _state_of_job(job: str) -> tuple[str, str]:
 def hosts_with_room(partition: str | None, cores: int, megabytes: float) -> set[str]:
     """Return the hosts of a partition with room for a job; None: of the default partition.
 
-    The state of a host alone does not show that. For a while after its first job has started it is
-    "alloc", and "comp" while jobs are ending, however much of it is free.
+    The state of a host alone does not show that. A host is "alloc" for a while after its first job
+    has started, and "comp" while jobs are ending, however much of it is free.
     """
     form = ",".join(f"{column}:60" for column in _COLUMNS)
     hosts = set()
@@ -234,7 +234,7 @@ class _HostDown:
     def __init__(self, host: str, nodes: set[str]) -> None:
         self.nodes = nodes
         self._host = host
-        # Its input ends when this process does, and an interrupt does not reach it.
+        # A shell whose input ends with this process, and which an interrupt does not reach.
         self._waiting = subprocess.Popen(
             ["sh", "-c", f"cat > /dev/null; exec scontrol update nodename={host} state=resume"],
             stdin=subprocess.PIPE,
@@ -259,7 +259,7 @@ class _HostDown:
 def _state_of(host: str) -> str:
     """Return the state of a host, such as "MIXED" or "IDLE*+DRAIN"; "unknown" without one.
 
-    For a moment, `sinfo` still reports the use of a host that is down.
+    Not from `sinfo`, which still reports a host as in use for a moment after it is down.
     """
     shown = run_command("scontrol", "show", "node", "-o", host, check=False)
     match = re.search(r" State=(\S+)", shown)

@@ -1,7 +1,7 @@
 """The certificates by which the processes of a cluster authenticate each other, and their files.
 
-With the key of a cluster's certificate, one can run any code in it, as Dask can. So keys are in
-files that only the user can read, in a folder that is removed with the cluster, however that ends.
+Anyone who has the key of a cluster's certificate can run any code in the cluster. So keys are in
+files that only the user can read, in a folder that is removed with the cluster, however it ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def temporary() -> Security:
     """Create a certificate for one cluster, which is its own authority.
 
     On an elliptic curve that takes less than a millisecond, so every cluster can have its own.
-    `Security.temporary` takes 55, and its certificates are not valid on a host whose clock is slow.
+    `Security.temporary` takes 55 ms; its certificates are invalid on a host whose clock is slow.
     """
     from cryptography import x509  # the import takes longer than creating certificates
     from cryptography.hazmat.primitives import hashes, serialization
@@ -109,7 +109,7 @@ def dashboard_settings(security: Security, role: str) -> Mapping[str, str]:
 class PagesForMembers:
     """Mix-in of a Dask server: clients need a certificate for pages and metrics too.
 
-    Dask itself encrypts them at most.
+    Dask itself only encrypts them.
     """
 
     security: Security

@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """An actor that the driver made; the future keeps it alive. `deadline` is for its calls."""
+    """An actor that the driver made, kept alive by its future; `deadline` limits each call (s)."""
 
     node: Node
     endpoint: Endpoint
@@ -54,7 +54,7 @@ class Hosted:
         return bool(self.future.status == "error")
 
     async def call(self, method: str) -> None:
-        """Call a method of the actor, unless it is lost, and wait for it until the deadline."""
+        """Call a method of the actor and wait until the deadline; ignore an actor that is lost."""
         with suppress(OSError, TimeoutError, KeyError):
             async with asyncio.timeout(self.deadline):
                 peer = self.client.rpc(self.endpoint.address)
@@ -63,12 +63,12 @@ class Hosted:
     async def finish(self) -> None:
         """End the actor, unless it is lost, and release it on its node."""
         await self.call("finish")
-        self.future.release()  # Dask logs an error for each request to it after that
+        self.future.release()  # Dask logs an error for each later request to it
 
 
 @dataclass(eq=False, slots=True)
 class Evaluation:
-    """An evaluator, and the role of its node; not `hosted`: it waits for a node."""
+    """An evaluator and the role of its node; `hosted` is None while it waits for a node."""
 
     score: Score
     every: float
@@ -86,7 +86,7 @@ class Evaluators:
         self._left: set[str] = set()  # addresses of nodes that had to leave
 
     async def begin(self, score: Score, every: float, nodes: Sequence[Node]) -> None:
-        """Start one, and wait until it has read the weights that it scores first."""
+        """Start an evaluator, and wait until it has read its first snapshot."""
         node = _for("evaluator", nodes)
         evaluation = Evaluation(score, every, node.role)
         await self._make(evaluation, node)
@@ -95,7 +95,7 @@ class Evaluators:
             await evaluation.hosted.call("read")
 
     async def leave(self, address: str, nodes: Sequence[Node]) -> None:
-        """Move those on a node elsewhere: to one of `nodes`, or to a later one."""
+        """Move the evaluators on a node to one of `nodes`, or to a node that joins later."""
         self._left.add(address)
         for evaluation in self._evaluations:
             if evaluation.hosted is not None and evaluation.hosted.node.address == address:
@@ -103,7 +103,7 @@ class Evaluators:
         await self.place(nodes)
 
     async def place(self, nodes: Sequence[Node]) -> None:
-        """Restart those that wait for a node, if there is one for them."""
+        """Restart the evaluators that wait for a node, if `nodes` has one for them."""
         staying = [node for node in nodes if node.address not in self._left]
         for evaluation in self._evaluations:
             node = _best(staying, evaluation.role)
@@ -111,7 +111,7 @@ class Evaluators:
                 await self._make(evaluation, node)
 
     def look(self, alive: Collection[str]) -> None:
-        """Note which nodes were lost; `alive` are the addresses of the others."""
+        """Note which evaluators were lost; `alive` are the addresses of the nodes that are not."""
         for evaluation in self._evaluations:
             hosted = evaluation.hosted
             if hosted is not None and (hosted.is_lost or hosted.node.address not in alive):
@@ -126,12 +126,12 @@ class Evaluators:
                     async with asyncio.timeout(self._group.timings.call):
                         await self._make(evaluation, _for(evaluation.role, nodes))
                 except Exception as error:  # noqa: BLE001 (the rest must end, whatever is wrong)
-                    logger.warning("there is no last score: %s: %s", type(error).__name__, error)
+                    logger.warning("no last evaluation: %s: %s", type(error).__name__, error)
         for evaluation in self._evaluations:
             await _end(evaluation)
 
     async def _make(self, evaluation: Evaluation, node: Node) -> None:
-        """Make an evaluator on a node; if the node is lost before that, wait for another one."""
+        """Make an evaluator on a node; if the node is lost meanwhile, it waits for another one."""
         args = evaluation.score, evaluation.every, node.name
         with must_be_sent("score", "weights"):
             hosted = Hosted.start(self._client, self._group, node, EvaluatorActor, *args)

@@ -56,7 +56,7 @@ DRAIN_SECONDS = 10.0
 class GroupDriver:
     """A group as its driver runs it. Used from the client's event loop.
 
-    `is_open`, and whether the connection was `lost` before `close`, may be read in any thread.
+    `is_open` and `lost` (the connection broke before `close`) may be read in any thread.
     """
 
     def __init__(self, client: distributed.Client, start: Start) -> None:
@@ -70,7 +70,7 @@ class GroupDriver:
         self.hosts = ShardHosts(client, self.router, start.options, self.news, self._let_in)
         self.training = Training(client, start, self.hosts, self.incidents, self.history)
         self.connection = SchedulerConnection(client)
-        self.runs: list[MlflowRun] = []  # that the training is logged to
+        self.runs: list[MlflowRun] = []  # the training is logged to these
         self.is_open = self.lost = False
         self._client = client
         self._group = start.group
@@ -81,7 +81,7 @@ class GroupDriver:
         self._drops = topic("dropped", start.group.name)
         self._markers: Counter[str] = Counter()
         self._warned: set[type[Warning]] = set()
-        self._seeding: list[asyncio.Task[None]] = []  # the initial values; none before the start
+        self._seeding: list[asyncio.Task[None]] = []  # installs the initial values; empty at first
 
     # -- up ------------------------------------------------------------------------------------
 
@@ -102,7 +102,7 @@ class GroupDriver:
         client.subscribe_topic(self._events, weakly(self._receive))
         client.subscribe_topic(self._drops, weakly(self._warn_of_drops))
         self.hosts.open()
-        with must_be_sent("what functions= or another argument holds", "parts"):
+        with must_be_sent("an object in functions= or another argument", "parts"):
             await client.register_plugin(CoordinatorPlugin(group, client.id))
         if self._saves:
             await asyncio.to_thread(write_run, start.run)
@@ -126,8 +126,8 @@ class GroupDriver:
     # -- in use --------------------------------------------------------------------------------
 
     async def _let_in(self) -> None:
-        """Start workers that wait for a node on nodes that have joined since they were run."""
-        # Dask keeps a task to the addresses that there were; a restarted node has another one.
+        """Start workers that wait for a node on nodes that joined after `run`."""
+        # Dask restricts a task to the addresses known at first; a restarted node has another one.
         if not self.connection.can_break:
             return  # on virtual time workers end with their node
         places = {
@@ -139,7 +139,7 @@ class GroupDriver:
         await self._client.run_on_scheduler(widen, places)
 
     async def read(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        """Return what a request of a client of its own returns."""
+        """Call `request` with a protocol client of its own; return the result."""
         reader = Client(self._group, self.router.transport)
         try:
             return await request(reader)
@@ -149,7 +149,7 @@ class GroupDriver:
     async def apply(self, function: str, arguments: Sequence[Any]) -> list[Any]:
         """Run a registered function on every shard."""
         if self._caller is None:
-            # It must not be mistaken for the caller before the parameter server was resumed.
+            # Distinguishes this caller from the one before the parameter server was resumed.
             caller = Caller(incarnation=self._start.run.generation)
             self._caller = Client(self._group, self.router.transport, caller)
         self.note_updates()
@@ -177,14 +177,14 @@ class GroupDriver:
         until = loop.time() + timings.unavailable
         while left := await self.router.ask(StopTraining(self.training.stops, timings.hold)):
             if loop.time() >= until:
-                raise DeadlineExceeded(f"{', '.join(left)}: still at work after stop()")
+                raise DeadlineExceeded(f"{', '.join(left)}: still running after stop()")
 
     # -- what the group reports --------------------------------------------------------------------
 
     async def catch_up(self) -> None:
-        """Return when everything has arrived that live nodes have sent, or after a while."""
+        """Return when all events that live nodes have sent are here, or after `DRAIN_SECONDS`."""
         client, marker = self._client, platform_of(self._client).token()
-        # Each node, and the scheduler, sends it after its events, over the same connection.
+        # Each node, and the scheduler, sends the marker after its events, on the same connection.
         send = partial(_send_marker, self._events, marker)
         sent = await client.run(send, workers=self.hosts.seated, on_error="ignore")
         await client.log_event(self._events, [{"marker": marker}])
@@ -207,7 +207,7 @@ class GroupDriver:
     def _take(self, event: Event) -> None:
         try:
             self.history.add(event)
-        except Exception as error:  # noqa: BLE001 - the user may report what is no number
+        except Exception as error:  # noqa: BLE001 - users may report anything
             self.news.failed(f"the history lacks numbers of {type(event).__name__}", error)
         sink = self._start.options.on_event
         if sink is not None:
@@ -229,7 +229,7 @@ class GroupDriver:
     # -- down ----------------------------------------------------------------------------------
 
     async def close(self, checkpoint: bool) -> None:
-        """Take the group down; without the scheduler, only what is in this process."""
+        """Take the group down; if the scheduler is lost, release only what is in this process."""
         if not self.is_open:
             return
         self.is_open = False
@@ -242,7 +242,7 @@ class GroupDriver:
             await self._close_in_order(checkpoint)
 
     def let_go(self, checkpoint: bool) -> None:
-        """Close without the client, which was closed before, and its event loop with it."""
+        """Close without the event loop of the client, which was closed before."""
         if not self.is_open:
             return
         self.is_open = False
@@ -253,7 +253,7 @@ class GroupDriver:
             self._warn_of_last_state("the Dask client was closed before it")
 
     async def _close_while_connected(self, checkpoint: bool) -> None:
-        """Take the group down; without the scheduler, release what is in this process."""
+        """Take the group down; if the scheduler is lost, release what is in this process."""
         closing = asyncio.create_task(self._close_in_order(checkpoint))
         try:
             while not (closing.done() or self.connection.broken):
@@ -293,13 +293,13 @@ class GroupDriver:
                 await self._take_down()
 
     async def _stop(self, *parts: Awaitable[None]) -> None:
-        """Install no more initial values, and stop some parts, even if one raises."""
+        """Stop installing initial values, and await all `parts`, even if one raises."""
         for task in self._seeding:
             task.cancel()
         await asyncio.gather(*self._seeding, *parts, return_exceptions=True)
 
     async def _end_workers(self) -> None:
-        """Make the workers fail that are still running, and forget those that do not end soon."""
+        """Make running workers fail, and cancel those that do not end within `Timings.call`."""
         left = [each for each in self.training.futures if not each.done()]
         if not left:
             return
@@ -315,7 +315,7 @@ class GroupDriver:
         except DpsError as error:
             self._warn_of_last_state(
                 f"it could not be written at the end ({error}). To be sure of the last state, call "
-                "ps.checkpoint() before the end, which waits for longer, and raises"
+                "ps.checkpoint() before the end: it waits for longer, and raises an error"
             )
 
     def _warn_of_last_state(self, why: str) -> None:
@@ -332,7 +332,7 @@ class GroupDriver:
         await self.router.close()
         key = self._group.coordinator.key
         await self._client.run_on_scheduler(take_out, key)
-        # Now every process has ended that sends them requests: other hosts and the coordinator.
+        # Only now have all senders of requests to hosts ended: other hosts and the coordinator.
         self.hosts.release_hosts()
         try:
             await self.catch_up()
@@ -343,7 +343,7 @@ class GroupDriver:
         await self._client.run_on_scheduler(forget, self._group.name)
 
     def _endings(self) -> list[Callable[[], None]]:
-        """Return what ends the runs of MLflow; workers have ended."""
+        """Return functions that end the MLflow runs; to be called when the workers have ended."""
         runs, self.runs = self.runs, []
         failed = any(each.status == "failed" for each in self.training.workers())
         self.training.let_go()
@@ -353,10 +353,10 @@ class GroupDriver:
 
 
 class SchedulerConnection:
-    """The connection of a Dask client to its scheduler at this moment. May be used in any thread.
+    """The connection that a Dask client has to its scheduler now. May be used in any thread.
 
-    When it breaks, the coordinator is lost to the driver for good, even if Dask connects again: it
-    closes the group. A client on virtual time has no connection that `can_break`.
+    When it breaks, the coordinator closes the group, so the driver has lost the group even if Dask
+    connects again. A client on virtual time has no connection that `can_break`.
     """
 
     def __init__(self, client: distributed.Client) -> None:
@@ -371,7 +371,7 @@ class SchedulerConnection:
 
     @property
     def lost(self) -> bool:
-        """Whether it broke, and was not closed here by closing the client."""
+        """Whether it broke, rather than being closed with the client in this process."""
         # Dask releases a stream that broke before it connects again or gives up.
         return self._was_replaced or (self.broken and not self.closed_here)
 
@@ -382,7 +382,7 @@ class SchedulerConnection:
 
     @property
     def _was_replaced(self) -> bool:
-        # None: it was broken from the beginning, and Dask is about to connect again.
+        # None: it was broken already when this was created, and Dask is about to reconnect.
         there = self._client.scheduler_comm if self.can_break else None
         return self.can_break and (self._stream is None or there is not self._stream)
 

@@ -1,4 +1,4 @@
-"""Messages to the user of a parameter server, and the incidents of its shards that cause most.
+"""Messages to the user of a parameter server, most of which report incidents of its shards.
 
 Messages arise in the event loop of the Dask client. A Python warning that is issued there appears
 below the notebook cell that made the client, and user code cannot catch it. So a warning waits for
@@ -32,11 +32,11 @@ from dps.protocol.tasks import Tasks
 if TYPE_CHECKING:
     import distributed
 
-# Below a logger that Dask shows by default.
+# A child of a logger that Dask shows by default.
 _log = logging.getLogger("distributed.client.dps")
 _DPS = str(Path(__file__).parents[2])
 
-# No warning of a missing copy if it is back before a person could act.
+# A copy that is replaced within this time causes no warning: no user could act sooner.
 GRACE_SECONDS = 1.0
 
 
@@ -46,7 +46,7 @@ class News:
     def __init__(self, client: distributed.Client) -> None:
         address = client.scheduler.address
         here = any(each.address == address for each in list(Scheduler._instances))
-        # Whether this process also shows the log of Dask's scheduler; on virtual time, it is here.
+        # Whether this process also shows the log of Dask's scheduler, as always on virtual time.
         self.scheduler_logs = here or platform_of(client) is not SYSTEM
         self.unsaved = ""  # the warning to issue if the parameter server is never closed
         self._waiting: deque[tuple[str, type[Warning]]] = deque()
@@ -111,15 +111,15 @@ class IncidentWatch:
         self.losses: tuple[Loss, ...] = ()
         self.failovers: tuple[Failover, ...] = ()
         self.views: tuple[View, ...] = ()
-        self.closing = False  # by the driver itself
+        self.closing = False  # the driver itself closes the group
         self._router = router
         self._group = router.group
         self._news = news
-        self._announced = (0, 0)  # the revisions that the last table had
+        self._announced = (0, 0)  # revision of losses, number of failovers
         self._tasks = Tasks(partial(news.failed, "incidents cannot be reported"))
         self._asking: asyncio.Task[None] | None = None
-        self._whole: set[int] = set()  # shards that have had all their copies
-        self._due: dict[int, asyncio.TimerHandle] = {}  # of shards that lack a copy
+        self._whole: set[int] = set()  # shards that have had all their copies at some time
+        self._due: dict[int, asyncio.TimerHandle] = {}  # warnings, if a copy stays missing
         self._warned_of: set[int] = set()
         self._listeners: list[Callable[[Failover], None]] = []
         self._of_group = f" (parameter server {router.group.name})"
@@ -175,7 +175,7 @@ class IncidentWatch:
             if not self.closing:
                 self._news.log(
                     f"parameter server {self._group.name} was not closed, and has ended with its "
-                    "Dask client. Leave its `with`, or call ps.close(), before that"
+                    "Dask client. Leave its `with` block or call ps.close() before that"
                 )
             return
         self.views = table.views
@@ -188,7 +188,7 @@ class IncidentWatch:
             self._asking = self._tasks.start(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """Ask until every incident is known that the tables have announced."""
+        """Ask until all incidents that the tables have announced are known."""
         known = (0, 0)
         while known != (announced := self._announced):
             if await self.look():

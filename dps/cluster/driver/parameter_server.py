@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOOK_SECONDS = 0.5  # from one look at the progress to the next
+LOOK_SECONDS = 0.5  # between updates of the displayed progress
 
 
 @explained
@@ -82,18 +82,18 @@ class ParameterServer:
         Called with every event of the group, in the client's event loop: it must not block. None:
         events are not recorded.
     timings
-        Deadlines of the protocol.
+        Durations of the protocol, such as deadlines and leases.
     about
-        JSON that is kept beside checkpoints, for the program that resumes from them.
+        A JSON mapping that is kept beside checkpoints, for the program that resumes from them.
     filters, pull_filters
-        The name of an array, or "*" for all others → the filters of its gradients, such as
-        ``[TopK(0.05), Quantise("bf16"), Lossless()]``; and of changes in the weights since a
-        worker's last pull, such as ``[SignificantlyModified(1e-4)]``. `pull` here and evaluators
-        get unfiltered weights.
+        The name of an array, or "*" for all others → a list of filters. `filters` apply to
+        gradients (``[TopK(0.05), Quantise("bf16"), Lossless()]``), `pull_filters` to changes in the
+        weights since a worker's last pull (``[SignificantlyModified(1e-4)]``). `pull` here and
+        evaluators get unfiltered weights.
     functions
         Name → function that may be run on the shards, by `apply` here and in workers.
     seats
-        The nodes of an `ExistingCluster`; None: Dask's resources decide, or dps.
+        `ExistingCluster.seats`, which define the nodes; None: see `client`.
     labels
         Name → text that is added to every metric and log line, such as ``{"model": "ranking"}``.
     on_loss
@@ -113,7 +113,7 @@ class ParameterServer:
     group
         The description of the group, with all choices.
     saved
-        The checkpoints that it was resumed from; None: it is new.
+        The checkpoints that it was resumed from; None: it was not resumed.
 
     Raises
     ------
@@ -212,17 +212,17 @@ class ParameterServer:
             The path of `Checkpoint`, or the folder of one parameter server in it.
         shards, servers
             The new number of shards and of nodes that hold them; None: as before. If the number of
-            shards changes, each has the version of the shard that had fewest updates.
+            shards changes, each new one has the version of the old one with the fewest updates.
         options
             `on_event`, `timings`, `functions`, `seats`, `labels`, `on_loss` and `transport`, as for
-            a new one: checkpoints do not have them.
+            `ParameterServer`: checkpoints do not contain them.
 
         Raises
         ------
         StoreUnavailable
             There is no complete checkpoint of every shard.
         ConfigurationError
-            The parameters cannot be divided into so many shards, or these not over so many servers.
+            The parameters cannot be divided into `shards` parts, or these over `servers` nodes.
         """
         check_client(client)
         server = cls.__new__(cls)
@@ -264,16 +264,16 @@ class ParameterServer:
         Parameters
         ----------
         train
-            Called with a `Worker` in a Dask task on each node; a plain function or a
+            Called with a `Worker` in a Dask task for each worker; a plain function or a
             `functools.partial`, as for `Client.submit`. With `data` it is called with the worker
-            and the list of its partitions. The futures have what it returns.
+            and the list of its partitions. Its return value is the future's result.
         workers
             Number of workers. Each occupies a thread of a node until its function returns.
         data
             A Dask array (in chunks of whole rows), DataFrame or bag, a list of futures such as
-            `Client.scatter` returns, or a tuple of these. Workers share its partitions equally, up
-            to one. Each share is computed on its worker's node, in order, and stays in memory until
-            the group is closed, for restarts.
+            `Client.scatter` returns, or a tuple of these. Workers get equal numbers of partitions,
+            give or take one. Each share is computed on its worker's node, in order, and stays in
+            memory until the group is closed, for restarts.
 
         Raises
         ------
@@ -322,15 +322,17 @@ class ParameterServer:
         return self._do(self._driver.stop)
 
     def evaluate(self, score: Score, every: float = 1.0) -> Any:
-        """Score snapshots of the weights on a node of their own, until the group is closed.
+        """Score snapshots of the weights on a node until the group is closed.
 
-        The first snapshot has no update that is pushed after this returns, unless a shard is down.
+        The node has the Dask resource "evaluator"; without one, it is a node for workers. The first
+        snapshot has no update that is pushed after this returns, unless a shard is down.
 
         Parameters
         ----------
         score
             Called with the weights. Returns the loss, or loss and accuracy (and perhaps objective
-            and stationarity), or a mapping of names to numbers. Otherwise there is one warning.
+            and stationarity), or a mapping of names to numbers. If it fails or returns anything
+            else, `on_event` gets an `EvaluationMissed`; without `on_event`, there is one warning.
         every
             Seconds from one evaluation to the next.
 
@@ -339,7 +341,7 @@ class ParameterServer:
         ConfigurationError
             `score` is not a function of the weights, or `every` not a number above 0.
         CapacityError
-            No node has the Dask resource "evaluator", and none is left for workers.
+            There is no such node.
         """
         self._require_open()
         check_function("score", score, ["weights"])
@@ -361,18 +363,18 @@ class ParameterServer:
     def pull_rows(self, table: str, keys: Sequence[int] | np.ndarray) -> np.ndarray:
         """Return rows of a sparse table by their keys, without waiting for any worker.
 
-        The keys are whole numbers from 0 to 2⁶³ - 1, repeated or not. The rows are (keys, width);
-        one without updates has its initial value. Raises `ShapeMismatch` if the table is unknown,
-        or a key is not such a number.
+        The keys are whole numbers from 0 to 2⁶³ - 1, repeated or not. The rows have shape (keys,
+        width); a row without updates has its initial value. Raises `ShapeMismatch` if the table is
+        unknown, or a key is not such a number.
         """
         return self._read(lambda reader: reader.pull_rows(table, keys))
 
     def pull_range(
         self, table: str, start: int = 0, stop: int = KEYS
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rows of a sparse table that exist with keys from `start` to below `stop`.
+        """Return the existing rows of a sparse table with keys from `start` to below `stop`.
 
-        The keys that were pushed to (int64, sorted), and the rows (keys, width). Errors as for
+        Returns the keys (int64, sorted), and the rows of shape (keys, width). Errors as for
         `pull_rows`.
         """
         return self._read(lambda reader: reader.pull_range(table, start, stop))
@@ -386,7 +388,8 @@ class ParameterServer:
             Its name. It is called with the shard's part of each array (name → `Part`) and `args`,
             and returns a result, or `Changed` values and a result.
         args
-            None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of these.
+            None, numbers, strings, arrays of numbers, and lists, tuples or string-keyed dicts of
+            these.
 
         Returns
         -------
@@ -406,8 +409,8 @@ class ParameterServer:
         """Write the weights into a folder, from which `dps.load` reads them without a cluster.
 
         The folder has a safetensors file for each shard, and a manifest. An earlier model there is
-        replaced in one step. Rows of sparse tables are included, the optimizer's state is not. Each
-        shard is read at another moment; for a consistent model, save when no worker runs.
+        replaced in one step. Rows of sparse tables are included, the optimizer's state is not.
+        Shards are read at different moments; for a consistent model, save when no worker runs.
 
         `path` is a folder that the driver can write, or an address that fsspec knows. Raises
         `StoreUnavailable` if it cannot be written, and `ConfigurationError` if the folder holds a
@@ -449,7 +452,7 @@ class ParameterServer:
 
     @property
     def leaving(self) -> frozenset[str]:
-        """The names of the nodes that had to leave, or have left after that."""
+        """The names of the nodes that are leaving, or have left, because they are shut down."""
         return frozenset(self._driver.hosts.leaving)
 
     def scale(self, servers: int) -> Any:
@@ -460,16 +463,17 @@ class ParameterServer:
         Raises
         ------
         ConfigurationError
-            It is fewer than the replicas of one shard, or more than those of all.
+            `servers` is less than the replicas of one shard, or more than those of all shards; or
+            the recovery does not allow moves.
         CapacityError
-            Fewer nodes for servers have joined.
+            There are fewer nodes for servers.
         ShardUnavailable
             Shards could not be moved within `Timings.unavailable`; they move later.
         """
         return self._do(self._driver.hosts.scale, servers)
 
     def drain(self, node: str) -> Any:
-        """Move everything away from a node that holds shards, states or mail, and stop using it.
+        """Move all shards, stored states and buffered gradients off a node, and stop using it.
 
         When this returns, the node can be shut down without any loss. An idle node for servers
         takes its place; otherwise there is one server less.
@@ -477,11 +481,11 @@ class ParameterServer:
         Raises
         ------
         ConfigurationError
-            There is no node of this name.
+            There is no such node of this name, or the recovery does not allow moves.
         CapacityError
-            The others cannot take over.
+            The other nodes cannot take over.
         NotServing
-            It keeps what a shard needs that is down at this moment.
+            It stores states or gradients, and a shard is down at this moment.
         ShardUnavailable
             See `scale`.
         """
@@ -491,14 +495,14 @@ class ParameterServer:
 
     @property
     def name(self) -> str:
-        """The name of the group, which its logs, metrics and checkpoints have."""
+        """The name of the group, as in its logs, metrics and checkpoint paths."""
         return self.group.name
 
     @property
     def shards(self) -> Listing[ShardView]:
         """The status of each shard: its nodes, version, epoch and size.
 
-        With an asynchronous client, and when it is closed, this is the last known status.
+        With an asynchronous client, and after `close`, this is the last known status.
         """
         self._ask(self._driver.training.look)
         return self._driver.training.shards()
@@ -521,7 +525,7 @@ class ParameterServer:
     def failovers(self) -> list[Failover]:
         """The last 100 recoveries of shards that had lost a server or replica.
 
-        `str` makes a line of one. Known as `losses` are.
+        `str` describes one in a line. With an asynchronous client, these are those known so far.
         """
         return list(self._incidents.failovers)
 
@@ -545,7 +549,7 @@ class ParameterServer:
         return driver.lost or (driver.is_open and driver.connection.lost)
 
     def audit(self) -> list[Description | None]:
-        """Return the numbers of each shard's state, None for one that does not answer."""
+        """Return each shard's version, clocks and counts, None for one that does not answer."""
         return self._do(ask_heads, self._driver.router)
 
     def table(self) -> Table:
@@ -595,7 +599,7 @@ class ParameterServer:
             argument_above_zero("total", total)
         platform, training = platform_of(self._client), self._driver.training
         names = training.latest()
-        since = None  # how long those of the last run took is not known
+        since = None  # the duration of the last run is not known
         if training.pending(names):
             since = min(training.started[name].at for name in names)
         with display() as show:
@@ -616,7 +620,7 @@ class ParameterServer:
         run_name: str | None = None,
         tracking_uri: str | PathLike[str] | None = None,
     ) -> str:
-        """Log the training to MLflow from now on, until it is closed; return the run's id.
+        """Log the training to MLflow from now until `close`; return the run's id.
 
         The run has the choices as parameters, such as "recovery.durability.kind"; the whole
         `history` as metrics, such as "worker-0/loss" or "evaluator/accuracy"; and a tag for each
@@ -635,7 +639,7 @@ class ParameterServer:
         Raises
         ------
         ConfigurationError
-            An argument is not a text.
+            An argument is not a string.
         StoreUnavailable
             The tracking server does not create the run, or does not answer within 30 s.
         """

@@ -2,7 +2,8 @@
 
 On a cluster made for dps, nodes carry a resource named after their role, and their names state the
 shard that they are meant for ("server-0", "replica-0-1"), unless they offer `ANY_SHARD` too. On any
-other cluster without seats, about half the nodes become servers, one host after the other.
+other cluster, the seats of an `ExistingCluster` define the nodes; without seats, about half the
+nodes become servers, taken from each host in turn.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def by_assignment(workers: Workers, group: Group) -> list[Node]:
 
 
 def newcomer(address: str, workers: Workers, nodes: Sequence[Node], group: Group) -> Node:
-    """Assign a role to a node that joins such a cluster later: a server or store if one lacks."""
+    """Assign a role to a node that joins later: server or store if one is missing, or worker."""
     wanted = by_assignment(workers, group)
     missing = Counter(n.role for n in wanted) - Counter(n.role for n in nodes)
     role = next((role for role in ("server", "store") if missing[role]), "worker")

@@ -21,7 +21,7 @@ from dps.errors import CapacityError, ConfigurationError
 if TYPE_CHECKING:
     import distributed
 
-MOST_ELEMENTS = 1000  # of a list that is searched for futures
+MOST_ELEMENTS = 1000  # a longer collection is not searched for futures
 _WORKER_KEY = "dps-worker-"
 _dask_pickle_log = logging.getLogger("distributed.protocol.pickle")
 
@@ -65,7 +65,7 @@ def refuse_futures(train: Callable[..., Any]) -> None:
 def check_threads(
     client: distributed.Client, nodes: Sequence[Node], workers: int, group: str, own: Sequence[str]
 ) -> None:
-    """Refuse more workers than free threads; `own` hold a thread already, or wait for one."""
+    """Refuse more workers than free threads; the workers `own` hold or wait for a thread."""
     threads = sum(node.threads for node in nodes)
     holders = {"this parameter server": list(own)}
     if not client.asynchronous and hasattr(client, "processing"):
@@ -88,7 +88,7 @@ def check_threads(
 def shares_of(
     client: distributed.Client, data: Any, workers: int, addresses: Sequence[str]
 ) -> list[list[distributed.Future]]:
-    """Begin to compute each worker's partitions; worker i is expected on node i % their number."""
+    """Begin to compute each worker's partitions; worker i is expected on `addresses[i % n]`."""
     if not hasattr(client, "compute"):
         raise ConfigurationError(
             "data=… needs a Dask cluster of processes; on virtual time give a worker its data by "
@@ -101,17 +101,17 @@ def shares_of(
     graph, keys = _partitions(data)
     if len(keys) < workers:
         raise ConfigurationError(
-            f"workers={workers} need as many partitions of data, which has {len(keys)}; split "
-            "it further (rechunk, repartition), or start fewer workers"
+            f"workers={workers} need at least {workers} partitions of data, which has {len(keys)}; "
+            "split it further (rechunk, repartition), or start fewer workers"
         )
     nodes = [addresses[worker % len(addresses)] for worker in range(workers)]
     needs = {key: getattr(task, "dependencies", ()) for key, task in graph.items()}
     order = list(TopologicalSorter(needs).static_order())
     held = futures_of(data)
-    # An asynchronous client cannot ask here: as if nothing was in memory.
+    # An asynchronous client cannot ask here, so nothing is taken to be in memory.
     known = client.who_has(held) if held and not client.asynchronous else {}
     holders = {key: set(addresses) for key, addresses in known.items()}
-    for key in order:  # the nodes that hold all that a task is made of
+    for key in order:  # the nodes that hold all dependencies of a task
         parts = [holders[need] for need in needs.get(key, ()) if need in holders]
         if parts and key not in holders:
             holders[key] = set.intersection(*parts)
@@ -123,9 +123,9 @@ def shares_of(
         for need in needs.get(key, ()):
             near[need] = node if near.setdefault(need, node) == node else None
     where = {key: [node] for key, node in near.items() if node is not None}
-    # One graph for all: with one for each partition Dask would go through everything as often.
+    # One graph for all partitions: with one for each, Dask would traverse everything each time.
     with annotate(workers=partial(_node_of, where), allow_other_workers=True):
-        # As a layer: Dask would make a name of the contents of a plain graph, which takes seconds.
+        # As a layer: Dask would hash a plain graph to name it, which takes seconds.
         layered = HighLevelGraph.from_collections(f"dps-{uuid.uuid4().hex}", graph)
         futures = client.get(layered, keys, sync=False)
     return [[futures[number] for number in numbers] for numbers in chosen]
@@ -162,8 +162,8 @@ def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
         counts = [len(column) for column in columns]
         if len(set(counts)) != 1:
             raise ConfigurationError(
-                f"the collections of data have {counts} partitions, expected as many each: those "
-                "of the same number belong together"
+                f"the collections of data have {counts} partitions, expected equal numbers: the "
+                "partitions of the same index belong together"
             )
         name = f"dps-partition-{tokenize(columns)}"
         rows = {(name, i): row for i, row in enumerate(zip(*columns, strict=True))}
@@ -184,7 +184,7 @@ def _partitions(data: Any) -> tuple[dict[Any, Any], list[Any]]:
             f"data is {type(data).__name__}, expected a Dask array, DataFrame or bag, a list of "
             "futures such as Client.scatter returns, or a tuple of these"
         )
-    unique = {id(part.dask): part.dask for part in parts}  # as a rule it is the same of all
+    unique = {id(part.dask): part.dask for part in parts}  # usually all parts share one graph
     graph = {key: task for each in unique.values() for key, task in each.items()}
     return graph, [part.key for part in parts]
 
@@ -194,4 +194,4 @@ def _together(*parts: Any) -> tuple[Any, ...]:
 
 
 def _node_of(where: Mapping[Any, list[str]], key: Any) -> list[str]:
-    return where.get(key, [])  # none: anywhere
+    return where.get(key, [])  # []: any node

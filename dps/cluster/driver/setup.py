@@ -96,9 +96,9 @@ class Options:
                 raise ConfigurationError(f"functions[{shown(name)}]: expected a name, as text")
             check_function(f"functions[{name!r}]", function, ["arrays"], more=True)
         if not isinstance(self.seats, NodeAssignment | None):
-            raise refused("seats", self.seats, "those of an ExistingCluster")
+            raise refused("seats", self.seats, "the seats of an ExistingCluster")
         if not isinstance(self.labels, Mapping | None):
-            raise refused("labels", self.labels, "a mapping of names to texts")
+            raise refused("labels", self.labels, "a mapping of names to strings")
         for name, value in (self.labels or {}).items():
             allowed = isinstance(name, str) and _LABEL.fullmatch(name) and name not in _OWN_LABELS
             if not allowed or not isinstance(value, str):
@@ -115,8 +115,8 @@ class Start:
     group: Group
     run: Run  # its description, which is kept beside its checkpoints
     options: Options
-    initial: tuple[np.ndarray, ...] = ()  # each shard's buffer of values, unless they were saved
-    tables: tuple[dict[str, SparseTable], ...] = ()  # each shard's rows that tables begin with
+    initial: tuple[np.ndarray, ...] = ()  # each shard's initial values; () if it resumes
+    tables: tuple[dict[str, SparseTable], ...] = ()  # each shard's initial rows
     saved: Saved | None = None  # the checkpoints that it resumes from
 
 
@@ -182,7 +182,7 @@ def from_path(
         saved = resharded(saved, shards)
     run = saved.run
     count = len(run.layout.shards)
-    if servers is None and run.servers is not None:  # as before, as far as there are replicas
+    if servers is None and run.servers is not None:  # as before, but at most one for each replica
         servers = min(run.servers, count * run.recovery.durability.above.replicas)
     if servers is not None:
         servers = as_servers(servers, count, run.recovery)
@@ -226,7 +226,7 @@ def check_client(client: object) -> None:
 
 
 def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
-    """Return a recovery, given by name or as it is, with its checkpoints at a shared path."""
+    """Return a recovery, given as a preset's name or itself, with an absolute checkpoint path."""
     chosen = preset(recovery) if isinstance(recovery, str) else recovery
     if not isinstance(chosen, Recovery):
         raise refused("recovery", recovery, "a preset's name or Recovery(durability=..., ...)")
@@ -236,7 +236,7 @@ def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
 
 
 def shared_path(path: str | None) -> str:
-    """Return a checkpoint path as every node sees it, if there is one that all of them share."""
+    """Return an absolute checkpoint path; refuse one that nodes cannot share or with a secret."""
     if path is None:
         raise ConfigurationError(
             "checkpoints need a path that all server nodes can reach: give "
@@ -245,7 +245,7 @@ def shared_path(path: str | None) -> str:
     if holds_secret(str(path)):
         raise ConfigurationError(
             f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
-            "written down with it: provide it by the environment, as fsspec's package documents"
+            "stored with it: provide it by the environment, as fsspec's package documents"
         )
     if in_memory(path):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""The nodes of a group: their roles, the hosts of shards on them, and how servers join and leave.
+"""The nodes of a group: their roles, their hosts of shards, and how servers join and leave.
 
 A node that has to leave is drained as soon as there is room for what it holds; its evaluator moves
 to another node, and its workers see `leaving`. Then the node ends by itself
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 0.1
-# Over as soon as another node has joined, or a shard has been restored.
+# These errors end when another node has joined, or a shard has been restored.
 PASSING = (CapacityError, NotServing, ShardUnavailable)
 
 
 class ShardHosts:
-    """The nodes of a group, and the actors that it has on them. Used from the client's event loop.
+    """The nodes of a group, and its actors on them. Used from the client's event loop.
 
     `on_adopted` is called when a node has joined and has a role.
     """
@@ -55,7 +55,7 @@ class ShardHosts:
         on_adopted: Callable[[], Awaitable[None]],
     ) -> None:
         self.nodes: list[Node] = []
-        self.leaving: set[str] = set()  # the names of all nodes that had to leave
+        self.leaving: set[str] = set()  # the names of nodes that leave or have left
         self.evaluators = Evaluators(client, router.group)
         self.router = router
         self._client = client
@@ -68,7 +68,7 @@ class ShardHosts:
         self._departing: dict[str, list[Node]] = {}
         self._topics = topic("nodes", router.group.name), topic("leaving", router.group.name)
         self._adopting = Tasks(partial(news.failed, "a node that joined is not used"))
-        self._emptying = Tasks(partial(news.failed, "a node that is to leave was not emptied"))
+        self._emptying = Tasks(partial(news.failed, "a leaving node was not emptied"))
 
     @property
     def for_workers(self) -> list[Node]:
@@ -95,7 +95,7 @@ class ShardHosts:
         if self._seats is not None:
             self._seats.listeners.append(self._seated)
             for address in set(self._seats.specs) - {node.address for node in self.nodes}:
-                self._seated(address)  # since `assign`
+                self._seated(address)  # it was seated after `assign`
 
     async def make_hosts(self, nodes: Sequence[Node]) -> None:
         """Make the host actors on those nodes that need one, and report them to the coordinator."""
@@ -112,10 +112,10 @@ class ShardHosts:
                 self._hosts |= {hosted.endpoint.address: hosted for hosted in made}
 
     async def stop_moving(self) -> None:
-        """Ignore nodes that leave from now on, and move nothing any more."""
+        """Ignore nodes that leave from now on, and stop moving anything."""
         try:
             self._client.unsubscribe_topic(self._topics[1])
-        finally:  # without a scheduler, it fails
+        finally:  # without a scheduler, unsubscribing fails
             await self._emptying.close()
 
     async def stop(self) -> None:
@@ -181,7 +181,7 @@ class ShardHosts:
     def _is_known(self, address: str) -> bool:
         here = [node.name for node in self.nodes if node.address == address]
         if address in self._hosts and self._hosts[address].is_lost:
-            return False  # a nanny has started it again at the same address
+            return False  # a nanny has restarted the node at the same address
         seat = self._seats.specs.get(address) if self._seats is not None else None
         return bool(here) and (seat is None or seat.name in here)
 
@@ -196,7 +196,7 @@ class ShardHosts:
         """Hold the shards on this many nodes: see `ParameterServer.scale`."""
         group = self._group
         servers = as_servers(servers, len(group.layout.shards), group.recovery)
-        # Nodes that join a cluster without roles become servers as far as there are too few.
+        # Nodes that join a cluster without roles become servers while there are too few.
         self._group = replace(group, servers=servers)
         await self.router.ask(Scale(servers))
         await self._until(
@@ -256,7 +256,7 @@ class ShardHosts:
                 self._emit(NodeDrained(self._clock.now(), node.name, seconds))
 
     async def _drained(self, node: Node) -> bool:
-        """Drain a node, however long it takes until there is room for what it holds."""
+        """Drain a node as soon as the others have room; return whether it can be drained."""
         while not any(hosted.node == node for hosted in self._hosts.values()):
             await asyncio.sleep(AGAIN_SECONDS)  # its host is being made
         times = 0
@@ -267,10 +267,10 @@ class ShardHosts:
             except PASSING as error:
                 times += 1
                 if is_logged(times):
-                    logger.info("%s is to leave, and waits: %s", node.name, str(error))
+                    logger.info("%s is leaving, and waits to be drained: %s", node.name, str(error))
                 await asyncio.sleep(AGAIN_SECONDS)
             except ConfigurationError as error:
-                logger.warning("%s is to leave, but cannot be drained: %s", node.name, error)
+                logger.warning("%s is leaving, but cannot be drained: %s", node.name, error)
                 return False
 
     def _emit(self, event: Event) -> None:

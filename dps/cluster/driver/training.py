@@ -45,14 +45,14 @@ class Started:
     key: str  # of its task, which Dask runs again if the result is lost with its node
     at: float
     stops: int  # how often the training had been stopped
-    before: int  # updates that it had
-    future: Any  # None when it has ended, unless it failed: then it may be retried
+    before: int  # its updates in the checkpoints that were resumed
+    future: Any  # None when it has ended; kept if it failed: it may be retried
     share: list[Any] | None  # its partitions of the data
     only_on: str | None  # the only node that it may use; None: any node for workers
-    ended: str = ""  # how it has ended
+    ended: str = ""  # "finished", "cancelled", "stopped" or "failed"; "": it has not
 
     def look(self, stops: int) -> None:
-        """Note whether and how it has ended, after this number of stops."""
+        """Note whether and how it has ended; `stops` counts the stops of the training so far."""
         status = None if self.future is None else self.future.status
         if status == "finished" or (status == "cancelled" and not self.ended):
             self.ended, self.future = status, None
@@ -81,7 +81,7 @@ class Training:
         self._client = client
         self._group = start.group
         self._history = history
-        # Callbacks of running workers keep this object, and must not keep a driver without a user.
+        # Callbacks of running workers keep this object; they must not keep an unused driver alive.
         self._hosts: ShardHosts = weakref.proxy(hosts)
         self._incidents = incidents
         self._clock = platform_of(client).clock
@@ -90,7 +90,7 @@ class Training:
         self._pace = Pace()
         self._seen = self._clock.monotonic()
         self._last_run: list[str] = []
-        self._replaced: set[Any] = set()  # futures of workers that were started again since
+        self._replaced: set[Any] = set()  # earlier futures of restarted workers
 
     async def look(self) -> None:
         """Request the status of all shards; those that do not answer soon keep their last one."""
@@ -238,7 +238,7 @@ class Training:
     def progress(
         self, names: Sequence[str], total: int | None, since: float | None
     ) -> TrainingView:
-        """Return the progress of the named workers, out of `total` gradients, `since` a start."""
+        """Return the progress of workers to `total` gradients; `since` is when they started."""
         workers = Listing(worker for worker in self.workers() if worker.worker in names)
         failed = [each.worker for each in workers if each.status == "failed"]
         notes = [f"{n} failed: {_brief_error(self.started[n].future)}" for n in failed[:1]]

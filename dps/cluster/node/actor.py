@@ -135,7 +135,7 @@ class ShardMetrics:
         self.hosts: list[tuple[Mapping[str, str], Replicas]] = []  # the labels of each
 
     def describe(self) -> Sequence[Any]:
-        """Return nothing: which metrics there are is known when they are requested."""
+        """Return nothing: the metrics are only known when they are requested."""
         return ()
 
     def collect(self) -> Iterator[Any]:
@@ -167,7 +167,7 @@ class ShardMetrics:
 def publish(
     dask_worker: distributed.Worker, labels: Mapping[str, str], replicas: Replicas
 ) -> Callable[[], None]:
-    """Add a host's replicas to the metrics of its Dask worker; return what removes them."""
+    """Add a host's replicas to the metrics of its Dask worker; return a function to remove them."""
     # The registry is the program's, and would keep killed processes of virtual time.
     if platform_of(dask_worker) is not SYSTEM or find_spec("prometheus_client") is None:
         return lambda: None
@@ -188,14 +188,14 @@ def publish(
     return withdraw
 
 
-# Returns what `scored` takes.
+# The user's function: it gets the weights by name, and returns what `scored` takes.
 Score = Callable[[Mapping[str, np.ndarray]], Any]
 
 
 class EvaluatorActor:
     """Scores a snapshot every `every` seconds until it is finished; a Dask actor.
 
-    `score` is called in a thread with weights of its own; see `scored`.
+    `score` is called in a thread with its own copy of the weights; see `scored`.
     """
 
     def __init__(self, group: Group, score: Score, every: float, node: str, key: str) -> None:
@@ -232,7 +232,7 @@ class EvaluatorActor:
         loop, hold = asyncio.get_running_loop(), self._group.timings.hold
         while True:
             is_last, due = self._is_last.is_set(), loop.time() + self._every
-            # The first one and the last one cannot be made up for.
+            # The first and the last evaluation cannot be repeated later.
             needs_time = is_last or not self._has_read.is_set()
             await self._evaluate(max(self._every, hold if needs_time else 0.0))
             if is_last:
@@ -266,7 +266,7 @@ class EvaluatorActor:
 
 
 def scored(returned: Any, read: float, version: float) -> list[Event]:
-    """Return the events of a score of weights that were `read` then, of this mean `version`.
+    """Return the events of a score of weights that were read at time `read`, of mean `version`.
 
     A score is the loss; loss and accuracy, optionally with the objective and the stationarity; or a
     mapping of names to numbers.

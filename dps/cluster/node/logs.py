@@ -65,7 +65,7 @@ def logged(group: Group, sink: Sink) -> Sink:
 
 
 def dropped(group: Group, worker: str) -> str:
-    """Report that updates of a worker were dropped, why, and what to do."""
+    """Return a message that updates of a worker were dropped, why, and what to do."""
     return (
         f"updates of {worker} were dropped, not applied: {why_dropped(group)} (parameter server "
         f"{group.name}). worker.dropped counts them"
@@ -89,7 +89,7 @@ def is_logged(times: int) -> bool:
 
 
 def keep_quiet() -> None:
-    """Keep this process from logging tracebacks of workers that are ended on purpose."""
+    """Prevent this process from logging tracebacks of workers that are ended on purpose."""
     _dask_log.addFilter(_one_line)
     logging.getLogger("asyncio").addFilter(_retrieved)
 
@@ -159,7 +159,7 @@ class Recorder:
     async def send_forever(
         self, every: float, measure: Callable[[], Event], flush: Callable[[], None] = lambda: None
     ) -> None:
-        """Send events every `every` seconds, after a call of `flush`, and measure each second."""
+        """Call `flush` and send events every `every` seconds; if `on`, `measure` once a second."""
         flushes_per_sample = max(1, round(SAMPLE_SECONDS / every))
         for number in count():
             if self.on and number % flushes_per_sample == 0:
@@ -175,7 +175,7 @@ class Recorder:
             self._refused += 1
             if is_logged(self._refused):
                 kind, times = type(event).__name__, self._refused
-                worker_log.warning("dps: %s is not recorded (%d until now): %s", kind, times, error)
+                worker_log.warning("dps: %s is not recorded (%d so far): %s", kind, times, error)
 
 
 def sample(

@@ -1,7 +1,7 @@
-"""A member of a group on a node: what every actor and worker needs from its process, and its end.
+"""A member of a group on a node: what every actor and worker needs of its process, and its end.
 
 A node leaves after a SIGTERM, or near the end of its lifetime (`dask worker --lifetime`). Dask
-alone would end the process, with the shards in it, at once or at the end of that time. So the node
+alone would end the process, with its shards, at once or at the end of the lifetime. So the node
 reports earlier to the groups that use it, and serves until they have moved everything away
 (`dps.cluster.driver.shard_hosts`). A second SIGTERM, and the end of the lifetime, end it as they
 would without dps.
@@ -43,14 +43,15 @@ T = TypeVar("T")
 NAME = "dps-leave"
 RELEASE_SECONDS = 0.5  # between looks whether an actor is released
 LOOK_SECONDS = 0.1
-LOOKS = 3  # in a row that must find it empty: a task may be under way to it
+LOOKS = 3  # consecutive ones that must find the node empty: a task may be on its way
 LEAST_MARGIN, MOST_MARGIN = 60.0, 600.0
 
 
 def margin(lifetime: float) -> float:
     """Return how many seconds before the end of its lifetime a node begins to leave.
 
-    That is a tenth of it, but at least a minute, in which a job may start.
+    That is a tenth of it, between 1 and 10 minutes (in which another job may start), but at most
+    half of it.
     """
     return min(max(LEAST_MARGIN, lifetime / 10), MOST_MARGIN, lifetime / 2)
 
@@ -78,7 +79,7 @@ class Leave:
     def exit(self, group: str) -> None:
         """Remove a user of a group."""
         self._users[group] -= 1
-        self._users += Counter()  # without those that are at 0
+        self._users += Counter()  # removes counts of 0
         if self._users or self.why is not None:
             return
         if self._timer is not None:
@@ -107,7 +108,7 @@ class Leave:
         self._handlers[number] = signal.signal(number, handler) or signal.SIG_DFL
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        # Runs between any two instructions of the main thread: it must not log, nor send.
+        # Runs between any two instructions of the main thread: it must neither log nor send.
         signal.signal(number, self._handlers.pop(number, signal.SIG_DFL))
         self._loop.call_soon_threadsafe(self._leave, "signal")
 
@@ -130,7 +131,7 @@ class Leave:
             looks = 0 if used else looks + 1
         for group in groups:
             self._report(group, "left")
-        # Results of tasks that have ended here go to other nodes before.
+        # Dask moves the results of finished tasks to other nodes before that.
         await self._worker.close_gracefully(reason="dps-told-to-leave")
 
 
@@ -175,7 +176,7 @@ class Member:
         return self.platform.begin(request, self.dask_worker.loop.asyncio_loop)
 
     def enter(self) -> None:
-        """Use the node until `exit`: it is watched, and does not end, before that."""
+        """Use the node until `exit`: until then it is watched, and does not end."""
         leave_of(self.dask_worker).enter(self._group.name)
         self.presence.enter(self._group.name)
         self.port.enter()
@@ -202,7 +203,7 @@ class Member:
         leave_of(self.dask_worker).exit(self._group.name)
 
     async def finish_when_released(self, key: str, finish: Callable[[], Awaitable[None]]) -> None:
-        """Make an actor finish when no client holds its future, as when its driver was killed."""
+        """Call `finish` when no client holds the actor's future, as when the driver was killed."""
         while key in self.dask_worker.state.tasks:
             await asyncio.sleep(RELEASE_SECONDS)
         await finish()
@@ -210,7 +211,7 @@ class Member:
 
 # -- what a killed driver leaves on a Dask worker that outlives it ---------------------------------
 # Its group ends by itself: the coordinator closes it, actors finish when they are released, and
-# training functions with their next request. The next user of the Dask worker waits for that.
+# training functions end at their next request. The next user of the Dask worker waits for that.
 
 
 async def occupied(dask_worker: distributed.Worker) -> bool:
@@ -219,7 +220,7 @@ async def occupied(dask_worker: distributed.Worker) -> bool:
 
 
 async def tidy(dask_worker: distributed.Worker) -> None:
-    """Revert faults that were never taken back: disturbed links, and no space for files."""
+    """Revert the faults that remain: disturbed links, and a limit of 0 on the size of files."""
     links_of(dask_worker).lift_all()
     limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit == 0:

@@ -1,7 +1,7 @@
 """The Dask task of a worker: how it joins the group, runs the training function and leaves.
 
 The task's thread runs the training function; joining, recording and leaving run on the node's event
-loop, as everything of the protocol does.
+loop, as all code of the protocol does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_worker(
 ) -> T:
     """Run a training function as a worker of the group; this is the Dask task.
 
-    `data` are the partitions of this worker if it shares a collection with the others. Returns what
+    `data` are this worker's partitions of a collection, if the workers share one. Returns what
     `train` returns; raises `UpdatesDropped` if most of the worker's updates were dropped. When
     `train` raises, the worker leaves the group, so that the others do not wait for it, and the
     error goes to the Dask future.
@@ -106,7 +106,7 @@ class _Task:
         except BaseException as error:
             if isinstance(error, (Exception, *self._member.platform.kills)):
                 raise
-            # Dask would end the node by these, with all that others have there, or wait for ever.
+            # On these, Dask would end the node with everything on it, or wait for ever.
             how = _HOW_ENDED.get(type(error), "raised what is no Exception")
             text = f"the training function of {self._name} {how}: {error!r}. A worker ends when "
             failure = RuntimeError(f"{text}its function returns")
@@ -127,9 +127,9 @@ class _Task:
         self._member.record(self._flush)
 
     async def _enter(self) -> Worker | Returned:
-        """Join the group, under a new incarnation if one of this name was there before.
+        """Join the group, under a new incarnation if a worker of this name has joined before.
 
-        Or return what the training function of this very task has returned, if it has.
+        If the training function of this very task has returned before, return that instead.
         """
         client, address = self._client, self._member.dask_worker.address
         returned = await client.enter(address, self._member.node, self._key)
@@ -138,16 +138,16 @@ class _Task:
         # Before the second incarnation nothing was pushed under this name.
         done = await self._done_before() if client.incarnation > 1 else 0
         if not isinstance(self._group.consistency, ASP):
-            # The consistency models that bound how far workers are apart count from where all that
-            # are started together have joined: one that began alone would be ahead of the others by
-            # as much as they are late. After this time the training begins without the missing.
+            # Bounds on how far workers are apart count from when all workers of one `run` have
+            # joined: one that began alone would be ahead by the delay of the others. After this
+            # time the training begins without the missing ones.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._group.timings.unavailable):
                     await self._applied(self._place.peers)
         return Worker(client, self._member, self._report, self._place, done)
 
     async def _end(self, reason: str, returned: Returned | None) -> None:
-        """Leave the group, for a reason if it was joined, and send what is still to be recorded."""
+        """Leave the group for a reason (none: it has not joined), and send the last events."""
         try:
             if reason:
                 await self._client.leave(reason, returned)
@@ -161,8 +161,8 @@ class _Task:
                 f"{self._name} had finished, and its result was lost with the node that held it. "
                 "Its updates are in the weights, so its function is not called again. A result "
                 f"outlives its node if it has {RESULT_BYTES >> 20} MiB at most and consists of "
-                "None, numbers, texts, arrays of numbers, and lists, tuples or dicts by text of "
-                "these: gather any other as soon as its future is done, or write it to a file"
+                "None, numbers, strings, arrays of numbers, and lists, tuples or string-keyed "
+                "dicts of these: gather any other once its future is done, or write it to a file"
             )
         return unpack(returned.result)
 
@@ -209,9 +209,9 @@ class _Task:
             worker_log.warning("dps: of the updates of %s, %s (group %s)", self._name, loss, name)
 
     async def _done_before(self) -> int:
-        """Return how many updates of a worker of this name the shard has that has most of them.
+        """Return how many updates the worker of this name has, on the shard that has most of them.
 
-        A shard that is down is waited for as long as a push would be.
+        It waits for a shard that is down for as long as a push does.
         """
         limit = self._group.timings.unavailable
         try:
@@ -219,11 +219,11 @@ class _Task:
                 return max(applied.get(self._name, 0) for applied in await self._applied(()))
         except TimeoutError:
             raise ShardUnavailable(
-                f"{self._name}: a shard did not say within {limit:g} s how far it is"
+                f"{self._name}: a shard did not report its status within {limit:g} s"
             ) from None
 
     async def _applied(self, expected: Sequence[str]) -> list[Mapping[str, int]]:
-        """Return each worker's number of updates on each shard, when all know those expected."""
+        """Return each worker's number of updates on each shard, once all know those `expected`."""
         while True:
             await self._client.router.table()  # raises if the group is closed
             self._client.may_go_on()  # raises if the training is stopped
@@ -238,7 +238,7 @@ def _mostly_dropped(worker: Worker) -> bool:
 
 
 def _packed(result: Any) -> np.ndarray | None:
-    """A result as bytes for the coordinator; None: it is large, or would come back as another."""
+    """Return a result as bytes for the coordinator; None if too large, or not restorable."""
     if safe_sizeof(result) > RESULT_BYTES:
         return None
     try:

@@ -33,7 +33,7 @@ from dps.protocol.transport import Endpoint
 
 LOOK_SECONDS = 1.0  # a slower shard is shown without its version
 RECENT = 10  # events that are kept of each group
-BATCHES = 200  # of the last reports of workers, at most, that are searched
+BATCHES = 200  # of events, at most, that are searched for losses
 
 
 class CoordinatorPlugin(SchedulerPlugin):
@@ -93,7 +93,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._coordinator.tasks.start(self._coordinator.lose(worker, "scheduler"))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Close the group if its driver is gone and has not done so."""
+        """Close the group if its driver is gone without having closed it."""
         if client == self._driver:
             self._coordinator.tasks.start(self._end())
 
@@ -102,7 +102,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         return frozen(await answer(self._coordinator.handle, self._meter, link, thawed(frames)))
 
     async def overview(self) -> TrainingView:
-        """Return the state of the group, for observers outside; rates take two.
+        """Return the state of the group, for observers; rates follow from two overviews.
 
         The coordinator reports what it knows, and the head of each shard is asked once.
         """
@@ -149,7 +149,7 @@ class CoordinatorPlugin(SchedulerPlugin):
 
     async def _end(self) -> None:
         await self._coordinator.handle(CloseGroup())
-        await asyncio.sleep(self._group.timings.call)  # until its workers have been told
+        await asyncio.sleep(self._group.timings.call)  # until its workers know
         await take_out(self.name, self._scheduler)
         await forget(self._group.name, self._scheduler)
 
@@ -167,7 +167,7 @@ async def overviews(dask_scheduler: Scheduler) -> list[TrainingView]:
 
 
 async def widen(places: dict[str, list[str]], dask_scheduler: Scheduler) -> None:
-    """Let tasks run on these nodes, by their keys, and start those that waited for one of them."""
+    """Allow tasks, by their keys, to run on these nodes, and start those that wait for a node."""
     known = {key: nodes for key, nodes in places.items() if nodes and key in dask_scheduler.tasks}
     dask_scheduler.set_restrictions(known)
     waiting = [key for key in known if dask_scheduler.tasks[key].state == "no-worker"]
@@ -189,7 +189,7 @@ async def take_out(name: str, dask_scheduler: Scheduler) -> None:
 
 
 def _last_losses(batches: Any) -> dict[str, float]:
-    """Return the last loss that each worker reported, of what the scheduler keeps."""
+    """Return the last loss that each worker reported, from the batches that Dask keeps."""
     losses: dict[str, float] = {}
     for _, batch in reversed(batches[-BATCHES:]):
         for event in reversed(batch):

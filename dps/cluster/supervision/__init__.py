@@ -1,1 +1,1 @@
-"""Automatic return: a program whose driver or scheduler is lost is started again by itself."""
+"""Automatic return: a program whose driver or scheduler is lost is restarted by its supervisor."""

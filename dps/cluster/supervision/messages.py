@@ -38,7 +38,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The program has raised an error; None if that cannot be sent."""
+    """The program has raised an error, which is None if it cannot be sent."""
 
     error: BaseException | None
     trace: str
@@ -46,7 +46,7 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class ClusterLost:
-    """The program has lost its Dask cluster, or does not find it after a return."""
+    """The program has lost its Dask cluster, or does not find one after a return."""
 
     cause: str
-    raised: Raised | None = None  # by the program, because of the loss
+    raised: Raised | None = None  # what the program raised because of the loss

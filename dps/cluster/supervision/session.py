@@ -36,13 +36,13 @@ LOOK_SECONDS = 0.05
 MOMENT_SECONDS = 0.5
 REPORT_SECONDS = 0.25
 
-# Raised by the modules below if there is no cluster, or its scheduler dies as it starts.
+# Raised by modules of `CONNECTING` if there is no cluster, or its scheduler dies as it starts.
 DASK_ERRORS = (ConnectionError, TimeoutError, EOFError, CommClosedError)
 NO_CLUSTER = (*DASK_ERRORS, CapacityError, SchedulerLost)
 CONNECTING = ("distributed.", "dps.cluster.")
-NOTHING = Progress(0, 0, 0, 0, active=False)  # of a worker that a shard does not know
+NOTHING = Progress(0, 0, 0, 0, active=False)  # the progress of a worker that a shard does not know
 
-# What `ParameterServer.resume` takes as well: the rest is in the checkpoints.
+# The choices that `ParameterServer.resume` takes; the others are in the checkpoints.
 _NOT_SAVED = [field.name for field in fields(Options)]
 
 
@@ -65,7 +65,7 @@ class Session:
         self._sending = threading.Lock()
         self._calls = 0
         self._watches: list[SchedulerWatch] = []
-        self._is_up = False  # or was
+        self._is_up = False  # whether a parameter server is or was up
 
     def parameter_server(
         self,
@@ -75,13 +75,13 @@ class Session:
     ) -> ParameterServer:
         """Start a parameter server, or resume it from its checkpoints after a return.
 
-        The first call resumes what the first call of an earlier incarnation started, and so on. It
-        waits until no Dask worker has any of the earlier hosts, and until every lease that they may
-        have is over.
+        The first call resumes what the first call of an earlier incarnation started, and so on. A
+        resuming call waits until no Dask worker has any of the earlier hosts, and until every lease
+        that they may have is over.
 
-        The Dask client is synchronous; `params` and `choices` are as for `ParameterServer`. The
-        recovery must write checkpoints of whole shards. After a return, parameters, rule, recovery
-        and so on are those of the checkpoints, as for `ParameterServer.resume`.
+        The Dask client must be synchronous; `params` and `choices` are as for `ParameterServer`.
+        The recovery must write checkpoints of whole shards. After a return, parameters, optimizer,
+        recovery and so on are those of the checkpoints, as for `ParameterServer.resume`.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Session:
                 kept = {name: choices[name] for name in _NOT_SAVED if name in choices}
                 ps = ParameterServer.resume(client, known.folder, **kept)
             failing.callback(ps.close, checkpoint=False)
-            ps.checkpoint()  # of a durability that would write the first one later
+            ps.checkpoint()  # some durabilities would write the first one later
             failing.pop_all()
         returned: Returned | None = None
         if self.returns:
@@ -140,12 +140,12 @@ class Session:
         return ps
 
     def finish(self, message: Finished | Raised) -> None:
-        """Report how the program has ended; errors from the scheduler's loss are not its own."""
+        """Report that the program has returned or raised, or that it has lost its cluster."""
         cause, error = "", message.error if isinstance(message, Raised) else None
         if error is not None:
             cause = next((watch.lost for watch in self._watches if watch.lost), "")
             if not cause and self.returns and not self._is_up and _is_no_cluster(error):
-                # A scheduler that is not part of the program may be restarting.
+                # A scheduler that the program does not start may be restarting.
                 cause = f"the program found no cluster ({type(error).__name__}: {error})"
         try:
             ForkingPickler.loads(ForkingPickler.dumps(message))
@@ -212,7 +212,7 @@ def _is_no_cluster(error: BaseException) -> bool:
 
 
 def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
-    """Return how many updates each shard has lost at least; `seen` are its last known versions.
+    """Return a lower bound of each shard's lost updates; `seen` are the last known versions.
 
     Progress reports lag. But every update is sent to every shard, and an update that one shard has
     is not computed again, so a shard has also lost those that only other shards have.
@@ -229,7 +229,7 @@ def _lost(states: Sequence[ShardState], seen: Sequence[int]) -> tuple[int, ...]:
 
 
 def _gap(here: Progress, there: Progress) -> int:
-    """Return how many updates of a worker are there and not here, without older gaps."""
+    """Return how many updates of a worker are there and not here, not counting older gaps."""
     if here.incarnation > there.incarnation:
         return 0
     numbers = there.seq - (here.seq if here.incarnation == there.incarnation else 0)
@@ -243,7 +243,7 @@ def _folder(ps: ParameterServer) -> str:
 async def _holders(
     client: distributed.Client, group: str, seconds: float
 ) -> dict[str, bool | None]:
-    """Return whether each Dask worker has something of a group; None: it does not answer."""
+    """Return whether each Dask worker has tasks of a group; None: it does not answer."""
 
     async def ask(address: str) -> bool | None:
         try:
@@ -258,7 +258,7 @@ async def _holders(
 
 
 def _are_contained(client: distributed.Client, addresses: Iterable[str]) -> bool:
-    """Whether those of these Dask workers that live are processes of this one's session."""
+    """Whether all live ones of these Dask workers are processes of this process's session."""
     alive = client.nthreads()
     there = [address for address in addresses if address in alive]
     return set(client.run(_session, workers=there).values()) <= {_session()}
@@ -290,7 +290,7 @@ class SchedulerWatch:
 
     @property
     def lost(self) -> str:
-        """The loss of the scheduler, if it was before the parameter server closed; otherwise ""."""
+        """A text on the loss of the scheduler, if the parameter server was open; otherwise ""."""
         server = self._server
         if self._connection.lost if server is None else server.scheduler_lost:
             self._lost = self._text
@@ -301,7 +301,7 @@ class SchedulerWatch:
         self._server = server
 
     def end(self) -> None:
-        """Stop watching, as nothing came up, after a moment in which the cause may show."""
+        """Stop watching after a failed start, but give the loss a moment to show."""
         until = time.monotonic() + MOMENT_SECONDS
         while not self.lost and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)

@@ -1,7 +1,7 @@
 """The supervisor of a program: restart it when its driver or its scheduler is lost.
 
-Each incarnation of the program is a process, with all that it starts, in an operating system's
-session of its own, which identifies them. The supervisor does not import Dask.
+Each incarnation of the program is a process in an operating-system session of its own, which
+identifies all processes that it starts. The supervisor does not import Dask.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def supervise(
     returns, within
         It is restarted at most `returns` times within `within` seconds.
     on_return
-        Called here with a `Returned` for each parameter server that is up again. What it raises
-        does not end the program: it is raised when that has returned.
+        Called in this process with a `Returned` for each parameter server that is up again. Its
+        errors do not end the program; they are raised when the program has returned.
     standby
-        Whether to keep the process for a return ready, with Dask imported. A return is faster
-        then, and uses about 100 MB of memory.
+        Whether to keep a process with Dask imported ready for a return. Returns are then faster,
+        at the cost of about 100 MB of memory.
     preload
         The `preload` of the program's `LocalCluster`: the process that its nodes are forked from
         then starts beside the program, and is kept ready by `standby` too, with about 100 MB more.
@@ -87,13 +87,13 @@ def supervise(
     Raises
     ------
     TooManyReturns
-        It would have had to be restarted more often.
+        The program was lost more often than it may be restarted.
     ProgramFailed
         Its process has exited by itself, or what it returned or raised cannot be sent.
     Exception
-        Any error that the program raises, with its traceback; it is not restarted then.
+        Any error that the program raises, with its traceback; the program is not restarted.
     ExceptionGroup
-        The program has returned, and `on_return` has raised these.
+        The errors of `on_return`, after the program has returned.
     DeadlineExceeded
         Processes of the program cannot be ended, so it cannot be restarted.
     """
@@ -131,7 +131,7 @@ class _Supervisor:
     on_return: Callable[[Returned], None] | None
     standby: bool
     past: Past = field(default_factory=Past)
-    alive: list[Incarnation] = field(default_factory=list)  # that runs, and perhaps the next one
+    alive: list[Incarnation] = field(default_factory=list)  # the current one, and perhaps the next
     failures: list[Exception] = field(default_factory=list)  # of on_return
 
     def run(self) -> Any:
@@ -156,7 +156,7 @@ class _Supervisor:
                 self.alive[0].interrupt()
             raise
         finally:
-            with ExitStack() as ends:  # also of the second, if the first cannot be ended
+            with ExitStack() as ends:  # also end the second if the first cannot be ended
                 for each in self.alive:
                     ends.callback(each.end)
         if isinstance(last, Raised):
@@ -174,7 +174,7 @@ class _Supervisor:
             self.alive.append(self.start())
 
     def _replace(self, incarnation: Incarnation, last: ClusterLost | None) -> None:
-        """End an incarnation; the next one has not begun."""
+        """End an incarnation; the next one begins its program later."""
         noticed = time.monotonic()
         cause = incarnation.cause_of_death() if last is None else last.cause
         if not self.limit.allows(noticed):
@@ -226,7 +226,7 @@ class Incarnation:
         self._pid = self._process.pid or 0
         self._leader = process_of(self._pid)
         self._ended = os.pidfd_open(self._pid)
-        self._scratch: str | None = None  # its folder for files, which stay if it is killed
+        self._scratch: str | None = None  # its folder for files, which remain if it is killed
 
     def begin(self, past: Past) -> None:
         """Start the program, unless its process has ended."""

@@ -80,7 +80,7 @@ def test_a_place_that_is_open_goes_to_one_that_is_given_back(address: str) -> No
         with ExistingCluster(address, PAIR, patience=SECONDS) as other:
             theirs = other.pids
             one.start(NodeSpec("server-1", "server"))
-            with pytest.raises(CapacityError, match="2 of 2 nodes that other trials have"):
+            with pytest.raises(CapacityError, match="2 of 2 nodes that other trials use"):
                 ExistingCluster(address, PAIR)
             assert "server-1" not in one.pids
         eventually(lambda: "server-1" in one.pids, SECONDS)
@@ -130,7 +130,7 @@ def test_what_a_driver_had_that_is_killed_goes_to_the_next(address: str) -> None
         theirs = set(json.loads(driver.stdout.readline()).values())
         opening = pool.submit(ExistingCluster, address, MEMBERS, None, SECONDS, told.append)
         eventually(lambda: told, SECONDS)
-        assert told[0].startswith("waiting for 1 of 3 nodes that other trials have")
+        assert told[0].startswith("waiting for 1 of 3 nodes that other trials use")
         driver.kill()
         with opening.result(SECONDS) as cluster:
             assert theirs & set(cluster.pids.values())
