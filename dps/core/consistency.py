@@ -28,7 +28,7 @@ class BSP:
 
 @dataclass(frozen=True, slots=True)
 class SSP(Checked):
-    """Stale synchronous with bound `tau`, the paper's "maximal delayed time" (OSDI 2014, 3.4).
+    """Stale synchronous with bound `tau`, the paper's "maximal delayed time" (OSDI 2014, 3.5).
 
     A worker whose clock is more than `tau` ahead of the slowest active worker's waits before it
     reads weights for its next gradient.

@@ -28,7 +28,7 @@ class Chain(Durability):
         it knows to be committed, and never from an older one than that worker has seen.
     aggregate
         How many updates are summed into one before they go down the chain (replication after
-        aggregation, OSDI 2014, 3.5). Fewer are summed if no more arrive in `linger` seconds.
+        aggregation, OSDI 2014, 4.4). Fewer are summed if no more arrive in `linger` seconds.
     linger
         Seconds for which an update waits for others before they are summed.
 
