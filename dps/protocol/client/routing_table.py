@@ -149,8 +149,8 @@ class Router:
                 await asyncio.sleep(timings.retry)
             except GroupClosed as error:
                 _log.warning(
-                    "dps: parameter server %s was not closed: %s. Leave its `with`, or call "
-                    "ps.close(), before that",
+                    "dps: parameter server %s was not closed: %s. Leave its `with` block or "
+                    "call ps.close() before that",
                     self.group.name,
                     error,
                 )
