@@ -179,7 +179,7 @@ def state_of(dask_worker: distributed.Worker) -> dict[str, Any]:
     """Return the objects that dps keeps on a Dask worker, by name. Thread-safe.
 
     They are not among Dask's `extensions`: Dask iterates over those for each heartbeat, and gives
-    up a worker whose extensions change meanwhile, as when an actor is made in a thread.
+    up a worker whose extensions change during that, as when a thread makes an actor.
     """
     state: dict[str, Any] = vars(dask_worker).setdefault("dps_state", {})
     return state

@@ -100,7 +100,7 @@ class Acts(Striker):
     """Carries faults out, and reverts them after their duration. Used by one thread and its timers.
 
     Kills and pauses are done when `strike` returns. The proof of other faults takes a while, so
-    they begin in threads of their own. `took` has the times at which faults took effect.
+    they begin in separate threads. `took` has the times at which faults took effect.
     """
 
     def __init__(self, cluster: Cluster, ps: ParameterServer, emit: Sink) -> None:

@@ -32,7 +32,7 @@ from dps.faults import (
 MOST_FAULTS = 1000
 
 # An entry that is a plan is a recorded trace; each of its faults hits its target or the target's
-# replacement. The number in an `After` is that of an entry here, and of a fault in a plan.
+# replacement. The number in an `After` is the index of an entry here, and of a fault in a plan.
 Entry = Fault | FaultPlan
 
 

@@ -157,7 +157,7 @@ def _filled(op: Operation, section: Section, keys: Array | None) -> Section:
 
 
 class KnownKeys:
-    """The lists that a client expects a node to have: those of acknowledged operations.
+    """The key lists of acknowledged operations, which a client expects a node to have.
 
     Used from one event loop. `saved_bytes` is the length of all lists that were not sent.
     """

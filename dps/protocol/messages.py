@@ -473,7 +473,7 @@ class TakeMail(OfShard):
 
 
 class ClearMail(OfShard):
-    """Forget what was taken from the mailbox: the shard is served with it in this epoch."""
+    """Delete the gradients taken from the mailbox: the shard is served with them now."""
 
 
 # -- losses of acknowledged updates ----------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The state of a host's monitor: the processes that it watches, and since when each is stopped.
 
-A monitor is a process of its own, which user code cannot block (`dps.cluster.monitor`). It imports
+A monitor is a separate process, which user code cannot block (`dps.cluster.monitor`). It imports
 only the standard library and this module, which does the same, and so starts in milliseconds.
 """
 

@@ -22,7 +22,7 @@ TRANSPORTS: tuple[TransportChoice, ...] = get_args(TransportChoice)
 
 
 class Endpoint(NamedTuple):
-    """The address of a process, and the key of what is called in that process."""
+    """The address of a process, and the key of the object called there."""
 
     address: str
     key: str

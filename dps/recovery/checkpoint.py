@@ -147,7 +147,7 @@ class Checkpoint(Durability):
 RETRY_SECONDS = 0.05
 TICK_SECONDS = 0.001  # a shorter sleep may not advance the clock
 SLOW_SECONDS = 30.0  # a longer write is recorded as failed, but continues
-FILE_THREADS = 2  # of each shard: a write that hangs does not block that of the next epoch
+FILE_THREADS = 2  # of each shard: a hanging write does not block the next epoch's
 FIRST = 0  # the number of the cut of a group's first states
 
 
@@ -155,7 +155,7 @@ class CheckpointPersistence(Persistence):
     """Writes one shard's checkpoints so that the promise of a `Checkpoint` is kept.
 
     The updates beyond the last complete checkpoint stay within the interval. A write starts early
-    enough to finish in time. It uses a reference to the state, so updates continue meanwhile; if it
+    enough to finish in time. It uses a reference to the state, so updates continue; if it
     is late, acks wait for it. Used from one event loop.
     """
 

@@ -5,7 +5,7 @@
 - Restored: from the newest state of the stores.
 - Promised: no acked update is lost while the server lives, or a store that has its state.
 
-Store nodes also hold the `Mailboxes`, whatever the durability.
+Store nodes also hold the `Mailboxes`, with any durability.
 """
 
 from __future__ import annotations

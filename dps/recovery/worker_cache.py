@@ -234,7 +234,7 @@ class CopyOffers:
                 pass
             if copies := [o for o in self._offers(shard) if o.version != NOTHING]:
                 # Workers that reach the host come first. A copy of a later epoch is of the history
-                # that other workers continued, whatever its version.
+                # that other workers continued, at any version.
                 return max(copies, key=lambda o: (-o.failures, o.based_on, o.version, o.donor))
             if answered():
                 return None

@@ -205,7 +205,7 @@ class Cluster(ABC):
 
 
 async def look_at(client: distributed.Client, address: str) -> Process | None:
-    """Return the process of a Dask worker; None if the worker is lost meanwhile.
+    """Return the process of a Dask worker; None if the worker is lost by then.
 
     `ConfigurationError`: dps is not installed there, or in another version. `TimeoutError`: the
     worker does not answer.

@@ -131,7 +131,7 @@ class Evaluators:
             await _end(evaluation)
 
     async def _make(self, evaluation: Evaluation, node: Node) -> None:
-        """Make an evaluator on a node; if the node is lost meanwhile, it waits for another one."""
+        """Make an evaluator on a node; if the node is lost during that, wait for another node."""
         args = evaluation.score, evaluation.every, node.name
         with must_be_sent("score", "weights"):
             hosted = Hosted.start(self._client, self._group, node, EvaluatorActor, *args)

@@ -139,7 +139,7 @@ class GroupDriver:
         await self._client.run_on_scheduler(widen, places)
 
     async def read(self, request: Callable[[Client], Awaitable[T]]) -> T:
-        """Call `request` with a protocol client of its own; return the result."""
+        """Call `request` with a new protocol client; return the result."""
         reader = Client(self._group, self.router.transport)
         try:
             return await request(reader)
@@ -229,7 +229,7 @@ class GroupDriver:
     # -- down ----------------------------------------------------------------------------------
 
     async def close(self, checkpoint: bool) -> None:
-        """Take the group down; if the scheduler is lost, release only what is in this process."""
+        """Take the group down; if the scheduler is lost, release only this process's resources."""
         if not self.is_open:
             return
         self.is_open = False
@@ -253,7 +253,7 @@ class GroupDriver:
             self._warn_of_last_state("the Dask client was closed before it")
 
     async def _close_while_connected(self, checkpoint: bool) -> None:
-        """Take the group down; if the scheduler is lost, release what is in this process."""
+        """Take the group down; if the scheduler is lost, release this process's resources."""
         closing = asyncio.create_task(self._close_in_order(checkpoint))
         try:
             while not (closing.done() or self.connection.broken):

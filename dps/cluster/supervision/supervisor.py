@@ -1,6 +1,6 @@
 """The supervisor of a program: restart it when its driver or its scheduler is lost.
 
-Each incarnation of the program is a process in an operating-system session of its own, which
+Each incarnation of the program is a process in a separate operating-system session, which
 identifies all processes that it starts. The supervisor does not import Dask.
 """
 

@@ -1,7 +1,7 @@
 """From a worker's gradients to one operation for each shard: checked, clipped, cut, filtered.
 
 All but filtering runs in the thread of the training function, as it reads all of the gradients.
-Each gradient passes the filters once: what is sent again is the same operation.
+Each gradient passes the filters once: a retry sends the same operation.
 """
 
 from __future__ import annotations

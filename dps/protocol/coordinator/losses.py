@@ -87,7 +87,7 @@ class _Book:
 
 
 class Losses:
-    """Asks workers what was acknowledged to them, and finds losses. Used from one event loop.
+    """Asks workers for their acknowledged updates, and finds losses. Used from one event loop.
 
     A loss is recorded when it becomes known, and again when it becomes known more exactly. The
     `revision` grows with every change of `found`.
@@ -112,7 +112,7 @@ class Losses:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no active worker still has to state what was acknowledged to it."""
+        """Whether every active worker has reported its acknowledged updates."""
         return not any(self._is_open(i) for book in self._books for i in book.inquiries)
 
     def restored(self, view: View, brought: Brought, *, certain: bool, cause: str) -> Inquiry:
@@ -163,7 +163,7 @@ class Losses:
         await self._publish(touched)
 
     async def left(self, worker: str, incarnation: int) -> None:
-        """Note that a worker was lost, or another took its name: it makes no more statements."""
+        """Note that a worker was lost, or another took its name: it reports no more updates."""
         unknown = self._named(worker, [incarnation])
         for book in self._books:
             book.unknown |= unknown
@@ -171,7 +171,7 @@ class Losses:
         await self._publish([inquiry for inquiry in every if inquiry.unknown & unknown])
 
     async def has(self, view: View, incarnation: int, counts: Mapping[str, int]) -> None:
-        """Note how many updates of a lost worker a shard has: no more were acknowledged to it."""
+        """Note how many updates of a lost worker a shard has: it got no ack for later ones."""
         shard, epoch, later = view.shard, view.epoch, incarnation + 1
         accounts = (Account(shard, name, epoch, n, later) for name, n in counts.items())
         await self._publish(self._enter(accounts))

@@ -227,7 +227,7 @@ class Workers:
             worker = self._known.get(gone.worker)
             silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
             # Shards accept further asynchronous updates of a worker that was only silent. Of other
-            # workers, they have what was acknowledged, or would have been.
+            # workers, they have every acknowledged update.
             if not (silent and isinstance(self._group.consistency, ASP)):
                 counts = {name: known[name] for name in names_of(gone.worker) if name in known}
                 await self._coordinator.losses.has(view, gone.incarnation, counts)

@@ -103,7 +103,7 @@ class Batching:
         """Return the workers whose updates can be applied.
 
         After the loss of a head some updates of a round may be in the state already. Their workers
-        are ahead: what they send next is for the next round. A worker that has been evicted
+        are ahead: their next updates are for the next round. A worker that has been evicted
         neither waits nor is waited for, and an update that was sent again while it was applied
         must not be taken for the worker's next.
         """

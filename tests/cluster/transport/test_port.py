@@ -118,7 +118,7 @@ async def silent(kind: module.Kind) -> object:
 
 
 def late(asked: asyncio.Event, go: asyncio.Event) -> Callable[..., Awaitable[wire.Frames]]:
-    """Return a service that sets `asked`, and replies with what it gets once `go` is set."""
+    """Return a service that sets `asked`, and echoes its argument once `go` is set."""
 
     async def reply(link: str, *frames: np.ndarray) -> wire.Frames:
         asked.set()
