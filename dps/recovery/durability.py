@@ -1,9 +1,9 @@
 """Where a shard's state survives: the base classes of every kind of durability.
 
-A `Durability` is a frozen dataclass with the user's settings. It tells the rest of dps what its
-kind supports, and makes the objects that implement it: a `Persistence` beside each replica, which
-keeps the state, and a part in each worker and in the coordinator if they contribute to recoveries.
-Each kind is a module of this package.
+A `Durability` is a frozen dataclass with the user's settings. It states what its kind supports, and
+makes the objects that implement it: a `Persistence` beside each replica, which keeps the state, and
+a part in each worker and in the coordinator if they contribute to recoveries. Each kind is a module
+of this package.
 
 An update is *applied* in a server's memory, *committed* when it is as durable as the kind promises,
 and *acked* when its worker is told. A store *keeps* a state; a checkpoint is *saved*.

@@ -60,7 +60,7 @@ class PartialCheckpoint(Durability):
     Parameters
     ----------
     every
-        The number of updates after which as many bytes have been written as the shard has.
+        The number of updates after which the bytes written equal the shard's size.
     share
         The fraction of the shard's bytes that a checkpoint holds. One is written every
         `every * share` updates, and no more acked updates than that are ever at risk of being lost

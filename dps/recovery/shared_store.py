@@ -246,7 +246,7 @@ class Mailboxes:
         return sum(op.nbytes for mail in self._mail.values() for _, op in mail)
 
     def clear_all(self) -> None:
-        """Forget all mail, but not the epoch up to which each mailbox is closed.
+        """Delete all gradients, but not the epoch up to which each mailbox is closed.
 
         So a client with an old table cannot leave gradients that no server would take.
         """

@@ -69,7 +69,7 @@ def check_threads(
     threads = sum(node.threads for node in nodes)
     holders = {"this parameter server": list(own)}
     if not client.asynchronous and hasattr(client, "processing"):
-        running = client.processing()  # of all nodes: naming one that is gone would be an error
+        running = client.processing()  # of all nodes: an error if one of those named has ended
         keys = (str(key) for node in nodes for key in running.get(node.address, ()))
         for key in sorted(key for key in keys if key.startswith(_WORKER_KEY)):
             _, worker, number, name, _ = key.split("-")

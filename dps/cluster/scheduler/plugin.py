@@ -93,7 +93,7 @@ class CoordinatorPlugin(SchedulerPlugin):
         self._coordinator.tasks.start(self._coordinator.lose(worker, "scheduler"))
 
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
-        """Close the group if its driver is gone without having closed it."""
+        """Close the group if its driver has ended without closing it."""
         if client == self._driver:
             self._coordinator.tasks.start(self._end())
 

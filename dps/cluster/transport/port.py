@@ -333,7 +333,7 @@ class Port:
                 self._place = _Impassable(f"no shared memory in this process: {error}", True)
                 _log.warning("%s", self._place)
         if isinstance(self._place, _Impassable):
-            raise self._place.with_traceback(None)  # else it would grow with each raise
+            raise self._place.with_traceback(None)  # it would grow with each raise
         return self._place
 
 

@@ -132,7 +132,7 @@ class Client:
         await self._to_all(shards, lambda shard: self._shard_clients[shard].push(op, False))
 
     async def _present(self) -> UpdateId:
-        """Enter again, in turn, if the worker has been evicted; return its present name."""
+        """Enter again if the worker has been evicted; return its present name."""
         if self._given_up or self._evicted:
             await self._enter()
         return self._reader

@@ -248,7 +248,7 @@ class Coordinator:
         self.failovers.lost(view.shard, info.node, by)
 
     def holds_only_copy(self, host: Endpoint) -> bool:
-        """Whether to wait for a host: only it has some state or mail, or can be a store."""
+        """Whether to wait for a host: only it has some state or gradients, or can be a store."""
         if host in self.keepers:
             roles = ("store",) if host in self.stores else STORE_ROLES
             able = [h for h, info in self.rebalancer.usable.items() if info.role in roles]
@@ -257,7 +257,7 @@ class Coordinator:
         return any(controller.is_last_copy(host) for controller in self.controllers)
 
     def _is_kept_without(self, host: Endpoint) -> bool:
-        """Whether other reachable hosts have every state, and all mail, that a host has."""
+        """Whether other reachable hosts have every state and buffered gradient of a host."""
         heard_after = self.members.leases.is_heard_after
 
         def heard(others: Iterable[Endpoint]) -> list[Endpoint]:

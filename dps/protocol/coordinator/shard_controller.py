@@ -259,7 +259,7 @@ class ShardController:
             if served:
                 self._serve(msg.View(view.shard, view.epoch, (host,), serving=True))
                 if self.begun:
-                    # A failed attempt may have applied unacked mail to the state that is restored.
+                    # A failed attempt may have applied unacked gradients to the restored state.
                     certain = not (self._was_tried and self._group.recovery.uses_mailbox)
                     self._coordinator.failovers.restored(self.view, brought, certain=certain)
                 self._note_stored(keepers)

@@ -277,7 +277,7 @@ class Replica:
     async def extend(self, m: msg.Extend) -> None:
         """Make a newcomer the successor.
 
-        It gets the committed state while pushes go on, and then the later operations, while the
+        It gets the committed state while pushes continue, and then the later operations, while the
         lock holds pushes back.
         """
         self.must_be_in(m.epoch)
