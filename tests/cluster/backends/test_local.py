@@ -94,7 +94,7 @@ def test_no_process_is_taken_for_a_node_that_has_ended_and_had_its_number() -> N
             assert cluster.gone("server-0", 0.0)
             assert not cluster.running("server-0", 0.0)
             for ask in (cluster.kill, cluster.pause):
-                with pytest.raises(ProcessLookupError, match="server-0 is gone"):
+                with pytest.raises(ProcessLookupError, match="of server-0 has ended already"):
                     ask("server-0")
             assert other.poll() is None
             assert state_of(other.pid) == "running"
