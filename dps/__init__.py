@@ -2,132 +2,49 @@
 
 What is imported here, `dps.events`, `dps.faults`, `dps.testing`, `dps.torch` and `dps.tree` are the
 public interface. Update rules, filters and strategies among them can be chosen in experiments and
-stored beside checkpoints. Names that need Dask or torch are imported on first use.
+stored beside checkpoints. Names are imported on first use, because numpy and Dask take long.
 """
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from dps.cluster.names import NodeSpec as NodeSpec
-from dps.core.arguments import explained as _explained
-from dps.core.consistency import ASP as ASP
-from dps.core.consistency import BSP as BSP
-from dps.core.consistency import SSP as SSP
-from dps.core.consistency import Consistency as Consistency
-from dps.core.filters.filter import KKT as KKT
-from dps.core.filters.filter import Filter as Filter
-from dps.core.filters.filter import Lossless as Lossless
-from dps.core.filters.filter import Quantise as Quantise
-from dps.core.filters.filter import RandomSkip as RandomSkip
-from dps.core.filters.filter import Selection as Selection
-from dps.core.filters.filter import Sending as Sending
-from dps.core.filters.filter import SignificantlyModified as SignificantlyModified
-from dps.core.filters.filter import TopK as TopK
-from dps.core.functions import Changed as Changed
-from dps.core.functions import Part as Part
-from dps.core.placement import ConsistentHash as ConsistentHash
-from dps.core.replay import Continue as Continue
-from dps.core.replay import Replay as Replay
-from dps.core.replay import Wait as Wait
-from dps.core.rules.proximal import FTRL as FTRL
-from dps.core.rules.proximal import L1 as L1
-from dps.core.rules.proximal import L2 as L2
-from dps.core.rules.proximal import DelayedProximal as DelayedProximal
-from dps.core.rules.proximal import ElasticNet as ElasticNet
-from dps.core.rules.proximal import GroupL1 as GroupL1
-from dps.core.rules.proximal import Penalty as Penalty
-from dps.core.rules.proximal import Proximal as Proximal
-from dps.core.rules.rule import SGD as SGD
-from dps.core.rules.rule import AdaGrad as AdaGrad
-from dps.core.rules.rule import Adam as Adam
-from dps.core.rules.rule import AdamW as AdamW
-from dps.core.rules.rule import Momentum as Momentum
-from dps.core.rules.rule import UpdateRule as UpdateRule
-from dps.core.rules.wrappers import Clipped as Clipped
-from dps.core.rules.wrappers import Constant as Constant
-from dps.core.rules.wrappers import Cosine as Cosine
-from dps.core.rules.wrappers import DelayCompensated as DelayCompensated
-from dps.core.rules.wrappers import Frozen as Frozen
-from dps.core.rules.wrappers import PerArray as PerArray
-from dps.core.rules.wrappers import Schedule as Schedule
-from dps.core.rules.wrappers import Scheduled as Scheduled
-from dps.core.rules.wrappers import StalenessAware as StalenessAware
-from dps.core.rules.wrappers import StepDecay as StepDecay
-from dps.core.rules.wrappers import WarmUp as WarmUp
-from dps.core.rules.wrappers import WeightDecay as WeightDecay
-from dps.core.tables.table import Given as Given
-from dps.core.tables.table import Normal as Normal
-from dps.core.tables.table import SparseSpec as SparseSpec
-from dps.core.tables.table import Uniform as Uniform
-from dps.core.tables.table import Zeros as Zeros
-from dps.errors import ConfigurationError as ConfigurationError
-from dps.errors import CopiesMissingWarning as CopiesMissingWarning
-from dps.errors import DpsError as DpsError
-from dps.errors import LastStateNotSavedWarning as LastStateNotSavedWarning
-from dps.errors import ResultLost as ResultLost
-from dps.errors import TrainingStopped as TrainingStopped
-from dps.errors import UpdatesDropped as UpdatesDropped
-from dps.errors import UpdatesDroppedWarning as UpdatesDroppedWarning
-from dps.errors import UpdatesLost as UpdatesLost
-from dps.errors import UpdatesLostWarning as UpdatesLostWarning
-from dps.events import Failover as Failover
-from dps.protocol.messages import Loss as Loss
-from dps.protocol.timings import Timings as Timings
-from dps.protocol.wire import message as message
-from dps.recovery.chain import Chain as Chain
-from dps.recovery.checkpoint import Checkpoint as Checkpoint
-from dps.recovery.durability import Durability as Durability
-from dps.recovery.durability import NoDurability as NoDurability
-from dps.recovery.layered import Layered as Layered
-from dps.recovery.model_files import Model as Model
-from dps.recovery.model_files import load as load
-from dps.recovery.partial import PartialCheckpoint as PartialCheckpoint
-from dps.recovery.shared_store import SharedStore as SharedStore
-from dps.recovery.strategy import Recovery as Recovery
-from dps.recovery.worker_cache import WorkerCache as WorkerCache
 
 if TYPE_CHECKING:
     from dps.cluster.backends.local import LocalCluster as LocalCluster
     from dps.cluster.driver.parameter_server import ParameterServer as ParameterServer
+    from dps.cluster.names import NodeSpec as NodeSpec
     from dps.cluster.node.pipeline import Pipeline as Pipeline
     from dps.cluster.node.worker import Worker as Worker
     from dps.cluster.supervision.session import Session as Session
     from dps.cluster.supervision.supervisor import supervise as supervise
+    from dps.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-# Never sent and never stored with checkpoints, so a user's class may have one of these names.
-_LOCAL = (Changed, Given, NodeSpec, Part, Sending, Timings)
-_LAZY = {  # their modules import Dask
+_LAZY = {  # all others are in dps.public
     "LocalCluster": "dps.cluster.backends.local",
+    "NodeSpec": "dps.cluster.names",
     "ParameterServer": "dps.cluster.driver.parameter_server",
     "Pipeline": "dps.cluster.node.pipeline",
     "Session": "dps.cluster.supervision.session",
     "Worker": "dps.cluster.node.worker",
     "supervise": "dps.cluster.supervision.supervisor",
 }
-_HELPERS = {"Any", "ModuleType", "TYPE_CHECKING", "annotations", "import_module", "is_dataclass"}
-_OWN = {
-    name: value
-    for name, value in vars().items()
-    if not (name.startswith("_") or name in _HELPERS or isinstance(value, ModuleType))
-}
-__all__ = sorted([*_OWN, *_LAZY], key=lambda name: (not name.isupper(), name))
-
-for _class in _OWN.values():
-    if isinstance(_class, type) and is_dataclass(_class):
-        _explained(_class)
-        if _class not in _LOCAL:
-            message(_class)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    if name in ("torch", "tree"):
+    if name == "__all__":
+        public = [name for name in vars(import_module("dps.public")) if not name.startswith("_")]
+        return sorted([*public, *_LAZY], key=lambda name: (not name.isupper(), name))
+    if name in ("errors", "events", "faults", "testing", "torch", "tree"):
         return import_module(f"dps.{name}")
+    if not name.startswith("_"):
+        module = import_module(_LAZY.get(name, "dps.public"))
+        if hasattr(module, name):
+            return getattr(module, name)
     raise AttributeError(f"module 'dps' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})

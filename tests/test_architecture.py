@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # A group has a recovery, which needs the messages and the interfaces of the protocol.
 BASE = (
     "dps.errors dps.core dps.events dps.protocol dps.protocol.messages dps.recovery "
-    "dps.protocol.group"
+    "dps.public dps.protocol.group"
 )
 PROTOCOL = f"{BASE} dps.protocol.server dps.protocol.client"
 CLUSTER = (
@@ -39,7 +39,7 @@ ORDER = [
     f"{CLUSTER} dps.torch dps.tree dps dps.faults dps.virtual flows flows.readers "
     "flows.workloads flows.records.events flows.records.record flows.metrics flows.config "
     "flows.records flows.statistics flows.monitor flows.report flows.tracking flows.execution "
-    "flows.advice flows.cli",
+    "flows.advice flows.cli flows.__main__",
 ]
 
 # What of others may be imported, besides the standard library; flows may import anything.
@@ -48,6 +48,7 @@ LIBRARIES = {
     "dps.errors": set[str](),
     "dps.events": set[str](),
     "dps.core": {"numpy"},
+    "dps.public": set[str](),
     "dps.protocol": {"numpy", "lz4"},
     "dps.recovery": {"numpy", "fsspec", "safetensors"},
     "dps.cluster": {

@@ -245,15 +245,9 @@ def main(name: str) -> None:
 
 
 def command() -> list[str]:
-    """Return the command that starts the monitor.
-
-    It registers an empty `dps` package with the right path, because importing the real one would
-    import numpy.
-    """
-    package = str(Path(__file__).parents[1])
+    """Return the command that starts the monitor."""
     start = (
-        "import sys, types; dps = types.ModuleType('dps'); dps.__path__ = [sys.argv[1]]; "
-        "sys.modules['dps'] = dps; from dps.cluster.monitor import main, socket_name; "
-        "main(socket_name())"
+        "import sys; sys.path.append(sys.argv[1]); "
+        "from dps.cluster.monitor import main, socket_name; main(socket_name())"
     )
-    return [sys.executable, "-I", "-S", "-c", start, package]
+    return [sys.executable, "-I", "-S", "-c", start, str(Path(__file__).parents[2])]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dps.core.arguments import explained
 from dps.core.names import role_of
 
 KEY_PREFIX = "dps-"  # of the key of every Dask task and actor that may run for long
@@ -37,6 +38,7 @@ class Node:
     machine: str  # nodes of one machine fail together
 
 
+@explained
 @dataclass(frozen=True, slots=True)
 class NodeSpec:
     """A node to be started.

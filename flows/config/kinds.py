@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args, get_type_hints
 
 from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 
-import dps
+import dps.public
 from dps.core.placement import Balanced
 from dps.core.replay import Outage
 from flows.config.errors import refusing
@@ -20,7 +20,7 @@ from flows.config.sections import Derived, Group, Section, section_of
 
 def _exported(has: str, lacks: str) -> tuple[type, ...]:
     """Return the exported dataclasses of dps that have one attribute and lack another."""
-    exported = (vars(dps).get(name) for name in dps.__all__)
+    exported = (vars(dps.public).get(name) for name in dps.__all__)
     classes = [cls for cls in exported if isinstance(cls, type) and is_dataclass(cls)]
     return tuple(cls for cls in classes if hasattr(cls, has) and not hasattr(cls, lacks))
 
