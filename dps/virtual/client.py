@@ -61,7 +61,7 @@ class TaskFuture(VirtualFuture[T]):
         super().__init__(client.loop.asyncio_loop)
         self.key = key
         self.work = work
-        self.addresses = addresses
+        self.addresses = frozenset(addresses)
         self.threads = 0
         self.worker: VirtualWorker | None = None  # None: it waits for one
         self._client = client
