@@ -6,6 +6,7 @@ docs/json.md names the keys.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pwd
@@ -23,13 +24,19 @@ if TYPE_CHECKING:
     from flows.report.study import Study
 
 WIDTH_OFF_TERMINAL = 120
+# Allocated objects until a garbage collection: Python's 700 cost a sixth of the time of imports.
+GARBAGE = 50_000
 AsJson = Annotated[
     bool, typer.Option("--json", help="Write one JSON document to stdout, and all else to stderr.")
 ]
 
 
 def prepare_process() -> None:
-    """Let every text be printed, and let a user be nameless, before libraries ask for either."""
+    """Let every text be printed, and let a user be nameless, before libraries ask for either.
+
+    Garbage is collected less often, which speeds up imports.
+    """
+    gc.set_threshold(GARBAGE, *gc.get_threshold()[1:])
     nowhere = None if sys.stdout and sys.stderr else open(os.devnull, "w")  # noqa: SIM115
     sys.stdout, sys.stderr = sys.stdout or nowhere, sys.stderr or nowhere  # of `>&-` there is none
     for stream in (sys.stdout, sys.stderr):
