@@ -21,6 +21,7 @@ from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
+from dps.core.credentials import holds_secret, masked
 from dps.errors import ConfigurationError
 
 
@@ -91,6 +92,26 @@ def absolute(path: str) -> str:
 def in_memory(path: str) -> bool:
     """Whether only the process that writes files there can read them."""
     return any(issubclass(kind, MemoryFileSystem) for kind in _kinds(path))
+
+
+def shared_path(path: str | None) -> str:
+    """Return an absolute checkpoint path; refuse one that nodes cannot share or with a secret."""
+    if path is None:
+        raise ConfigurationError(
+            "checkpoints need a path that all server nodes can reach: give "
+            "recovery=Recovery(Checkpoint(path=...))"
+        )
+    if holds_secret(str(path)):
+        raise ConfigurationError(
+            f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
+            "stored with it: provide it by the environment, as fsspec's package documents"
+        )
+    if in_memory(path):
+        raise ConfigurationError(
+            f"checkpoints in {path!r} would be lost with the process that wrote them; give a path "
+            "that all server nodes can reach"
+        )
+    return absolute(path)
 
 
 def _kinds(path: str) -> list[Any]:

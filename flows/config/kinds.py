@@ -14,6 +14,7 @@ from pydantic import NonNegativeFloat, PositiveFloat, model_validator
 import dps.public
 from dps.core.placement import Balanced
 from dps.core.replay import Outage
+from dps.recovery.files import shared_path
 from flows.config.errors import refusing
 from flows.config.sections import Derived, Group, Section, section_of
 
@@ -124,8 +125,6 @@ class DurabilitySection(Derived):
 
     @model_validator(mode="after")
     def _all_nodes_see_its_path(self) -> Self:
-        from dps.cluster.driver.setup import shared_path
-
         path = getattr(self, "path", None)
         with refusing("path"):
             if path is not None:

@@ -17,7 +17,6 @@ from dps.cluster.transport.calls import COORDINATOR_PREFIX
 from dps.core.arguments import as_path, check_function, explained, is_name, plain
 from dps.core.blocks import Layout
 from dps.core.consistency import ASP, BSP, SSP, Consistency
-from dps.core.credentials import holds_secret, masked
 from dps.core.filters import chain
 from dps.core.filters.filter import Filter
 from dps.core.functions import Function
@@ -32,7 +31,7 @@ from dps.events import Sink
 from dps.protocol.group import Group
 from dps.protocol.timings import Timings
 from dps.protocol.transport import TRANSPORTS, Endpoint, TransportChoice
-from dps.recovery.files import absolute, in_memory
+from dps.recovery.files import shared_path
 from dps.recovery.manifest import Run, Saved, find_saved, must_be_known, resharded
 from dps.recovery.strategy import Recovery, as_servers, preset
 
@@ -233,23 +232,3 @@ def checked_recovery(recovery: object, platform: Platform = SYSTEM) -> Recovery:
     if not chosen.durability.writes_checkpoints:
         return chosen
     return chosen.at(shared_path(platform.place(chosen.path)))
-
-
-def shared_path(path: str | None) -> str:
-    """Return an absolute checkpoint path; refuse one that nodes cannot share or with a secret."""
-    if path is None:
-        raise ConfigurationError(
-            "checkpoints need a path that all server nodes can reach: give "
-            "recovery=Recovery(Checkpoint(path=...))"
-        )
-    if holds_secret(str(path)):
-        raise ConfigurationError(
-            f"the path of checkpoints {masked(str(path))!r} holds a password, which would be "
-            "stored with it: provide it by the environment, as fsspec's package documents"
-        )
-    if in_memory(path):
-        raise ConfigurationError(
-            f"checkpoints in {path!r} would be lost with the process that wrote them; give a path "
-            "that all server nodes can reach"
-        )
-    return absolute(path)
