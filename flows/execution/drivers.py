@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -32,13 +32,14 @@ from dps.cluster.backends.processes import (
     ENVIRONMENT,
     end_with_parent,
     environment,
+    fork_context,
     is_gone,
     scratch_prefix,
     without_interrupts,
 )
-from dps.errors import StoreUnavailable
+from dps.errors import ConfigurationError, StoreUnavailable
 from flows.config.trials import Trial
-from flows.execution.attempt import Again, Attempt, end_unfinished, recorded
+from flows.execution.attempt import Again, Attempt, end_unfinished, preload_of, recorded
 from flows.monitor.course import Follower
 from flows.monitor.progress import PlainView
 
@@ -101,6 +102,11 @@ class Drivers:
         for driver in self._drivers:
             driver.end()
 
+    def start(self, trials: Sequence[Trial]) -> None:
+        """Start the processes for trials that are about to run, without waiting for them."""
+        for driver, trial in zip(self._drivers, trials, strict=False):
+            driver.start(trial)
+
     def run(
         self, attempts: Iterator[Attempt], view: PlainView, again: Again = end_unfinished
     ) -> Iterator[Attempt]:
@@ -159,7 +165,8 @@ class _Driver:
         context = multiprocessing.get_context("spawn")
         get_temp_dir()  # the driver uses it too then, and whatever becomes of it, it is removed
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=drive, args=(theirs,), name="dps-driver")
+        preload = preload_of(trial.config) if trial.config.cluster.kind == "local" else ()
+        self._process = context.Process(target=drive, args=(theirs, preload), name="dps-driver")
         # A trial that does not share the cores computes in its driver, on one of them.
         limits = {} if trial.config.cluster.shares_cores else ENVIRONMENT
         self._mark = uuid.uuid4().hex
@@ -291,11 +298,17 @@ def _started_with(variable: str, value: str) -> Iterator[psutil.Process]:
 # -- in the driver -------------------------------------------------------------------------------
 
 
-def drive(connection: Connection) -> None:
-    """Run incoming attempts until the other end closes the connection or asks to stop."""
+def drive(connection: Connection, preload: Sequence[str] = ()) -> None:
+    """Run incoming attempts until the other end closes the connection or asks to stop.
+
+    `preload` are the modules that nodes of the first attempt need, if they run on this machine.
+    """
     with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, _interrupt)
         end_with_parent(_end_as_orphan)
+        if preload:
+            with suppress(ConfigurationError):  # the cluster reports it
+                fork_context(preload)  # its imports run beside those of this process
         with suppress(EOFError, ConnectionError):
             _run_attempts(connection)
         signal.pause()  # the main process is ending; when it has, a signal says so

@@ -138,6 +138,8 @@ def run_experiment(
             recorded = [trial for trial in trials if trial.name in known]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             check_datasets(trials)
+            # Beside MLflow, which takes seconds to import and to open.
+            runner.start([trial for trial in in_order if trial.name not in known])
             books = _Books(folder, here, store, view.say)
             # What belongs to the experiment is noted when nothing can refuse it any more. Records
             # of other configurations go first: nobody must find them among the new ones, on the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from rich.console import Console
 from dps.errors import ConfigurationError
 from dps.events import Event
 from flows.config.experiment import ExperimentConfig
-from flows.config.trials import expand
+from flows.config.trials import Trial, expand
 from flows.execution.attempt import Again, Attempt
 from flows.execution.experiment import Ran, _attempts, run_experiment
 from flows.monitor.progress import PlainView
@@ -39,6 +39,9 @@ class ToyRunner:
         self.ran: list[str] = []
         self.edit = edit or {}
         self.interrupt = interrupt
+
+    def start(self, trials: Sequence[Trial]) -> None:
+        pass
 
     def run(self, attempts: Iterator[Attempt], view: PlainView, again: Again) -> Iterator[Attempt]:
         for attempt in attempts:
