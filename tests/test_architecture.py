@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # A group has a recovery, which needs the messages and the interfaces of the protocol.
 BASE = (
     "dps.errors dps.core dps.events dps.protocol dps.protocol.messages dps.recovery "
-    "dps.public dps.protocol.group"
+    "dps.protocol.group dps.public"
 )
 PROTOCOL = f"{BASE} dps.protocol.server dps.protocol.client"
 CLUSTER = (

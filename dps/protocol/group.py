@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import dps.public  # noqa: F401 (registers what a group consists of)
 from dps.core.blocks import Layout
 from dps.core.consistency import Consistency
 from dps.core.filters.chain import FilterChain

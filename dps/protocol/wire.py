@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from importlib.metadata import entry_points
 from operator import attrgetter
 from typing import Any
@@ -120,7 +121,7 @@ def _plain(value: Any, arrays: Frames) -> Any:
     if isinstance(value, DpsError):
         known = next(c for c in kind.__mro__ if getattr(errors, c.__name__, None) is c)
         return {"!": known.__name__, "v": str(value)}
-    if kind in _by_entry_points(kind.__name__):
+    if kind in _registered(kind.__name__):
         message(kind)
         return _plain(value, arrays)
     raise TypeError(
@@ -150,7 +151,7 @@ def _rebuilt(value: Any, frames: Frames) -> Any:
 
 def _type(name: str) -> type:
     if name not in _TYPES:
-        for cls in _by_entry_points(name):
+        for cls in _registered(name):
             message(cls)
     if name not in _TYPES:
         raise ConfigurationError(
@@ -159,8 +160,11 @@ def _type(name: str) -> type:
     return _TYPES[name]
 
 
-def _by_entry_points(name: str) -> Iterator[type]:
-    """Yield the classes of this name that installed packages register."""
+def _registered(name: str) -> Iterator[type]:
+    """Yield the classes of this name that dps or other installed packages register."""
+    import_module("dps.public")
+    if name in _TYPES:
+        yield _TYPES[name]
     for point in (point for group in GROUPS for point in entry_points(group=group)):
         if point.attr == name:
             try:
