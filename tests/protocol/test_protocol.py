@@ -10,8 +10,9 @@ import asyncio
 import numpy as np
 import pytest
 
+from dps.core.consistency import BSP
 from dps.core.replay import Continue
-from dps.errors import ShardUnavailable
+from dps.errors import DpsError, ShardUnavailable
 from dps.events import Replayed, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
 from dps.recovery.chain import Chain
@@ -187,3 +188,19 @@ def test_a_worker_that_cannot_empty_its_buffer_leaves_all_the_same() -> None:
         assert any(isinstance(event, WorkerLeft) for _, event in s.world.events)
 
     in_world(scenario, recovery=Recovery(outage=Continue(buffer="worker")))
+
+
+def test_a_worker_that_fails_leaves_when_none_of_its_requests_is_pending() -> None:
+    """An ack that comes after its statement would be missing in the count of a loss."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await s.enter("worker-1")
+        push = process.run(client.push(ONES))  # BSP waits for the other worker
+        await asyncio.sleep(0.1)
+        assert not push.done()
+        await s.all_of(process.run(client.leave("failed")), within=10.0)
+        assert push.done()
+        assert isinstance(push.exception(), DpsError)
+
+    in_world(scenario, consistency=BSP())

@@ -173,6 +173,8 @@ class Client:
             raise
         finally:
             try:
+                if reason == "failed":  # acks of requests that it does not wait for count, too
+                    self._end(DpsError(f"the training function of {self.worker} has failed"))
                 if self._ending is not None:
                     reason = self._end_reason
                     await self._ending
