@@ -173,11 +173,12 @@ class Client:
             raise
         finally:
             try:
-                if reason == "failed":  # acks of requests that it does not wait for count, too
-                    self._end(DpsError(f"the training function of {self.worker} has failed"))
                 if self._ending is not None:
                     reason = self._end_reason
                     await self._ending
+                elif reason == "failed":  # acks of requests that it does not wait for count, too
+                    self._ended = DpsError(f"the training function of {self.worker} has failed")
+                    await self._at_rest()
             finally:
                 await self._exit(reason, returned)
 
@@ -490,9 +491,12 @@ class Client:
                 self._ending = self.tasks.start(self._end_in_order())
 
     async def _end_in_order(self) -> None:
-        await self._at_once([shard_client.at_rest() for shard_client in self._shard_clients])
+        await self._at_rest()
         if self.incarnation:
             await self._exit(self._end_reason)
+
+    async def _at_rest(self) -> None:
+        await self._at_once([shard_client.at_rest() for shard_client in self._shard_clients])
 
     @property
     def _end_reason(self) -> str:
