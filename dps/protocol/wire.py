@@ -162,7 +162,7 @@ def _type(name: str) -> type:
 
 def _registered(name: str) -> Iterator[type]:
     """Yield the classes of this name that dps or other installed packages register."""
-    import_module("dps.public")
+    import_module("dps.public")  # by its name, because it imports this module
     if name in _TYPES:
         yield _TYPES[name]
     for point in (point for group in GROUPS for point in entry_points(group=group)):

@@ -18,7 +18,7 @@ from dps.protocol.client.shard_client import Outcome
 from dps.recovery.chain import Chain
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
-from tests.support.worlds import Setting, in_world
+from tests.support.worlds import Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
 
@@ -196,8 +196,9 @@ def test_a_worker_that_fails_leaves_when_none_of_its_requests_is_pending() -> No
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("worker-0")
         await s.enter("worker-1")
+        before = len(s.network.trace)
         push = process.run(client.push(ONES))  # BSP waits for the other worker
-        await asyncio.sleep(0.1)
+        await until(lambda: any(line[4] == "Push" for line in s.network.trace[before:]), 5.0)
         assert not push.done()
         await s.all_of(process.run(client.leave("failed")), within=10.0)
         assert push.done()

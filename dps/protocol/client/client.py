@@ -176,8 +176,8 @@ class Client:
                 if self._ending is not None:
                     reason = self._end_reason
                     await self._ending
-                elif reason == "failed":  # acks of requests that it does not wait for count, too
-                    self._ended = DpsError(f"the training function of {self.worker} has failed")
+                else:  # a pending request may yet be acked, and the statement must have that ack
+                    self._ended = DpsError(f"{self.worker} has left the training")
                     await self._at_rest()
             finally:
                 await self._exit(reason, returned)
