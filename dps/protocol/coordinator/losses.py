@@ -321,5 +321,6 @@ class Failovers:
             return f"all {group.replicas} copies were gone"
         if source != "initial":
             return "its server was lost"
-        other = "the state store too" if group.recovery.stores else "nothing kept its state"
+        kept = group.recovery.durability.above.stores  # without those for mail alone
+        other = "the state store too" if kept else "nothing kept its state"
         return f"its server was lost and {other}"
