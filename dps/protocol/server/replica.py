@@ -185,7 +185,7 @@ class Replica:
         while True:
             try:
                 if not await self.until(lambda: self._has_room(op), until, self._waiting_for_room):
-                    return msg.Waiting()
+                    return msg.Waiting(self._commits.failure)
                 async with self.lock:
                     self.must_be_head(epoch)
                     if op.kind in ("gradient", "tick"):
