@@ -23,6 +23,7 @@ from dps.core.rules.rule import UpdateRule
 from dps.core.shard import ShardState
 from dps.errors import ConfigurationError, StoreUnavailable
 from dps.events import Sink
+from dps.protocol.messages import Keepers
 from dps.protocol.tasks import Tasks
 from dps.protocol.timings import Timings
 from dps.protocol.transport import Clock, Endpoint, Transport
@@ -105,10 +106,8 @@ class ServerContext:
         The group's name for users, which on virtual time is the same in every run.
     tasks
         The server's background tasks; after an unhandled exception it starts over, empty.
-    stores
-        Returns the nodes that keep states; raises `NotServing` if there is none.
-    whole_stores
-        Returns the stores that have every update acked in earlier epochs.
+    keepers
+        Returns the nodes that keep states in an epoch; raises `StaleEpoch` in another one.
     ask_store
         Sends a request to a store, with a deadline in seconds, and reports to the coordinator if
         the store is unreachable.
@@ -131,8 +130,7 @@ class ServerContext:
     tasks: Tasks
     layout: ShardLayout
     history: Callable[[], FailureHistory]
-    stores: Callable[[], tuple[Endpoint, ...]]
-    whole_stores: Callable[[], tuple[Endpoint, ...]]
+    keepers: Callable[[int], Keepers]
     ask_store: Callable[[Endpoint, Any, float], Awaitable[Any]]
     from_below: bool = False
 

@@ -21,7 +21,13 @@ from dps.core.ranges import whole_from
 from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
 from dps.core.updates import Operation
-from dps.errors import MailboxClosed, StaleEpoch, StoreUnavailable, TransportError
+from dps.errors import (
+    MailboxClosed,
+    NotServing,
+    StaleEpoch,
+    StoreUnavailable,
+    TransportError,
+)
 from dps.protocol.messages import ClearMail, Deposit, GetState, LookUp, PutSince, PutState, TakeMail
 from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message
@@ -85,8 +91,7 @@ class StorePersistence(Persistence):
         self._shard = context.shard
         self._timings = context.timings
         self._ask = context.ask_store
-        self._stores = context.stores
-        self._whole_stores = context.whole_stores
+        self._keepers = context.keepers
         # What is known to be in each store, and in which epoch it was put there.
         self._there: dict[Endpoint, tuple[ShardState, int]] = {}
 
@@ -96,7 +101,9 @@ class StorePersistence(Persistence):
 
     async def commit(self, epoch: int, state: ShardState) -> None:
         """Return when every store has the state."""
-        stores = self._stores()
+        stores = self._keepers(epoch).stores
+        if not stores:
+            raise NotServing("the group has no node for the state store")
         self._there = {store: self._there[store] for store in stores if store in self._there}
         puts = (self._keep(store, epoch, state) for store in stores)
         for failed in await asyncio.gather(*puts, return_exceptions=True):
@@ -109,7 +116,8 @@ class StorePersistence(Persistence):
         A replaced server may still put states of its epoch to stores that are not asked here. It
         can ack no update: an ack needs all stores, and those that are asked refuse its epoch.
         """
-        calls = [self._index(store, epoch) for store in self._whole_stores()]
+        keepers = self._keepers(epoch)
+        calls = [self._index(store, epoch) for store in keepers.stores[: keepers.whole]]
         indices = await answers_of(calls, self._timings.lease)
         for _, store in sorted(indices, key=lambda each: each[0], reverse=True):
             with suppress(TransportError):

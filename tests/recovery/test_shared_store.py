@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
 from dps.core.replay import Continue
-from dps.events import LossReported, Restored
+from dps.errors import ShardUnavailable
+from dps.events import Failover, LossReported, Restored
 from dps.protocol.client.client import Client
 from dps.protocol.messages import Drain
+from dps.recovery.durability import NoDurability
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
 from tests.simulator.network import Process
@@ -163,3 +166,49 @@ def test_mail_stays_where_it_is_until_every_shard_is_served() -> None:
         await assert_versions(s, 2)
 
     in_world(scenario, recovery=Recovery(ONE.durability, Continue()))
+
+
+def test_no_store_of_the_next_epoch_acks_updates_of_this_one() -> None:
+    """The coordinator does not know yet that they could be restored from it."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await with_another(s)
+        await client.push(ONES)
+        view, lost = s.world.view(0), s.world.table.stores[0]
+        server = s.world.hosts[view.chain[0].address]
+        replica = server.replica(0)
+        s.world.crash(s.world.name_of(lost))
+        pushing = asyncio.ensure_future(process.run(client.push(ONES)))
+        await until(lambda: replica.uncommitted == 1, TIMINGS.call)
+        async with replica.lock:  # as while a large operation is applied
+            await until(lambda: server._keepers[0][0] > replica.epoch, 4 * LEASE)
+            await asyncio.sleep(8 * TIMINGS.retry)
+            assert replica.uncommitted == 1
+            assert kept(s) == {"store-1": -1}
+        await s.all_of(pushing, within=4 * LEASE)
+        assert set(kept(s).values()) == {2}
+
+    in_world(scenario, shards=1, recovery=ONE)
+
+
+def test_who_waits_for_a_store_in_vain_learns_it() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("a")
+        await client.push(ONES)
+        s.world.crash("store-0")
+        with pytest.raises(ShardUnavailable, match="the connection to store-0 was refused or lost"):
+            await process.run(client.push(ONES))  # it is applied, and leaves no room
+
+    in_world(scenario, shards=1, recovery=Recovery(SharedStore(1)))
+
+
+def test_a_store_of_gradients_alone_is_not_said_to_have_kept_states() -> None:
+    async def scenario(s: Setting) -> None:
+        _, client = await s.enter("a")
+        await client.push(ONES)
+        await s.lose()
+        await until(lambda: happened(s, Failover), 8 * LEASE)
+        (failover,) = happened(s, Failover)
+        assert failover.cause == "its server was lost and nothing kept its state"
+
+    in_world(scenario, shards=1, recovery=Recovery(NoDurability(), Continue()))

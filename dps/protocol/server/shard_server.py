@@ -25,7 +25,7 @@ from dps.protocol.server.node import ServerNode
 from dps.protocol.server.replica import Replica
 from dps.protocol.server.snapshot_barrier import SnapshotBarrier
 from dps.protocol.tasks import Tasks, task_failed
-from dps.protocol.transport import Endpoint, answers_of
+from dps.protocol.transport import answers_of
 from dps.recovery.durability import Persistence, ServerContext
 from dps.recovery.shared_store import Mailboxes, StateStore
 
@@ -298,7 +298,7 @@ class ShardServer:
         """
         if not self._group.recovery.uses_mailbox:
             return
-        mailboxes = self._keepers_of(replica.shard).mailboxes
+        mailboxes = self._keepers_in(replica.shard, epoch).mailboxes
         take, timings = msg.TakeMail(replica.shard, epoch), self._group.timings
         calls = [self.node.transport.call(box, take, timings.copy, "store") for box in mailboxes]
         # Acked mail is in all of them, and nothing is added as soon as one is closed. Mail that is
@@ -322,8 +322,7 @@ class ShardServer:
             tasks=self._tasks,
             layout=group.layout.shards[shard],
             history=lambda: self._history,
-            stores=lambda: self._stores_of(shard),
-            whole_stores=lambda: self._stores_of(shard)[: self._keepers_of(shard).whole],
+            keepers=partial(self._keepers_in, shard),
             ask_store=node.ask_store,
             from_below=from_below,
         )
@@ -336,14 +335,11 @@ class ShardServer:
             raise StaleEpoch(f"shard {m.shard} is in epoch {newest}, not {m.epoch}")
         self._keepers[m.shard] = m.epoch, m.keepers
 
-    def _keepers_of(self, shard: int) -> msg.Keepers:
-        return self._keepers[shard][1]
-
-    def _stores_of(self, shard: int) -> tuple[Endpoint, ...]:
-        stores = self._keepers_of(shard).stores
-        if not stores:
-            raise NotServing("the group has no node for the state store")
-        return stores
+    def _keepers_in(self, shard: int, epoch: int) -> msg.Keepers:
+        newest, keepers = self._keepers[shard]
+        if epoch != newest:  # the replica is about to enter the next one
+            raise StaleEpoch(f"shard {shard} is in epoch {newest}, not {epoch}")
+        return keepers
 
 
 def _described(message: Any) -> str:

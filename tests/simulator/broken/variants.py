@@ -714,7 +714,7 @@ def _(right, self, work, pause):
 
 @instead_of(StorePersistence, "commit", "ack after one of two stores", "two_stores")
 async def _(right, self, epoch, state):
-    puts = [asyncio.ensure_future(self._keep(s, epoch, state)) for s in self._stores()]
+    puts = [asyncio.ensure_future(self._keep(s, epoch, state)) for s in self._keepers(epoch).stores]
     for put in puts:
         put.add_done_callback(lambda put: put.cancelled() or put.exception())
     done, _ = await asyncio.wait(puts, return_when=asyncio.FIRST_COMPLETED)
