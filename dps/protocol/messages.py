@@ -49,7 +49,7 @@ class View(OfShard):
 
 
 class Keepers(Message):
-    """The nodes that keep the states and the buffered gradients of all shards in an epoch."""
+    """The nodes that keep the states and the buffered gradients of a shard in an epoch."""
 
     stores: tuple[Endpoint, ...] = ()
     mailboxes: tuple[Endpoint, ...] = ()

@@ -110,7 +110,7 @@ class ServerContext:
         Returns the nodes that keep states in an epoch; raises `StaleEpoch` in another one.
     ask_store
         Sends a request to a store, with a deadline in seconds, and reports to the coordinator if
-        the store is unreachable.
+        the store has been unreachable for longer than a lease.
     history
         Returns the history of the group's failures, as of this host's last lease renewal.
     layout

@@ -5,6 +5,18 @@
 - Restored: from the newest state of the stores.
 - Promised: no acked update is lost while the server lives, or a store that has its state.
 
+When a store is lost (`dps.protocol.coordinator`):
+
+1. Liveness gives its host up, as any other; `Coordinator.lose_host` then removes the store.
+2. `_appoint_keepers` names the stores from now on: those that are left, and free store nodes.
+3. Every shard enters an epoch with these stores (`ShardController._reconfigure`). Its server puts
+   its whole state to each of them before the shard is served again, so no acked update is lost.
+4. Without any store no epoch begins. Servers apply a few more updates, but ack none, and workers
+   wait. Steps 2 and 3 follow as soon as a store node joins.
+5. If the server is lost as well, another one restores the state from a store that has all that was
+   acked (`ShardController._bring_back`). If no store has, it takes the checkpoints below, or the
+   initial values; what is lost then is reported as after any other loss (`losses`).
+
 Store nodes also hold the `Mailboxes`, with any durability.
 """
 
@@ -44,17 +56,19 @@ class SharedStore(Durability):
 
     With two stores the loss of one costs nothing: each state is put to both, and acks wait for
     both. When one is lost, or a server has not reached it for a lease, acks wait only for the
-    other one until a second store has a copy again. Servers send that copy, so a shard that is
-    down gets none; its buffered gradients are then only in the remaining store.
+    other one while no further node can be a store; a new store gets a copy before the shard is
+    served again. Servers send that copy, so a shard that is down gets none; its buffered gradients
+    are then only in the remaining store.
 
-    If the only store is lost, nothing is lost while the server lives: it applies updates, but acks
-    them only when another node is the store. If the server is lost before that, the shard restarts
-    from its initial values.
+    If the only store is lost, nothing is lost while the server lives: it applies up to `every`
+    updates, and acks them when another node is the store. Workers wait for that, for up to
+    `Timings.unavailable` seconds. If the server is lost before that, the shard restarts from its
+    initial values.
 
     Parameters
     ----------
     every
-        The largest number of updates that share a write.
+        The largest number of updates that share a write; a BSP round and a replay are one write.
     stores
         How many stores, each on its own node, keep each state and each buffered gradient.
 

@@ -210,7 +210,11 @@ class Coordinator:
         await self.publish()
 
     async def lose_host(self, info: msg.HostInfo, by: str) -> None:
-        """Continue without a host, which no longer serves."""
+        """Continue without a host, which no longer serves.
+
+        Another host takes over its shards, and other stores and mailboxes are appointed if it was
+        one of them.
+        """
         was_keeper = info.host in self.keepers
         self.stores = tuple(store for store in self.stores if store != info.host)
         self.mailboxes = tuple(box for box in self.mailboxes if box != info.host)
@@ -288,7 +292,7 @@ class Coordinator:
         """Choose the stores and mailboxes; return whether they have changed, or one is empty again.
 
         If so, the shards enter a new epoch, in which their servers fill every store and close the
-        mailboxes. Without a store, the shards stay as they are until there is one.
+        mailboxes. Without a store, shards that are served stay served, and ack nothing.
         While a shard is down, no mailbox is added, as it would lack the gradients in the others,
         and none that is in use is dropped, as no server would read it again.
         """

@@ -14,8 +14,9 @@ unreachable     neither it nor its monitor answers          it is given up when 
 
 A host that holds anything is given up only when its end is proven or its lease is over, so it never
 serves beside its replacement (see `dps.protocol.lease` and `dps.protocol.monitor`). A host that
-holds the only copy of a state is never killed. The coordinator waits for it as long as its monitor
-sees its process, and for `Timings.last_copy` seconds if it is unreachable.
+holds the only copy of a state, or is the only node that can be a store, is never killed. The
+coordinator waits for it as long as its monitor sees its process, and for `Timings.last_copy`
+seconds if it is unreachable.
 
 A live host that was given up learns that when it renews its lease. Then it drops all that it held
 and starts over in a new *life*, as an empty host.

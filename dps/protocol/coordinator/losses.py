@@ -3,7 +3,8 @@
 Only clients know what was acknowledged to them, and only the process that restores a shard knows
 what its state has. So each client counts its acknowledgements (`Receipts`), the table lists what
 each shard was restored with (`Restoration`), and the coordinator compares the two (`Losses`). A
-failover is recorded when its cost is known (`Failovers`).
+failover is recorded when its cost is known (`Failovers`). While a shard's server lives, the loss of
+its stores is no failover.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ With consistent hashing, a host's place on the ring follows from its node's orig
 a lost node's replacement gets the same shards. A shard's replicas go to the next hosts on the ring,
 on different machines if there are enough. Hosts that were on the ring when all shards were last
 served stay on it as long as they can be used, even if another host holds more.
+
+Stores and mailboxes are chosen elsewhere (`Coordinator._appoint_keepers`).
 """
 
 from __future__ import annotations
