@@ -205,6 +205,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2), busy:339271202000087:6,8,9,10:wide:watched:calm",
         # An update is acked, its shard goes back, it is refused, and its worker ends.
         "checkpoint, all:339271201000041:0,1,2:wide:calm",
+        # A worker ends while one of its gradients is copied, to be buffered in that worker.
+        "chain(2) + continue, SSP(1):20261141000131:0,1,2,3,4:wide:watched:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:
