@@ -271,7 +271,7 @@ def _(right, self, m):
 
 @instead_of(ShardServer, "_take_mail", "mailbox cleared before apply", "mailboxes")
 async def _(right, self, on, epoch):
-    for mailbox in self._keepers_of(on.shard).mailboxes:
+    for mailbox in self._keepers_in(on.shard, epoch).mailboxes:
         mail = await self.node.transport.call(mailbox, TakeMail(on.shard, epoch), 1.0, "store")
         await self.node.transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
         await on.replay(epoch, mail)
@@ -280,13 +280,14 @@ async def _(right, self, on, epoch):
 @instead_of(ShardServer, "_take_mail", "mailbox cleared before the shard is served", "mailboxes")
 async def _(right, self, on, epoch):
     await right(self, on, epoch)
-    for mailbox in self._keepers_of(on.shard).mailboxes:
+    for mailbox in self._keepers_in(on.shard, epoch).mailboxes:
         await self.node.transport.call(mailbox, ClearMail(on.shard, epoch), 1.0, "store")
 
 
 @instead_of(ShardServer, "_note_keepers", "first store used for ever", "stores")
 def _(right, self, m):
-    self._keepers.setdefault(m.shard, (m.epoch, m.keepers))
+    _, first = self._keepers.get(m.shard, (m.epoch, m.keepers))
+    self._keepers[m.shard] = m.epoch, first
 
 
 @instead_of(Mailboxes, "deposit", "mail taken after it was closed", "mailboxes")
