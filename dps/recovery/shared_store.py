@@ -7,15 +7,15 @@
 
 When a store is lost (`dps.protocol.coordinator`):
 
-1. Liveness gives its host up, as any other; `Coordinator.lose_host` then removes the store.
-2. `_appoint_keepers` names the stores from now on: those that are left, and free store nodes.
+1. Liveness gives its host up like any other; `Coordinator.lose_host` then removes the store.
+2. `_appoint_keepers` appoints the stores: those that are left, and free store nodes.
 3. Every shard enters an epoch with these stores (`ShardController._reconfigure`). Its server puts
    its whole state to each of them before the shard is served again, so no acked update is lost.
-4. Without any store no epoch begins. Servers apply a few more updates, but ack none, and workers
-   wait. Steps 2 and 3 follow as soon as a store node joins.
-5. If the server is lost as well, another one restores the state from a store that has all that was
-   acked (`ShardController._bring_back`). If no store has, it takes the checkpoints below, or the
-   initial values; what is lost then is reported as after any other loss (`losses`).
+4. Without any store no epoch begins. Servers apply up to `every` updates, but ack none, and
+   workers wait. Steps 2 and 3 follow as soon as a store node joins.
+5. If the server is lost as well, another one restores the state from a store that has every acked
+   update (`ShardController._bring_back`). If there is none, it uses the checkpoints below, or the
+   initial values, and the coordinator reports the lost updates (`losses.py`).
 
 Store nodes also hold the `Mailboxes`, with any durability.
 """
@@ -33,13 +33,7 @@ from dps.core.ranges import whole_from
 from dps.core.shard import ShardState
 from dps.core.tables.table import SparseTable, table_of
 from dps.core.updates import Operation
-from dps.errors import (
-    MailboxClosed,
-    NotServing,
-    StaleEpoch,
-    StoreUnavailable,
-    TransportError,
-)
+from dps.errors import MailboxClosed, NotServing, StaleEpoch, StoreUnavailable, TransportError
 from dps.protocol.messages import ClearMail, Deposit, GetState, LookUp, PutSince, PutState, TakeMail
 from dps.protocol.transport import Endpoint, answers_of
 from dps.protocol.wire import message

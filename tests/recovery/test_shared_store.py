@@ -182,7 +182,7 @@ def test_no_store_of_the_next_epoch_acks_updates_of_this_one() -> None:
         await until(lambda: replica.uncommitted == 1, TIMINGS.call)
         async with replica.lock:  # as while a large operation is applied
             await until(lambda: server._keepers[0][0] > replica.epoch, 4 * LEASE)
-            await asyncio.sleep(8 * TIMINGS.retry)
+            await until(lambda: "is in epoch 2" in replica._commits.failure, LEASE)
             assert replica.uncommitted == 1
             assert kept(s) == {"store-1": -1}
         await s.all_of(pushing, within=4 * LEASE)
@@ -191,7 +191,7 @@ def test_no_store_of_the_next_epoch_acks_updates_of_this_one() -> None:
     in_world(scenario, shards=1, recovery=ONE)
 
 
-def test_who_waits_for_a_store_in_vain_learns_it() -> None:
+def test_shard_unavailable_names_the_store_that_does_not_answer() -> None:
     async def scenario(s: Setting) -> None:
         process, client = await s.enter("a")
         await client.push(ONES)
@@ -202,7 +202,7 @@ def test_who_waits_for_a_store_in_vain_learns_it() -> None:
     in_world(scenario, shards=1, recovery=Recovery(SharedStore(1)))
 
 
-def test_a_store_of_gradients_alone_is_not_said_to_have_kept_states() -> None:
+def test_the_cause_of_a_failover_is_no_store_that_only_buffers_gradients() -> None:
     async def scenario(s: Setting) -> None:
         _, client = await s.enter("a")
         await client.push(ONES)

@@ -250,7 +250,7 @@ class ShardClient:
             await offload(lambda: check_gradient(self._layout, dense(self._layout, op)), nbytes)
         if is_here:
             copied = await offload(op.copied, op.nbytes)  # the arrays may be the caller's
-            self._client.may_go_on()  # otherwise nobody would ever send what is buffered
+            self._client.may_go_on()  # a worker that has ended sends no buffered gradients
             self._held.append(copied)
             self._catch_up()
         else:

@@ -322,6 +322,6 @@ class Failovers:
             return f"all {group.replicas} copies were gone"
         if source != "initial":
             return "its server was lost"
-        kept = group.recovery.durability.above.stores  # without those for mail alone
+        kept = group.recovery.durability.above.stores  # not those that only buffer gradients
         other = "the state store too" if kept else "nothing kept its state"
         return f"its server was lost and {other}"

@@ -123,7 +123,7 @@ class ShardController:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the shard is served by all replicas, and in every present store."""
+        """Whether all replicas serve the shard, and every present store has its state."""
         if not self.view.serving or len(self.view.chain) < self._group.replicas:
             return False
         return self._durability.stores == 0 or set(self.stored) == {*self._coordinator.stores}
