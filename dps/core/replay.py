@@ -33,7 +33,7 @@ class Wait:
 class Continue(Checked):
     """Workers continue with the last weights, and their gradients are buffered.
 
-    They do so while a shard is down. While its server lives and only the store is lost, they wait.
+    They do so while a shard is down. While its server lives, but there is no store, they wait.
 
     Parameters
     ----------

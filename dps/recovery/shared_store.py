@@ -7,15 +7,18 @@
 
 When a store is lost (`dps.protocol.coordinator`):
 
-1. Liveness gives its host up like any other; `Coordinator.lose_host` then removes the store.
+1. The monitor of its host, Dask's scheduler or its lease shows that the node is lost
+   (`liveness.py`); a silent node that alone can be a store is waited for. `Coordinator.lose_host`
+   then removes the store.
 2. `_appoint_keepers` appoints the stores: those that are left, and free store nodes.
 3. Every shard enters an epoch with these stores (`ShardController._reconfigure`). Its server puts
    its whole state to each of them before the shard is served again, so no acked update is lost.
-4. Without any store no epoch begins. Servers apply up to `every` updates, but ack none, and
-   workers wait. Steps 2 and 3 follow as soon as a store node joins.
+   Workers wait or buffer gradients, as in any outage.
+4. Without any store no epoch begins, and shards stay served by servers that apply up to `every`
+   updates and ack none. So workers wait. Steps 2 and 3 follow as soon as a store node joins.
 5. If the server is lost as well, another one restores the state from a store that has every acked
-   update (`ShardController._bring_back`). If there is none, it uses the checkpoints below, or the
-   initial values, and the coordinator reports the lost updates (`losses.py`).
+   update (`ShardController._bring_back`). If there is none, a store node must join first. Then it
+   uses the checkpoints below, or the initial values, and the lost updates are reported.
 
 Store nodes also hold the `Mailboxes`, with any durability.
 """
@@ -48,7 +51,7 @@ class SharedStore(Durability):
     An update is acked when the store has a state that contains it; updates that arrive while the
     store is being written share the next write.
 
-    With two stores the loss of one costs nothing: each state is put to both, and acks wait for
+    With two stores the loss of one loses nothing: each state is put to both, and acks wait for
     both. When one is lost, or a server has not reached it for a lease, acks wait only for the
     other one while no further node can be a store; a new store gets a copy before the shard is
     served again. Servers send that copy, so a shard that is down gets none; its buffered gradients
