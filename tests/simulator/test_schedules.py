@@ -207,6 +207,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, all:339271201000041:0,1,2:wide:calm",
         # A worker ends while one of its gradients is copied, to be buffered in that worker.
         "chain(2) + continue, SSP(1):20261141000131:0,1,2,3,4:wide:watched:calm",
+        # A server cannot reach one store's mailbox, and the other store's is lost.
+        "two stores over checkpoint:1223390082000003:wide:watched",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

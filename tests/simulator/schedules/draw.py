@@ -13,10 +13,12 @@ from tests.simulator.schedules.schedule import (
     NOTHING,
     WATCHED,
     WIDE,
+    Fault,
     Schedule,
 )
 from tests.simulator.schedules.stories import (
     LONGER_THAN_ANYBODY_WAITS,
+    SOON,
     Draw,
     changed,
     late_replies,
@@ -48,13 +50,26 @@ def schedule(case: Case, seed: int, wide: bool = False, watched: bool = False) -
     if not watched:
         return drawn
     faults = with_monitors(Draw(case, Random(f"{case.name}/{seed}/watched")), drawn.faults)
-    if any(fault.lasts == LONGER_THAN_ANYBODY_WAITS for fault in faults):
-        # Nothing else stays down until that is over: nobody could take its shards over.
-        faults = tuple(
-            replace(fault, lasts=fault.lasts or 0.5) if fault.kind == "crash" else fault
-            for fault in faults
-        )
-    return replace(drawn, watched=True, faults=faults)
+    return replace(drawn, watched=True, faults=_over_in_time(faults))
+
+
+def _over_in_time(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
+    """Have nothing else stay down, or be lost, for as long as a server cannot reach a store.
+
+    Nobody could take over the shards of a node that stays down. If another store or mailbox may be
+    lost, that server cannot serve until it reaches the first one, which it does soon in that case.
+    """
+    others = [fault for fault in faults if fault.lasts != LONGER_THAN_ANYBODY_WAITS]
+    if len(others) == len(faults):
+        return faults
+    hit = any(fault.whom.role in ("store", "mailbox") for fault in others)
+
+    def lasts(fault: Fault) -> float | None:
+        if fault.lasts == LONGER_THAN_ANYBODY_WAITS:
+            return SOON if hit else fault.lasts
+        return fault.lasts or 0.5 if fault.kind == "crash" else fault.lasts
+
+    return tuple(replace(fault, lasts=lasts(fault)) for fault in faults)
 
 
 def _widened(case: Case, seed: int) -> Schedule:
