@@ -294,7 +294,8 @@ class ShardServer:
     async def _take_mail(self, replica: Replica, epoch: int) -> None:
         """Apply what workers left in the mailbox.
 
-        It stays there until the shard is served: another server may have to restore it before.
+        It stays there until the shard is served: another server may have to restore it before. If
+        no mailbox answers, the shard stays down, as only there may be what workers buffered.
         """
         if not self._group.recovery.uses_mailbox:
             return
