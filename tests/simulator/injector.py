@@ -435,12 +435,12 @@ class Injector:
 
     async def _busy(self, process: Process, seconds: float) -> None:
         """Keep a process busy; after `patience`, other processes may stop waiting for it."""
-        world, scheduler = self._world, self._world.process("scheduler")
+        world, scheduler = self._world, self._world.process("scheduler")  # both end with the group
         stood = scheduler.stood if scheduler is not None else 0.0
         began = asyncio.get_running_loop().time()
         await asyncio.sleep(seconds)
         waited = asyncio.get_running_loop().time() - began > TIMINGS.patience + LATEST
-        undisturbed = scheduler is not None and scheduler.stood == stood and world is self._world
+        undisturbed = scheduler is not None and scheduler.alive and scheduler.stood == stood
         undisturbed &= scheduler is not None and scheduler.paused_at is None
         # A late copy of a request is taken for a new one: the process seems to have been heard of.
         undisturbed &= not self.struck["late copies"]

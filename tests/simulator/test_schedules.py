@@ -209,6 +209,12 @@ def _digest_with_hash_seed(seed: str) -> str:
         "chain(2) + continue, SSP(1):20261141000131:0,1,2,3,4:wide:watched:calm",
         # A server cannot reach one store's mailbox, and the other store's is lost.
         "two stores over checkpoint:1223390082000003:wide:watched",
+        # The tail has shown an update whose ack was lost; the head is alone when the tail is lost.
+        "chain(2) over checkpoint, busy:20261151000240:0,1",
+        # A worker that was given up, but lives, pushes without a pull and is lost.
+        "checkpoint, all, pull filters:20261151000056:0,1,2,3,5,6,7:calm",
+        # A process is busy for so long that its group has ended, and the next one is brought up.
+        "checkpoint + mailbox:20261151000247:0,1,4,6:wide:watched",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

@@ -264,7 +264,7 @@ class Client:
             self._seq += 1
         await self._send(update, operations, pull)
         self.may_go_on()
-        if self._evicted:
+        if self._given_up or self._evicted:
             async with self._turn:
                 await self._present()
             if pull:

@@ -144,7 +144,7 @@ class Workers:
     async def lose(self, address: str) -> None:
         """Give up the workers at an address, so that shards no longer wait for them."""
         for name, worker in list(self._known.items()):
-            if worker.address == address and worker.active:
+            if worker.address == address:
                 await self._remove(name, worker.incarnation, "lost")
 
     async def sighted(self, m: msg.Sighted) -> None:
@@ -153,10 +153,12 @@ class Workers:
         for name in list(self._known):
             worker = self._known[name]
             sighting = sightings.get(worker.watched) if worker.watched is not None else None
-            if sighting is None or not worker.active:
+            if sighting is None:
                 continue
             if sighting.state == "gone":
                 await self._remove(name, worker.incarnation, "lost")
+            elif not worker.active:
+                continue
             elif sighting.state == "running":
                 self._leases.vouch(name)
             elif sighting.seconds >= self._group.timings.stopped:
@@ -169,12 +171,16 @@ class Workers:
 
     async def _remove(self, name: str, incarnation: int, reason: str) -> None:
         worker = self._known.get(name)
-        if worker is None or worker.incarnation != incarnation or not worker.active:
+        if worker is None or worker.incarnation != incarnation:
             return
+        # A silent worker may have had updates acked since it was given up.
+        if not worker.active and (not worker.silent or reason == "silent"):
+            return
+        left = WorkerLeft(self._coordinator.clock.now(), name, incarnation, reason)
+        if worker.active:
+            self._coordinator.emit(left)
         worker.active, worker.silent = False, reason == "silent"
         self._leases.end(name)
-        left = WorkerLeft(self._coordinator.clock.now(), name, incarnation, reason)
-        self._coordinator.emit(left)
         if left.was_lost:
             await self._coordinator.losses.left(name, incarnation)
         await self._evict_from_all(UpdateId(name, incarnation, 0))

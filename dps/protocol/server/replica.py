@@ -318,9 +318,17 @@ class Replica:
         self.notify()
 
     async def make_durable(self, epoch: int) -> None:
-        """If this replica is the tail, make the state durable with which the epoch begins."""
+        """If this replica is the tail, make the state durable with which the epoch begins.
+
+        It is committed then, because an earlier tail may have shown it to workers. If all shards
+        are restored together, `begin` does not write the state, and the commit may wait for a cut.
+        """
         if self._is_tail:
-            await self._commits.until_interrupted(self.persistence.begin(epoch, self.state))
+            state = self.state
+            await self._commits.until_interrupted(self.persistence.begin(epoch, state))
+            if self.cutter is None:
+                self._commits.set_committed(state)
+                self.notify()
 
     async def evict(self, m: msg.Evict) -> dict[str, int]:
         """Mark lost workers as inactive, so that no gate waits for them; reply as in `Evict`."""

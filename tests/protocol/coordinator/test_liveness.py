@@ -235,6 +235,26 @@ def test_a_coordinator_that_stood_still_gives_nobody_up() -> None:
     in_world(scenario, recovery=CHAIN)
 
 
+def test_a_worker_that_was_given_up_takes_part_again_when_it_pushes() -> None:
+    """Under ASP no shard refuses its pushes, and it may never pull."""
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        cut_off(s, "worker-0")
+        await until(lambda: happened(s, WorkerLeft))
+        s.network.heal()
+
+        async def run() -> None:
+            while client.incarnation == 1:
+                await client.push(ONES, pull=True)
+
+        await s.all_of(process.run(run()), within=5.0)
+        joined = [(e.worker, e.incarnation) for e in happened(s, WorkerJoined)]
+        assert joined == [("worker-0", 1), ("worker-0", 2)]
+
+    in_world(scenario)
+
+
 @pytest.mark.parametrize("consistency", [BSP(), SSP(1)])
 def test_a_worker_that_is_not_heard_of_holds_the_others_up_for_a_lease(
     consistency: Consistency,

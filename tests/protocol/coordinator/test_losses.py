@@ -72,6 +72,29 @@ def test_a_worker_that_is_lost_with_the_shard_makes_it_a_lower_bound() -> None:
     in_world(scenario)
 
 
+def test_updates_of_a_silent_worker_are_counted_when_it_is_lost() -> None:
+    """Shards accept them under ASP, although the coordinator has given the worker up."""
+
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        s.network.cut("a", "scheduler")
+        s.network.cut("scheduler", "a")
+        await until(lambda: happened(s, WorkerLeft))
+        for _ in range(2):
+            await process.run(a.push(ONES))
+        before = len(s.network.trace)
+        s.world.crash("a")
+        s.network.heal()
+        await until(lambda: any(line[4] == "Evict reply" for line in s.network.trace[before:]))
+        await loses(s, 0)
+        await until(lambda: s.world.losses.found, within=5.0)
+        (loss,) = s.world.losses.found
+        assert (loss.workers, loss.exact) == ({"a": 2}, True)
+        assert [event.reason for event in happened(s, WorkerLeft)] == ["silent"]
+
+    in_world(scenario, shards=1)
+
+
 def test_what_a_caller_that_is_no_worker_had_changed_is_counted_too() -> None:
     """Nobody waits for it to say so, and nothing else would have it do so."""
 
