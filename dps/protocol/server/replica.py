@@ -326,7 +326,7 @@ class Replica:
         if self._is_tail:
             state = self.state
             await self._commits.until_interrupted(self.persistence.begin(epoch, state))
-            if self.cutter is None:
+            if self.cutter is None and self._commits.successor is None:  # none was added since
                 self._commits.set_committed(state)
                 self.notify()
 
