@@ -264,7 +264,9 @@ class Client:
             self._seq += 1
         await self._send(update, operations, pull)
         self.may_go_on()
-        if self._given_up or self._evicted:
+        # A worker enters when all shards are served: joins are not buffered in an outage.
+        enters = self._given_up and all(view.serving for view in (await self.router.table()).views)
+        if enters or self._evicted:
             async with self._turn:
                 await self._present()
             if pull:

@@ -2,8 +2,8 @@
 
 Shards wait for a worker as long as it is in their clock table. It enters there with its first
 request, and is evicted from all shards when it leaves or is given up (see the table in
-`dps.protocol.coordinator.liveness`). A live worker that was given up learns that when it renews its
-lease, and enters again as a new *incarnation*.
+`dps.protocol.coordinator.liveness`). A live worker that was given up is told so when it renews its
+lease, and enters again as a new *incarnation* with its next push or pull.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Worker:
     active: bool = True
     stops: int = 0
     watched: Watched | None = None
-    silent: bool = False  # given up, though its process may live
+    pushes: bool = False  # it was given up, but shards accept its updates while its process lives
 
 
 class Workers:
@@ -144,7 +144,7 @@ class Workers:
     async def lose(self, address: str) -> None:
         """Give up the workers at an address, so that shards no longer wait for them."""
         for name, worker in list(self._known.items()):
-            if worker.address == address:
+            if worker.address == address and worker.active:
                 await self._remove(name, worker.incarnation, "lost")
 
     async def sighted(self, m: msg.Sighted) -> None:
@@ -173,13 +173,13 @@ class Workers:
         worker = self._known.get(name)
         if worker is None or worker.incarnation != incarnation:
             return
-        # A silent worker may have had updates acked since it was given up.
-        if not worker.active and (not worker.silent or reason == "silent"):
+        if not worker.active and (not worker.pushes or reason == "silent"):
             return
         left = WorkerLeft(self._coordinator.clock.now(), name, incarnation, reason)
         if worker.active:
             self._coordinator.emit(left)
-        worker.active, worker.silent = False, reason == "silent"
+        worker.active = False
+        worker.pushes = reason == "silent" and isinstance(self._group.consistency, ASP)
         self._leases.end(name)
         if left.was_lost:
             await self._coordinator.losses.left(name, incarnation)
@@ -223,17 +223,18 @@ class Workers:
         if not view.serving:
             return
         request = msg.Evict(view.shard, view.epoch, tuple(workers))
+        # Shards have every update of these that was or will be acked.
+        final = [gone for gone in workers if not self._may_push(gone)]
         try:
             call = self._coordinator.transport.call(view.chain[0], request, deadline)
             known: dict[str, int] = await call
         except DpsError:
             controller.wake()  # the shard is changing; it evicts again when it is settled
             return
-        for gone in workers:
-            worker = self._known.get(gone.worker)
-            silent = worker is not None and worker.silent and worker.incarnation == gone.incarnation
-            # Shards accept further asynchronous updates of a worker that was only silent. Of other
-            # workers, they have every acknowledged update.
-            if not (silent and isinstance(self._group.consistency, ASP)):
-                counts = {name: known[name] for name in names_of(gone.worker) if name in known}
-                await self._coordinator.losses.has(view, gone.incarnation, counts)
+        for gone in final:
+            counts = {name: known[name] for name in names_of(gone.worker) if name in known}
+            await self._coordinator.losses.has(view, gone.incarnation, counts)
+
+    def _may_push(self, gone: UpdateId) -> bool:
+        worker = self._known.get(gone.worker)
+        return worker is not None and worker.pushes and worker.incarnation == gone.incarnation

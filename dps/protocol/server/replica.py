@@ -318,10 +318,10 @@ class Replica:
         self.notify()
 
     async def make_durable(self, epoch: int) -> None:
-        """If this replica is the tail, make the state durable with which the epoch begins.
+        """If this replica is the tail, make the present state durable, before the epoch is served.
 
-        It is committed then, because an earlier tail may have shown it to workers. If all shards
-        are restored together, `begin` does not write the state, and the commit may wait for a cut.
+        It is committed then, because an earlier tail may have shown it to workers. There is no
+        earlier tail if all shards are restored together; `begin` does not write the state then.
         """
         if self._is_tail:
             state = self.state

@@ -295,7 +295,7 @@ class ShardServer:
         """Apply what workers left in the mailbox.
 
         It stays there until the shard is served: another server may have to restore it before. If
-        no mailbox answers, the shard stays down, as only there may be what workers buffered.
+        no mailbox answers, the shard stays down: only mailboxes may have the buffered gradients.
         """
         if not self._group.recovery.uses_mailbox:
             return

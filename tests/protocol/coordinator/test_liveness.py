@@ -235,7 +235,7 @@ def test_a_coordinator_that_stood_still_gives_nobody_up() -> None:
     in_world(scenario, recovery=CHAIN)
 
 
-def test_a_worker_that_was_given_up_takes_part_again_when_it_pushes() -> None:
+def test_a_worker_that_was_given_up_enters_again_when_it_pushes() -> None:
     """Under ASP no shard refuses its pushes, and it may never pull."""
 
     async def scenario(s: Setting) -> None:
@@ -253,6 +253,21 @@ def test_a_worker_that_was_given_up_takes_part_again_when_it_pushes() -> None:
         assert joined == [("worker-0", 1), ("worker-0", 2)]
 
     in_world(scenario)
+
+
+def test_a_worker_that_was_given_up_does_not_wait_for_a_shard_to_enter_again() -> None:
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        await process.run(client.push(ONES, pull=True))
+        cut_off(s, "worker-0")
+        await until(lambda: happened(s, WorkerLeft))
+        s.world.crash("server-0", back_after=8.0)
+        s.network.heal()
+        await until(lambda: client._given_up)
+        await until(lambda: not (s.world.view(0).serving and s.world.view(1).serving))
+        await s.all_of(process.run(client.push(ONES, pull=True)), within=1.0)
+
+    in_world(scenario, servers=1, shards=2, recovery=Recovery(NoDurability(), outage=Continue()))
 
 
 @pytest.mark.parametrize("consistency", [BSP(), SSP(1)])

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 
+from dps.core.consistency import BSP, SSP, Consistency
 from dps.core.functions import Changed
 from dps.errors import TrainingStopped
 from dps.events import LossReported, WorkerLeft
 from dps.protocol.client.client import Client
-from dps.protocol.messages import Push, StopTraining
+from dps.protocol.messages import Evict, Push, StopTraining
 from dps.recovery.checkpoint import Checkpoint
 from dps.recovery.durability import NoDurability
 from dps.recovery.strategy import Recovery
 from tests.simulator.network import SimTransport
+from tests.simulator.schedules.strategies import TIMINGS
 from tests.simulator.world import COORDINATOR
 from tests.support.worlds import Setting, happened, in_world, until
 
@@ -72,19 +75,31 @@ def test_a_worker_that_is_lost_with_the_shard_makes_it_a_lower_bound() -> None:
     in_world(scenario)
 
 
-def test_updates_of_a_silent_worker_are_counted_when_it_is_lost() -> None:
+async def silenced(s: Setting, worker: str) -> None:
+    """Cut a worker off from the scheduler until it is given up."""
+    s.network.cut(worker, "scheduler")
+    s.network.cut("scheduler", worker)
+    await until(lambda: happened(s, WorkerLeft))
+
+
+async def ended(s: Setting, worker: str) -> None:
+    """Crash a worker, and wait until its monitor has reported that."""
+    before = len(s.network.trace)
+    s.world.crash(worker)
+    s.network.heal()
+    await until(lambda: any(line[4] == "Sighted reply" for line in s.network.trace[before:]))
+
+
+def test_updates_of_a_silent_worker_are_counted_when_it_has_ended() -> None:
     """Shards accept them under ASP, although the coordinator has given the worker up."""
 
     async def scenario(s: Setting) -> None:
         process, a = await s.enter("a")
-        s.network.cut("a", "scheduler")
-        s.network.cut("scheduler", "a")
-        await until(lambda: happened(s, WorkerLeft))
+        await silenced(s, "a")
         for _ in range(2):
             await process.run(a.push(ONES))
         before = len(s.network.trace)
-        s.world.crash("a")
-        s.network.heal()
+        await ended(s, "a")
         await until(lambda: any(line[4] == "Evict reply" for line in s.network.trace[before:]))
         await loses(s, 0)
         await until(lambda: s.world.losses.found, within=5.0)
@@ -92,7 +107,50 @@ def test_updates_of_a_silent_worker_are_counted_when_it_is_lost() -> None:
         assert (loss.workers, loss.exact) == ({"a": 2}, True)
         assert [event.reason for event in happened(s, WorkerLeft)] == ["silent"]
 
-    in_world(scenario, shards=1)
+    in_world(scenario, shards=1, watched=True)
+
+
+def test_an_answer_of_before_the_end_of_a_silent_worker_is_not_its_last() -> None:
+    asked: list[Any] = []
+
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        await process.run(a.push(ONES))
+        head = s.world.view(0).chain[0]
+        early = s.held_back(head, lambda m: isinstance(m, Evict) and not asked.append(m))
+        s.held_back(head, lambda m: any(m is each for each in asked[1:]))
+        await silenced(s, "a")
+        await until(lambda: asked)
+        await process.run(a.push(ONES))
+        await ended(s, "a")
+        await until(lambda: len(asked) == 2)
+        before = len(s.network.trace)
+        early.set()
+        await until(lambda: any(line[4] == "Evict reply" for line in s.network.trace[before:]))
+        s.world.crash(s.world.name_of(head), back_after=0.1)
+        await until(lambda: s.world.losses.found, within=5.0)
+        (loss,) = s.world.losses.found
+        assert loss.updates == 2 or not loss.exact
+
+    in_world(scenario, shards=1, watched=True)
+
+
+@pytest.mark.parametrize("consistency", [BSP(), SSP(1)])
+def test_a_worker_whose_updates_are_refused_has_no_more_to_report(consistency: Consistency) -> None:
+    async def scenario(s: Setting) -> None:
+        process, a = await s.enter("a")
+        await process.run(a.push(ONES))
+        await silenced(s, "a")
+        await asyncio.sleep(TIMINGS.lease)  # shards have answered how many they have of it
+        view = s.world.view(0)
+        s.world.crash(s.world.name_of(view.chain[0]), back_after=1.0)
+        await until(lambda: not s.world.view(0).serving)
+        await ended(s, "a")
+        await until(lambda: s.world.losses.found, within=10.0)
+        (loss,) = s.world.losses.found
+        assert (loss.workers, loss.exact) == ({"a": 1}, True)
+
+    in_world(scenario, shards=1, servers=1, consistency=consistency, watched=True)
 
 
 def test_what_a_caller_that_is_no_worker_had_changed_is_counted_too() -> None:

@@ -17,8 +17,8 @@ from tests.simulator.schedules.schedule import (
     Schedule,
 )
 from tests.simulator.schedules.stories import (
+    KEEPER_BACK_SECONDS,
     LONGER_THAN_ANYBODY_WAITS,
-    SOON,
     Draw,
     changed,
     late_replies,
@@ -54,19 +54,20 @@ def schedule(case: Case, seed: int, wide: bool = False, watched: bool = False) -
 
 
 def _over_in_time(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Have nothing else stay down, or be lost, for as long as a server cannot reach a store.
+    """Limit the faults of a schedule in which a server cannot reach a store for long.
 
-    Nobody could take over the shards of a node that stays down. If another store or mailbox may be
-    lost, that server cannot serve until it reaches the first one, which it does soon in that case.
+    A node that stays down would leave its shards without a server. If another store or mailbox is
+    hit, that server may need the first one. Workers make their last updates when all faults are
+    over, and under SSP a worker that joins waits for them. So in both cases the store is back soon.
     """
     others = [fault for fault in faults if fault.lasts != LONGER_THAN_ANYBODY_WAITS]
     if len(others) == len(faults):
         return faults
-    hit = any(fault.whom.role in ("store", "mailbox") for fault in others)
+    back_soon = any(fault.whom.role in ("store", "mailbox", "worker") for fault in others)
 
     def lasts(fault: Fault) -> float | None:
         if fault.lasts == LONGER_THAN_ANYBODY_WAITS:
-            return SOON if hit else fault.lasts
+            return KEEPER_BACK_SECONDS if back_soon else fault.lasts
         return fault.lasts or 0.5 if fault.kind == "crash" else fault.lasts
 
     return tuple(replace(fault, lasts=lasts(fault)) for fault in faults)

@@ -415,7 +415,7 @@ WITH_KEEPERS = 0.15
 WITH_DRAINED_STORE = 0.2
 WITH_STORE_OUT_OF_REACH = 0.3
 LONGER_THAN_ANYBODY_WAITS = 33.0  # seconds; see Timings.unavailable
-SOON = 3.0  # seconds: by then a store that a server cannot do without is in reach again
+KEEPER_BACK_SECONDS = 3.0  # when a store is in reach again that a server cannot do without
 
 
 def surroundings(case: Case, random: Random, extra: tuple[str, ...]) -> dict[str, Any]:
@@ -665,7 +665,7 @@ def store_out_of_reach(d: Draw) -> list[Fault]:
 def other_store_lost(d: Draw) -> list[Fault]:
     """Cut a server off from one store, and lose the other one, and then the server."""
     head, cut_off = Whom("head", d.shard()), d.random.randrange(2)
-    lasts = SOON - 1.0 + d.seconds(1.0)
+    lasts = KEEPER_BACK_SECONDS - 1.0 + d.seconds(1.0)
     cut = Fault("partition", Whom("store", cut_off), d.seconds(0.3), lasts=lasts, other=head)
     back = 0.02 + d.seconds(0.3)
     lost = Fault("crash", Whom("store", 1 - cut_off), 0.0, lasts=back)
