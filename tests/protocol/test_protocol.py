@@ -15,9 +15,13 @@ from dps.core.replay import Continue
 from dps.errors import DpsError, ShardUnavailable
 from dps.events import Replayed, WorkerLeft
 from dps.protocol.client.shard_client import Outcome
+from dps.protocol.messages import Configure, Replicate
 from dps.recovery.chain import Chain
+from dps.recovery.checkpoint import Checkpoint
+from dps.recovery.layered import Layered
 from dps.recovery.shared_store import SharedStore
 from dps.recovery.strategy import Recovery
+from tests.simulator.disk import SCHEME
 from tests.support.worlds import Setting, in_world, until
 
 ONES = {"w": np.ones(40)}
@@ -205,3 +209,29 @@ def test_a_worker_that_fails_leaves_when_none_of_its_requests_is_pending() -> No
         assert isinstance(push.exception(), DpsError)
 
     in_world(scenario, consistency=BSP())
+
+
+def test_a_head_that_is_left_alone_shows_all_that_the_tail_has_shown() -> None:
+    """The tail has committed an update, and its reply to the head is lost with it."""
+    shown: list[tuple[int, int]] = []
+
+    async def scenario(s: Setting) -> None:
+        process, client = await s.enter("worker-0")
+        head, tail = s.world.view(0).chain
+
+        def note(m: object) -> bool:
+            replica = s.world.hosts[head.address].replica(0)
+            if isinstance(m, Configure):
+                shown.append((replica._commits.committed.version, replica.state.version))
+            return False
+
+        s.held_back(tail, lambda m: isinstance(m, Replicate))
+        s.held_back(head, note)
+        pushing = process.run(client.push(ONES))
+        await until(lambda: s.world.hosts[tail.address].replica(0).state.version == 1)
+        s.world.crash(s.world.name_of(tail))
+        await s.all_of(pushing, within=10.0)
+        assert shown[0] == (1, 1)
+
+    layers = Layered(Chain(2), Checkpoint(every=100, path=f"{SCHEME}://x"))
+    in_world(scenario, shards=1, recovery=Recovery(layers))
