@@ -2,8 +2,9 @@
 
 Shards wait for a worker as long as it is in their clock table. It enters there with its first
 request, and is evicted from all shards when it leaves or is given up (see the table in
-`dps.protocol.coordinator.liveness`). A live worker that was given up is told so when it renews its
-lease, and enters again as a new *incarnation* with its next push or pull.
+`dps.protocol.coordinator.liveness`). When a live worker that was given up renews its lease,
+the reply refuses that, and the worker enters again as a new *incarnation* with its next push or
+pull.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Worker:
     active: bool = True
     stops: int = 0
     watched: Watched | None = None
-    pushes: bool = False  # it was given up, but shards accept its updates while its process lives
+    may_push: bool = False  # shards accept updates after it was given up, while its process lives
 
 
 class Workers:
@@ -173,13 +174,13 @@ class Workers:
         worker = self._known.get(name)
         if worker is None or worker.incarnation != incarnation:
             return
-        if not worker.active and (not worker.pushes or reason == "silent"):
+        if not worker.active and (not worker.may_push or reason == "silent"):
             return
         left = WorkerLeft(self._coordinator.clock.now(), name, incarnation, reason)
         if worker.active:
             self._coordinator.emit(left)
         worker.active = False
-        worker.pushes = reason == "silent" and isinstance(self._group.consistency, ASP)
+        worker.may_push = reason == "silent" and isinstance(self._group.consistency, ASP)
         self._leases.end(name)
         if left.was_lost:
             await self._coordinator.losses.left(name, incarnation)
@@ -237,4 +238,4 @@ class Workers:
 
     def _may_push(self, gone: UpdateId) -> bool:
         worker = self._known.get(gone.worker)
-        return worker is not None and worker.pushes and worker.incarnation == gone.incarnation
+        return worker is not None and worker.may_push and worker.incarnation == gone.incarnation

@@ -18,7 +18,6 @@ from dps.recovery.checkpoint import Checkpoint
 from dps.recovery.durability import NoDurability
 from dps.recovery.strategy import Recovery
 from tests.simulator.network import SimTransport
-from tests.simulator.schedules.strategies import TIMINGS
 from tests.simulator.world import COORDINATOR
 from tests.support.worlds import Setting, happened, in_world, until
 
@@ -75,6 +74,11 @@ def test_a_worker_that_is_lost_with_the_shard_makes_it_a_lower_bound() -> None:
     in_world(scenario)
 
 
+async def counted(s: Setting, since: int) -> None:
+    """Wait until a shard has answered how many updates of a worker it has."""
+    await until(lambda: any(line[4] == "Evict reply" for line in s.network.trace[since:]))
+
+
 async def silenced(s: Setting, worker: str) -> None:
     """Cut a worker off from the scheduler until it is given up."""
     s.network.cut(worker, "scheduler")
@@ -84,10 +88,13 @@ async def silenced(s: Setting, worker: str) -> None:
 
 async def ended(s: Setting, worker: str) -> None:
     """Crash a worker, and wait until its monitor has reported that."""
-    before = len(s.network.trace)
     s.world.crash(worker)
     s.network.heal()
-    await until(lambda: any(line[4] == "Sighted reply" for line in s.network.trace[before:]))
+    before = len(s.network.trace)
+    replies = 2 * len(s.world.monitors) + 1  # the second of some monitor is to a later report
+    await until(
+        lambda: [line[4] for line in s.network.trace[before:]].count("Sighted reply") > replies
+    )
 
 
 def test_updates_of_a_silent_worker_are_counted_when_it_has_ended() -> None:
@@ -100,7 +107,7 @@ def test_updates_of_a_silent_worker_are_counted_when_it_has_ended() -> None:
             await process.run(a.push(ONES))
         before = len(s.network.trace)
         await ended(s, "a")
-        await until(lambda: any(line[4] == "Evict reply" for line in s.network.trace[before:]))
+        await counted(s, before)
         await loses(s, 0)
         await until(lambda: s.world.losses.found, within=5.0)
         (loss,) = s.world.losses.found
@@ -126,7 +133,7 @@ def test_an_answer_of_before_the_end_of_a_silent_worker_is_not_its_last() -> Non
         await until(lambda: len(asked) == 2)
         before = len(s.network.trace)
         early.set()
-        await until(lambda: any(line[4] == "Evict reply" for line in s.network.trace[before:]))
+        await counted(s, before)
         s.world.crash(s.world.name_of(head), back_after=0.1)
         await until(lambda: s.world.losses.found, within=5.0)
         (loss,) = s.world.losses.found
@@ -141,7 +148,7 @@ def test_a_worker_whose_updates_are_refused_has_no_more_to_report(consistency: C
         process, a = await s.enter("a")
         await process.run(a.push(ONES))
         await silenced(s, "a")
-        await asyncio.sleep(TIMINGS.lease)  # shards have answered how many they have of it
+        await counted(s, 0)
         view = s.world.view(0)
         s.world.crash(s.world.name_of(view.chain[0]), back_after=1.0)
         await until(lambda: not s.world.view(0).serving)
