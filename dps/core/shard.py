@@ -164,6 +164,8 @@ class StateMachine:
         """Return the state after `op`, or refuse it; a duplicate leaves the state as it is."""
         if op.kind == "leave":
             return _left(state, op)
+        if op.kind == "join" and op.id.incarnation == 0:
+            return _held(state, op)
         if is_duplicate(state, op.id):
             return Step("duplicate", state, op)
         if op.kind == "apply":
@@ -301,6 +303,16 @@ def _left(state: ShardState, op: Operation) -> Step:
     results = {caller: kept for caller, kept in state.results.items() if caller != op.id.worker}
     after = replace(state, index=state.index + 1, workers=workers, results=results)
     return Step("applied", after, op)
+
+
+def _held(state: ShardState, op: Operation) -> Step:
+    """Make gates wait for a worker that is not in the table, or no longer, until it joins."""
+    known = state.workers.get(op.id.worker)
+    if known is not None and known.active:
+        return Step("duplicate", state, op)
+    place = replace(known or Progress(0, 0, 0, 0, True), clock=state.entry_clock, active=True)
+    workers = {**state.workers, op.id.worker: place}
+    return Step("applied", replace(state, index=state.index + 1, workers=workers), op)
 
 
 def check_gradient(layout: ShardLayout, op: Operation, each: Each = in_turn) -> None:

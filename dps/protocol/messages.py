@@ -270,7 +270,10 @@ class Restore(OfShard):
 
 
 class Configure(OfShard):
-    """Enter the epoch; a host that is not in `chain` stops serving the shard."""
+    """Enter the epoch; a host that is not in `chain` stops serving the shard.
+
+    A head also applies what is in the mailboxes, even if it is in the epoch already.
+    """
 
     chain: tuple[Endpoint, ...]
     kept: bool = False  # all that may have been acked is durable already

@@ -78,6 +78,20 @@ def test_a_newcomer_goes_on_from_the_fastest_when_all_have_left() -> None:
         assert after(*started[:2], gone, join("c")).clocks == {"c": 1}
 
 
+@pytest.mark.parametrize("known", [(), (join("b"), leave("b"))], ids=["unknown", "left"])
+def test_a_kept_place_is_where_a_worker_joins_whatever_others_push(
+    known: tuple[Operation, ...],
+) -> None:
+    kept = after(join("a"), *known, join("b", incarnation=0))
+    pushed = [MODEL.gradient("a", 1), MODEL.gradient("b", 1), MODEL.gradient("a", 2)]
+    steps = MODEL.apply_all(RULE, kept, [*pushed, join("b", incarnation=2)])
+    assert [step.outcome for step in steps] == ["applied"] * 4
+    assert kept.clocks == {"a": 0, "b": 0}
+    assert MODEL.apply(RULE, kept, join("b", incarnation=2)).state.clocks == {"a": 0, "b": 0}
+    assert steps[-1].state.clocks == {"a": 2, "b": 1}
+    assert MODEL.apply(RULE, kept, join("b", incarnation=0)).state is kept
+
+
 def test_a_worker_that_left_is_not_waited_for_but_remembered() -> None:
     state = after(join("a"), join("b"), MODEL.gradient("b", 1), leave("b"))
     assert state.clocks == {"a": 0}

@@ -215,6 +215,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, all, pull filters:20261151000056:0,1,2,3,5,6,7:calm",
         # A process is busy for so long that its group has ended, and the next one is brought up.
         "checkpoint + mailbox:20261151000247:0,1,4,6:wide:watched",
+        # A shard begins anew with a buffered gradient of one worker, and others enter after it.
+        "stateless, BSP:20261181000130:0,1,2,3,4,5:watched:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

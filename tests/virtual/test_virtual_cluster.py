@@ -186,7 +186,7 @@ def test_a_run_does_not_depend_on_the_process_that_it_is_in() -> None:
 DIGESTS = {
     "none": "cb054097cc7699b6",
     "chain": "3cb0a215968eb980",
-    "stateless": "f4d54daf48916c81",
+    "stateless": "5aebd4017b5b4f8e",
     "worker cache": "73d40900abfba549",
 }
 

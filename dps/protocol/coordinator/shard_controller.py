@@ -249,6 +249,11 @@ class ShardController:
         served = False
         try:
             brought = await self._bring_back(view, host)
+            if self.begun and self._group.recovery.uses_mailbox:
+                await self._coordinator.workers.admit_active(view, host, early=True)
+                # The head is in this epoch already, so this only makes it apply what is buffered.
+                take = msg.Configure(view.shard, view.epoch, (host,), kept=True, keepers=keepers)
+                await self._call(host, take)
             await self._coordinator.workers.admit_active(view, host)
             # A server uses the keepers that it was given, even lost ones, until the epoch ends.
             served = (self.view, self._keepers) == (view, keepers) and self._is_coming(host)

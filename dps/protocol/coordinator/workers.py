@@ -190,11 +190,14 @@ class Workers:
 
     # -- the clock tables of shards --------------------------------------------------------------
 
-    async def admit_active(self, view: msg.View, host: Endpoint) -> None:
+    async def admit_active(self, view: msg.View, host: Endpoint, early: bool = False) -> None:
         """Enter every active worker in a shard's clock table before it is served again.
 
         The restored state may be older than a worker's first request, so that no other worker
-        would wait for it.
+        would wait for it. `early`: buffered gradients are yet to be applied. Workers that entered
+        after them would get the clocks of those that pushed them, too far ahead. They enter with
+        incarnation 0: with their present ones, the shard would take buffered gradients of earlier
+        ones for duplicates.
         """
         if isinstance(self._group.consistency, ASP):
             return
@@ -203,9 +206,12 @@ class Workers:
         async def admit(worker: UpdateId) -> None:
             join = Operation("join", worker)
             request = msg.Push(view.shard, view.epoch, join, False, timings.hold)
-            await self._coordinator.transport.call(host, request, timings.call)
+            reply: Any = msg.Waiting()
+            while isinstance(reply, msg.Waiting):  # the shard has no room until it has committed
+                reply = await self._coordinator.transport.call(host, request, timings.call)
 
-        calls = (admit(UpdateId(*worker, 0)) for worker in self.active.items())
+        active = self.active.items()
+        calls = (admit(UpdateId(name, 0 if early else number, 0)) for name, number in active)
         await asyncio.gather(*calls)
 
     async def evict_absent(self, controller: ShardController) -> None:

@@ -289,7 +289,6 @@ class ShardServer:
             if self._restored.get(shard, 0) < epoch:  # the first time it may have failed half-way
                 self._restored[shard] = epoch
                 self.node.emit(Restored(now, shard, epoch, name, state.version, source))
-            await self._take_mail(replica, epoch)
 
     async def _take_mail(self, replica: Replica, epoch: int) -> None:
         """Apply what workers left in the mailbox.

@@ -147,6 +147,7 @@ _ALL = (
     Case("none, BSP", _NONE, BSP()),
     Case("checkpoint, BSP", _CHECKPOINT, BSP()),
     Case("stateless, BSP", _STATELESS, BSP()),
+    Case("checkpoint + mailbox, BSP", Recovery(Checkpoint(every=4), Continue(limit=3)), BSP()),
     Case("chain(2), SSP(1)", _CHAIN, SSP(1)),
     Case("chain(2) + continue, SSP(1)", Recovery(Chain(2), _HELD), SSP(1)),
     Case("none, filters", _NONE, filters=_FILTERS),
