@@ -306,7 +306,7 @@ def _left(state: ShardState, op: Operation) -> Step:
 
 
 def _held(state: ShardState, op: Operation) -> Step:
-    """Make gates wait for a worker that is not in the table, or no longer, until it joins."""
+    """Keep a place at the entry clock for an unknown or inactive worker; gates wait for it."""
     known = state.workers.get(op.id.worker)
     if known is not None and known.active:
         return Step("duplicate", state, op)

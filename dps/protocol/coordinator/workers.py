@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from dps.core.consistency import ASP
 from dps.core.functions import CALLS, names_of
 from dps.core.updates import Operation, UpdateId
-from dps.errors import DpsError, TrainingStopped
+from dps.errors import DpsError, NotServing, TrainingStopped
 from dps.events import WorkerJoined, WorkerLeft
 from dps.protocol import messages as msg
 from dps.protocol.lease import Leases
@@ -194,21 +194,24 @@ class Workers:
         """Enter every active worker in a shard's clock table before it is served again.
 
         The restored state may be older than a worker's first request, so that no other worker
-        would wait for it. `early`: buffered gradients are yet to be applied. Workers that entered
-        after them would get the clocks of those that pushed them, too far ahead. They enter with
-        incarnation 0: with their present ones, the shard would take buffered gradients of earlier
-        ones for duplicates.
+        would wait for it. `early`: before buffered gradients are applied. Afterwards workers would
+        enter at the clocks of those that pushed these, too far ahead. It only keeps places, with
+        incarnation 0: after a join with the present one, the shard would take gradients of earlier
+        ones for duplicates. Raises `NotServing` if the shard's server cannot commit the joins.
         """
         if isinstance(self._group.consistency, ASP):
             return
-        timings = self._group.timings
+        timings, ask = self._group.timings, self._coordinator.transport.call
 
         async def admit(worker: UpdateId) -> None:
             join = Operation("join", worker)
             request = msg.Push(view.shard, view.epoch, join, False, timings.hold)
-            reply: Any = msg.Waiting()
-            while isinstance(reply, msg.Waiting):  # the shard has no room until it has committed
-                reply = await self._coordinator.transport.call(host, request, timings.call)
+            try:
+                async with asyncio.timeout(timings.copy):
+                    while isinstance(await ask(host, request, timings.call), msg.Waiting):
+                        pass  # there is no room, or the join is not durable yet
+            except TimeoutError:
+                raise NotServing(f"shard {view.shard}: joins do not become durable") from None
 
         active = self.active.items()
         calls = (admit(UpdateId(name, 0 if early else number, 0)) for name, number in active)
