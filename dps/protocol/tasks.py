@@ -44,16 +44,18 @@ class Tasks:
         """
 
         async def kept() -> None:
-            now, failures = asyncio.get_running_loop().time, 0
+            now, failures, rest = asyncio.get_running_loop().time, 0, 0.0
             while True:
                 began = now()
                 try:
+                    if rest:
+                        await asyncio.sleep(rest)
                     await work()
                     return
                 except Exception as error:  # noqa: BLE001 - passed to the owner
                     self._on_failure(error)
-                failures = failures + 1 if now() - began < FORGIVEN_SECONDS else 0
-                await asyncio.sleep(pause * 2 ** min(max(failures - 1, 0), MOST_DOUBLINGS))
+                failures = failures + 1 if now() - began - rest < FORGIVEN_SECONDS else 0
+                rest = pause * 2 ** min(max(failures - 1, 0), MOST_DOUBLINGS)
 
         return self.start(kept())
 

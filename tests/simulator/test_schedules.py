@@ -217,6 +217,12 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint + mailbox:20261151000247:0,1,4,6:wide:watched",
         # A shard begins anew with a buffered gradient of one worker, and others enter after it.
         "stateless, BSP:20261181000130:0,1,2,3,4,5:watched:calm",
+        # The task that renews a lease fails again while it pauses after a failure.
+        "chain(2), elastic, pull filters:20261201000071:0,1,2,7:wide:watched",
+        # The source of a move is given up, the newcomer goes on alone, and is lost.
+        "none:20261201000091:8,9,11,12,13,14,15:wide:watched",
+        # Both replicas are stopped, and an old renewal of one arrives before the other is killed.
+        "chain(2) + continue, SSP(1):20261201000095:0,1,2,3,4:wide:watched:calm",
     ],
 )
 def test_what_was_mended_stays_so(name: str) -> None:

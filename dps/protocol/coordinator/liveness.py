@@ -136,7 +136,9 @@ class Membership:
         if host in self._ended:
             return False  # a message that was under way when the process ended
         member = self._known.setdefault(host, Member(life))
-        member.watched, member.halted = watched, False
+        member.watched = watched
+        # The request may be older than the monitor's report that the process is stopped.
+        member.halted = member.halted and self._unseen_for(host) < self._timings.lease
         if life > member.life:
             # It has dropped all that it held, so there is nothing to wait for.
             lost = member.info if not member.given_up else None

@@ -310,7 +310,8 @@ class Auditor:
                     shard.served.add(view.epoch)
                     shard.lives = {store: self._life(store) for store in shard.stores}
                 shard.ever |= self._cells_at(view)
-                for address in [a for a in shard.members if self._has_stopped(a, view)]:
+                out = [a for a, p in shard.members.items() if self._is_out(p, view)]
+                for address in out:
                     del shard.members[address]
 
     def falling_back(self, host: ShardServer, m: Restore) -> None:
@@ -371,10 +372,14 @@ class Auditor:
         """What tells two states of a shard apart, as far as a whole one must have existed."""
         return numbers(state) if self._parts else _digest(state, self._forgets)
 
-    def _has_stopped(self, address: str, view: View) -> bool:
-        """Whether a host has left an epoch of the shard when it was told to, and is not back."""
-        replica = self._world.hosts[address]._replicas.get(view.shard)
-        return replica is not None and replica.node.me not in (*replica.chain, *view.chain)
+    def _is_out(self, process: Process, view: View) -> bool:
+        """Whether a host has left the shard when it was told to, or was given up before others
+        were served without it, and is not back."""
+        if process.address in (member.address for member in view.chain):
+            return False
+        replica = self._world.hosts[process.address]._replicas.get(view.shard)
+        has_left = replica is not None and replica.node.me not in replica.chain
+        return has_left or self._world.has_given_up(process)
 
     def committed(self, commits: CommitLog, state: ShardState) -> None:
         """A replica has committed a state; a host that was given up can tell nobody of that."""
