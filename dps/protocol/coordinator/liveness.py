@@ -56,7 +56,7 @@ class Member:
 
     `info` is None until its role is known. In its present life it was `given_up`, or is `excluded`
     as out of reach for its predecessor. Its monitor saw its process last at the monotonic time
-    `seen`, and `halted` if it was stopped then and has not renewed its lease since.
+    `seen`, and `halted` if it was stopped then, or did not answer a call.
     """
 
     life: int
@@ -108,7 +108,7 @@ class Membership:
         return self.hosts[host].node if host in self else ""
 
     def answers(self, host: Endpoint) -> bool:
-        """Whether a host has recently asked for its lease, and was not seen stopped since."""
+        """Whether a host has recently asked for its lease, and was not stopped when last seen."""
         return self.leases.silence(host) < self._timings.lease / 2 and not self[host].halted
 
     def is_live(self, host: Endpoint) -> bool:

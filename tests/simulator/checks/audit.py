@@ -373,12 +373,14 @@ class Auditor:
         return numbers(state) if self._parts else _digest(state, self._forgets)
 
     def _is_out(self, process: Process, view: View) -> bool:
-        """Whether a host has left the shard when it was told to, or was given up before others
-        were served without it, and is not back."""
+        """Whether a host that is not in the view has left when it was told to, or was given up.
+
+        One that has started over since has nothing of the shard.
+        """
         if process.address in (member.address for member in view.chain):
             return False
         replica = self._world.hosts[process.address]._replicas.get(view.shard)
-        has_left = replica is not None and replica.node.me not in replica.chain
+        has_left = replica is None or replica.node.me not in replica.chain
         return has_left or self._world.has_given_up(process)
 
     def committed(self, commits: CommitLog, state: ShardState) -> None:
