@@ -143,12 +143,19 @@ class PartialFiles(CheckpointFiles):
         self._layout = layout
         self._saved: dict[str, _Saved] = {}
         self._epoch = 0
+        self._index = 0
         self._number = 0
         self._lock = Lock()
 
     def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
-        """Publish a part; see `CheckpointFiles.write`."""
+        """Publish a part; see `CheckpointFiles.write`.
+
+        A state is not written after a later one of its epoch: units that the part would take over
+        are of that one.
+        """
         with self._lock:
+            if epoch == self._epoch and state.index < self._index:
+                return 0
             units = units_of(self._layout, state)
             saved = self._saved if epoch == self._epoch else {}
             chosen = self._chosen(units, saved)
@@ -161,7 +168,8 @@ class PartialFiles(CheckpointFiles):
             saved = saved | {at: copy(_weights(unit)) for at, unit in chosen.items()}
             tables = numbered_tables(self._layout, state)
             nbytes = self._put(epoch, name, data, manifest_of(epoch, state, own, saved, tables))
-            self._saved, self._epoch, self._number = saved, epoch, number
+            self._saved, self._number = saved, number
+            self._epoch, self._index = epoch, state.index
             return nbytes
 
     def _chosen(self, units: dict[str, Unit], saved: dict[str, _Saved]) -> dict[str, Unit]:

@@ -219,6 +219,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "stateless, BSP:20261181000130:0,1,2,3,4,5:watched:calm",
         # The task that renews a lease fails again while it pauses after a failure.
         "chain(2), elastic, pull filters:20261201000071:0,1,2,7:wide:watched",
+        # A repeated request to restore a shard writes a state after a later one.
+        "partial checkpoint, sync:20261211000117:0,1,2,3:wide",
         # The source of a move is given up, the newcomer goes on alone, and is lost.
         "none:20261201000091:8,9,11,12,13,14,15:wide:watched",
         # Both replicas are stopped, and an old renewal of one arrives before the other is killed.
