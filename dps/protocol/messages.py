@@ -272,7 +272,7 @@ class Restore(OfShard):
 class Configure(OfShard):
     """Enter the epoch; a host that is not in `chain` stops serving the shard.
 
-    A head also applies what is in the mailboxes, even if it is in the epoch already.
+    A head also applies the gradients in the mailboxes, each time it gets this request.
     """
 
     chain: tuple[Endpoint, ...]

@@ -215,15 +215,17 @@ def _digest_with_hash_seed(seed: str) -> str:
         "checkpoint, all, pull filters:20261151000056:0,1,2,3,5,6,7:calm",
         # A process is busy for so long that its group has ended, and the next one is brought up.
         "checkpoint + mailbox:20261151000247:0,1,4,6:wide:watched",
-        # A shard begins anew with a buffered gradient of one worker, and others enter after it.
+        # A shard restarts from initial values, with one buffered gradient; workers then join.
         "stateless, BSP:20261181000130:0,1,2,3,4,5:watched:calm",
         # The task that renews a lease fails again while it pauses after a failure.
         "chain(2), elastic, pull filters:20261201000071:0,1,2,7:wide:watched",
+        # The task that ends a worker fails, after another of its tasks has failed.
+        "chain(2), ring:20261221000007:0,1,2,6,7,9,10,11,12,13:wide:watched:calm",
         # A repeated request to restore a shard writes a state after a later one.
         "partial checkpoint, sync:20261211000117:0,1,2,3:wide",
-        # The source of a move is given up, the newcomer goes on alone, and is lost.
+        # A move's source is given up; its target serves alone, and crashes.
         "none:20261201000091:8,9,11,12,13,14,15:wide:watched",
-        # Both replicas are stopped, and an old renewal of one arrives before the other is killed.
+        # Both replicas are stopped; a delayed renewal of one arrives before the other is killed.
         "chain(2) + continue, SSP(1):20261201000095:0,1,2,3,4:wide:watched:calm",
     ],
 )

@@ -175,7 +175,7 @@ class Client:
             try:
                 if self._ending is not None:
                     reason = self._end_reason
-                    await self._ending
+                    await asyncio.wait([self._ending])  # it may fail; `_ended` is the reason
                 else:  # a pending request may yet be acked, and the statement must have that ack
                     self._ended = DpsError(f"{self.worker} has left the training")
                     await self._at_rest()

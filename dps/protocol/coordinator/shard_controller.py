@@ -251,7 +251,7 @@ class ShardController:
             brought = await self._bring_back(view, host)
             if self.begun and self._group.recovery.uses_mailbox:
                 await self._coordinator.workers.admit_active(view, host, early=True)
-                # The head is in this epoch already, so this only makes it apply what is buffered.
+                # The epoch stays the same: the head only applies buffered gradients.
                 take = msg.Configure(view.shard, view.epoch, (host,), kept=True, keepers=keepers)
                 await self._call(host, take)
             await self._coordinator.workers.admit_active(view, host)
