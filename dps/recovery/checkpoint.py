@@ -179,8 +179,9 @@ class CheckpointPersistence(Persistence):
         self._files = files(folder, context.shard, wanted.keep)
         # Not the event loop's own threads, which apply updates: file access may hang for ever.
         self._threads = ThreadPoolExecutor(FILE_THREADS, "dps-files")
-        self._complete = 0
+        self._complete, self._complete_in = 0, 0  # the version, and the epoch it was written in
         self._writing: asyncio.Task[None] | None = None
+        self._writing_in = 0
         self._timer: asyncio.Task[None] | None = None
         self._latest: tuple[int, ShardState] | None = None
         self._newest = 0  # the newest version that is acked, or about to be
@@ -218,8 +219,12 @@ class CheckpointPersistence(Persistence):
             self._since = self._clock.monotonic() - self._allowed_for
 
     async def begin(self, epoch: int, state: ShardState) -> None:
-        """Write the state that the server starts with, so that there always is a checkpoint."""
-        await self._publish(epoch, state, self._clock.monotonic())
+        """Write the state that the server starts with, so that there always is a checkpoint.
+
+        A later state of this epoch may have been written already, if the request is repeated.
+        """
+        while self._complete_in < epoch or self._complete < state.version:
+            await self._must_write(epoch, state)
 
     async def commit(self, epoch: int, state: ShardState) -> None:
         """Start a write if one is due; wait for it only if the promise requires that."""
@@ -231,10 +236,7 @@ class CheckpointPersistence(Persistence):
         if state.version - self._complete >= self._due:
             self._start_writing(epoch, state)
         while self._too_much_at_risk(state):
-            if not await self._has_written(epoch, state):
-                raise StoreUnavailable(
-                    f"shard {self._shard}: checkpoints cannot be written ({self._failure})"
-                )
+            await self._must_write(epoch, state)
 
     async def save(self, epoch: int, state: ShardState) -> None:
         """Return when a checkpoint holds a committed state; after an error, the last one stays."""
@@ -334,20 +336,28 @@ class CheckpointPersistence(Persistence):
 
     # -- writing ---------------------------------------------------------------------------------
 
+    async def _must_write(self, epoch: int, state: ShardState) -> None:
+        if not await self._has_written(epoch, state):
+            self._must_not_be_refused(epoch)
+            why = f"checkpoints cannot be written ({self._failure})"
+            raise StoreUnavailable(f"shard {self._shard}: {why}")
+
     async def _has_written(self, epoch: int, state: ShardState) -> bool:
         """Wait for the write that is under way, or for one of this state; return whether it worked.
 
         Raises `StaleEpoch` if a server of a later epoch has the files.
         """
         self._must_not_be_refused(epoch)
-        before = self._complete
+        before = self._complete, self._complete_in
         await asyncio.shield(self._start_writing(epoch, state))
-        return self._complete != before
+        return (self._complete, self._complete_in) != before
 
     def _start_writing(self, epoch: int, state: ShardState) -> asyncio.Task[None]:
-        if self._writing is None or self._writing.done():
-            noted = self._clock.monotonic()
-            self._costs.begins(noted)
+        """Start a write, unless one of this epoch is under way: states are written in order."""
+        if self._writing is None or self._writing.done() or self._writing_in < epoch:
+            now, self._writing_in = self._clock.monotonic(), epoch
+            self._costs.begins(now)
+            noted = now if state.version >= self._newest else self._since
             self._writing = self._tasks.start(self._try_to_publish(epoch, state, noted))
         return self._writing
 
@@ -358,7 +368,7 @@ class CheckpointPersistence(Persistence):
         except (MemoryError, StoreUnavailable, StaleEpoch) as error:
             self._costs.fails()
             if isinstance(error, StaleEpoch):
-                self._refused = epoch
+                self._refused = max(self._refused, epoch)
             self._failed(epoch, str(error) or "there is no memory to write it")
         else:
             self._costs.ends(self._clock.monotonic())
@@ -370,7 +380,9 @@ class CheckpointPersistence(Persistence):
     async def _publish(self, epoch: int, state: ShardState, noted: float) -> None:
         """Write a state that holds every update acked until the monotonic time `noted`."""
         await self._write(epoch, state)
-        self._saved(state.version, noted)
+        if epoch >= self._complete_in:
+            self._complete_in = epoch
+            self._saved(state.version, noted)
 
     async def _write(self, epoch: int, state: ShardState, cut: int | None = None) -> None:
         def record_slow_write() -> None:

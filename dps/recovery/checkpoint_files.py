@@ -62,7 +62,7 @@ class Copy:
 class CheckpointFiles:
     """The checkpoints of one shard below a path.
 
-    Not thread-safe: one writer at a time.
+    Not thread-safe: one write at a time in each epoch.
     """
 
     def __init__(self, path: str, shard: int, keep: int) -> None:

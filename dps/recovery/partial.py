@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
 from typing import Annotated, Literal
 
 import numpy as np
@@ -130,7 +129,7 @@ class _Saved(Copy):
 
 
 class PartialFiles(CheckpointFiles):
-    """The partial checkpoints of one shard below a path. One write at a time; others wait for it.
+    """The partial checkpoints of one shard below a path; one write at a time in each epoch.
 
     The first part of an epoch holds all units, so that it needs no file of an earlier server. All
     units are kept `keep` times; a checkpoint holds a `share` of the shard's bytes.
@@ -141,36 +140,28 @@ class PartialFiles(CheckpointFiles):
         super().__init__(path, shard, (keep + 1) * parts_until_all(share) + 1)
         self._share = share
         self._layout = layout
-        self._saved: dict[str, _Saved] = {}
-        self._epoch = 0
-        self._index = 0
-        self._number = 0
-        self._lock = Lock()
+        # The epoch and number of the last part, and the newest copy of each unit. Set at once: a
+        # write of an earlier epoch that hangs may end at any time, in another thread.
+        self._last: tuple[int, int, dict[str, _Saved]] = (0, 0, {})
 
     def write(self, epoch: int, state: ShardState, cut: int | None = None) -> int:
-        """Publish a part; see `CheckpointFiles.write`.
-
-        A state is not written after a later one of its epoch: units that the part would take over
-        are of that one.
-        """
-        with self._lock:
-            if epoch == self._epoch and state.index < self._index:
-                return 0
-            units = units_of(self._layout, state)
-            saved = self._saved if epoch == self._epoch else {}
-            chosen = self._chosen(units, saved)
-            data = packed(chosen, state)
-            name, number = name_of(epoch, state.index), self._number + 1
-            # Named by content: another part of the same state may hold other units.
-            digest = digest_of(data)
-            own = Copy(f"{name}-{digest[:8]}.safetensors", digest, state.version)
-            copy = partial(_Saved, own.file, own.sha256, own.version, number)
-            saved = saved | {at: copy(_weights(unit)) for at, unit in chosen.items()}
-            tables = numbered_tables(self._layout, state)
-            nbytes = self._put(epoch, name, data, manifest_of(epoch, state, own, saved, tables))
-            self._saved, self._number = saved, number
-            self._epoch, self._index = epoch, state.index
-            return nbytes
+        """Publish a part; see `CheckpointFiles.write`. States of an epoch are written in order."""
+        of_epoch, number, saved = self._last
+        saved = saved if epoch == of_epoch else {}
+        number += 1
+        units = units_of(self._layout, state)
+        chosen = self._chosen(units, saved)
+        data = packed(chosen, state)
+        name = name_of(epoch, state.index)
+        # Named by content: another part of the same state may hold other units.
+        digest = digest_of(data)
+        own = Copy(f"{name}-{digest[:8]}.safetensors", digest, state.version)
+        copy = partial(_Saved, own.file, own.sha256, own.version, number)
+        saved = saved | {at: copy(_weights(unit)) for at, unit in chosen.items()}
+        tables = numbered_tables(self._layout, state)
+        nbytes = self._put(epoch, name, data, manifest_of(epoch, state, own, saved, tables))
+        self._last = epoch, number, saved
+        return nbytes
 
     def _chosen(self, units: dict[str, Unit], saved: dict[str, _Saved]) -> dict[str, Unit]:
         known = [saved.get(at) for at in units]

@@ -490,8 +490,8 @@ def may_be_damaged(path: str, shards: int, cuts: Collection[int] | None) -> bool
     """
     folder, name = posixpath.split(path)
     group, shard = posixpath.split(folder)
-    numbers = tuple(int(part[1:]) for part in name.split(".")[0].split("-"))
-    this = numbers[:2] if cuts is None else numbers[2:]
+    fields = name.split(".")[0].split("-")  # after the index, a cut or a digest
+    this = tuple(int(f[1:]) for f in (fields[:2] if cuts is None else fields[2:]))
     concerned = [int(shard.removeprefix("shard-"))] if cuts is None else range(shards)
     whole = [_whole(CheckpointFiles(f"{SCHEME}:/{group}", s, 1)) for s in concerned]
     places = {place for of_shard in whole for place in of_shard}
