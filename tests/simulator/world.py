@@ -297,6 +297,10 @@ class World:
         members = self._coordinator.members
         return host in members and not members[host].silent
 
+    def known_life(self, host: Endpoint) -> int:
+        """How often a host has started over, as the coordinator knows it."""
+        return self._coordinator.members[host].life
+
     def name_of(self, endpoint: Endpoint) -> str:
         """Name of the node at the endpoint; "" if it is not alive."""
         found = (n for n, process in self._nodes.items() if process.address == endpoint.address)

@@ -308,7 +308,8 @@ class Auditor:
                 shard.stores = self._world.stored(number)
                 if view.epoch not in shard.served:
                     shard.served.add(view.epoch)
-                    shard.lives = {store: self._life(store) for store in shard.stores}
+                    # A store that started over unnoticed has lost what it is counted on for.
+                    shard.lives = {store: self._world.known_life(store) for store in shard.stores}
                 shard.ever |= self._cells_at(view)
                 out = [a for a, p in shard.members.items() if self._is_out(p, view)]
                 for address in out:
