@@ -225,6 +225,8 @@ def _digest_with_hash_seed(seed: str) -> str:
         "partial checkpoint, sync:20261211000117:0,1,2,3:wide",
         # A move's source is given up; its target serves alone, and crashes.
         "none:20261201000091:8,9,11,12,13,14,15:wide:watched",
+        # A store starts over before the coordinator counts on it again, and the server is lost.
+        "stateless, ring:20261231000171:2,3,4,6,7:wide:watched:calm",
         # Both replicas are stopped; a delayed renewal of one arrives before the other is killed.
         "chain(2) + continue, SSP(1):20261201000095:0,1,2,3,4:wide:watched:calm",
     ],
