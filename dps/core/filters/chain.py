@@ -44,17 +44,19 @@ class FilterChain:
                 f"update {sending.update}: the gradient of {sending.array!r} with what its filters "
                 "had withheld before is too large for its dtype; nothing of this update was applied"
             )
-        mask, kept = self._selected(accumulated, sending)
+        mask, withheld = self._selected(accumulated, sending)
         section = self._encoded(accumulated, mask, sending)
-        rounding = self.quantise is not None and self.quantise.feedback
-        if rounding:
+        kept = None
+        if any(selection.feedback for selection in self.selections):
+            kept = accumulated * withheld  # several times as fast as an assignment under a mask
+        if self.quantise is not None and self.quantise.feedback:
             sent = values_of(section, str(accumulated.dtype), accumulated.size)
             if mask is None:
                 kept = accumulated - sent
             else:
+                kept = np.zeros_like(accumulated) if kept is None else kept
                 kept[mask] = accumulated[mask] - (sent if sent.size < mask.size else sent[mask])
-        keeps = rounding or any(selection.feedback for selection in self.selections)
-        return section, kept if keeps else None
+        return section, kept
 
     def changed(self, values: Array, copy: Array, sending: Sending) -> Section:
         """Return the encoded changes of 1-D weights, for a worker that has a copy of them.
@@ -81,8 +83,8 @@ class FilterChain:
         return encoded(numbers, mask, quantise.form, lambda: rounding.random(quantise.seed))
 
     def _selected(self, accumulated: Array, sending: Sending) -> tuple[Array | None, Array]:
-        """Return the mask of the entries that are sent (None: all), and the residual."""
-        kept = np.zeros_like(accumulated)
+        """Return masks of the entries that are sent (None: all), and of those kept for later."""
+        kept = np.zeros(accumulated.size, bool)
         mask: Array | None = None
         for place, selection in enumerate(self.selections):
             given = accumulated.view() if mask is None else np.where(mask, accumulated, 0)
@@ -93,7 +95,7 @@ class FilterChain:
             if mask is not None:
                 left, withheld = mask & left, mask & withheld
             if selection.feedback:
-                kept[withheld] = accumulated[withheld]
+                kept |= withheld
             mask = left
         return mask, kept
 

@@ -26,6 +26,7 @@ VALUES = ("raw", "bf16", "int8")
 BUCKET = 1024  # entries that share a scale in int8
 LEVELS = 127
 BF16_MAX = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
+BLOCK = 1 << 16  # entries that are rounded at a time, so that the steps' results stay in the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ def encoded(accumulated: Array, selected: Array | None, values: Values, random: 
         sent = accumulated if selected is None else np.where(selected, accumulated, 0)
         kind, entries = "", -1
     else:
-        sent = accumulated[selected]
+        sent = np.compress(selected, accumulated)  # several times as fast as `[selected]`
         if kind == "bits":
             keys = np.packbits(selected)
         elif kind:
@@ -147,8 +148,8 @@ def values_of(section: Section, dtype: str, size: int) -> Array:
     part = section.part
     entries = size if part.entries < 0 else part.entries
     if part.values == "bf16":
-        wide = section.values.view(np.uint16).astype(np.uint32) << 16
-        values: Array = wide.view(np.float32).astype(dtype)
+        wide = np.left_shift(section.values.view(np.uint16), 16, dtype=np.uint32)
+        values: Array = wide.view(np.float32).astype(dtype, copy=False)
     elif part.values == "int8":
         ends = -(-entries // BUCKET) * np.dtype(dtype).itemsize
         scales = section.values[:ends].view(dtype)
@@ -205,22 +206,27 @@ def _require(op: Operation, holds: bool) -> None:
 
 def _bf16(sent: Array) -> Array:
     # The upper halves of float32 numbers, rounded to nearest, ties to even.
-    single = np.clip(sent, -BF16_MAX, BF16_MAX).astype(np.float32)
-    bits = single.view(np.uint32)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
-    upper: Array = rounded.astype(np.uint16)
+    upper = np.empty(sent.size, np.uint16)
+    for at in range(0, sent.size, BLOCK):
+        single = np.clip(sent[at : at + BLOCK], -BF16_MAX, BF16_MAX).astype(np.float32, copy=False)
+        bits = single.view(np.uint32)
+        bits += 0x7FFF + ((bits >> 16) & 1)
+        upper[at : at + BLOCK] = bits >> 16
     return upper.view(np.uint8)
 
 
 def _int8(sent: Array, random: np.random.Generator) -> Array:
     # A scale for each bucket, and integer multiples of it: stochastic rounding, unbiased.
     buckets = -(-sent.size // BUCKET)
-    padded = np.zeros((buckets, BUCKET), sent.dtype)
-    padded.reshape(-1)[: sent.size] = sent
-    scales = np.abs(padded).max(axis=1, initial=0) / LEVELS
-    steps = np.divide(padded, scales[:, None], out=np.zeros_like(padded), where=scales[:, None] > 0)
-    whole = np.floor(steps)
-    steps -= whole
-    whole += random.random(steps.shape, dtype=np.float32) < steps
-    whole = np.clip(whole, -LEVELS, LEVELS).astype(np.int8).reshape(-1)[: sent.size]
-    return np.concatenate([scales.astype(sent.dtype).view(np.uint8), whole.view(np.uint8)])
+    scales, whole = np.empty(buckets, sent.dtype), np.empty(buckets * BUCKET, np.int8)
+    for at in range(0, sent.size, BLOCK):
+        block = sent[at : at + BLOCK]
+        steps = np.zeros((-(-block.size // BUCKET), BUCKET), sent.dtype)
+        steps.reshape(-1)[: block.size] = block
+        scale = np.abs(steps).max(axis=1, keepdims=True) / LEVELS
+        scales[at // BUCKET :][: scale.size] = scale[:, 0]
+        np.divide(steps, scale, out=steps, where=scale > 0)
+        below = np.floor(steps)
+        below += random.random(steps.shape, dtype=np.float32) < steps - below
+        whole[at : at + steps.size] = np.clip(below, -LEVELS, LEVELS).reshape(-1)
+    return np.concatenate([scales.view(np.uint8), whole[: sent.size].view(np.uint8)])

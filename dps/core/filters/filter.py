@@ -199,9 +199,10 @@ class TopK(Checked):
         """Return where the largest entries are, without zeros."""
         count = max(1, round(self.share * gradient.size))
         magnitudes = np.abs(gradient)
-        mask: Array = np.zeros(gradient.size, bool)
-        mask[np.argpartition(magnitudes, gradient.size - count)[-count:]] = True
-        mask &= magnitudes > 0
+        least = np.partition(magnitudes, -count)[-count]
+        mask: Array = magnitudes > least
+        ties = np.flatnonzero(magnitudes == least)[: count - np.count_nonzero(mask)]
+        mask[ties] = least > 0
         return mask
 
 

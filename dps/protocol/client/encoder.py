@@ -6,6 +6,7 @@ Each gradient passes the filters once: a retry sends the same operation.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -99,13 +100,12 @@ class Encoder:
         `NonFiniteGradient` because a gradient with what was withheld before is too large, nothing
         is changed.
         """
-        made = dict.fromkeys(parts.rows, operation)
+        made, dense = dict.fromkeys(parts.rows, operation), parts.dense
         if self._outboxes:
-            work = partial(self._prepared, operation, parts.dense, point)
-            nbytes = sum(gradient.nbytes for gradient, _ in parts.dense.values())
-            made |= self._committed(await offload(work, PASSES * nbytes))
+            work = [self._prepared(s, _plain(operation, part), point) for s, part in dense.items()]
+            made |= self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
         else:
-            made |= {shard: _plain(operation, part) for shard, part in parts.dense.items()}
+            made |= {shard: _plain(operation, part) for shard, part in dense.items()}
         made |= {s: replace(made[s], rows=rows) for s, rows in parts.rows.items()}
         return self._based(made, point)
 
@@ -136,16 +136,12 @@ class Encoder:
             based[shard] = replace(op, based_on=on, based_at=at, base=base)
         return based
 
-    def _prepared(
-        self, operation: Operation, dense: Mapping[int, Gathered], point: ReadPoint
-    ) -> dict[int, Prepared]:
-        """Filter a gradient for all shards, in any thread; nothing changes if one refuses it."""
-        filtered = {}
-        for shard, part in dense.items():
-            base = point.shards[shard].weights
-            values = base.values if base is not None else None
-            filtered[shard] = self._outboxes[shard].prepared(_plain(operation, part), values)
-        return {shard: _packed(prepared) for shard, prepared in filtered.items()}
+    async def _prepared(self, shard: int, operation: Operation, point: ReadPoint) -> Prepared:
+        """Filter a gradient for one shard, in a thread if it is large; nothing changes yet."""
+        outbox, base = self._outboxes[shard], point.shards[shard].weights
+        values = None if base is None else base.values
+        work = partial(outbox.prepared, operation, values)
+        return await offload(lambda: _packed(work()), PASSES * operation.nbytes)
 
     def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:
         for shard, one in prepared.items():
