@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from dps.errors import DpsError
 from dps.observe.history import EVALUATOR, numbers_of
@@ -210,6 +209,8 @@ class Tracker:
         StoreUnavailable
             The store cannot be used.
         """
+        import pandas as pd
+
         outcomes = [done.outcome for done in trials]
         now = max((done.record.events[-1].t + _shift(done) for done in trials), default=0.0)
         with self._errors("the report"):
