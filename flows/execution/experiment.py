@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,8 +43,8 @@ from flows.statistics.finished import (
     read_finished,
     with_effects,
 )
-from flows.tracking.store import Refused
-from flows.tracking.tracker import Delivered, Tracker, deliver
+from flows.tracking.store import Refused, check_database
+from flows.tracking.tracker import Tracker, deliver
 
 if TYPE_CHECKING:
     from flows.execution.drivers import Drivers
@@ -119,7 +120,7 @@ def run_experiment(
     ConfigurationError
         The data are missing, or another `dps run` of the experiment is at work here.
     StoreUnavailable
-        The results folder cannot be written, or the tracking store to begin with. If it fails
+        The results folder cannot be written, or the tracking store cannot be opened. If it fails
         later, the experiment goes on, and what the store lacks is written at the end.
     """
     trials = expand(experiment) if trials is None else trials
@@ -138,7 +139,6 @@ def run_experiment(
             recorded = [trial for trial in trials if trial.name in known]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             check_datasets(trials)
-            # Beside MLflow, which takes seconds to import and to open.
             runner.start([trial for trial in in_order if trial.name not in known])
             books = _Books(folder, here, store, view.say)
             # What belongs to the experiment is noted when nothing can refuse it any more. Records
@@ -189,33 +189,41 @@ class _Books:
         self._folder = folder
         self._place = here, store
         self._say = say
-        # None after its first failure: the trials go on, and all is written at the end.
-        self._tracker: Tracker | None = Tracker(folder.name, here, store)
+        self._failed = False  # then the trials go on, and all is written at the end
+        if store is None:
+            check_database(here)
+        # Beside the first trial, because MLflow takes seconds to import and to open.
+        opening = ThreadPoolExecutor(1, "dps-mlflow-opens")
+        self._tracker = opening.submit(Tracker, folder.name, here, store)
+        opening.shutdown(wait=False)
+        if store is not None:
+            self._tracker.result()  # only MLflow knows what a server refuses
 
     def enter(self, done: Finished) -> None:
         """Track a trial."""
+        tracker = self._tracker.result()
         try:
-            if self._tracker is not None:
-                self._tracker.track_trial(done)
+            if not self._failed:
+                tracker.track_trial(done)
         except Refused:
             pass  # until the end, where it is reported
         except StoreUnavailable as error:
-            self._tracker = None
+            self._failed = True
             self._say(f"{error} The trials continue; runs are written to it at the end.")
 
     def close(self, found: Sequence[Finished], prices: Prices) -> Ran:
         """Write the report, and whatever the tracking store lacks."""
+        self._tracker.result()
         done = with_effects(found, prices)
         recorded = sorted(done, key=lambda each: each.events_file)
         report = write_report(self._folder, self._folder / REPORT, prices, recorded=recorded)
-        delivered: Delivered | None = None
         try:
             delivered = deliver(self._folder, *self._place, done, True, self._say)
         except StoreUnavailable as error:
-            if self._tracker is not None:
+            if not self._failed:
                 self._say(str(error))
-        refused = delivered.refused if delivered else ()
-        return Ran(tuple(done), report, delivered is not None, refused)
+            return Ran(tuple(done), report, False)
+        return Ran(tuple(done), report, True, delivered.refused)
 
 
 def _attempts(
