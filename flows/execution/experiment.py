@@ -7,6 +7,7 @@ only, so both can be made again at any time, and an outage of MLflow's server lo
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -192,8 +193,9 @@ class _Books:
         self._failed = False  # then the trials go on, and all is written at the end
         if store is None:
             check_database(here)
-        # Beside the first trial, because MLflow takes seconds to import and to open.
-        opening = ThreadPoolExecutor(1, "dps-mlflow-opens")
+        # Beside the first trial, because MLflow takes seconds to import and to open. So that the
+        # trial is not slower, the thread yields to it: on Linux, niceness is a thread's own.
+        opening = ThreadPoolExecutor(1, "dps-mlflow-opens", os.nice, (10,))
         self._tracker = opening.submit(Tracker, folder.name, here, store)
         opening.shutdown(wait=False)
         if store is not None:

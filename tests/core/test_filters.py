@@ -58,7 +58,7 @@ class Sender:
         prepared = self.outbox.prepared(self.model.gradient("a", self.seq, of=of), weights)
         op = packed(prepared.operation, prepared.lossless)
         assert op.gradient is not None
-        self.outbox.commit(prepared, op.gradient.nbytes)
+        self.outbox.commit(prepared)
         return self.received(op)
 
     def rest(self) -> dict[str, np.ndarray]:
@@ -67,7 +67,7 @@ class Sender:
             return {}
         prepared = self.outbox.remainder(Operation("gradient", UpdateId("a", 1, self.seq + 1)))
         op = packed(prepared.operation, prepared.lossless)
-        self.outbox.commit(prepared, 0)
+        self.outbox.commit(prepared)
         return self.received(op)
 
     def received(self, op: Operation) -> dict[str, np.ndarray]:

@@ -100,12 +100,11 @@ class Encoder:
         `NonFiniteGradient` because a gradient with what was withheld before is too large, nothing
         is changed.
         """
-        made, dense = dict.fromkeys(parts.rows, operation), parts.dense
+        dense = {shard: _plain(operation, part) for shard, part in parts.dense.items()}
         if self._outboxes:
-            work = [self._prepared(s, _plain(operation, part), point) for s, part in dense.items()]
-            made |= self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
-        else:
-            made |= {shard: _plain(operation, part) for shard, part in dense.items()}
+            work = [self._prepared(shard, op, point) for shard, op in dense.items()]
+            dense = self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
+        made = dict.fromkeys(parts.rows, operation) | dense
         made |= {s: replace(made[s], rows=rows) for s, rows in parts.rows.items()}
         return self._based(made, point)
 
@@ -138,15 +137,13 @@ class Encoder:
 
     async def _prepared(self, shard: int, operation: Operation, point: ReadPoint) -> Prepared:
         """Filter a gradient for one shard, in a thread if it is large; nothing changes yet."""
-        outbox, base = self._outboxes[shard], point.shards[shard].weights
-        values = None if base is None else base.values
-        work = partial(outbox.prepared, operation, values)
+        base = point.shards[shard].weights
+        work = partial(self._outboxes[shard].prepared, operation, base.values if base else None)
         return await offload(lambda: _packed(work()), PASSES * operation.nbytes)
 
     def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:
         for shard, one in prepared.items():
-            assert one.operation.gradient is not None
-            self._outboxes[shard].commit(one, one.operation.gradient.nbytes)
+            self._outboxes[shard].commit(one)
         return {shard: one.operation for shard, one in prepared.items()}
 
 
