@@ -66,7 +66,7 @@ async def answers_of(calls: Sequence[Coroutine[Any, Any, T]], grace: float) -> l
         if waiting:
             _, waiting = await asyncio.wait(waiting, timeout=grace)
     finally:
-        for task in waiting:
+        for task in tasks:
             task.cancel()
     over = [task for task in tasks if task not in waiting]
     errors = [error for task in over if (error := task.exception()) is not None]

@@ -46,7 +46,7 @@ class CommitLog:
         self._timings = replica.node.group.timings
         self._log: deque[tuple[int, Operation]] = deque()
         self._copied: list[int] = []  # indices of states that are being copied to newcomers
-        self._calls: set[asyncio.Timeout] = set()
+        self._calls: dict[asyncio.Timeout, None] = {}  # in order
         self._pending = asyncio.Event()
         self._waiting: Waiters = {}
         self.configure()
@@ -89,14 +89,14 @@ class CommitLog:
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                self._calls.add(scope)
+                self._calls[scope] = None
                 return await work
         except TimeoutError:
             if not scope.expired():
                 raise
             raise StaleEpoch(f"shard {self._replica.shard} is leaving its epoch") from None
         finally:
-            self._calls.discard(scope)
+            self._calls.pop(scope, None)
 
     @contextmanager
     def keeping_later_than(self, state: ShardState) -> Iterator[None]:
