@@ -7,7 +7,7 @@ Every update keeps its identity, so that none enters twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -102,7 +102,7 @@ def plan(
         if number > latest.get(op.id.worker, (0, 0)):
             latest[op.id.worker] = number
             once.append(op)
-    ops = [replace(op, replayed=True) for op in once if op.kind == "gradient"]
+    ops = [op._replace(replayed=True) for op in once if op.kind == "gradient"]
     # Ticks only advance clocks; one that comes after a later update of its worker changes nothing.
     ticks = [op for op in once if op.kind == "tick"]
 
@@ -118,7 +118,7 @@ def plan(
         case "each":
             todo = ops
         case "staleness_scaled":
-            todo = [replace(op, scale=1 / (1 + staleness(op))) for op in ops]
+            todo = [op._replace(scale=1 / (1 + staleness(op))) for op in ops]
         case "drop_older":
             fresh = [op for op in ops if staleness(op) <= policy.drop_older_than]
             todo, dropped = total(fresh), len(ops) - len(fresh)
@@ -128,7 +128,7 @@ def plan(
             todo = [_clipped(layout, op, policy.clip_norm) for op in total(ops)]
         case "published":
             scale = PUBLISHED_SCALE if len(ops) > PUBLISHED_QUEUE else 1.0
-            todo = [replace(op, scale=scale) for op in total(ops)]
+            todo = [op._replace(scale=scale) for op in total(ops)]
         case "sum":
             todo = total(ops)
     return Plan((*todo, *ticks), dropped)
@@ -152,7 +152,7 @@ def summed(layout: ShardLayout, ops: Iterable[Operation]) -> tuple[Operation, ..
                 np.add(*both, out=gradient[part].view(dtype))
         merged = (*last.merged, (op.id, op.based_on, op.based_at))
         rows = added(last.rows, op.rows)
-        sums[-1] = replace(last, gradient=gradient, merged=merged, rows=rows)
+        sums[-1] = last._replace(gradient=gradient, merged=merged, rows=rows)
     return tuple(sums)
 
 
@@ -164,7 +164,7 @@ def _times(layout: ShardLayout, op: Operation, factor: float) -> Operation:
             dtype = piece.block.dtype
             np.multiply(op.gradient[part].view(dtype), factor, out[part].view(dtype))
     rows = tuple(Rows(each.table, each.keys, each.gradient * factor) for each in op.rows)
-    return replace(op, gradient=out, rows=rows)
+    return op._replace(gradient=out, rows=rows)
 
 
 def _clipped(layout: ShardLayout, op: Operation, limit: float) -> Operation:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -84,8 +84,7 @@ class ShardState:
         return min(self.clocks.values()) if self.clocks else max(left, default=0)
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedUpdate:
+class AppliedUpdate(NamedTuple):
     """One update that was applied: its version and how stale its gradient was."""
 
     id: UpdateId
@@ -95,8 +94,7 @@ class AppliedUpdate:
     replayed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """The result of applying one operation."""
 
     outcome: Literal["applied", "duplicate"]
@@ -204,7 +202,7 @@ class StateMachine:
             results={**state.results, caller: call.result},
         )
         update = AppliedUpdate(op.id, after.version, 0, 0.0, replayed=False)
-        return Step("applied", after, replace(op, call=call), (update,) * changed)
+        return Step("applied", after, op._replace(call=call), (update,) * changed)
 
     def _stepped(self, state: ShardState, op: Operation) -> Step:
         merged = ((op.id, op.based_on, op.based_at), *op.merged)
@@ -338,8 +336,7 @@ def _check_rows(layout: ShardLayout, op: Operation) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """Bytes `begin` to `end` of a shard's buffer, of one dtype, and the gradient for them."""
 
     begin: int

@@ -5,7 +5,7 @@ Replicas that apply the same operations in the same order are bitwise equal.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -48,8 +48,7 @@ class Call:
     result: np.ndarray | None = None  # None: it has not run yet
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(NamedTuple):
     """One change of a shard.
 
     A "gradient" is an update, an "apply" runs the function of `call`. The other kinds only change
@@ -85,4 +84,4 @@ class Operation:
         """Return the operation with a copy of the gradient, whose memory the caller may reuse."""
         dense = None if self.gradient is None else self.gradient.copy()
         rows = tuple(Rows(r.table, r.keys.copy(), r.gradient.copy()) for r in self.rows)
-        return replace(self, gradient=dense, rows=rows)
+        return self._replace(gradient=dense, rows=rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ def gradient() -> dict[str, np.ndarray]:
 
 def pushed(state: ShardState, base: ShardState, of: dict[str, np.ndarray], seq: int) -> Operation:
     op = MODEL.gradient("a", seq, of=of, based_on=base.version)
-    return replace(op, base=SHARD.taken(base.values, op.pieces))
+    return op._replace(base=SHARD.taken(base.values, op.pieces))
 
 
 def simulated(
@@ -69,7 +68,7 @@ def test_a_gradient_that_is_not_late_is_as_it_was(inner: Any) -> None:
     state = MODEL.state(rule, **START)
     op = pushed(state, state, gradient(), 1)
     found = MODEL.apply(rule, state, op).state
-    plain = MODEL.apply(inner, state, replace(op, base=None)).state
+    plain = MODEL.apply(inner, state, op._replace(base=None)).state
     assert found.values.tobytes() == plain.values.tobytes()
     assert found.slots.keys() == plain.slots.keys()
 
@@ -101,6 +100,6 @@ def test_a_correction_that_overflows_is_left_out() -> None:
     state = model.state(RULE, w=np.array([1.0, 2.0, 3.0], np.float32))
     op = model.gradient("a", 1, of={"w": np.array([1e30, 1.0, -1e30], np.float32)})
     base = np.array([0.0, 0.0, 3.0], np.float32).view(np.uint8)
-    found = model.arrays(model.apply(RULE, state, replace(op, base=base)).state.values)["w"]
+    found = model.arrays(model.apply(RULE, state, op._replace(base=base)).state.values)["w"]
     expected = np.array([1e30, 1 + 0.5 * 2, -1e30], np.float32)
     assert found == pytest.approx(np.array([1.0, 2.0, 3.0]) - 0.1 * expected, rel=1e-5)

@@ -145,9 +145,9 @@ def test_a_gradient_of_another_size_is_refused() -> None:
     assert op.gradient is not None
     message = r"seq=1.*: 44 bytes of gradient, expected 48"
     with pytest.raises(ShapeMismatch, match=message):
-        MODEL.apply(RULE, MODEL.state(RULE), replace(op, gradient=op.gradient[4:]))
+        MODEL.apply(RULE, MODEL.state(RULE), op._replace(gradient=op.gradient[4:]))
     with pytest.raises(ShapeMismatch, match="0 bytes of gradient, expected 48"):
-        MODEL.apply(RULE, MODEL.state(RULE), replace(op, gradient=None))
+        MODEL.apply(RULE, MODEL.state(RULE), op._replace(gradient=None))
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)

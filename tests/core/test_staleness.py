@@ -41,7 +41,7 @@ def test_a_sum_is_divided_by_the_mean_staleness_of_what_is_in_it() -> None:
     (op,) = summed(MODEL.layout.shards[0], ops)
     step = MODEL.apply(RULE, at_version(5), op)
     assert weights(step.state) == pytest.approx(-0.5 * 3 / ((0 + 4 + 1) / 3))
-    fresh = summed(MODEL.layout.shards[0], [replace(op, based_on=5) for op in ops])
+    fresh = summed(MODEL.layout.shards[0], [op._replace(based_on=5) for op in ops])
     assert (weights(MODEL.apply(RULE, at_version(5), *fresh).state) == -1.5).all()
 
 
@@ -56,6 +56,6 @@ def test_steps_are_those_of_the_rule_at_the_learning_rate_of_each(
             op = MODEL.gradient("a", seq, of=gradient, based_on=based_on)
             divisor = max(1, state.version - based_on)
             state = MODEL.apply(StalenessAware(make(0.5)), state, op).state
-            expected = MODEL.apply(make(0.5), expected, replace(op, scale=1 / divisor)).state
+            expected = MODEL.apply(make(0.5), expected, op._replace(scale=1 / divisor)).state
             assert weights(state).tobytes() == weights(expected).tobytes()
             assert state.slots.keys() == expected.slots.keys()

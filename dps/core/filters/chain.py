@@ -197,7 +197,7 @@ class Outbox:
         """Return the residuals, of which there must be some, as one more update of raw values."""
         kept = self.withheld()
         pieces = [i for i, piece in enumerate(self._layout.pieces) if piece.block.name in kept]
-        op = replace(op, pieces=() if len(pieces) == len(self._layout.pieces) else tuple(pieces))
+        op = op._replace(pieces=() if len(pieces) == len(self._layout.pieces) else tuple(pieces))
         names = [stretch.name for stretch in stretches(self._layout, op.pieces)]
         sections = [_raw(kept[name], kept[name] != 0) for name in names]
         lossless = tuple(self._chains.get(name, PLAIN).lossless for name in names)

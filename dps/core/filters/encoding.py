@@ -8,7 +8,7 @@ replicas that decode the same bytes stay bitwise equal.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -99,7 +99,7 @@ def assembled(op: Operation, sections: Sequence[Section]) -> Operation:
     """Return the operation with these sections as its payload."""
     buffers = [buffer for section in sections for buffer in (section.keys, section.values)]
     payload = np.concatenate(buffers) if buffers else np.empty(0, np.uint8)
-    return replace(op, gradient=payload, codec=tuple(section.part for section in sections))
+    return op._replace(gradient=payload, codec=tuple(section.part for section in sections))
 
 
 def taken_apart(op: Operation) -> Iterator[Section]:
@@ -124,7 +124,7 @@ def decoded(layout: ShardLayout, op: Operation) -> Operation:
     gradient = np.zeros(chosen[-1].end, np.uint8)
     for stretch, section in zip(chosen, taken_apart(op), strict=True):
         _fill(op, stretch.view(gradient), section)
-    return replace(op, gradient=gradient, codec=())
+    return op._replace(gradient=gradient, codec=())
 
 
 def patched(layout: ShardLayout, buffer: Array, op: Operation) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Protocol
 
@@ -170,7 +170,7 @@ def compensated(layout: ShardLayout, rule: UpdateRule, values: Array, op: Operat
             continue
         three = (buffer[part].view(piece.block.dtype) for buffer in (present, op.gradient, op.base))
         gradient[part].view(piece.block.dtype)[:] = own.compensated(*three)
-    return replace(op, gradient=gradient, base=None)
+    return op._replace(gradient=gradient, base=None)
 
 
 def check_base(op: Operation) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -339,7 +339,7 @@ class Client:
                 reader = await self._present()  # which sets the number that it continues from
                 self._seq += 1
                 last = reader._replace(seq=self._seq)
-            left = {shard: replace(op, id=last) for shard, op in left.items()}
+            left = {shard: op._replace(id=last) for shard, op in left.items()}
             await self._send(last, left, False)
             await self._drain()  # what is buffered here may be refused yet
             left = {shard: op for shard, op in left.items() if (shard, last) in self._dropped}

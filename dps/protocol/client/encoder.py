@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,7 @@ PASSES = 8  # how often filters read a gradient, for the estimate of how long th
 NO_ROWS: Gradients = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
+class Parts(NamedTuple):
     """One update, cut by shard: of arrays' gradients, and of rows, one entry per table."""
 
     dense: Mapping[int, Gathered]
@@ -105,7 +104,7 @@ class Encoder:
             work = [self._prepared(shard, op, point) for shard, op in dense.items()]
             dense = self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
         made = dict.fromkeys(parts.rows, operation) | dense
-        made |= {s: replace(made[s], rows=rows) for s, rows in parts.rows.items()}
+        made |= {s: made[s]._replace(rows=rows) for s, rows in parts.rows.items()}
         return self._based(made, point)
 
     async def remainders(self, operation: Operation, point: ReadPoint) -> dict[int, Operation]:
@@ -132,7 +131,7 @@ class Encoder:
             on, at = read.seen or (op.based_on, op.based_at)
             if read.weights is not None and op.gradient is not None and self._needs_base:
                 base = self._layout.shards[shard].taken(read.weights.values, op.pieces)
-            based[shard] = replace(op, based_on=on, based_at=at, base=base)
+            based[shard] = op._replace(based_on=on, based_at=at, base=base)
         return based
 
     async def _prepared(self, shard: int, operation: Operation, point: ReadPoint) -> Prepared:
@@ -149,7 +148,7 @@ class Encoder:
 
 def _plain(operation: Operation, part: Gathered) -> Operation:
     gradient, pieces = part
-    return replace(operation, gradient=gradient, pieces=pieces)
+    return operation._replace(gradient=gradient, pieces=pieces)
 
 
 def _packed(prepared: Prepared) -> Prepared:

@@ -7,8 +7,9 @@ is right, and the gradient is dropped if an earlier incarnation of the worker re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,8 +20,7 @@ from dps.protocol.executor import offload
 from dps.protocol.messages import CopyId, Weights
 
 
-@dataclass(frozen=True, slots=True)
-class ShardRead:
+class ShardRead(NamedTuple):
     """The last read of one shard; None: there was no read yet."""
 
     weights: Weights | None = None
@@ -29,8 +29,7 @@ class ShardRead:
     seen: tuple[int, float] | None = None  # version and time of the last read of weights or rows
 
 
-@dataclass(frozen=True, slots=True)
-class ReadPoint:
+class ReadPoint(NamedTuple):
     """The last read of each shard at some moment: opaque to training code, and passed with a push.
 
     It keeps these weights in memory. Thread-safe, because it never changes.
@@ -69,7 +68,7 @@ class ReadPoint:
     def with_rows(self, later: ReadPoint) -> ReadPoint:
         """Return these weights with the rows that were read by the time of `later`."""
         pairs = zip(self.shards, later.shards, strict=True)
-        return ReadPoint(tuple(replace(mine, seen=theirs.seen) for mine, theirs in pairs))
+        return ReadPoint(tuple(mine._replace(seen=theirs.seen) for mine, theirs in pairs))
 
 
 class Copy:

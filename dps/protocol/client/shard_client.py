@@ -128,7 +128,7 @@ class ShardClient:
             except Evicted:
                 self._note_evicted(reader.incarnation)
                 return None
-        self.read = replace(self.read, seen=(read.version, read.at))
+        self.read = self.read._replace(seen=(read.version, read.at))
         return read
 
     async def call(self, op: Operation) -> np.ndarray:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dps.core.consistency import BSP
 from dps.core.replay import summed
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from dps.protocol.server.replica import Replica
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     """An update that waits, and the step that will apply it."""
 
     operation: Operation

@@ -11,7 +11,6 @@ import asyncio
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -209,7 +208,7 @@ class Replica:
         else:
             step = await offload(work, machine.written_bytes(state, op))
         if op.codec:  # neither the chain nor who waits for the commit needs the decoded gradient
-            step = replace(step, operation=op)
+            step = step._replace(operation=op)
         if step.outcome == "applied":
             self.state = step.state
             if op.kind == "leave":
