@@ -80,8 +80,8 @@ class ShardState:
         """The clock at which a newcomer begins: the slowest, or the fastest of those that left."""
         # It never goes back. So a shard that was restored to an earlier state, where current
         # workers enter again, takes none to be further than it is; others would not wait for it.
-        left = (p.clock for p in self.workers.values())
-        return min(self.clocks.values()) if self.clocks else max(left, default=0)
+        clocks, left = self.clocks.values(), (p.clock for p in self.workers.values())
+        return min(clocks) if clocks else max(left, default=0)
 
 
 class AppliedUpdate(NamedTuple):
@@ -213,7 +213,7 @@ class StateMachine:
             return op.scale * factor(own, staleness) * factor_at(own, state.version)
 
         values, slots = self._stepped_arrays(state, op, scale_of)
-        tables = self._stepped_tables(state, op, scale_of)
+        tables = self._stepped_tables(state, op, scale_of) if op.rows else state.tables
         updates: list[AppliedUpdate] = []
         version, workers = state.version, dict(state.workers)
         for update, based_on, based_at in merged:
