@@ -269,18 +269,14 @@ class Layout:
             chosen = tuple(i for i, p in enumerate(layout.pieces) if p.block.name in arrays)
             pieces = _joined([layout.pieces[i] for i in chosen])
         blocks = [piece.block for piece in pieces]
-        if len(blocks) == 1:
-            flat = np.ascontiguousarray(arrays[blocks[0].name]).reshape(-1)
-            return flat[blocks[0].start : blocks[0].stop].view(np.uint8), chosen
-        buffer = empty((sum(block.nbytes for block in blocks),), "uint8")
+        dtypes = {block.name: block.dtype for block in blocks}
         # Once per array: flattening copies an array that is not contiguous.
-        flat_arrays = {name: arrays[name].reshape(-1) for name in {b.name for b in blocks}}
-        at = 0
-        for block in blocks:
-            part = buffer[at : at + block.nbytes].view(block.dtype)
-            part[:] = flat_arrays[block.name][block.start : block.stop]
-            at += block.nbytes
-        return buffer, chosen
+        flat = {n: np.ascontiguousarray(arrays[n], t).reshape(-1) for n, t in dtypes.items()}
+        parts = [flat[b.name][b.start : b.stop].view(np.uint8) for b in blocks]
+        if len(parts) == 1:
+            return parts[0], chosen
+        buffer = empty((sum(part.nbytes for part in parts),), "uint8")
+        return (np.concatenate(parts, out=buffer) if parts else buffer), chosen
 
     def flat(self, names: Iterable[str] | None = None) -> FlatLayout:
         """Return a layout of arrays (None: all) in one flat buffer; refuse unknown names."""
