@@ -8,12 +8,12 @@ variable, which tasks inherit, holds the process that a task runs in.
 from __future__ import annotations
 
 import asyncio
-import heapq
 from asyncio.events import TimerHandle
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from itertools import count
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple
@@ -70,18 +70,17 @@ P = TypeVar("P", bound=Process)
 
 
 class VirtualClock:
-    """The virtual time, the same on the clocks of all processes; without a loop, the start time."""
+    """The virtual time, the same on the clocks of all processes; without a loop, the start time.
+
+    `monotonic` returns the seconds since the simulation began.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop
+        self.monotonic: Callable[[], float] = loop.time if loop is not None else float
 
     def now(self) -> float:
         """Seconds since the Unix epoch, in the simulated world."""
         return EPOCH_SECONDS + self.monotonic()
-
-    def monotonic(self) -> float:
-        """Seconds since the simulation began."""
-        return self._loop.time() if self._loop is not None else 0.0
 
 
 class Deadlock(RuntimeError):
@@ -152,7 +151,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> _Call:
         """Call a function after some seconds."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        call = _Call(callback, args, context)
+        heappush(self._timers, (self._now + delay, next(self._numbers), call))
+        return call
 
     def call_at(
         self,
@@ -163,7 +164,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> _Call:
         """Call a function at a time; callbacks of the same time run in the order of these calls."""
         call = _Call(callback, args, context)
-        heapq.heappush(self._timers, (when, next(self._numbers), call))
+        heappush(self._timers, (when, next(self._numbers), call))
         return call
 
     def run_in_executor(
@@ -207,9 +208,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Let the time pass until a callback is due, then call all that are due."""
-        timers, ready = self._timers, self._ready
+        timers, ready, parked = self._timers, self._ready, self._parked
         while timers and timers[0][2]._cancelled:
-            heapq.heappop(timers)
+            heappop(timers)
         if ready:
             self._rounds += 1
             if self._rounds > FRANTIC:
@@ -221,13 +222,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._rounds = 0
             if len(timers) > self._tidy_at:
                 timers[:] = [entry for entry in timers if not entry[2]._cancelled]
-                heapq.heapify(timers)
+                heapify(timers)
                 self._tidy_at = TIDY + 2 * len(timers)
         while timers and timers[0][0] <= self._now:
-            ready.append(heapq.heappop(timers)[2])
+            ready.append(heappop(timers)[2])
         for _ in range(len(ready)):
             call = ready.popleft()
-            if call._cancelled or (self._parked and self._park(call)):
+            if call._cancelled or (parked and self._park(call)):
                 continue
             try:
                 call._context.run(call._callback, *call._args)

@@ -161,7 +161,7 @@ class Network(Generic[P]):
     # -- messages --------------------------------------------------------------------------------
 
     async def ask(
-        self, source: P, to: Endpoint, link: str, message: Any, frames: Any, deadline: float
+        self, source: P, to: Endpoint, link: str, message: Any, frames: Any, deadline: float | None
     ) -> wire.Frames:
         """Send a request to its service; return the reply, or raise `TimeoutError`."""
         if not source.alive:
@@ -173,7 +173,7 @@ class Network(Generic[P]):
         target.expected[reply] = None
         request = self.requests(self, source, target, to.key, link, message, frames, reply)
         # `asyncio.timeout` would cancel the task, and cost as much time as the rest of a message.
-        timer = self._loop.call_later(deadline, request.expire)
+        timer = None if deadline is None else self._loop.call_later(deadline, request.expire)
         try:
             self._send(source, target, request, frames, request.arrive)
             answered = await reply
@@ -183,7 +183,8 @@ class Network(Generic[P]):
                 raise Unreachable(f"the connection to {target.name} was refused or lost")
             return answered
         finally:
-            timer.cancel()
+            if timer is not None:
+                timer.cancel()
             del target.expected[reply]
 
     def _send(
@@ -308,8 +309,8 @@ class Request(Generic[P]):
 
 
 def carried(frames: wire.Frames) -> wire.Frames:
-    """Return frames on the wire: read-only copies, which share no memory with a process."""
-    copies = [frame.copy() for frame in frames]
+    """Return frames on the wire: read-only, and copies unless they are bytes, as headers are."""
+    copies = [frame if isinstance(frame.base, bytes) else frame.copy() for frame in frames]
     for copy in copies:
         copy.setflags(write=False)
     return copies

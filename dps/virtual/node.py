@@ -35,7 +35,6 @@ from dps.virtual.threads import BlockingLoop, VirtualFlag, VirtualFuture, Virtua
 
 T = TypeVar("T")
 
-LONGEST_CALL = 3600.0  # seconds; callers have deadlines of their own
 FIRST_PID = 100
 LOOK_SECONDS = 0.2
 NAME = "virtual"  # of the monitor
@@ -276,8 +275,8 @@ class Peer:
 
     async def _send(self, key: str, link: str, frames: wire.Frames) -> wire.Frames:
         to, sent = Endpoint(self._address, key), carried(frames)
-        try:
-            reply: Any = await self._network.ask(self._source, to, link, key, sent, LONGEST_CALL)
+        try:  # callers have deadlines of their own
+            reply: Any = await self._network.ask(self._source, to, link, key, sent, None)
         except Unreachable as error:
             raise ConnectionResetError(str(error)) from None
         if isinstance(reply, BaseException):
