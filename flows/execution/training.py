@@ -23,7 +23,7 @@ from flows.config.experiment import TrialConfig
 from flows.config.settings import TrainingSection
 from flows.config.workload import DatasetSection, workload_of
 from flows.workloads import Dataset, Workload, batches
-from flows.workloads.base import Array, Predictor, auc, rmse
+from flows.workloads.base import Array, Part, Predictor, auc, rmse
 
 # What sets these draws apart from the worker's order of batches.
 _DURATIONS = 1
@@ -36,7 +36,7 @@ def initial(config: TrialConfig) -> dict[str, np.ndarray]:
 
 def warm_up(config: TrialConfig) -> None:
     """Load the data and compute a gradient, so that the first of the training is like others."""
-    data, first = _training_data(config.dataset), slice(config.training.batch_size)
+    data, first = _data(config.dataset, "train"), slice(config.training.batch_size)
     workload_of(config).gradient(initial(config), data.x_train[first], data.y_train[first])
 
 
@@ -53,7 +53,7 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> b
     is needed, and as many as it may be ahead.
     """
     workload, training = workload_of(config), config.training
-    data = _training_data(config.dataset)
+    data = _data(config.dataset, "train")
     share, number = shares[worker.name], int(worker.name.removeprefix("worker-"))
     rng = np.random.default_rng([config.seed, 1 + number])
     rows = part_of(training, data.y_train, number)
@@ -79,9 +79,9 @@ def train(config: TrialConfig, shares: Mapping[str, range], worker: Worker) -> b
     return False
 
 
-@lru_cache(maxsize=1)
-def _training_data(dataset: DatasetSection) -> Dataset:
-    return dataset.load("train")
+@lru_cache(maxsize=2)  # trials on virtual time have their workers and evaluator in one process
+def _data(dataset: DatasetSection, part: Part) -> Dataset:
+    return dataset.load(part)
 
 
 class Scorer:
@@ -121,7 +121,7 @@ class Scorer:
 
     @cached_property
     def _data(self) -> Dataset:
-        return self._config.dataset.load("test" if self._objective is None else "both")
+        return _data(self._config.dataset, "test" if self._objective is None else "both")
 
 
 # -- emulation -----------------------------------------------------------------------------------
