@@ -7,10 +7,8 @@ only, so both can be made again at any time, and an outage of MLflow's server lo
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,8 +42,8 @@ from flows.statistics.finished import (
     read_finished,
     with_effects,
 )
-from flows.tracking.store import Refused, check_database
-from flows.tracking.tracker import Tracker, deliver
+from flows.tracking.store import Refused
+from flows.tracking.tracker import Delivered, Tracker, deliver
 
 if TYPE_CHECKING:
     from flows.execution.drivers import Drivers
@@ -121,7 +119,7 @@ def run_experiment(
     ConfigurationError
         The data are missing, or another `dps run` of the experiment is at work here.
     StoreUnavailable
-        The results folder cannot be written, or the tracking store cannot be opened. If it fails
+        The results folder cannot be written, or the tracking store to begin with. If it fails
         later, the experiment goes on, and what the store lacks is written at the end.
     """
     trials = expand(experiment) if trials is None else trials
@@ -140,6 +138,7 @@ def run_experiment(
             recorded = [trial for trial in trials if trial.name in known]
             view.begin(experiment.experiment, trials, recorded, durations, runner.parallel)
             check_datasets(trials)
+            # Beside MLflow, which takes seconds to import and to open.
             runner.start([trial for trial in in_order if trial.name not in known])
             books = _Books(folder, here, store, view.say)
             # What belongs to the experiment is noted when nothing can refuse it any more. Records
@@ -190,42 +189,33 @@ class _Books:
         self._folder = folder
         self._place = here, store
         self._say = say
-        self._failed = False  # then the trials go on, and all is written at the end
-        if store is None:
-            check_database(here)
-        # Beside the first trial, because MLflow takes seconds to import and to open. So that the
-        # trial is not slower, the thread yields to it: on Linux, niceness is a thread's own.
-        opening = ThreadPoolExecutor(1, "dps-mlflow-opens", os.nice, (10,))
-        self._tracker = opening.submit(Tracker, folder.name, here, store)
-        opening.shutdown(wait=False)
-        if store is not None:
-            self._tracker.result()  # only MLflow knows what a server refuses
+        # None after its first failure: the trials go on, and all is written at the end.
+        self._tracker: Tracker | None = Tracker(folder.name, here, store)
 
     def enter(self, done: Finished) -> None:
         """Track a trial."""
-        tracker = self._tracker.result()
         try:
-            if not self._failed:
-                tracker.track_trial(done)
+            if self._tracker is not None:
+                self._tracker.track_trial(done)
         except Refused:
             pass  # until the end, where it is reported
         except StoreUnavailable as error:
-            self._failed = True
+            self._tracker = None
             self._say(f"{error} The trials continue; runs are written to it at the end.")
 
     def close(self, found: Sequence[Finished], prices: Prices) -> Ran:
         """Write the report, and whatever the tracking store lacks."""
-        self._tracker.result()
         done = with_effects(found, prices)
         recorded = sorted(done, key=lambda each: each.events_file)
         report = write_report(self._folder, self._folder / REPORT, prices, recorded=recorded)
+        delivered: Delivered | None = None
         try:
             delivered = deliver(self._folder, *self._place, done, True, self._say)
         except StoreUnavailable as error:
-            if not self._failed:
+            if self._tracker is not None:
                 self._say(str(error))
-            return Ran(tuple(done), report, False)
-        return Ran(tuple(done), report, True, delivered.refused)
+        refused = delivered.refused if delivered else ()
+        return Ran(tuple(done), report, delivered is not None, refused)
 
 
 def _attempts(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dps.errors import DpsError
-from dps.observe.tracking import SQLITE, check_sqlite, store_errors
+from dps.observe.tracking import SQLITE, store_errors
 from flows.files import scratch_path, write_whole
 
 REQUEST_SECONDS = 15  # MLflow takes whole ones only
@@ -23,17 +23,6 @@ class Refused(DpsError):
 def default_uri(folder: Path) -> str:
     """Return the tracking store of a working directory."""
     return f"{SQLITE}{folder.resolve() / 'mlruns' / 'mlflow.db'}"
-
-
-def check_database(folder: Path) -> None:
-    """Raise `StoreUnavailable` if the store of a working directory cannot be written.
-
-    MLflow is not imported for that, so damage that only MLflow recognizes is not found.
-    """
-    uri = default_uri(folder)
-    with store_errors(uri):
-        (folder / "mlruns").mkdir(parents=True, exist_ok=True)
-        check_sqlite(uri)
 
 
 def prepare_mlflow() -> None:
