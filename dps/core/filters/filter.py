@@ -60,7 +60,7 @@ class Sending:
 
 @runtime_checkable
 class Selection(Protocol):
-    """A filter that chooses the entries of a gradient to send; your own have these members."""
+    """A filter that chooses the entries to send; your own have these members, thread-safe."""
 
     @property
     def feedback(self) -> bool:

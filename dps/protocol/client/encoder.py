@@ -101,7 +101,8 @@ class Encoder:
         """
         dense = {shard: _plain(operation, part) for shard, part in parts.dense.items()}
         if self._outboxes:
-            work = [self._prepared(shard, op, point) for shard, op in dense.items()]
+            cost = PASSES * sum(op.nbytes for op in dense.values())
+            work = [self._prepared(shard, op, point, cost) for shard, op in dense.items()]
             dense = self._committed(dict(zip(dense, await asyncio.gather(*work), strict=True)))
         made = dict.fromkeys(parts.rows, operation) | dense
         made |= {s: made[s]._replace(rows=rows) for s, rows in parts.rows.items()}
@@ -134,11 +135,13 @@ class Encoder:
             based[shard] = op._replace(based_on=on, based_at=at, base=base)
         return based
 
-    async def _prepared(self, shard: int, operation: Operation, point: ReadPoint) -> Prepared:
-        """Filter a gradient for one shard, in a thread if it is large; nothing changes yet."""
+    async def _prepared(
+        self, shard: int, operation: Operation, point: ReadPoint, cost: int
+    ) -> Prepared:
+        """Filter a gradient for one shard, in a thread if the update is large; change nothing."""
         base = point.shards[shard].weights
         work = partial(self._outboxes[shard].prepared, operation, base.values if base else None)
-        return await offload(lambda: _packed(work()), PASSES * operation.nbytes)
+        return await offload(lambda: _packed(work()), cost)
 
     def _committed(self, prepared: Mapping[int, Prepared]) -> dict[int, Operation]:
         for shard, one in prepared.items():
