@@ -20,7 +20,7 @@ from dps.core.names import STORE_ROLES
 from dps.errors import NotServing, StoreUnavailable, TransportError
 from dps.protocol import lease
 from dps.protocol.client.client import Client
-from dps.protocol.client.encoder import Encoder
+from dps.protocol.client.encoder import Encoder, _packed, _plain
 from dps.protocol.client.receipts import Receipts
 from dps.protocol.client.routing_table import Router
 from dps.protocol.client.shard_client import ShardClient
@@ -399,7 +399,9 @@ def _(right, a, b):
 @instead_of(Encoder, "operations", "filtered again when sent again", "filters cuts")
 async def _(right, self, operation, parts, point):
     def filtered(shard):
-        return self._committed(self._prepared(operation, parts.dense, point))[shard]
+        op, base = _plain(operation, parts.dense[shard]), point.shards[shard].weights
+        again = self._outboxes[shard].prepared(op, base.values if base else None)
+        return self._committed({shard: _packed(again)})[shard]
 
     class FilteredAgain(dict[int, object]):
         def __getitem__(self, shard):
@@ -414,9 +416,9 @@ def _(right, self, gradient, residual, sending):
 
 
 @instead_of(Outbox, "commit", "residual kept when it is sent", "filters")
-def _(right, self, prepared, sent_bytes):
+def _(right, self, prepared):
     before = dict(self._residuals)
-    right(self, prepared, sent_bytes)
+    right(self, prepared)
     for name, kept in before.items():
         if not self._residuals[name].any():
             self._residuals[name] = kept
