@@ -7,18 +7,22 @@
 
 When a store is lost (`dps.protocol.coordinator`):
 
-1. The monitor of its host, Dask's scheduler or its lease shows that the node is lost
+1. Puts to it fail, so servers ack nothing. Workers wait, but buffer nothing: until step 4 the
+   shards count as served. A store that only one server cannot reach is not lost: that shard does
+   without it (`ReportLink`).
+2. The monitor of its host, Dask's scheduler or its lease shows that the node is lost
    (`liveness.py`); a silent node that alone can be a store is waited for. `Coordinator.lose_host`
    then removes the store.
-2. `_appoint_keepers` appoints the stores: those that are left, and free store nodes.
-3. Every shard enters an epoch with these stores (`ShardController._reconfigure`). Its server puts
+3. `_appoint_keepers` appoints the stores: those that are left, and free store nodes.
+4. Every shard enters an epoch with these stores (`ShardController._reconfigure`). Its server puts
    its whole state to each of them before the shard is served again, so no acked update is lost.
    Workers wait or buffer gradients, as in any outage.
-4. Without any store no epoch begins, and shards stay served by servers that apply up to `every`
-   updates and ack none. So workers wait. Steps 2 and 3 follow as soon as a store node joins.
-5. If the server is lost as well, another one restores the state from a store that has every acked
-   update (`ShardController._bring_back`). If there is none, a store node must join first. Then it
-   uses the checkpoints below, or the initial values, and the lost updates are reported.
+5. Without any store no epoch begins, and shards stay served by servers that apply up to `every`
+   updates and ack none. So workers wait. Steps 3 and 4 follow as soon as a store node joins.
+6. If the server is lost as well, another one restores the state from a store that has every acked
+   update (`ShardController._bring_back`); an appointed store that is still empty has none. If
+   there is no store at all, a store node must join first. If none has the state, the server uses
+   the checkpoints below, or the initial values, and the lost updates are reported.
 
 Store nodes also hold the `Mailboxes`, with any durability.
 """
