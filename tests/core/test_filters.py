@@ -189,6 +189,12 @@ def test_the_largest_entries_are_sent() -> None:
     assert dps.TopK(1.0).selected(np.zeros(3), sending()).sum() == 0
 
 
+def test_top_k_takes_the_first_of_equal_entries_and_no_zeros() -> None:
+    equal = np.array([1.0, -2.0, 2.0, 2.0, 0.0, 0.0], np.float32)
+    assert np.flatnonzero(dps.TopK(1 / 3).selected(equal, sending())).tolist() == [1, 2]
+    assert np.flatnonzero(dps.TopK(1.0).selected(equal, sending())).tolist() == [0, 1, 2, 3]
+
+
 def test_bf16_rounds_to_nearest_and_ties_to_even() -> None:
     one, step = 1.0, 2.0**-7
     gradient = np.array([one + step / 4, one + step / 2, one + 1.5 * step, 3e38, -3.4e38, 1e-41])

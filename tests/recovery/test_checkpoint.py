@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -126,6 +127,52 @@ def test_while_the_path_cannot_be_written_to_acks_stop_at_the_interval(
     in_world(scenario, recovery=saved(**choices))
 
 
+class RealClock:
+    now, monotonic = staticmethod(time.time), staticmethod(time.monotonic)
+
+
+def on_real_time() -> ServerContext:
+    tools: Any = None, RealClock(), lambda event: None, unexpected()
+    layout = Layout.of(ONES, shards=1).shards[0]
+    stores: Any = no_store, no_store, no_store
+    here = Endpoint("here", "")
+    return ServerContext(0, "", "g", here, TIMINGS, *tools, layout, FailureHistory, *stores)
+
+
+def state(version: int) -> ShardState:
+    return replace(ShardState(0, 0, 0, np.zeros(1, np.uint8), {}, {}, {}, {}), version=version)
+
+
+def test_a_repeated_restoration_writes_no_state_beside_or_after_a_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[int] = []
+    let_go = threading.Event()
+
+    def write(self: CheckpointFiles, epoch: int, state: ShardState, cut: int | None) -> int:
+        written.append(state.version)
+        if state.version == 2:
+            let_go.wait(60.0)
+        return 0
+
+    async def scenario() -> None:
+        keeper = Checkpoint(every=2, path="memory://in-order").persistence(on_real_time())
+        await keeper.begin(1, state(0))
+        await keeper.commit(1, state(2))
+        repeated = asyncio.ensure_future(keeper.begin(1, state(1)))
+        async with asyncio.timeout(30.0):
+            while len(written) < 2:
+                await asyncio.sleep(0.01)
+        assert not repeated.done()
+        let_go.set()
+        await repeated
+        assert written == [0, 2]
+        assert keeper.saved == 2
+
+    monkeypatch.setattr(CheckpointFiles, "write", write)
+    asyncio.run(scenario())
+
+
 def test_a_write_that_hangs_keeps_no_update_from_being_applied(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -137,19 +184,10 @@ def test_a_write_that_hangs_keeps_no_update_from_being_applied(
         let_go.wait(60.0)
         return 0
 
-    class RealClock:
-        now, monotonic = staticmethod(time.time), staticmethod(time.monotonic)
-
     async def scenario() -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        here = Endpoint("here", "")
-        tools: Any = None, RealClock(), lambda event: None, unexpected()
-        layout = Layout.of(ONES, shards=1).shards[0]
-        stores: Any = no_store, no_store, no_store
-        context = ServerContext(0, "", "g", here, TIMINGS, *tools, layout, FailureHistory, *stores)
-        keeper = Checkpoint(path="memory://hangs").persistence(context)
-        empty = np.zeros(1, np.uint8)
-        writing = asyncio.ensure_future(keeper.begin(1, ShardState(0, 0, 0, empty, {}, {}, {}, {})))
+        keeper = Checkpoint(path="memory://hangs").persistence(on_real_time())
+        writing = asyncio.ensure_future(keeper.begin(1, state(0)))
         try:
             async with asyncio.timeout(30.0):
                 while not hanging.is_set():
