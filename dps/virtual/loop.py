@@ -76,7 +76,7 @@ class VirtualClock:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self.monotonic: Callable[[], float] = loop.time if loop is not None else float
+        self.monotonic: Callable[[], float] = loop.time if loop is not None else lambda: 0.0
 
     def now(self) -> float:
         """Seconds since the Unix epoch, in the simulated world."""
@@ -151,9 +151,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> _Call:
         """Call a function after some seconds."""
-        call = _Call(callback, args, context)
-        heappush(self._timers, (self._now + delay, next(self._numbers), call))
-        return call
+        return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
         self,

@@ -310,10 +310,10 @@ class Request(Generic[P]):
 
 def carried(frames: wire.Frames) -> wire.Frames:
     """Return frames on the wire: read-only, and copies unless they are bytes, as headers are."""
-    copies = [frame if isinstance(frame.base, bytes) else frame.copy() for frame in frames]
-    for copy in copies:
-        copy.setflags(write=False)
-    return copies
+    sent = [frame if isinstance(frame.base, bytes) else frame.copy() for frame in frames]
+    for frame in sent:
+        frame.setflags(write=False)
+    return sent
 
 
 def unless_torn(source: Process, link: Link, arrive: Callable[[], None]) -> None:
